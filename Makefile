@@ -1,0 +1,37 @@
+# Everything a fresh machine with git, make and Python needs: `make demo` and `make test` do all their own set-up.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SLURM_PACKAGES := slurm-wlm munge iproute2
+
+.PHONY: demo test check slurm bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
+
+test: $(VENV)/installed slurm check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/installed
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy tf4slurm tests
+
+bench: $(VENV)/installed slurm
+	$(BIN)/python -m benchmarks
+
+$(VENV)/installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[cpu,tutorials,test]"
+	touch $@
+
+# A real Slurm for the tests, where it can be had: a Debian machine, as root. Elsewhere its tests skip and say so.
+slurm:
+	@if command -v slurmctld >/dev/null && command -v munged >/dev/null && command -v ip >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES) >/dev/null; \
+	fi
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,224 @@
+"""One task's agent: owns its child process, does what the launcher says, and ends its child when the launcher is gone.
+
+It never imports TensorFlow, so it cannot hang in TensorFlow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import logging
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from tf4slurm.child import Child, adopt_orphans, kill_descendants
+from tf4slurm.cluster import Cluster, Task
+from tf4slurm.control.messages import Status
+from tf4slurm.control.verdict import exit_code_of
+from tf4slurm.errors import EXIT_TASK_LOST, RendezvousError
+from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
+from tf4slurm.network.proof import ProofServer, find_unproved, members_to_prove
+from tf4slurm.output import LineSplitter, LineWriter
+from tf4slurm.roles import role_of
+from tf4slurm.run_directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+_TAIL_LINES = 20
+_PROOF_SECONDS = 5.0
+_GOODBYE_SECONDS = 2.0
+_ORPHAN_SECONDS = 2.0  # from SIGTERM to SIGKILL for the child of an agent without a launcher
+_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+
+
+class Agent:
+    """The life of one task, from its registration to its leave."""
+
+    def __init__(self, command: Sequence[str], join: Join, environ: Mapping[str, str], writer: LineWriter) -> None:
+        """`writer` gets the child's output, each line with the task's name before it."""
+        self._command = command
+        self._join = join
+        self._membership = join.membership
+        self._environ = environ
+        self._writer = writer
+        self._status = Status()
+        self._proof = ProofServer()
+        self._child: Child | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def run(self, run_directory: RunDirectory) -> int:
+        """Live the task's life; return the exit code of this process.
+
+        That is 0 if the child ended well or was told to, the child's own exit code if it failed, and that of the error
+        if this task could not take part or lost its launcher.
+        """
+        adopt_orphans()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        member = asyncio.create_task(self._membership.run())
+        obedience = asyncio.create_task(self._obey(run_directory))
+        try:
+            await asyncio.wait({member, obedience}, return_when=asyncio.FIRST_COMPLETED)
+            if obedience.done():
+                obedience.result()
+                await asyncio.wait({member}, timeout=_GOODBYE_SECONDS)
+                return self._exit_code()
+            member.result()
+            return self._exit_code()
+        except RendezvousError as error:
+            logger.error("%s: %s", self._name, error)
+            return EXIT_TASK_LOST if self._membership.map else error.exit_code
+        finally:
+            obedience.cancel()
+            member.cancel()
+            await self._end_child(_ORPHAN_SECONDS)
+            kill_descendants()
+
+    async def _obey(self, run_directory: RunDirectory) -> None:
+        """Do what the launcher's latest order says, until that is to leave."""
+        while True:
+            await self._membership.wait_for_change()
+            order = self._membership.order
+            if order.leave:
+                self._proof.close()
+                await self._end_child(order.leave_seconds)
+                self._report(state="left")
+                return
+            if self._join.listener is not None:
+                await self._proof.start(self._join.listener, self._join.secret, self._join.place.rank)
+            if self._membership.map is None:
+                continue
+            cluster = self._membership.map.to_cluster()
+            if order.prove and self._status.state == "joined":
+                await self._prove(cluster)
+            if order.starts > self._status.starts:
+                await self._start_child(cluster, order.attempt, run_directory)
+
+    # Before the child: the addresses
+
+    async def _prove(self, cluster: Cluster) -> None:
+        members = members_to_prove(cluster, self._join.place.rank)
+        faults = await find_unproved(members, self._join.secret, _PROOF_SECONDS)
+        self._report(state="unproved" if faults else "proved", detail="; ".join(faults) or None)
+
+    # The child
+
+    async def _start_child(self, cluster: Cluster, attempt: int, run_directory: RunDirectory) -> None:
+        self._proof.close()
+        task = cluster.members[self._join.place.rank].task
+        log = _ChildLog(run_directory.log(task, attempt), str(task), self._writer)
+        starts = self._status.starts + 1
+        environment = _child_environment(self._environ, cluster, task, attempt)
+        self._child = await Child.start(self._command, environment, log.write)
+        self._report(state="running", starts=starts, process_id=self._child.process_id, returncode=None, tail=())
+        self._watching = asyncio.create_task(self._watch_child(self._child, log))
+
+    async def _watch_child(self, child: Child, log: _ChildLog) -> None:
+        returncode = await child.wait()
+        self._child = None
+        tail = log.close()
+        self._report(state="exited", returncode=returncode, tail=() if returncode == 0 else tail)
+
+    async def _end_child(self, grace_seconds: float) -> None:
+        """End the child if it still runs. What it exits with then is our doing, and not reported as its failure."""
+        child = self._child
+        if child is not None and self._watching is not None:
+            self._watching.cancel()
+            await child.end(grace_seconds)
+            await child.wait()
+            self._child = None
+
+    # What the launcher hears
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._report(stop_signal=signal.Signals(number).name)
+
+    def _report(self, **changes: object) -> None:
+        self._status = dataclasses.replace(self._status, **changes)  # type: ignore[arg-type]
+        self._membership.report(self._status)
+
+    def _exit_code(self) -> int:
+        if self._join.failure is not None:
+            return getattr(self._join.failure, "exit_code", 1)
+        return exit_code_of(self._status.returncode or 0)
+
+    @property
+    def _name(self) -> str:
+        rank = self._join.place.rank
+        return str(self._membership.map.to_cluster().members[rank].task) if self._membership.map else f"rank {rank}"
+
+
+def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Be the agent that a launcher started with this environment; return the exit code of the process.
+
+    Raises:
+        SlurmEnvironmentError: The environment does not tell which task this is.
+    """
+    place = Place.from_environ(environ)
+    service = Service.from_environ(environ, place)
+    settings = settings_from_environ(environ)
+    writer = LineWriter(sys.stdout)
+    try:
+        agent = Agent(command, Join(place, settings, lambda: service), environ, writer)
+        return asyncio.run(agent.run(RunDirectory(Path(settings.run_directory))))
+    finally:
+        writer.close()
+
+
+class _ChildLog:
+    """Where the output of one start of a child goes: its log file, and line by line to the terminal.
+
+    A file that cannot be written (a full disk) is given up with a word; the child goes on.
+    """
+
+    def __init__(self, path: Path, name: str, writer: LineWriter) -> None:
+        self._name = name
+        self._writer = writer
+        self._splitter = LineSplitter()
+        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._file: BinaryIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            self._show([f"[tf4slurm: no log file: {error}]"])
+
+    def write(self, data: bytes) -> None:
+        if self._file is not None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._file = None
+                self._show([f"[tf4slurm: the log file ends here: {error}]"])
+        self._show(self._splitter.split(data))
+
+    def close(self) -> tuple[str, ...]:
+        """Return the last lines."""
+        self._show(self._splitter.finish())
+        return tuple(self._tail)
+
+    def _show(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._tail.append(line)
+            self._writer.write(f"{self._name} | {line}")
+
+
+def _child_environment(environ: Mapping[str, str], cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
+    """Return the environment of a child: ours, its place in the cluster, and nothing of the job's secret."""
+    result = {name: value for name, value in environ.items() if name not in LAUNCHER_VARIABLES}
+    result["TF_CONFIG"] = cluster.to_tf_config(task)
+    result["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the port: TensorFlow's server listens beside it
+    result["TF4SLURM_TASK"] = str(task)
+    result["TF4SLURM_ATTEMPT"] = str(attempt)
+    result.setdefault("PYTHONUNBUFFERED", "1")
+    if not role_of(task.task_type, has_chief=cluster.has_chief).sees_gpus:
+        result["CUDA_VISIBLE_DEVICES"] = result["HIP_VISIBLE_DEVICES"] = "-1"
+    if any(result.get(name) or result.get(name.upper()) for name in _PROXIES):
+        hosts = dict.fromkeys(member.address.host for member in cluster.members)
+        for name in ("no_proxy", "NO_PROXY"):
+            result[name] = ",".join(filter(None, (result.get(name), *hosts)))
+    return result

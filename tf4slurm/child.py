@@ -1,0 +1,110 @@
+"""One child process: started in its own session, read, signalled, and never left behind.
+
+On Linux the kernel kills the child when its agent dies (see exec_child.py), and orphans of the child become the agent's
+own (PR_SET_CHILD_SUBREAPER), so that they too are ended. Elsewhere only the process group is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from tf4slurm import exec_child
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_READ_BYTES = 65536
+_DRAIN_SECONDS = 0.5
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants' orphans, so that `kill_descendants` finds them."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_descendants() -> None:
+    """Kill every process that descends from this one."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+class Child:
+    """A running child process; make one with `Child.start`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, has_drained: asyncio.Event) -> None:
+        self._process = process
+        self._has_drained = has_drained
+        self.process_id: int = process.pid
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], environment: Mapping[str, str], on_output: Callable[[bytes], None]
+    ) -> Child:
+        """Start `command` in a session of its own.
+
+        Its standard output and error arrive together at `on_output`, as they come, in a thread of its own: a file
+        system that hangs holds up the child, not its agent.
+        A program that cannot be started is a child that exits with 127 or 126 and says why.
+        """
+        readable, writable = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), *command),
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=writable,
+            stderr=writable,
+            start_new_session=True,
+        )
+        os.close(writable)
+        has_drained = asyncio.Event()
+        announce = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, has_drained.set)
+        threading.Thread(target=_read, args=(readable, on_output, announce), name="child-output", daemon=True).start()
+        return cls(process, has_drained)
+
+    async def wait(self) -> int:
+        """Wait for the end of the child; return its exit code, or minus the number of the signal that ended it.
+
+        Its process group is gone then, and its output has arrived, but for what a daemon of its own still holds.
+        """
+        returncode = await self._process.wait()
+        self._signal(signal.SIGKILL)
+        try:
+            await asyncio.wait_for(self._has_drained.wait(), _DRAIN_SECONDS)
+        except asyncio.TimeoutError:
+            logger.warning("the output of child %d is still open: something it started holds it", self.process_id)
+        return returncode
+
+    async def end(self, grace_seconds: float) -> None:
+        """Ask the child to end (SIGTERM), and kill it after `grace_seconds`; `wait` tells when it is gone."""
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), grace_seconds)
+        except asyncio.TimeoutError:
+            logger.warning("child %d did not end within %g s of SIGTERM: killed", self.process_id, grace_seconds)
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
+            os.killpg(self.process_id, number)
+
+
+def _read(readable: int, on_output: Callable[[bytes], None], on_end: Callable[[], object]) -> None:
+    with open(readable, "rb", buffering=0) as pipe:
+        while data := pipe.read(_READ_BYTES):
+            on_output(data)
+    with contextlib.suppress(RuntimeError):  # the event loop is gone: nobody waits any more
+        on_end()

@@ -1,0 +1,49 @@
+"""The command `tf4slurm`. Each verb is a file of its own, imported when it is asked for: agents start fast."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+
+import click
+
+from tf4slurm import __version__
+from tf4slurm.errors import Tf4SlurmError
+
+_VERBS = {"run": "Run a job: local processes, or hosts of a Slurm allocation.", "task": "Be one task of a job (srun)."}
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        module = importlib.import_module(f"tf4slurm.cli.{cmd_name}")
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, package_name="tf4slurm")
+def cli() -> None:
+    """Run TensorFlow parameter-server jobs on Slurm, or on this machine: from the first process to the last exit."""
+
+
+def main() -> None:
+    """Run the command line; errors of tf4slurm become one line and their exit code."""
+    level = os.environ.get("TF4SLURM_LOG", "WARNING").upper()
+    logging.basicConfig(stream=sys.stderr, level=level, format="tf4slurm: %(levelname)s: %(message)s")
+    try:
+        cli()
+    except Tf4SlurmError as error:
+        click.echo(f"tf4slurm: {error}", err=True)
+        sys.exit(error.exit_code)

@@ -1,0 +1,116 @@
+"""The options that `run` and `task` share, and the plan that they make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tf4slurm.control.state import Limits
+from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.network.ports import parse_ports
+from tf4slurm.placement import fill_counts, place_tasks
+
+_COUNT = click.IntRange(min=0)
+_SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+class _Ports(click.ParamType[tuple[int, ...]]):
+    name = "PORTS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return parse_ports(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+_OPTIONS = (
+    click.option("--ps", type=_COUNT, default=1, show_default=True, help="Number of parameter servers."),
+    click.option(
+        "--workers", type=_COUNT, help="Number of workers. [default: the tasks that Slurm gives beyond these]"
+    ),
+    click.option("--evaluators", type=_COUNT, default=0, help="Number of evaluators, outside the cluster spec."),
+    click.option("--chief/--no-chief", default=True, help="Whether a chief leads (else worker 0). [default: chief]"),
+    click.option("--name", help="Name of the job, for its run directory. [default: the script's]"),
+    click.option(
+        "--runs-directory",
+        type=click.Path(path_type=Path),
+        default=Path("runs"),
+        show_default=True,
+        help="Where run directories are made; all hosts must share it.",
+    ),
+    click.option("--interface", help="Network interface whose address is used. [default: the route to the launcher]"),
+    click.option("--ports", type=_Ports(), default=(), help="Ports to choose from, such as 40000-40099."),
+    click.option(
+        "--start-timeout", type=_SECONDS, default=300.0, show_default=True, help="Seconds to form the cluster."
+    ),
+    click.option(
+        "--dead-after", type=_SECONDS, default=10.0, show_default=True, help="Seconds of silence that are death."
+    ),
+    click.option("--beat", type=_SECONDS, default=1.0, show_default=True, help="Seconds between two signs of life."),
+    click.option("--max-worker-restarts", type=_COUNT, default=3, show_default=True, help="In place, of each worker."),
+    click.argument("command", nargs=-1, type=click.UNPROCESSED),
+)
+
+
+def job_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a job, and the command after `--`."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def make_plan(
+    available_tasks: int | None,
+    *,
+    ps: int,
+    workers: int | None,
+    evaluators: int,
+    chief: bool,
+    name: str | None,
+    runs_directory: Path,
+    interface: str | None,
+    ports: tuple[int, ...],
+    start_timeout: float,
+    dead_after: float,
+    beat: float,
+    max_worker_restarts: int,
+    command: tuple[str, ...],
+) -> LaunchPlan:
+    """Make the plan from the values of the options; `available_tasks` is what Slurm gives, None if not limited."""
+    if not command:
+        raise click.UsageError('There is no command. Give it after "--", such as: -- python train.py')
+    if beat >= dead_after:
+        raise click.UsageError(
+            f"--beat {beat:g} is not shorter than --dead-after {dead_after:g}: every task would die."
+        )
+    counts = fill_counts(int(chief), ps, workers, evaluators, available_tasks)
+    if not (chief or counts["worker"]):
+        raise click.UsageError("Nobody would lead: --no-chief needs at least one worker. Give --workers N.")
+    limits = Limits(
+        start_timeout_seconds=start_timeout,
+        dead_after_seconds=dead_after,
+        beat_seconds=beat,
+        max_worker_restarts=max_worker_restarts,
+    )
+    return LaunchPlan(
+        tasks=place_tasks(counts),
+        command=command,
+        name=name or _name_of(command),
+        runs_directory=runs_directory,
+        limits=limits,
+        interface=interface,
+        ports=ports,
+    )
+
+
+def _name_of(command: tuple[str, ...]) -> str:
+    """Return the stem of the script, or of the program where there is none."""
+    script = next((word for word in command[1:] if word.endswith((".py", ".sh"))), command[0])
+    return re.sub(r"[^\w.-]", "_", Path(script).stem) or "job"

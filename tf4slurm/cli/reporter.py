@@ -1,0 +1,159 @@
+"""What a person sees of a running job: the children's lines, the changes of life, and at the end what became of all."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tf4slurm.control.state import JobState, TaskRecord
+from tf4slurm.control.verdict import describe_end
+from tf4slurm.launch.launcher import Reporter, Result
+from tf4slurm.observe.events import Event
+from tf4slurm.output import LineWriter
+from tf4slurm.run_directory import RunDirectory
+
+_SELDOM = (
+    "proving",
+    "training",
+    "restarting",
+    "given_up",
+    "disconnected",
+    "reconnected",
+    "lost",
+    "stragglers",
+    "verdict",
+)
+
+
+class PlainReporter(Reporter):
+    """Plain lines, for files and pipes. What happens once per task of a large job goes to events.jsonl only."""
+
+    def __init__(self, num_tasks: int, output: LineWriter, notes: LineWriter) -> None:
+        """`output` gets the children's lines, `notes` our own."""
+        self._num_tasks = num_tasks
+        self._output = output
+        self._notes = notes
+
+    def on_run_directory(self, run_directory: RunDirectory) -> None:
+        self._note(f"forming a cluster of {self._num_tasks} tasks; run directory {run_directory.path}")
+
+    def on_event(self, event: Event, state: JobState) -> None:
+        if event.kind in _SELDOM:
+            self._note(f"{event.seconds:6.2f} s  {event.text}")
+
+    def on_output(self, line: str) -> None:
+        self._output.write(line)
+
+    def on_result(self, result: Result) -> None:
+        for line in summary(result):
+            self._notes.write(line)
+
+    def close(self) -> None:
+        """Write out what is queued."""
+        self._output.close()
+        self._notes.close()
+
+    def _note(self, text: str) -> None:
+        self._notes.write(f"tf4slurm | {text}")
+
+
+class LiveReporter(PlainReporter):
+    """The same under a terminal, with one live line that tells the state of the cluster."""
+
+    def __init__(self, num_tasks: int) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
+        )
+        self._line = self._progress.add_task(f"forming 0/{num_tasks}", total=None)
+        self._progress.start()
+        above = LineWriter(_ConsoleStream(console))
+        super().__init__(num_tasks, above if sys.stdout.isatty() else LineWriter(sys.stdout), above)
+
+    def on_event(self, event: Event, state: JobState) -> None:
+        super().on_event(event, state)
+        done = {
+            "forming": sum(record.has_joined for record in state.records),
+            "proving": state.count("proved"),
+            "training": state.count("running"),
+            "leaving": sum(record.is_gone for record in state.records),
+        }.get(state.phase.value, self._num_tasks)
+        self._progress.update(self._line, description=f"{state.phase.value} {done}/{self._num_tasks}")
+
+    def close(self) -> None:
+        super().close()
+        self._progress.stop()
+
+
+class _ConsoleStream:
+    """Prints above the live line."""
+
+    def __init__(self, console: Any) -> None:
+        self._console = console
+
+    def write(self, text: str) -> None:
+        self._console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+
+    def flush(self) -> None:
+        pass
+
+
+def make_reporter(num_tasks: int) -> PlainReporter:
+    """Return the reporter that fits what this process writes to."""
+    if sys.stderr.isatty():
+        return LiveReporter(num_tasks)
+    return PlainReporter(num_tasks, LineWriter(sys.stdout), LineWriter(sys.stderr))
+
+
+def summary(result: Result) -> list[str]:
+    """Return the life of each task, where the logs are and, after a failure, the one cause and what followed."""
+    rows = [("task", "node", "address", "started", "ended", "end"), *(_row(result, r) for r in result.records)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    logs = result.run_directory.path / "logs"
+    lines = ["", *table, "", f"logs: {logs}"]
+    verdict = result.verdict
+    if verdict.is_success:
+        return [*lines, f"COMPLETED in {result.seconds:.1f} s. {verdict.reason}"]
+    lines += [
+        f"FAILED with exit code {verdict.exit_code} after {result.seconds:.1f} s.",
+        f"Root cause: {verdict.reason}",
+    ]
+    if verdict.tail and verdict.cause is not None:
+        lines += [
+            f"The last lines of {result.run_directory.log(verdict.cause, 1)}:",
+            *(f"    {t}" for t in verdict.tail),
+        ]
+    for record in result.records:
+        if record.task != verdict.cause and record.status.returncode:
+            lines.append(f"Then {record} {describe_end(record.status.returncode)}.")
+    return lines
+
+
+def _row(result: Result, record: TaskRecord) -> tuple[str, ...]:
+    def since_start(at: float | None) -> str:
+        return "-" if at is None else f"{at - result.started_at:.2f} s"
+
+    return (
+        str(record.task),
+        record.node or "-",
+        str(record.address or "-"),
+        since_start(record.started_at),
+        since_start(record.ended_at),
+        _end_of(record),
+    )
+
+
+def _end_of(record: TaskRecord) -> str:
+    status = record.status
+    restarts = f" (restarted {status.starts - 1} times)" if status.starts > 1 else ""
+    if not record.has_joined:
+        return "never joined"
+    if status.returncode is not None:
+        return describe_end(status.returncode) + restarts
+    if status.state == "left":
+        return ("told to leave" if status.starts else "never started") + restarts
+    return "lost" + restarts

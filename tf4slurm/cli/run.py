@@ -1,0 +1,64 @@
+"""`tf4slurm run`: one job, here or on the hosts of the allocation this runs in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from typing import Any
+
+import click
+
+from tf4slurm.cli.options import job_options, make_plan
+from tf4slurm.cli.reporter import make_reporter
+from tf4slurm.errors import SlurmEnvironmentError
+from tf4slurm.launch.launcher import Launcher
+from tf4slurm.launch.plan import check_command, check_ports
+from tf4slurm.launch.spawn_local import LocalSpawner
+from tf4slurm.launch.spawn_srun import SrunSpawner
+from tf4slurm.launch.spawner import Spawner
+from tf4slurm.network.interfaces import interface_address
+from tf4slurm.run_directory import RunDirectory
+from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.step import SlurmStep, is_in_step
+
+
+@click.command()
+@click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
+@job_options
+def run(local: bool, **options: Any) -> None:
+    """Run COMMAND once per task as one TensorFlow cluster, and end it whatever happens.
+
+    On a laptop the tasks are local processes; inside a Slurm allocation they are started with srun. COMMAND stands
+    after "--" and finds its place in TF_CONFIG.
+    """
+    allocation = None if local else SlurmAllocation.from_environ(os.environ)
+    if allocation is not None and is_in_step(os.environ) and SlurmStep.from_environ(os.environ).num_tasks > 1:
+        raise SlurmEnvironmentError(
+            '"tf4slurm run" was itself started by srun on several tasks, and each would launch a job. Leave srun out: '
+            'run starts it; or use "srun tf4slurm task".',
+            variable="SLURM_STEP_NUM_TASKS",
+        )
+    plan = make_plan(allocation.num_tasks if allocation else None, **options)
+    check_command(plan.command)
+    if allocation is None:
+        check_ports(plan.ports, len(plan.tasks))
+        if plan.interface is not None:
+            interface_address(plan.interface)
+    run_directory = RunDirectory.create(plan.runs_directory, f"{plan.name}-{_job_id(allocation)}")
+    spawner: Spawner
+    if allocation is None:
+        spawner = LocalSpawner(len(plan.tasks), plan.command)
+    else:
+        spawner = SrunSpawner(allocation, len(plan.tasks), plan.command)
+    reporter = make_reporter(len(plan.tasks))
+    try:
+        result = asyncio.run(Launcher(plan, spawner, run_directory, reporter).run())
+    finally:
+        reporter.close()
+    sys.exit(result.verdict.exit_code)
+
+
+def _job_id(allocation: SlurmAllocation | None) -> str:
+    return allocation.job_id if allocation else time.strftime("%Y%m%d-%H%M%S")

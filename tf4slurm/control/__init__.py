@@ -1,0 +1,1 @@
+"""The control plane: messages <- auth, verdict <- state <- service, client."""

@@ -1,0 +1,72 @@
+"""Every control message carries the job's secret, without showing it (HMAC-SHA256).
+
+The two ends of a connection each choose a nonce; secret and nonces give the key of this connection, and each message is
+sealed with its direction and its number. So a message of another job, another connection, another moment or the other
+direction does not open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+
+from tf4slurm.errors import AuthenticationError
+
+NONCE_BYTES = 16
+_MAC_BYTES = 32
+TO_SERVICE = b"to-service"
+TO_TASK = b"to-task"
+
+
+def new_secret() -> str:
+    """Return the secret of a new job: 256 random bits as text."""
+    return secrets.token_hex(32)
+
+
+def new_nonce() -> bytes:
+    return os.urandom(NONCE_BYTES)
+
+
+def connection_key(secret: str, client_nonce: bytes, service_nonce: bytes) -> bytes:
+    """Return the key of one connection.
+
+    Raises:
+        AuthenticationError: A nonce of the wrong length.
+    """
+    if len(client_nonce) != NONCE_BYTES or len(service_nonce) != NONCE_BYTES:
+        raise AuthenticationError("The other end does not speak tf4slurm's protocol: expected a nonce of 16 bytes.")
+    return hmac.new(secret.encode(), b"connection" + client_nonce + service_nonce, hashlib.sha256).digest()
+
+
+class Seal:
+    """Seals or opens the messages of one direction of one connection, in their order."""
+
+    def __init__(self, key: bytes, direction: bytes) -> None:
+        self._key = key
+        self._direction = direction
+        self._number = 0
+
+    def seal(self, payload: bytes) -> bytes:
+        """Return the payload behind its proof."""
+        return self._next_mac(payload) + payload
+
+    def open(self, sealed: bytes) -> bytes:
+        """Return the payload of a sealed message.
+
+        Raises:
+            AuthenticationError: Not sealed with this key as the next message of this direction.
+        """
+        mac, payload = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._next_mac(payload)):
+            raise AuthenticationError(
+                "A control message does not carry this job's secret, or is not the next of its connection. "
+                "It was not made by a task of this job; it is not looked at."
+            )
+        return payload
+
+    def _next_mac(self, payload: bytes) -> bytes:
+        mac = hmac.new(self._key, self._direction + self._number.to_bytes(8, "big") + payload, hashlib.sha256)
+        self._number += 1
+        return mac.digest()

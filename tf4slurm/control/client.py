@@ -1,0 +1,176 @@
+"""A task's end of the control plane: one stream, made again when it breaks, until the launcher counts as dead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tf4slurm.cluster import Address
+from tf4slurm.control import auth
+from tf4slurm.control.messages import Beat, Hello, Map, Order, Status, decode, encode
+from tf4slurm.control.service import METHOD, SERVICE
+from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousConnectionError
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 3.0
+_RETRY_SECONDS = 0.1
+_GOODBYE_SECONDS = 1.0
+_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", -1),
+)
+_Call = Any  # grpc.aio.StreamStreamCall: grpcio ships no types
+
+
+class Membership:
+    """The membership of one task.
+
+    Run `run()` as a task; it ends when the launcher has taken note of the leave, and raises when the launcher refuses
+    this task or is gone. `order` and `map` are what the launcher said last; `wait_for_change` waits for the next.
+    """
+
+    def __init__(
+        self,
+        find_service: Callable[[], tuple[Sequence[Address], str]],
+        make_hello: Callable[[Address], Hello],
+        *,
+        beat_seconds: float,
+        dead_after_seconds: float,
+        join_seconds: float,
+    ) -> None:
+        """`find_service()` tells where the service may listen, and the secret; it is asked before each try.
+
+        `make_hello(address)` is asked once, with the address of the service that answered first.
+        """
+        self.order = Order()
+        self.map: Map | None = None
+        self.status = Status()
+        self._find_service = find_service
+        self._make_hello = make_hello
+        self._hello: Hello | None = None
+        self._beat_seconds = beat_seconds
+        self._dead_after_seconds = dead_after_seconds
+        self._deadline = time.monotonic() + join_seconds
+        self._changed = asyncio.Event()
+        self._woken = asyncio.Event()
+
+    def report(self, status: Status) -> None:
+        """Tell the launcher what this task is doing; on a broken connection, as soon as there is one again."""
+        self.status = status
+        self._woken.set()
+
+    async def wait_for_change(self) -> None:
+        """Wait until the launcher has said something new since the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    async def run(self) -> None:
+        """Be a member until this task has left.
+
+        Raises:
+            RendezvousClosedError: The service refuses this task.
+            RendezvousConnectionError: No service answers in time, or it has been silent for the dead time.
+        """
+        error: object = "no address is known yet"
+        while (left := self._deadline - time.monotonic()) > 0:
+            addresses, secret = self._find_service()
+            for address in addresses:
+                try:
+                    await self._serve(address, secret, min(_CONNECT_SECONDS, left))
+                except (AuthenticationError, MessageError, OSError, asyncio.TimeoutError) as failure:
+                    error = f"{address}: {failure or type(failure).__name__}"
+                    logger.debug("no connection to the control service: %s", error)
+                if self.status.state == "left":
+                    return
+            await asyncio.sleep(_RETRY_SECONDS)
+        raise RendezvousConnectionError(
+            f"The launcher is gone, or was never there: no control service answers ({error}). "
+            "Look at the launcher's own output.",
+            address=str(error),
+        )
+
+    async def _serve(self, address: Address, secret: str, connect_seconds: float) -> None:
+        """Connect once and serve that connection to its end; return, or raise what ended it."""
+        async with grpc.aio.insecure_channel(str(address), options=_OPTIONS) as channel:
+            call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            try:
+                incoming, outgoing = await asyncio.wait_for(self._shake_hands(call, address, secret), connect_seconds)
+                await self._converse(call, incoming, outgoing)
+            except grpc.aio.AioRpcError as error:
+                raise _translated(error, address) from error
+            finally:
+                call.cancel()
+
+    async def _shake_hands(self, call: _Call, address: Address, secret: str) -> tuple[auth.Seal, auth.Seal]:
+        client_nonce = auth.new_nonce()
+        await call.write(client_nonce)
+        key = auth.connection_key(secret, client_nonce, await _read(call))
+        incoming, outgoing = auth.Seal(key, auth.TO_TASK), auth.Seal(key, auth.TO_SERVICE)
+        if self._hello is None:
+            self._hello = self._make_hello(address)
+        await call.write(outgoing.seal(encode(self._hello)))
+        self._receive(incoming.open(await _read(call)))
+        return incoming, outgoing
+
+    async def _converse(self, call: _Call, incoming: auth.Seal, outgoing: auth.Seal) -> None:
+        writing = asyncio.create_task(self._write(call, outgoing))
+        try:
+            while True:
+                silence = max(0.0, self._deadline - time.monotonic())
+                reading = asyncio.ensure_future(_read(call))
+                await asyncio.wait({reading, writing}, timeout=silence, return_when=asyncio.FIRST_COMPLETED)
+                if writing.done() or not reading.done():
+                    reading.cancel()
+                    return  # this task has left, or the service is silent for too long
+                self._receive(incoming.open(reading.result()))
+        finally:
+            writing.cancel()
+
+    def _receive(self, payload: bytes) -> None:
+        self._deadline = time.monotonic() + self._dead_after_seconds
+        message = decode(payload, Map | Order | Beat)  # type: ignore[arg-type]
+        if isinstance(message, Map):
+            self.map = message
+        elif isinstance(message, Order):
+            self.order = message
+            self._changed.set()
+
+    async def _write(self, call: _Call, outgoing: auth.Seal) -> None:
+        """Say the status whenever it changes, and every beat; end after saying that this task has left."""
+        while True:
+            self._woken.clear()
+            status = self.status
+            await call.write(outgoing.seal(encode(status)))
+            if status.state == "left":
+                await call.done_writing()
+                await asyncio.wait({asyncio.ensure_future(call.code())}, timeout=_GOODBYE_SECONDS)
+                return
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), self._beat_seconds)
+
+
+async def _read(call: _Call) -> bytes:
+    data = await call.read()
+    if not isinstance(data, bytes):  # grpc.aio.EOF
+        raise ConnectionError("the control service closed the connection")
+    return data
+
+
+def _translated(error: grpc.aio.AioRpcError, address: Address) -> Exception:
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        reason = error.details() or ""
+        return RendezvousClosedError(f"The control service at {address} refused this task: {reason}.", reason=reason)
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return AuthenticationError(f"The service at {address} is another job's.")
+    return ConnectionError(f"{error.code().name}: {error.details()}")

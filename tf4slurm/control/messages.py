@@ -1,0 +1,145 @@
+"""What tasks and control service say to each other, as frozen values, and their form on the wire (JSON).
+
+Both ends say what *is* or what *should be*, never what to change: a message that is lost with its connection is simply
+said again on the next one, and a message said twice does no harm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+from tf4slurm.cluster import Address, Cluster, Member, Task
+from tf4slurm.errors import MessageError
+
+TaskState = Literal["joined", "proved", "unproved", "running", "exited", "left"]
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A task's first message: who it is, and where it will listen.
+
+    Attributes:
+        incarnation: Tells one process of a rank from a later one.
+        failure: Why it cannot take part, in a sentence; None if it can.
+    """
+
+    rank: int
+    node: str
+    host: str
+    port: int
+    incarnation: str
+    version: str
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a task is doing; said at every change, and every beat.
+
+    Attributes:
+        state: joined -> proved or unproved (the addresses asked of it) -> running -> exited -> running again … -> left.
+        starts: How often the child was started.
+        process_id: Of the child's last start.
+        returncode: Of the child's last end: its exit code, or minus the number of the signal that ended it.
+        detail: What is `unproved`, in a sentence.
+        tail: The last lines the child printed, once it has failed.
+        stop_signal: Name of a signal that asks the job to stop, once the agent has got one.
+    """
+
+    state: TaskState = "joined"
+    starts: int = 0
+    process_id: int | None = None
+    returncode: int | None = None
+    detail: str | None = None
+    tail: tuple[str, ...] = ()
+    stop_signal: str | None = None
+
+
+@dataclass(frozen=True)
+class Map:
+    """The agreed cluster of an attempt; one entry per rank: [task_type, task_index, node, host, port]."""
+
+    attempt: int
+    entries: tuple[tuple[str, int, str, str, int], ...]
+
+    @classmethod
+    def from_cluster(cls, attempt: int, cluster: Cluster) -> Map:
+        return cls(attempt, tuple((*member.task, member.node, *member.address) for member in cluster.members))
+
+    def to_cluster(self) -> Cluster:
+        return Cluster(
+            tuple(
+                Member(rank, Task(task_type, index), node, Address(host, port))
+                for rank, (task_type, index, node, host, port) in enumerate(self.entries)
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a task should do: prove the map, have started its child `starts` times, or leave."""
+
+    attempt: int = 1
+    prove: bool = False
+    starts: int = 0
+    leave: bool = False
+    leave_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The service lives; said when it has said nothing else for a beat."""
+
+
+Message = Hello | Status | Map | Order | Beat
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
+_HINTS = {kind: get_type_hints(kind) for kind in _KINDS.values()}
+_M = TypeVar("_M")
+
+
+def encode(message: Message) -> bytes:
+    """Return the wire form of a message."""
+    fields = {f.name: value for f in dataclasses.fields(message) if (value := getattr(message, f.name)) != f.default}
+    return json.dumps([type(message).__name__, fields], separators=(",", ":")).encode()
+
+
+def decode(payload: bytes, expected: type[_M]) -> _M:
+    """Read a message that must be of one of the `expected` kinds (a class, or a union of them).
+
+    Raises:
+        MessageError: Not a message, or another kind, or a field that is missing, unknown or of another type.
+    """
+    try:
+        name, fields = json.loads(payload)
+        kind = _KINDS[name]
+        if kind not in (get_args(expected) or (expected,)):
+            raise ValueError(f"{name} is not expected here")
+        hints = _HINTS[kind]
+        return kind(**{key: _checked(value, hints[key]) for key, value in fields.items()})  # type: ignore[no-any-return]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise MessageError(
+            f"{payload[:80]!r} is not a control message of this version of tf4slurm ({error}). "
+            "Install the same version on all hosts."
+        ) from error
+
+
+def _checked(value: Any, hint: Any) -> Any:
+    """Return a JSON value as the type that a field declares; lists become tuples."""
+    arguments = get_args(hint)
+    origin = getattr(hint, "__origin__", None)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError(f"{value!r} is not a list")
+        kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
+        return tuple(_checked(item, kind) for item, kind in zip(value, kinds, strict=True))
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{value!r} is not one of {arguments}")
+        return value
+    allowed = arguments or (hint,)  # a union such as "int | None"
+    if type(value) not in allowed and not (type(value) is int and float in allowed):
+        raise TypeError(f"{value!r} is not {hint}")
+    return value

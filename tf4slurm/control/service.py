@@ -1,0 +1,168 @@
+"""The control service: one gRPC method, one stream per task, and the job's state behind it.
+
+The handler is generic and the messages are JSON: no generated code, so TensorFlow alone decides on protobuf's version.
+Orders are levels, not events: a task is sent what it should do *now*, so nothing queues up for a slow one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tf4slurm.control import auth
+from tf4slurm.control.messages import Beat, Hello, Map, Message, Order, Status, decode, encode
+from tf4slurm.control.state import JobState, Phase
+from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousError
+
+logger = logging.getLogger(__name__)
+
+SERVICE = "tf4slurm.Control"
+METHOD = "Join"
+_HANDSHAKE_SECONDS = 10.0
+_MAX_MESSAGE_BYTES = 65536
+_TICKS_PER_BEAT = 5
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 8192),
+)
+
+_Context = Any  # grpc.aio.ServicerContext[bytes, bytes]: grpcio ships no types
+
+
+class ControlService:
+    """Serves one job until `close`. Whoever changes its state calls `publish` afterwards."""
+
+    def __init__(self, state: JobState, secret: str) -> None:
+        self.state = state
+        self._secret = secret
+        self._server: Any = None  # grpc.aio.Server: it belongs to the event loop in which it is made
+        self._sessions: dict[int, _Session] = {}
+        self._ended = asyncio.Event()
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Listen on all addresses of this host; return the port."""
+        self._server = grpc.aio.server(options=_OPTIONS)
+        handlers: Any = {METHOD: grpc.stream_stream_rpc_method_handler(self._join)}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        port: int = self._server.add_insecure_port("[::]:0")
+        await self._server.start()
+        self._ticker = asyncio.create_task(self._tick())
+        return port
+
+    async def wait_for_end(self) -> None:
+        """Wait until the state's phase is ENDED. Its own deadlines see to it that this comes."""
+        await self._ended.wait()
+
+    def publish(self) -> None:
+        """Send out the orders that have changed."""
+        for rank in self.state.take_changed():
+            if rank in self._sessions:
+                self._sessions[rank].wake()
+        if self.state.phase is Phase.ENDED:
+            self._ended.set()
+
+    async def close(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._server is not None:
+            await self._server.stop(grace=None)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.state.limits.beat_seconds / _TICKS_PER_BEAT)
+            self.state.on_tick(time.monotonic())
+            self.publish()
+
+    async def _join(self, _: object, context: _Context) -> None:
+        """Serve one connection, from its handshake to its end."""
+        try:
+            seals, hello = await asyncio.wait_for(self._shake_hands(context), _HANDSHAKE_SECONDS)
+            session = _Session(self.state, hello.rank, seals[1], context)
+            self.state.on_hello(hello, time.monotonic())
+        except (AuthenticationError, MessageError) as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except RendezvousClosedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.reason)
+        except asyncio.TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello in time")
+        before = self._sessions.get(hello.rank)
+        self._sessions[hello.rank] = session
+        if before is not None:
+            before.close()
+        self.publish()
+        try:
+            await self._read(session, seals[0], context)
+        except RendezvousError as error:
+            logger.warning("rank %d: connection ended: %s", hello.rank, error)
+        finally:
+            session.close()
+            if self._sessions.get(hello.rank) is session:
+                del self._sessions[hello.rank]
+                self.state.on_disconnect(hello.rank, time.monotonic())
+                self.publish()
+
+    async def _shake_hands(self, context: _Context) -> tuple[tuple[auth.Seal, auth.Seal], Hello]:
+        service_nonce = auth.new_nonce()
+        client_nonce = await _read_bytes(context)
+        key = auth.connection_key(self._secret, client_nonce, service_nonce)
+        await context.write(service_nonce)
+        incoming, outgoing = auth.Seal(key, auth.TO_SERVICE), auth.Seal(key, auth.TO_TASK)
+        hello = decode(incoming.open(await _read_bytes(context)), Hello)
+        return (incoming, outgoing), hello
+
+    async def _read(self, session: _Session, incoming: auth.Seal, context: _Context) -> None:
+        while data := await _read_bytes(context):
+            status = decode(incoming.open(data), Status)
+            self.state.on_status(session.rank, status, time.monotonic())
+            self.publish()
+            if status.state == "left":
+                return
+
+
+class _Session:
+    """The sending half of one connection: writes the order of its rank whenever that has changed, and a beat."""
+
+    def __init__(self, state: JobState, rank: int, seal: auth.Seal, context: _Context) -> None:
+        self.rank = rank
+        self._state = state
+        self._seal = seal
+        self._context = context
+        self._woken = asyncio.Event()
+        self._writing = asyncio.create_task(self._write())
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def close(self) -> None:
+        self._writing.cancel()
+
+    async def _write(self) -> None:
+        sent_map: Map | None = None
+        sent_order: Order | None = None
+        while True:
+            if self._state.map is not None and self._state.map is not sent_map:
+                sent_map = self._state.map
+                await self._send(sent_map)
+            order = self._state.order_for(self.rank)
+            await self._send(order if order != sent_order else Beat())
+            sent_order = order
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), self._state.limits.beat_seconds)
+            self._woken.clear()
+
+    async def _send(self, message: Message) -> None:
+        await self._context.write(self._seal.seal(encode(message)))
+
+
+async def _read_bytes(context: _Context) -> bytes:
+    """Return the next message of the stream; nothing at its end."""
+    data = await context.read()
+    return data if isinstance(data, bytes) else b""

@@ -1,0 +1,348 @@
+"""The rules of a job's life, as a pure state machine: events and the time go in, orders and a verdict come out.
+
+Nothing here waits, sends or reads a clock. `service.py` feeds it with what the tasks say; the launcher with what it
+knows of processes and signals; every rule can be tested by a table.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tf4slurm import __version__
+from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
+from tf4slurm.control.messages import Hello, Map, Order, Status
+from tf4slurm.control.verdict import Verdict, describe_end, exit_code_of
+from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, RendezvousClosedError
+from tf4slurm.network.interfaces import is_loopback
+from tf4slurm.roles import Role, role_of
+
+
+class Phase(enum.Enum):
+    """Where the job stands. It only ever moves on."""
+
+    FORMING = "forming"  # waiting for every task to join
+    PROVING = "proving"  # every task has the map and proves addresses
+    TRAINING = "training"  # the children run
+    LEAVING = "leaving"  # there is a verdict; every task is told to leave
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long and how often; all times in seconds.
+
+    Attributes:
+        start_timeout_seconds: From the start until every child may start.
+        beat_seconds: Each end of a connection says something at least this often.
+        dead_after_seconds: Silence of a task, or of the launcher, that counts as its death.
+        reconnect_seconds: A broken connection (not a silent one) that is not back by then counts as the task's death.
+        leave_seconds: From SIGTERM to SIGKILL for a child that is told to leave.
+        evaluator_seconds: How long a bounded wait lasts after all other waited tasks are done.
+        max_worker_restarts: Of each worker.
+    """
+
+    start_timeout_seconds: float = 300.0
+    beat_seconds: float = 1.0
+    dead_after_seconds: float = 10.0
+    reconnect_seconds: float = 1.5
+    leave_seconds: float = 5.0
+    evaluator_seconds: float = 300.0
+    max_worker_restarts: int = 3
+
+
+@dataclass
+class TaskRecord:
+    """What is known of one task.
+
+    Attributes:
+        is_gone: Its agent has left or is lost.
+        is_done: Its child has ended and nobody waits for it any more.
+        heard_at: When its agent last said something.
+        wanted_starts: How often its child should have been started by now.
+    """
+
+    rank: int
+    task: Task
+    role: Role
+    node: str = ""
+    address: Address | None = None
+    incarnation: str = ""
+    is_connected: bool = False
+    is_gone: bool = False
+    is_done: bool = False
+    heard_at: float = 0.0
+    wanted_starts: int = 0
+    status: Status = field(default_factory=Status)
+    started_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def has_joined(self) -> bool:
+        return bool(self.incarnation)
+
+    def __str__(self) -> str:
+        return f"{self.task} on {self.node}" if self.node else f"{self.task} (rank {self.rank})"
+
+
+_EVER = float("inf")
+
+
+class JobState:
+    """The life of one job. Every `on_…` method takes the time of its event on a monotonic clock, in seconds."""
+
+    def __init__(
+        self, tasks: Sequence[Task], limits: Limits, now: float, on_event: Callable[[str, str | None, str], None]
+    ) -> None:
+        """`tasks[rank]` is the task of a rank. `on_event(kind, task, text)` is told of each change of life."""
+        has_chief = any(task.task_type == "chief" for task in tasks)
+        self.limits = limits
+        self.phase = Phase.FORMING
+        self.verdict: Verdict | None = None
+        self.map: Map | None = None
+        self.attempt = 1
+        self.records = [
+            TaskRecord(rank, task, role_of(task.task_type, has_chief=has_chief)) for rank, task in enumerate(tasks)
+        ]
+        self._on_event = on_event
+        self._changed: set[int] = set()
+        self._ticked_at = now
+        self._phase_deadline = now + limits.start_timeout_seconds
+
+    # What goes out
+
+    def order_for(self, rank: int) -> Order:
+        """Return what the task of this rank should do now."""
+        return Order(
+            attempt=self.attempt,
+            prove=self.map is not None,
+            starts=self.records[rank].wanted_starts,
+            leave=self.verdict is not None,
+            leave_seconds=self.limits.leave_seconds,
+        )
+
+    def take_changed(self) -> set[int]:
+        """Return the ranks whose order has changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def count(self, *states: str) -> int:
+        """Return how many tasks that have joined are in one of these states."""
+        return sum(record.has_joined and record.status.state in states for record in self.records)
+
+    # What comes in
+
+    def on_hello(self, hello: Hello, now: float) -> TaskRecord:
+        """A task has connected, for the first time or again.
+
+        Raises:
+            RendezvousClosedError: It cannot be a task of this job.
+        """
+        record = self._checked_record(hello)
+        record.is_connected, record.heard_at = True, now
+        if record.has_joined:
+            self._emit("reconnected", record, "is connected again")
+            return record
+        if hello.failure is not None:
+            record.incarnation, record.node, record.is_gone = hello.incarnation, hello.node, True
+            self._decide(Verdict(EXIT_PREFLIGHT, f"{record} cannot take part. {hello.failure}", record.task))
+            return record
+        record.incarnation, record.node, record.address = hello.incarnation, hello.node, Address(hello.host, hello.port)
+        self._emit("joined", record, f"joined from {record.node} at {record.address}")
+        self._changed.add(record.rank)
+        if self.phase is Phase.FORMING and all(r.has_joined for r in self.records):
+            self._complete_map()
+        return record
+
+    def on_status(self, rank: int, status: Status, now: float) -> None:
+        """A task says what it is doing."""
+        record = self.records[rank]
+        record.heard_at = now
+        before, record.status = record.status, status
+        if status.stop_signal is not None and status.stop_signal != before.stop_signal:
+            self.on_stop(signal.Signals[status.stop_signal], f"{record} got {status.stop_signal}")
+        if (status.state, status.starts) == (before.state, before.starts):
+            return
+        if status.state == "unproved":
+            reason = (
+                f"{status.detail}. That was tried from {record}. Look at the network, or name another with --interface."
+            )
+            self._decide(Verdict(EXIT_NOT_FORMED, reason, record.task))
+        elif status.state == "proved":
+            if self.phase is Phase.PROVING and self.count("proved") == len(self.records):
+                self._start_children()
+        elif status.state == "running":
+            record.started_at, record.ended_at = now, None
+            self._emit("started", record, f"started (process {status.process_id})")
+        elif status.state == "exited":
+            self._on_exit(record, status.returncode or 0, now)
+        elif status.state == "left":
+            record.is_gone = True
+            record.ended_at = record.ended_at or now
+            self._emit("left", record, "left")
+            self._end_if_all_gone()
+
+    def on_disconnect(self, rank: int, now: float) -> None:
+        """A task's connection has ended. It may come back."""
+        record = self.records[rank]
+        if record.is_connected and not record.is_gone:
+            self._emit("disconnected", record, "lost its connection")
+            record.is_connected = False
+            waiting = self.limits.dead_after_seconds - self.limits.reconnect_seconds
+            record.heard_at = min(record.heard_at, now - waiting)
+
+    def on_agent_exit(self, rank: int, returncode: int, now: float) -> None:
+        """The launcher has seen the end of a task's agent."""
+        self._lose(self.records[rank], f"its agent {describe_end(returncode)}", now)
+
+    def on_spawner_exit(self, verdict: Verdict, now: float) -> None:
+        """Whatever started the agents is gone, and so are they."""
+        self._decide(verdict)
+        for record in self.records:
+            self._set_gone(record, now)
+        self._end_if_all_gone()
+
+    def on_stop(self, number: signal.Signals, what: str) -> None:
+        """Someone asks the whole job to stop."""
+        self._decide(Verdict(128 + number, f"The job was stopped: {what}."))
+
+    def on_tick(self, now: float) -> None:
+        """Time has passed: judge silence and deadlines. Call it several times per beat."""
+        self._forgive_own_lag(now)
+        for record in self.records:
+            if record.has_joined and not record.is_gone and now - record.heard_at > self.limits.dead_after_seconds:
+                silence = f"nothing was heard of it for {self.limits.dead_after_seconds:g} s"
+                self._lose(
+                    record, silence if record.is_connected else "its connection broke and did not come back", now
+                )
+        if now < self._phase_deadline:
+            return
+        if self.phase in (Phase.FORMING, Phase.PROVING):
+            self._decide(self._not_formed())
+        elif self.phase is Phase.TRAINING:
+            self._phase_deadline = _EVER
+            waiting = [r for r in self.records if r.role.is_wait_bounded and not r.is_done]
+            self._complete(f"all but {format_tasks(waiting)}, waited for {self.limits.evaluator_seconds:g} s")
+        elif self.phase is Phase.LEAVING:
+            stragglers = [record for record in self.records if record.has_joined and not record.is_gone]
+            self._emit("stragglers", None, f"{format_tasks(stragglers)} did not leave in time")
+            self.phase = Phase.ENDED
+
+    # The rules
+
+    def _checked_record(self, hello: Hello) -> TaskRecord:
+        if hello.version != __version__:
+            raise _refusal(f"it runs tf4slurm {hello.version}, the launcher {__version__}")
+        if not 0 <= hello.rank < len(self.records):
+            raise _refusal(f"rank {hello.rank} is not one of this job's {len(self.records)} tasks")
+        record = self.records[hello.rank]
+        if record.is_gone or (record.has_joined and record.incarnation != hello.incarnation):
+            raise _refusal(f"rank {hello.rank} was taken by an earlier process, on {record.node}")
+        return record
+
+    def _complete_map(self) -> None:
+        members = tuple(Member(r.rank, r.task, r.node, r.address) for r in self.records if r.address is not None)
+        cluster = Cluster(members)
+        for member in members if len(cluster.nodes) > 1 else ():
+            if is_loopback(member.address.host):
+                why = f"{member.task} on {member.node} gave the address {member.address.host}, which only it can reach"
+                self._decide(Verdict(EXIT_NOT_FORMED, f"{why}. Name a network with --interface.", member.task))
+                return
+        self.map = Map.from_cluster(self.attempt, cluster)
+        self._move_on(Phase.PROVING, "every task has joined")
+
+    def _start_children(self) -> None:
+        for record in self.records:
+            record.wanted_starts = 1
+        self._phase_deadline = _EVER
+        self._move_on(Phase.TRAINING, "every address is proved; starting the children")
+
+    def _on_exit(self, record: TaskRecord, returncode: int, now: float) -> None:
+        record.ended_at = now
+        self._emit("exited", record, describe_end(returncode))
+        if self.phase is not Phase.TRAINING:
+            return
+        if returncode == 0:
+            record.is_done = True
+            self._complete_if_done(now)
+        elif record.role.is_restarted and record.wanted_starts <= self.limits.max_worker_restarts:
+            record.wanted_starts += 1
+            self._changed.add(record.rank)
+            self._emit("restarting", record, f"restart {record.wanted_starts - 1} in place")
+        elif record.role.is_wait_bounded:
+            record.is_done = True
+            self._emit("given_up", record, "is not restarted again; the job goes on without it")
+            self._complete_if_done(now)
+        else:
+            reason = f"{record} {describe_end(returncode)}."
+            self._decide(Verdict(exit_code_of(returncode), reason, record.task, record.status.tail))
+
+    def _complete_if_done(self, now: float) -> None:
+        waited = [record for record in self.records if record.role.is_waited_for]
+        if not all(record.is_done for record in waited if not record.role.is_wait_bounded):
+            return
+        if all(record.is_done for record in waited):
+            self._complete("all that the job waits for")
+        else:
+            self._phase_deadline = min(self._phase_deadline, now + self.limits.evaluator_seconds)
+
+    def _complete(self, what: str) -> None:
+        self._decide(Verdict(0, f"Training is done: {what} exited with code 0."))
+
+    def _lose(self, record: TaskRecord, why: str, now: float) -> None:
+        if record.is_gone:
+            return
+        self._set_gone(record, now)
+        self._emit("lost", record, f"is lost: {why}")
+        self._decide(Verdict(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task))
+        self._end_if_all_gone()
+
+    def _decide(self, verdict: Verdict) -> None:
+        """The first verdict stands; what follows from it is collateral."""
+        if self.verdict is None:
+            self.verdict = verdict
+            self._phase_deadline = self._ticked_at + self.limits.leave_seconds + self.limits.dead_after_seconds
+            self._emit("verdict", None, verdict.reason)
+            self._move_on(Phase.LEAVING, "every task is told to leave")
+            self._end_if_all_gone()
+
+    def _end_if_all_gone(self) -> None:
+        if self.phase is Phase.LEAVING and all(r.is_gone or not r.has_joined for r in self.records):
+            self.phase = Phase.ENDED
+
+    def _not_formed(self) -> Verdict:
+        missing = [record for record in self.records if not record.has_joined]
+        late = missing or [record for record in self.records if record.status.state != "proved"]
+        what = "did not join" if missing else "did not prove the addresses of other tasks"
+        return Verdict(
+            EXIT_NOT_FORMED,
+            f"The cluster did not form within {self.limits.start_timeout_seconds:g} s: {format_tasks(late)} {what}. "
+            "Look at the log of each, or raise --start-timeout.",
+            late[0].task,
+        )
+
+    def _forgive_own_lag(self, now: float) -> None:
+        """Silence while this process itself did not run (stopped, or starved) is nobody's fault."""
+        lag = now - self._ticked_at - self.limits.beat_seconds
+        self._ticked_at = now
+        if lag > 0:
+            for record in self.records:
+                record.heard_at += lag
+
+    def _set_gone(self, record: TaskRecord, now: float) -> None:
+        record.is_gone, record.is_connected = True, False
+        record.ended_at = record.ended_at or now
+
+    def _move_on(self, phase: Phase, text: str) -> None:
+        self.phase = phase
+        self._changed.update(range(len(self.records)))
+        self._emit(phase.value, None, text)
+
+    def _emit(self, kind: str, record: TaskRecord | None, text: str) -> None:
+        self._on_event(kind, str(record.task) if record else None, f"{record} {text}" if record else text)
+
+
+def _refusal(reason: str) -> RendezvousClosedError:
+    return RendezvousClosedError(f"The control service refused this task: {reason}.", reason=reason)

@@ -1,0 +1,113 @@
+"""The error family of tf4slurm, and the exit code of each.
+
+Tf4SlurmError
+├─ SlurmEnvironmentError       not inside a step, or a variable is absent or unreadable
+├─ InterfaceError              no such interface, or no address on it
+├─ PlacementError              counts, nodes and ports do not fit (also ValueError)
+├─ CommandError                the command to run cannot be started
+├─ RunDirectoryError           the run directory cannot be made or written
+├─ RendezvousError
+│  ├─ RendezvousConnectionError  the control service cannot be reached (also ConnectionError)
+│  ├─ RendezvousClosedError      the control service refused this task, for a reason it gave
+│  └─ AuthenticationError        a message does not carry the job's secret
+├─ MessageError                a control message that is not one (also ValueError)
+└─ LaunchError                 a program that was started to launch tasks failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+EXIT_USAGE = 2
+EXIT_PREFLIGHT = 3
+EXIT_NOT_FORMED = 6
+EXIT_TASK_LOST = 7
+
+
+class Tf4SlurmError(Exception):
+    """Root of all errors of tf4slurm. `exit_code` is what the command line exits with."""
+
+    exit_code = EXIT_PREFLIGHT
+
+
+class SlurmEnvironmentError(Tf4SlurmError):
+    """This process is not where it says it is: `variable` is absent or its `value` unreadable."""
+
+    def __init__(self, message: str, *, variable: str, value: str | None = None) -> None:
+        super().__init__(message)
+        self.variable = variable
+        self.value = value
+
+
+class InterfaceError(Tf4SlurmError):
+    """No such network interface on this host, or no address on it; `available` names those that exist."""
+
+    def __init__(self, message: str, *, interface: str, available: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.interface = interface
+        self.available = tuple(available)
+
+
+class PlacementError(Tf4SlurmError, ValueError):
+    """What was asked (`requested`) does not fit what is there (`available`): tasks, nodes or ports."""
+
+    def __init__(self, message: str, *, requested: int, available: int) -> None:
+        super().__init__(message)
+        self.requested = requested
+        self.available = available
+
+
+class CommandError(Tf4SlurmError):
+    """The command after `--` cannot be started: no such program or script, or not executable."""
+
+    def __init__(self, message: str, *, command: Sequence[str]) -> None:
+        super().__init__(message)
+        self.command = tuple(command)
+
+
+class RunDirectoryError(Tf4SlurmError):
+    """The run directory `path` cannot be made or written."""
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class RendezvousError(Tf4SlurmError):
+    """The tasks of the job did not find together."""
+
+    exit_code = EXIT_NOT_FORMED
+
+
+class RendezvousConnectionError(RendezvousError, ConnectionError):
+    """The control service at `address` cannot be reached, or has been silent for too long."""
+
+    def __init__(self, message: str, *, address: str) -> None:
+        super().__init__(message)
+        self.address = address
+
+
+class RendezvousClosedError(RendezvousError):
+    """The control service refused this task and gave a `reason`; trying again does not help."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class AuthenticationError(RendezvousError):
+    """A message was not made with this job's secret, or was made for another connection or moment."""
+
+
+class MessageError(Tf4SlurmError, ValueError):
+    """Bytes that are not a control message of this version."""
+
+
+class LaunchError(Tf4SlurmError):
+    """A program that tf4slurm started to launch tasks failed: its `command`, `returncode` and end of `stderr`."""
+
+    def __init__(self, message: str, *, command: Sequence[str], returncode: int, stderr: str) -> None:
+        super().__init__(message)
+        self.command = tuple(command)
+        self.returncode = returncode
+        self.stderr = stderr

@@ -1,0 +1,32 @@
+"""Becomes a child: `python -I -S exec_child.py COMMAND…` asks the kernel to kill it when its agent dies, then executes.
+
+The agent cannot ask for it between fork and exec itself: gRPC's threads and fork handlers do not survive a fork. This
+file is run, never imported, and imports nothing of tf4slurm, so that it costs 20 ms.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(agent: int, command: list[str]) -> None:
+    """Execute `command`; where that is not possible, say why and exit as a shell does (127, 126)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != agent:
+            sys.exit(137)  # the agent died before it could be asked for
+    try:
+        os.execvp(command[0], command)
+    except FileNotFoundError:
+        sys.stderr.write(f"tf4slurm: the program {command[0]!r} does not exist on {os.uname().nodename}.\n")
+        sys.exit(127)
+    except OSError as error:
+        sys.stderr.write(f"tf4slurm: the program {command[0]!r} cannot be run on {os.uname().nodename}: {error}.\n")
+        sys.exit(126)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

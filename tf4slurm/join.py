@@ -1,0 +1,167 @@
+"""How a task becomes a member: its place in the job, its address, the port it holds, and the stream that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tf4slurm import __version__
+from tf4slurm.cluster import Address
+from tf4slurm.control.client import Membership
+from tf4slurm.control.messages import Hello
+from tf4slurm.errors import Tf4SlurmError
+from tf4slurm.network.interfaces import interface_address, route_address
+from tf4slurm.network.ports import HeldPort, hold_port
+from tf4slurm.slurm.step import SlurmStep
+
+logger = logging.getLogger(__name__)
+
+_CONTROL = "TF4SLURM_CONTROL"
+_SECRET = "TF4SLURM_SECRET"
+_SETTINGS = "TF4SLURM_SETTINGS"
+_RANK = "TF4SLURM_RANK"
+LAUNCHER_VARIABLES = (_CONTROL, _SECRET, _SETTINGS, _RANK)
+"""What a launcher tells its agents through the environment; never passed on to a child."""
+
+
+@dataclass(frozen=True)
+class JoinSettings:
+    """What is the same for every task of a job; times in seconds.
+
+    Attributes:
+        run_directory: Where the job's files are.
+        interface: Name of the network interface whose address goes into the map; None for the route to the launcher.
+        ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
+        join_seconds: How long the control service is looked for.
+    """
+
+    run_directory: str
+    interface: str | None = None
+    ports: tuple[int, ...] = ()
+    beat_seconds: float = 1.0
+    dead_after_seconds: float = 10.0
+    join_seconds: float = 300.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the job this process is: its rank, its node, and what Slurm says about ports and the launcher's host."""
+
+    rank: int
+    node: str
+    reserved_ports: tuple[int, ...] = ()
+    launch_address: str | None = None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Place:
+        """Read the place from what the local launcher set, else from the Slurm step.
+
+        Raises:
+            SlurmEnvironmentError: Neither is there.
+        """
+        if _RANK in environ:
+            return cls(int(environ[_RANK]), socket.gethostname())
+        step = SlurmStep.from_environ(environ)
+        return cls(step.rank, step.node_name, step.port_candidates, step.launch_address)
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where the control service of the job may be reached, and the secret to show there."""
+
+    addresses: tuple[Address, ...]
+    secret: str
+
+    def to_environ(self) -> dict[str, str]:
+        return {_CONTROL: ",".join(map(str, self.addresses)), _SECRET: self.secret}
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str], place: Place) -> Service:
+        """Read what the launcher set; the address of srun's host, which Slurm knows, comes first."""
+        addresses = [Address.from_text(text) for text in environ[_CONTROL].split(",")]
+        if place.launch_address is not None:
+            addresses.insert(0, Address(place.launch_address, addresses[0].port))
+        return cls(tuple(dict.fromkeys(addresses)), environ[_SECRET])
+
+    def to_json(self) -> dict[str, object]:
+        return {"addresses": list(map(str, self.addresses)), "secret": self.secret}
+
+    @classmethod
+    def from_file(cls, path: Path) -> Service | None:
+        """Read what the task that hosts the service wrote; None if it is not there yet, or is another user's file."""
+        try:
+            with path.open(encoding="utf-8") as file:
+                if os.fstat(file.fileno()).st_uid != os.getuid():
+                    return None
+                content = json.load(file)
+            return cls(tuple(map(Address.from_text, content["addresses"])), content["secret"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def is_under_launcher(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher of tf4slurm started this process as an agent."""
+    return _CONTROL in environ
+
+
+def settings_to_environ(settings: JoinSettings) -> dict[str, str]:
+    return {_SETTINGS: json.dumps(dataclasses.asdict(settings))}
+
+
+def settings_from_environ(environ: Mapping[str, str]) -> JoinSettings:
+    """Read what a launcher of the same version wrote."""
+    fields = json.loads(environ[_SETTINGS])
+    return JoinSettings(**{**fields, "ports": tuple(fields["ports"])})
+
+
+def rank_to_environ(rank: int) -> dict[str, str]:
+    return {_RANK: str(rank)}
+
+
+class Join:
+    """One task's membership and the port it holds for its child."""
+
+    def __init__(self, place: Place, settings: JoinSettings, find_service: Callable[[], Service | None]) -> None:
+        self.place = place
+        self.secret = ""
+        self.failure: Tf4SlurmError | OSError | None = None
+        self.held_port: HeldPort | None = None
+        self.listener: socket.socket | None = None
+        self._settings = settings
+        self._find_service = find_service
+        self.membership = Membership(
+            self._addresses,
+            self._make_hello,
+            beat_seconds=settings.beat_seconds,
+            dead_after_seconds=settings.dead_after_seconds,
+            join_seconds=settings.join_seconds,
+        )
+
+    def _addresses(self) -> tuple[Sequence[Address], str]:
+        service = self._find_service()
+        if service is None:
+            return (), ""
+        self.secret = service.secret
+        return service.addresses, service.secret
+
+    def _make_hello(self, service: Address) -> Hello:
+        """Choose the address and hold a port; a failure is told to the launcher, which ends the job with it."""
+        host, port, settings = "", 0, self._settings
+        try:
+            host = interface_address(settings.interface) if settings.interface else route_address(service.host)
+            self.held_port = hold_port(settings.ports or self.place.reserved_ports)
+            port = self.held_port.port
+            self.listener = self.held_port.listen()  # before anyone can know the address and ask for proof
+        except (Tf4SlurmError, OSError) as error:
+            self.failure = error
+        incarnation = f"{os.getpid()}-{time.time_ns():x}-{secrets.token_hex(4)}"
+        failure = None if self.failure is None else str(self.failure)
+        return Hello(self.place.rank, self.place.node, host, port, incarnation, __version__, failure)

@@ -1,0 +1,1 @@
+"""Plan, spawners, launcher."""

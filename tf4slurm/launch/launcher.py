@@ -1,0 +1,187 @@
+"""The launcher: forms the cluster, decides, reports. One per job, outside every role."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import platform
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tf4slurm import __version__
+from tf4slurm.child import adopt_orphans
+from tf4slurm.cluster import Address
+from tf4slurm.control.auth import new_secret
+from tf4slurm.control.service import ControlService
+from tf4slurm.control.state import JobState, Phase, TaskRecord
+from tf4slurm.control.verdict import Verdict, describe_end
+from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST
+from tf4slurm.join import Service, settings_to_environ
+from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.launch.spawner import Spawner
+from tf4slurm.network.interfaces import host_addresses, interface_address
+from tf4slurm.observe.events import Event, EventLog
+from tf4slurm.run_directory import RunDirectory
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_CLOSE_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a job went: its verdict, what is known of each task, and how long it took."""
+
+    verdict: Verdict
+    records: tuple[TaskRecord, ...]
+    run_directory: RunDirectory
+    seconds: float
+    started_at: float
+
+
+class Reporter:
+    """Who is told, as it happens. This one says nothing; the command line has others."""
+
+    def on_run_directory(self, run_directory: RunDirectory) -> None:
+        """The run directory is there."""
+
+    def on_event(self, event: Event, state: JobState) -> None:
+        """The life of the job or of a task has changed."""
+
+    def on_output(self, line: str) -> None:
+        """A child, or whatever started the agents, printed a line."""
+
+    def on_result(self, result: Result) -> None:
+        """The job has ended; nothing else follows."""
+
+
+class Launcher:
+    """Runs one job to its end."""
+
+    def __init__(
+        self, plan: LaunchPlan, spawner: Spawner | None, run_directory: RunDirectory, reporter: Reporter
+    ) -> None:
+        """Without a spawner the tasks come by themselves (plain srun), and find the service in the run directory."""
+        self._plan = plan
+        self._spawner = spawner
+        self._run_directory = run_directory
+        self._reporter = reporter
+        self._events = EventLog(run_directory.events)
+        self._started_at = time.monotonic()
+        self._state = JobState(plan.tasks, plan.limits, self._started_at, self._on_event)
+        self._secret = new_secret()
+        self._service = ControlService(self._state, self._secret)
+
+    async def run(self) -> Result:
+        """Form the cluster, watch it, end it; return how it went. Every wait in it ends by the plan's limits."""
+        adopt_orphans()
+        self._run_directory.write_job(_describe(self._plan))
+        self._reporter.on_run_directory(self._run_directory)
+        loop = asyncio.get_running_loop()
+        try:
+            service = self._locate(await self._service.start())
+            self._run_directory.write_control(service.to_json())
+            if self._spawner is not None:
+                for number in _STOP_SIGNALS:
+                    loop.add_signal_handler(number, self._on_signal, number)
+                settings = self._plan.to_settings(self._run_directory.path)
+                await self._spawner.start({**service.to_environ(), **settings_to_environ(settings)}, self)
+            await self._service.wait_for_end()
+        finally:
+            if self._spawner is not None:
+                await self._spawner.close(_CLOSE_SECONDS)
+            await self._service.close()
+            self._run_directory.control.unlink(missing_ok=True)
+        return self._conclude()
+
+    # What the spawner sees
+
+    def on_output(self, line: str) -> None:
+        self._reporter.on_output(line)
+
+    def on_agent_exit(self, rank: int, returncode: int) -> None:
+        self._state.on_agent_exit(rank, returncode, time.monotonic())
+        self._service.publish()
+
+    def on_all_exit(self, returncode: int, words: str) -> None:
+        said = f" It said:\n{words}" if words else ""
+        if self._state.count("running", "exited", "proved", "joined", "left"):
+            verdict = Verdict(EXIT_TASK_LOST, f"srun ended before the job did: it {describe_end(returncode)}.{said}")
+        else:
+            verdict = Verdict(EXIT_PREFLIGHT, f"srun could not start the tasks: it {describe_end(returncode)}.{said}")
+        self._state.on_spawner_exit(verdict, time.monotonic())
+        self._service.publish()
+
+    # Inside
+
+    def _locate(self, port: int) -> Service:
+        """Return the addresses under which the tasks may find the service, the likeliest first."""
+        if self._spawner is not None and self._spawner.is_local:
+            hosts: tuple[str, ...] = ("127.0.0.1",)
+        elif self._plan.interface is not None and self._spawner is None:
+            hosts = (interface_address(self._plan.interface),)
+        else:
+            hosts = host_addresses() or (socket.gethostname(),)
+        return Service(tuple(Address(host, port) for host in hosts), self._secret)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        name = signal.Signals(number).name
+        self._state.on_stop(signal.Signals(number), f"the launcher got {name}")
+        self._service.publish()
+
+    def _on_event(self, kind: str, task: str | None, text: str) -> None:
+        self._reporter.on_event(self._events.add(kind, task, text), self._state)
+
+    def _conclude(self) -> Result:
+        verdict = self._state.verdict
+        assert verdict is not None
+        assert self._state.phase is Phase.ENDED
+        seconds = time.monotonic() - self._started_at
+        result = Result(verdict, tuple(self._state.records), self._run_directory, seconds, self._started_at)
+        self._run_directory.write_result(_result_json(result))
+        self._events.close()
+        self._reporter.on_result(result)
+        return result
+
+
+def _describe(plan: LaunchPlan) -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "command": list(plan.command),
+        "tasks": [str(task) for task in plan.tasks],
+        "limits": dataclasses.asdict(plan.limits),
+        "interface": plan.interface,
+        "ports": list(plan.ports),
+        "host": socket.gethostname(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": {"tf4slurm": __version__, "python": platform.python_version()},
+    }
+
+
+def _result_json(result: Result) -> dict[str, Any]:
+    verdict = result.verdict
+    return {
+        "exit_code": verdict.exit_code,
+        "reason": verdict.reason,
+        "cause": str(verdict.cause) if verdict.cause else None,
+        "tail": list(verdict.tail),
+        "seconds": round(result.seconds, 3),
+        "tasks": [_task_json(record, result.started_at) for record in result.records],
+    }
+
+
+def _task_json(record: TaskRecord, started_at: float) -> dict[str, Any]:
+    since: Callable[[float | None], float | None] = lambda at: None if at is None else round(at - started_at, 3)  # noqa: E731
+    return {
+        "task": str(record.task),
+        "rank": record.rank,
+        "node": record.node or None,
+        "address": str(record.address) if record.address else None,
+        "starts": record.status.starts,
+        "state": record.status.state if record.has_joined else "missing",
+        "returncode": record.status.returncode,
+        "started_seconds": since(record.started_at),
+        "ended_seconds": since(record.ended_at),
+    }

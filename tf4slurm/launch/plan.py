@@ -1,0 +1,90 @@
+"""What is to be launched: a frozen plan, and the checks that need nothing started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tf4slurm.cluster import Task
+from tf4slurm.control.state import Limits
+from tf4slurm.errors import CommandError, PlacementError
+from tf4slurm.join import JoinSettings
+from tf4slurm.network.ports import format_ports
+
+_INTERPRETERS = ("python", "bash", "sh")
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One job: `tasks[rank]` each run `command`, within `limits`, on the asked network.
+
+    Attributes:
+        name: The first half of the run directory's name.
+        interface: Name of a network interface, or None for the route to the launcher.
+        ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
+    """
+
+    tasks: tuple[Task, ...]
+    command: tuple[str, ...]
+    name: str
+    runs_directory: Path
+    limits: Limits = field(default_factory=Limits)
+    interface: str | None = None
+    ports: tuple[int, ...] = ()
+
+    def to_settings(self, run_directory: Path) -> JoinSettings:
+        return JoinSettings(
+            run_directory=str(run_directory),
+            interface=self.interface,
+            ports=self.ports,
+            beat_seconds=self.limits.beat_seconds,
+            dead_after_seconds=self.limits.dead_after_seconds,
+            join_seconds=self.limits.start_timeout_seconds,
+        )
+
+
+def check_ports(ports: Sequence[int], tasks_per_host: int) -> None:
+    """Check that a range has a port for each task of a host.
+
+    Raises:
+        PlacementError: It has not.
+    """
+    if ports and len(ports) < tasks_per_host:
+        raise PlacementError(
+            f"{len(ports)} ports ({format_ports(ports)}) are too few for {tasks_per_host} tasks on one host. "
+            f"Give --ports a range of at least {tasks_per_host}.",
+            requested=tasks_per_host,
+            available=len(ports),
+        )
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Check that the program, and the script that a known interpreter is given, are there and can be run.
+
+    Raises:
+        CommandError: They are not.
+    """
+    program = command[0]
+    if shutil.which(program) is None:
+        if not os.path.exists(program):
+            what, todo = "does not exist", "Check its name, or the environment that should provide it"
+        else:
+            what, todo = (
+                "is not executable",
+                f'Start it with its interpreter, such as "python {program}", or chmod +x it',
+            )
+        raise CommandError(f"The program {program!r} {what}. {todo}.", command=command)
+    if not os.path.basename(program).startswith(_INTERPRETERS):
+        return
+    for argument in command[1:]:
+        if argument in ("-c", "-m", "-s", "-"):
+            return
+        if not argument.startswith("-"):
+            if not os.path.isfile(argument):
+                raise CommandError(
+                    f"The script {argument!r} does not exist in {os.getcwd()}. Check its path.", command=command
+                )
+            return

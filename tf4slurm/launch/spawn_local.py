@@ -1,0 +1,89 @@
+"""Spawns agents as processes of this host: forks of the launcher, so that four of them start in 20 ms, not in 500.
+
+The forks are made before this process has a thread or uses gRPC (either would be lost in a fork), wait on a pipe for
+the environment that the launcher makes later, and end if that never comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from tf4slurm.agent import run_agent
+from tf4slurm.child import kill_descendants
+from tf4slurm.join import rank_to_environ
+from tf4slurm.launch.spawner import SpawnerListener, read_lines
+
+_Connection = multiprocessing.connection.Connection
+_FORK = multiprocessing.get_context("fork")
+_DRAIN_SECONDS = 0.5
+_KILL_SECONDS = 2.0
+
+
+class LocalSpawner:
+    """One agent process per task on this host, each in a session of its own: Ctrl-C reaches the launcher alone."""
+
+    is_local = True
+
+    def __init__(self, num_tasks: int, command: Sequence[str]) -> None:
+        """Fork the agents. Call this while the process is single-threaded and has not used gRPC."""
+        self._agents = [_ForkedAgent(command) for _ in range(num_tasks)]
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
+        for rank, agent in enumerate(self._agents):
+            agent.environment.send({**os.environ, **environment, **rank_to_environ(rank)})
+            agent.environment.close()
+            self._watching.append(asyncio.create_task(_watch(rank, agent, listener)))
+
+    async def close(self, grace_seconds: float) -> None:
+        if self._watching:
+            await asyncio.wait(self._watching, timeout=grace_seconds)
+        for agent in self._agents:
+            agent.process.kill()
+        if self._watching:
+            await asyncio.wait(self._watching, timeout=_KILL_SECONDS)
+        kill_descendants()
+
+
+class _ForkedAgent:
+    def __init__(self, command: Sequence[str]) -> None:
+        receiver, self.environment = _FORK.Pipe(duplex=False)
+        readable, writable = os.pipe()
+        self.process = _FORK.Process(target=_be_agent, args=(command, receiver, self.environment, writable))
+        self.process.start()
+        receiver.close()
+        os.close(writable)
+        self.output = open(readable, "rb", buffering=0)  # noqa: SIM115 - read until the agent has ended
+
+
+def _be_agent(command: Sequence[str], receiver: _Connection, sender: _Connection, output: int) -> None:
+    """Run in the fork: become a process of its own, wait for the environment, then live the agent's life."""
+    os.setsid()
+    sender.close()
+    for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
+        os.dup2(output, descriptor)
+    os.close(output)
+    try:
+        environment: dict[str, str] = receiver.recv()
+    except EOFError:
+        sys.exit(0)  # nothing was started after all
+    sys.exit(run_agent(command, environment))
+
+
+async def _watch(rank: int, agent: _ForkedAgent, listener: SpawnerListener) -> None:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    stream = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), agent.output)
+    reading = asyncio.create_task(read_lines(stream, listener.on_output))
+    loop.add_reader(agent.process.sentinel, ended.set)
+    await ended.wait()
+    loop.remove_reader(agent.process.sentinel)
+    agent.process.join()
+    await asyncio.wait({reading}, timeout=_DRAIN_SECONDS)
+    reading.cancel()
+    listener.on_agent_exit(rank, agent.process.exitcode or 0)

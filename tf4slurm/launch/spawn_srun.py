@@ -1,0 +1,66 @@
+"""Spawns agents on the hosts of a Slurm allocation, as one step."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from tf4slurm.launch.spawner import SpawnerListener, read_lines
+from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.commands import srun_command
+
+_AGENT = (sys.executable, "-m", "tf4slurm", "task", "--")
+_WORDS_LINES = 10
+
+
+class SrunSpawner:
+    """One agent per task of a step. srun is never signalled while agents live: it would SIGKILL them all."""
+
+    is_local = False
+
+    def __init__(self, allocation: SlurmAllocation, num_tasks: int, command: Sequence[str]) -> None:
+        self._command = srun_command(allocation, num_tasks, (*_AGENT, *command))
+        self._srun: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
+        self._srun = await asyncio.create_subprocess_exec(
+            *self._command,
+            env={**os.environ, **environment},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._watching = asyncio.create_task(self._watch(self._srun, listener))
+
+    async def close(self, grace_seconds: float) -> None:
+        if self._srun is None or self._watching is None:
+            return
+        await asyncio.wait({self._watching}, timeout=grace_seconds)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._srun.returncode is None:
+                self._srun.send_signal(number)
+                await asyncio.wait({self._watching}, timeout=2.0)
+
+    async def _watch(self, srun: asyncio.subprocess.Process, listener: SpawnerListener) -> None:
+        words: deque[str] = deque(maxlen=_WORDS_LINES)
+
+        def on_error_line(line: str) -> None:
+            if line.startswith(("srun:", "slurmstepd:")):
+                words.append(line)
+            listener.on_output(line)
+
+        reading = {
+            asyncio.create_task(read_lines(srun.stdout, listener.on_output)),
+            asyncio.create_task(read_lines(srun.stderr, on_error_line)),
+        }
+        returncode = await srun.wait()
+        await asyncio.wait(reading, timeout=0.5)
+        for task in reading:
+            task.cancel()
+        listener.on_all_exit(returncode, "\n".join(words))

@@ -1,0 +1,97 @@
+"""Ports: pick one that nobody has, hold it, and hand it over to the child without a race.
+
+The holder binds without SO_REUSEPORT, so a port that anybody has, holds or listens on is passed over, and sets the
+option afterwards: from then on another socket of the same user may listen there if it sets the option too, as
+TensorFlow's server does with TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection reaches the child.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Sequence
+
+from tf4slurm.errors import PlacementError
+
+_BACKLOG = 128
+
+
+class HeldPort:
+    """A TCP port of all addresses of this host that stays ours until `close`."""
+
+    def __init__(self, holder: socket.socket) -> None:
+        self._holder = holder
+        self.port: int = holder.getsockname()[1]
+
+    def listen(self) -> socket.socket:
+        """Return a listening socket on the held port; close it before the child starts, or it takes connections."""
+        listener = _wildcard_socket(self._holder.family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(("", self.port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        return listener
+
+    def close(self) -> None:
+        self._holder.close()
+
+
+def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
+    """Hold the first free port of `candidates`, or one that the kernel picks if there are none.
+
+    Raises:
+        PlacementError: Every candidate is in use on this host.
+    """
+    for port in candidates or (0,):
+        holder = _wildcard_socket()
+        try:
+            holder.bind(("", port))
+        except OSError as error:
+            holder.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        return HeldPort(holder)
+    raise PlacementError(
+        f"None of the {len(candidates)} ports {format_ports(candidates)} is free on this host. Give a larger range.",
+        requested=1,
+        available=0,
+    )
+
+
+def parse_ports(text: str) -> tuple[int, ...]:
+    """Read ports as Slurm writes them: "23000-23149,23500,23900-23999".
+
+    Raises:
+        ValueError: A part that is not a port or a range, a reversed range, or a number outside 1 to 65535.
+    """
+    ports: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 65536):
+            raise ValueError(f'{part!r} is not a range of ports: expected "first-last" within 1 to 65535.')
+        ports.extend(range(int(first), int(last) + 1))
+    return tuple(ports)
+
+
+def format_ports(ports: Sequence[int]) -> str:
+    """Write ports as `parse_ports` reads them."""
+    ranges: list[list[int]] = []
+    for port in ports:
+        if ranges and port == ranges[-1][1] + 1:
+            ranges[-1][1] = port
+        else:
+            ranges.append([port, port])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def _wildcard_socket(family: int | None = None) -> socket.socket:
+    """Return a TCP socket that binds all addresses, of both IP versions where the host has IPv6."""
+    if family is None:
+        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    wildcard = socket.socket(family, socket.SOCK_STREAM)
+    if family == socket.AF_INET6:
+        wildcard.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    return wildcard

@@ -1,0 +1,86 @@
+"""Lines of text to a stream that may be slow: whoever writes never waits for whoever reads.
+
+A terminal on hold (Ctrl-S) or a full pipe must not stop an agent's heartbeat, so a thread does the writing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Protocol
+
+_MAX_WAITING_LINES = 10_000
+_CLOSE_SECONDS = 1.0
+
+
+class Stream(Protocol):
+    """What lines can be written to, such as sys.stdout."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+class LineWriter:
+    """Writes lines in a thread of its own; what does not fit into its queue is counted and left out, and says so."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(_MAX_WAITING_LINES)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._write_all, name="line-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        """Queue one line, given without its end."""
+        try:
+            if self._dropped:
+                self._lines.put_nowait(f"[{self._dropped} lines left out here; the log files have them]")
+                self._dropped = 0
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._dropped += 1
+
+    def close(self) -> None:
+        """Write what is queued, for at most a second."""
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        try:
+            self._lines.put(None, timeout=_CLOSE_SECONDS)
+        except queue.Full:
+            return
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _write_all(self) -> None:
+        broken = False
+        while (line := self._lines.get()) is not None:
+            if broken:
+                continue
+            try:
+                self._stream.write(line + "\n")
+                if self._lines.empty():
+                    self._stream.flush()
+            except (OSError, ValueError):
+                broken = True  # the reader is gone: the log files go on
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines of text; a carriage return ends a line too, so progress bars are seen."""
+
+    MAX_LINE_BYTES = 65536
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def split(self, data: bytes) -> list[str]:
+        """Return the lines that `data` completes."""
+        *lines, self._rest = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if len(self._rest) > self.MAX_LINE_BYTES:
+            lines.append(self._rest)
+            self._rest = b""
+        return [line.decode("utf-8", "replace") for line in lines]
+
+    def finish(self) -> list[str]:
+        """Return what is left when the stream has ended."""
+        rest, self._rest = self._rest, b""
+        return [rest.decode("utf-8", "replace")] if rest else []

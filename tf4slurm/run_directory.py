@@ -1,0 +1,102 @@
+"""The run directory: everything that is kept of one job.
+
+runs/<name>-<id>/
+    job.json          the plan, the versions, the command
+    control.json      0600: where the control service listens, and the job's secret
+    events.jsonl      every change of state
+    logs/<role>-<index>.<attempt>.log   what the task's child printed
+    result.json       the verdict, and the life of each task
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tf4slurm.cluster import Task
+from tf4slurm.errors import RunDirectoryError
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where the files of one job are. Everything in it belongs to its user alone (0700)."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, parent: Path, name: str) -> RunDirectory:
+        """Make `parent`/`name`; where that exists already, `name`-2, `name`-3 and so on.
+
+        Raises:
+            RunDirectoryError: It cannot be made.
+        """
+        for number in range(1, 10_000):
+            path = parent / (name if number == 1 else f"{name}-{number}")
+            try:
+                parent.mkdir(parents=True, exist_ok=True)
+                path.mkdir(mode=0o700)
+                (path / "logs").mkdir()
+            except FileExistsError:
+                if parent.is_dir():
+                    continue
+                raise _cannot_write(path, "its parent is not a directory") from None
+            except OSError as error:
+                raise _cannot_write(path, error.strerror) from error
+            return cls(path.absolute())
+        raise _cannot_write(parent / name, "9,999 runs of that name exist")
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Make the run directory at exactly this path, or take the one that is there.
+
+        Raises:
+            RunDirectoryError: It cannot be made.
+        """
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (path / "logs").mkdir(exist_ok=True)
+        except OSError as error:
+            raise _cannot_write(path, error.strerror) from error
+        return cls(path.absolute())
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def control(self) -> Path:
+        return self.path / "control.json"
+
+    def log(self, task: Task, attempt: int) -> Path:
+        return self.path / "logs" / f"{task.task_type}-{task.task_index}.{attempt}.log"
+
+    def write_job(self, content: Mapping[str, Any]) -> None:
+        _write_json(self.path / "job.json", content)
+
+    def write_control(self, content: Mapping[str, Any]) -> None:
+        _write_json(self.control, content)
+
+    def write_result(self, content: Mapping[str, Any]) -> None:
+        _write_json(self.path / "result.json", content)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a whole file or none: readers on other hosts never see half of it."""
+    draft = path.with_suffix(".draft")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2)
+        file.write("\n")
+    draft.replace(path)
+
+
+def _cannot_write(path: Path, why: str | None) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"The run directory {str(path)!r} cannot be made: {why}. Choose a place that you may write, on a file system "
+        "that all hosts of the job share, with --runs-directory.",
+        path=str(path),
+    )
