@@ -39,11 +39,16 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line; errors of tf4slurm become one line and their exit code."""
-    level = os.environ.get("TF4SLURM_LOG", "WARNING").upper()
+    """Run the command line; errors of tf4slurm become one line and their exit code.
+
+    The environment is read here, once: verbs get it as it was, and so do the children.
+    """
+    environ = dict(os.environ)
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else its core tells stderr of every connection that ends
+    level = environ.get("TF4SLURM_LOG", "WARNING").upper()
     logging.basicConfig(stream=sys.stderr, level=level, format="tf4slurm: %(levelname)s: %(message)s")
     try:
-        cli()
+        cli(obj=environ)
     except Tf4SlurmError as error:
         click.echo(f"tf4slurm: {error}", err=True)
         sys.exit(error.exit_code)

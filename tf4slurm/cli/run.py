@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from typing import Any
@@ -27,14 +26,15 @@ from tf4slurm.slurm.step import SlurmStep, is_in_step
 @click.command()
 @click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
 @job_options
-def run(local: bool, **options: Any) -> None:
+@click.pass_obj
+def run(environ: dict[str, str], /, local: bool, **options: Any) -> None:
     """Run COMMAND once per task as one TensorFlow cluster, and end it whatever happens.
 
     On a laptop the tasks are local processes; inside a Slurm allocation they are started with srun. COMMAND stands
     after "--" and finds its place in TF_CONFIG.
     """
-    allocation = None if local else SlurmAllocation.from_environ(os.environ)
-    if allocation is not None and is_in_step(os.environ) and SlurmStep.from_environ(os.environ).num_tasks > 1:
+    allocation = None if local else SlurmAllocation.from_environ(environ)
+    if allocation is not None and is_in_step(environ) and SlurmStep.from_environ(environ).num_tasks > 1:
         raise SlurmEnvironmentError(
             '"tf4slurm run" was itself started by srun on several tasks, and each would launch a job. Leave srun out: '
             'run starts it; or use "srun tf4slurm task".',
@@ -49,9 +49,9 @@ def run(local: bool, **options: Any) -> None:
     run_directory = RunDirectory.create(plan.runs_directory, f"{plan.name}-{_job_id(allocation)}")
     spawner: Spawner
     if allocation is None:
-        spawner = LocalSpawner(len(plan.tasks), plan.command)
+        spawner = LocalSpawner(len(plan.tasks), plan.command, environ)
     else:
-        spawner = SrunSpawner(allocation, len(plan.tasks), plan.command)
+        spawner = SrunSpawner(allocation, len(plan.tasks), plan.command, environ)
     reporter = make_reporter(len(plan.tasks))
     try:
         result = asyncio.run(Launcher(plan, spawner, run_directory, reporter).run())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from typing import Any
 
@@ -17,13 +16,13 @@ from tf4slurm.output import LineWriter
 
 @click.command()
 @job_options
-def task(**options: Any) -> None:
+@click.pass_obj
+def task(environ: dict[str, str], /, **options: Any) -> None:
     """Be one task of a job: what srun starts on every task.
 
     Under "tf4slurm run" everything is known from the environment. Alone, as in "srun -n4 tf4slurm task --ps 1 --
     python train.py", the options say which roles there are, and rank 0 takes the launcher's part.
     """
-    environ = dict(os.environ)
     if is_under_launcher(environ):
         sys.exit(run_agent(options["command"], environ))
     sys.exit(_run_alone(environ, options))

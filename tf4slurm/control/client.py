@@ -14,8 +14,7 @@ import grpc.aio
 
 from tf4slurm.cluster import Address
 from tf4slurm.control import auth
-from tf4slurm.control.messages import Beat, Hello, Map, Order, Status, decode, encode
-from tf4slurm.control.service import METHOD, SERVICE
+from tf4slurm.control.messages import METHOD, SERVICE, Beat, Hello, Map, Order, Status, decode, encode
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousConnectionError
 
 logger = logging.getLogger(__name__)

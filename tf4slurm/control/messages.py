@@ -14,6 +14,10 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.errors import MessageError
 
+SERVICE = "tf4slurm.Control"
+METHOD = "Join"
+"""The one gRPC method: a stream of `Hello` and `Status` from a task, of `Map`, `Order` and `Beat` to it."""
+
 TaskState = Literal["joined", "proved", "unproved", "running", "exited", "left"]
 
 

@@ -16,14 +16,12 @@ import grpc
 import grpc.aio
 
 from tf4slurm.control import auth
-from tf4slurm.control.messages import Beat, Hello, Map, Message, Order, Status, decode, encode
+from tf4slurm.control.messages import METHOD, SERVICE, Beat, Hello, Map, Message, Order, Status, decode, encode
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousError
 
 logger = logging.getLogger(__name__)
 
-SERVICE = "tf4slurm.Control"
-METHOD = "Join"
 _HANDSHAKE_SECONDS = 10.0
 _MAX_MESSAGE_BYTES = 65536
 _TICKS_PER_BEAT = 5

@@ -27,7 +27,7 @@ from tf4slurm.observe.events import Event, EventLog
 from tf4slurm.run_directory import RunDirectory
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,14 +29,15 @@ class LocalSpawner:
 
     is_local = True
 
-    def __init__(self, num_tasks: int, command: Sequence[str]) -> None:
+    def __init__(self, num_tasks: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Fork the agents. Call this while the process is single-threaded and has not used gRPC."""
+        self._environ = environ
         self._agents = [_ForkedAgent(command) for _ in range(num_tasks)]
         self._watching: list[asyncio.Task[None]] = []
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
         for rank, agent in enumerate(self._agents):
-            agent.environment.send({**os.environ, **environment, **rank_to_environ(rank)})
+            agent.environment.send({**self._environ, **environment, **rank_to_environ(rank)})
             agent.environment.close()
             self._watching.append(asyncio.create_task(_watch(rank, agent, listener)))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from tf4slurm.errors import LaunchError
 from tf4slurm.launch.spawner import SpawnerListener, read_lines
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import srun_command
@@ -22,20 +22,32 @@ class SrunSpawner:
 
     is_local = False
 
-    def __init__(self, allocation: SlurmAllocation, num_tasks: int, command: Sequence[str]) -> None:
+    def __init__(
+        self, allocation: SlurmAllocation, num_tasks: int, command: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
+        self._environ = environ
         self._command = srun_command(allocation, num_tasks, (*_AGENT, *command))
         self._srun: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
-        self._srun = await asyncio.create_subprocess_exec(
-            *self._command,
-            env={**os.environ, **environment},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        try:
+            self._srun = await asyncio.create_subprocess_exec(
+                *self._command,
+                env={**self._environ, **environment},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"srun cannot be started ({error}), but SLURM_JOB_ID says that this is a Slurm allocation. "
+                "Put Slurm's programs on PATH, or use --local for local processes.",
+                command=self._command,
+                returncode=127,
+                stderr="",
+            ) from error
         self._watching = asyncio.create_task(self._watch(self._srun, listener))
 
     async def close(self, grace_seconds: float) -> None:
