@@ -1,0 +1,23 @@
+"""The leak check: a test that leaves a process behind, on whatever host, fails."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.processes import MARK_VARIABLE, kill_leftovers
+
+
+@pytest.fixture(autouse=True)
+def process_mark() -> Iterator[str]:
+    """The mark that every process started by this test carries in its environment."""
+    mark = uuid.uuid4().hex
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK_VARIABLE, mark)
+        yield mark
+    leftovers = kill_leftovers(mark, timeout_seconds=3)
+    if leftovers:
+        names = "\n".join(map(str, leftovers))
+        pytest.fail(f"The test left these processes behind (killed now):\n{names}", pytrace=False)

@@ -1,0 +1,91 @@
+"""A running `tf4slurm run` as tests see it: its children, its events, its end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.processes import wait_until
+
+CHILD = Path(__file__).with_name("child.py")
+TF4SLURM = str(Path(sys.executable).with_name("tf4slurm"))
+
+
+class Job:
+    """One job of test children (child.py) in a directory of its own."""
+
+    def __init__(self, directory: Path, start: Callable[..., subprocess.Popen[str]] = subprocess.Popen) -> None:
+        """`start` is subprocess.Popen, or starts the command on a host of the lab with the same arguments."""
+        self.directory = directory
+        self.children = directory / "children"
+        self.children.mkdir()
+        self._start = start
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, *options: str, command: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
+        """Start `tf4slurm run` with these options; `prefix` is put before it, such as salloc and its options."""
+        command = command or (sys.executable, str(CHILD), str(self.children))
+        with (self.directory / "stdout").open("w") as stdout, (self.directory / "stderr").open("w") as stderr:
+            self.process = self._start(
+                [*prefix, TF4SLURM, "run", "--runs-directory", str(self.directory / "runs"), *options, "--", *command],
+                stdout=stdout,
+                stderr=stderr,
+                text=True,
+            )
+
+    def wait_for_child(self, name: str, number: int = 1, timeout_seconds: float = 30) -> dict[str, Any]:
+        """Wait until the child "worker-0" runs for the given time; return what it said of itself."""
+        path = self.children / f"{name}.{number}"
+        assert wait_until(path.exists, timeout_seconds), f"{name} did not start; {self.stderr}"
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def end_child(self, name: str, code: int = 0) -> None:
+        draft = self.children / f"draft-{name}.exit"
+        draft.write_text(str(code))
+        draft.replace(self.children / f"{name}.exit")
+
+    def wait(self, timeout_seconds: float = 30) -> int:
+        """Wait for the end of `tf4slurm run`; return its exit code."""
+        assert self.process is not None
+        return self.process.wait(timeout_seconds)
+
+    def seconds_to_end(self, timeout_seconds: float = 30) -> float:
+        started = time.monotonic()
+        self.wait(timeout_seconds)
+        return time.monotonic() - started
+
+    @property
+    def run_directory(self) -> Path:
+        (found,) = (self.directory / "runs").iterdir()
+        return found
+
+    @property
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run_directory / "result.json").read_text())
+        return found
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.run_directory / "events.jsonl").read_text().splitlines()]
+
+    def wait_for_event(self, kind: str, task: str | None = None, timeout_seconds: float = 30) -> None:
+        """Wait until events.jsonl has this change of life."""
+
+        def happened() -> bool:
+            return any(event["kind"] == kind and event["task"] == task for event in self.events)
+
+        assert wait_until(happened, timeout_seconds), f"no {kind} of {task}: {self.events}"
+
+    @property
+    def stdout(self) -> str:
+        return (self.directory / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.directory / "stderr").read_text()

@@ -1,0 +1,286 @@
+"""`tf4slurm run` on this host, with real processes: how jobs go and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.jobs import Job
+from tests.processes import marked_processes, wait_until, wait_until_gone
+
+ROLES = ("--ps", "1", "--workers", "2")
+NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
+        job.process.kill()
+        job.process.wait()
+
+
+def agent_of(child: int) -> psutil.Process:
+    parent = psutil.Process(child).parent()
+    assert parent is not None
+    return parent
+
+
+def test_a_job_forms_and_ends_when_its_chief_does(job: Job) -> None:
+    job.start(*ROLES)
+    children = {name: job.wait_for_child(name) for name in NAMES}
+    clusters = [child["config"]["cluster"] for child in children.values()]
+    assert all(cluster == clusters[0] for cluster in clusters)
+    assert {role: len(addresses) for role, addresses in clusters[0].items()} == {"chief": 1, "ps": 1, "worker": 2}
+    job.end_child("chief-0")
+    assert job.wait() == 0
+    assert job.result["exit_code"] == 0
+    assert {task["task"]: task["state"] for task in job.result["tasks"]} == {
+        "chief/0": "left",
+        "ps/0": "left",
+        "worker/0": "left",
+        "worker/1": "left",
+    }
+    assert "COMPLETED" in job.stderr
+
+
+def test_output_goes_to_a_file_per_task_and_with_its_name_to_the_terminal(job: Job) -> None:
+    job.start(*ROLES)
+    ports = {name: job.wait_for_child(name)["config"]["cluster"] for name in NAMES}
+    port = ports["worker-0"]["worker"][0].rpartition(":")[2]
+    job.end_child("chief-0")
+    job.wait()
+    assert f"worker/0 | worker-0 listens on {port}\n" in job.stdout
+    assert (job.run_directory / "logs" / "worker-0.1.log").read_text() == f"worker-0 listens on {port}\n"
+
+
+def test_the_run_directory_is_its_users_alone_and_keeps_no_secret(job: Job) -> None:
+    job.start(*ROLES)
+    secret = json.loads((wait_for_control(job)).read_text())["secret"]
+    children = [job.wait_for_child(name) for name in NAMES]
+    assert stat.S_IMODE((job.run_directory / "control.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(job.run_directory.stat().st_mode) == 0o700
+    assert not any(secret in child["environ"].values() for child in children)
+    assert not any(secret in process.command for process in marked_processes(os.environ["TF4SLURM_TEST_MARK"]))
+    job.end_child("chief-0")
+    job.wait()
+    files = [path for path in job.run_directory.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"job.json", "events.jsonl", "result.json", "chief-0.1.log"}
+    assert not any(secret in path.read_text() for path in files)
+
+
+def wait_for_control(job: Job) -> Path:
+    runs = job.directory / "runs"
+    assert wait_until(lambda: any(runs.glob("*/control.json")), 10)
+    return next(runs.glob("*/control.json"))
+
+
+@pytest.mark.parametrize(("ended", "code"), [("chief-0", 3), ("ps-0", 4)])
+def test_the_exit_code_is_that_of_the_task_that_failed(job: Job, ended: str, code: int) -> None:
+    job.start(*ROLES)
+    for name in NAMES:
+        job.wait_for_child(name)
+    job.end_child(ended, code)
+    assert job.wait() == code
+    assert job.stderr.count("Root cause:") == 1
+    assert f"{ended.replace('-', '/')} on {socket.gethostname()} exited with code {code}." in job.stderr
+    assert f"{ended} listens on" in job.stderr.partition("The last lines of")[2]
+
+
+def test_a_killed_ps_ends_the_job_with_137(job: Job) -> None:
+    job.start(*ROLES)
+    for name in NAMES:
+        job.wait_for_child(name)
+    os.kill(job.wait_for_child("ps-0")["pid"], signal.SIGKILL)
+    assert job.seconds_to_end() < 5
+    assert job.wait() == 137
+    assert job.stderr.count("Root cause:") == 1
+    assert "was killed by signal 9 (SIGKILL)" in job.stderr
+
+
+def test_a_killed_worker_is_started_again_at_the_same_address(job: Job) -> None:
+    job.start(*ROLES)
+    first = job.wait_for_child("worker-1")
+    os.kill(first["pid"], signal.SIGKILL)
+    second = job.wait_for_child("worker-1", number=2)
+    assert second["pid"] != first["pid"]
+    assert second["config"] == first["config"]
+    job.end_child("chief-0")
+    assert job.wait() == 0
+    assert next(task for task in job.result["tasks"] if task["task"] == "worker/1")["starts"] == 2
+
+
+def test_a_worker_that_always_fails_ends_the_job(job: Job) -> None:
+    job.start(*ROLES, "--max-worker-restarts", "2")
+    job.end_child("worker-0", 9)
+    assert job.wait() == 9
+    assert job.wait_for_child("worker-0", number=3)
+    assert next(task for task in job.result["tasks"] if task["task"] == "worker/0")["starts"] == 3
+
+
+def test_without_a_chief_all_workers_are_waited_for(job: Job) -> None:
+    job.start(*ROLES, "--no-chief")
+    assert "chief" not in job.wait_for_child("worker-0")["config"]["cluster"]
+    job.end_child("worker-0")
+    job.wait_for_event("exited", "worker/0")
+    assert job.process is not None
+    assert job.process.poll() is None
+    job.end_child("worker-1")
+    assert job.wait() == 0
+
+
+def test_an_evaluator_is_outside_the_cluster_and_waited_for(job: Job) -> None:
+    job.start("--ps", "1", "--workers", "1", "--evaluators", "1", command=("sh", "-c", 'test -n "$TF_CONFIG"'))
+    assert job.wait() == 0
+    assert [task["returncode"] for task in job.result["tasks"] if task["task"] == "evaluator/0"] == [0]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_the_launcher_ends_the_job(job: Job, number: signal.Signals, code: int) -> None:
+    job.start(*ROLES)
+    for name in NAMES:
+        job.wait_for_child(name)
+    assert job.process is not None
+    job.process.send_signal(number)
+    assert job.wait() == code
+    assert number.name in job.stderr
+
+
+def test_a_signal_to_one_agent_ends_the_job(job: Job) -> None:
+    job.start(*ROLES)
+    for name in NAMES:
+        job.wait_for_child(name)
+    agent_of(job.wait_for_child("worker-1")["pid"]).terminate()
+    assert job.wait() == 143
+
+
+def test_a_killed_launcher_leaves_nothing(job: Job, process_mark: str) -> None:
+    job.start(*ROLES, "--dead-after", "2")
+    for name in NAMES:
+        job.wait_for_child(name)
+    assert job.process is not None
+    job.process.kill()
+    job.process.wait()
+    assert wait_until_gone(process_mark, timeout_seconds=2 + 5) == []
+
+
+def test_a_killed_launcher_leaves_nothing_within_15_seconds_by_default(job: Job, process_mark: str) -> None:
+    job.start(*ROLES)
+    for name in NAMES:
+        job.wait_for_child(name)
+    assert job.process is not None
+    job.process.kill()
+    job.process.wait()
+    assert wait_until_gone(process_mark, timeout_seconds=15) == []
+
+
+@pytest.mark.parametrize("victim", ["chief-0", "ps-0", "worker-0"])
+def test_a_killed_agent_ends_the_job_and_its_child(job: Job, victim: str, process_mark: str) -> None:
+    job.start(*ROLES)
+    for name in NAMES:
+        job.wait_for_child(name)
+    agent_of(job.wait_for_child(victim)["pid"]).kill()
+    assert job.seconds_to_end() < 5
+    assert job.wait() == 7
+    assert wait_until_gone(process_mark, timeout_seconds=1) == []
+
+
+def test_a_stopped_agent_is_silence_and_silence_is_death(job: Job, process_mark: str) -> None:
+    job.start(*ROLES, "--dead-after", "2", "--beat", "0.5")
+    for name in NAMES:
+        job.wait_for_child(name)
+    agent_of(job.wait_for_child("ps-0")["pid"]).suspend()
+    assert job.seconds_to_end() < 2 + 5
+    assert job.wait() == 7
+    assert "nothing was heard of it for 2 s" in job.stderr
+    assert wait_until_gone(process_mark, timeout_seconds=1) == []
+
+
+def test_a_stopped_launcher_that_goes_on_blames_nobody(job: Job) -> None:
+    job.start(*ROLES, "--dead-after", "6", "--beat", "0.5")
+    for name in NAMES:
+        job.wait_for_child(name)
+    assert job.process is not None
+    launcher = psutil.Process(job.process.pid)
+    launcher.suspend()
+    stopped = time.monotonic()
+    wait_until(lambda: time.monotonic() - stopped > 3, timeout_seconds=4)
+    launcher.resume()
+    job.end_child("chief-0")
+    assert job.wait() == 0
+
+
+def test_a_child_that_ignores_sigterm_is_killed(job: Job) -> None:
+    ignorant = "trap '' TERM; case $TF_CONFIG in *'\"chief\", \"index\"'*) exit 0;; esac; while :; do sleep 0.1; done"
+    job.start("--ps", "1", "--workers", "1", command=("sh", "-c", ignorant))
+    assert job.wait() == 0
+
+
+def test_what_a_child_leaves_behind_is_ended(job: Job, process_mark: str) -> None:
+    daemon = "setsid sleep 1000 & setsid setsid sleep 1001 & exit 0"
+    job.start("--ps", "1", "--workers", "1", command=("sh", "-c", daemon))
+    assert job.wait() == 0
+    assert wait_until_gone(process_mark, timeout_seconds=1) == []
+
+
+def test_two_jobs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    jobs = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        jobs.append(Job(tmp_path / name))
+        jobs[-1].start(*ROLES)
+    clusters = [job.wait_for_child("chief-0")["config"]["cluster"] for job in jobs]
+    addresses = [{a for role in cluster.values() for a in role} for cluster in clusters]
+    assert not addresses[0] & addresses[1]
+    jobs[0].end_child("chief-0", 5)
+    assert jobs[0].wait() == 5
+    assert jobs[1].process is not None
+    assert jobs[1].process.poll() is None
+    jobs[1].end_child("chief-0")
+    assert jobs[1].wait() == 0
+
+
+def test_ports_come_from_the_asked_range(job: Job) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        first = min(taken.getsockname()[1], 65500)
+        job.start(*ROLES, "--ports", f"{first}-{first + 12}")
+        cluster = job.wait_for_child("ps-0")["config"]["cluster"]
+        job.end_child("chief-0")
+        assert job.wait() == 0
+    ports = {int(a.rpartition(":")[2]) for role in cluster.values() for a in role}
+    assert ports <= set(range(first + 1, first + 13))
+
+
+def test_children_see_gpus_only_where_their_role_does(job: Job) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
+    try:
+        job.start(*ROLES)
+        seen = {name: job.wait_for_child(name)["environ"]["CUDA_VISIBLE_DEVICES"] for name in NAMES}
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    job.end_child("chief-0")
+    assert job.wait() == 0
+    assert seen == {"chief-0": "-1", "ps-0": "-1", "worker-0": "2,3", "worker-1": "2,3"}
+
+
+def test_no_proxy_covers_the_hosts_of_the_map(job: Job) -> None:
+    os.environ["http_proxy"] = "http://127.0.0.1:9"
+    try:
+        job.start(*ROLES)
+        environ = job.wait_for_child("ps-0")["environ"]
+    finally:
+        del os.environ["http_proxy"]
+    job.end_child("chief-0")
+    assert job.wait() == 0
+    assert "127.0.0.1" in environ["no_proxy"]

@@ -1,0 +1,95 @@
+"""Which processes has a test started, on whatever host of the lab? Those that carry its mark in their environment.
+
+A child that was forked without an exec shows the environment of its parent's start, so it is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK_VARIABLE = "TF4SLURM_TEST_MARK"
+
+
+@dataclass(frozen=True)
+class MarkedProcess:
+    """A living process; `host` is the host name it sees, "?" if that cannot be asked."""
+
+    pid: int
+    command: str
+    host: str
+
+    def __str__(self) -> str:
+        return f"{self.pid} on {self.host}: {self.command}"
+
+
+def marked_processes(mark: str) -> list[MarkedProcess]:
+    """All processes but this one whose environment carries the mark, lowest id first."""
+    return [MarkedProcess(pid, _command(pid), _host(pid)) for pid in _marked_ids(mark)]
+
+
+def wait_until_gone(mark: str, timeout_seconds: float) -> list[MarkedProcess]:
+    """Wait until no process carries the mark; return those that still do when the time is over."""
+    wait_until(lambda: not _marked_ids(mark), timeout_seconds)
+    return marked_processes(mark)
+
+
+def kill_leftovers(mark: str, timeout_seconds: float) -> list[MarkedProcess]:
+    """Wait like `wait_until_gone`, then kill what is left and return it."""
+    leftovers = wait_until_gone(mark, timeout_seconds)
+    if leftovers:
+        wait_until(lambda: not _kill_marked(mark), timeout_seconds=10)
+    return leftovers
+
+
+def wait_until(condition: Callable[[], bool], timeout_seconds: float, poll_seconds: float = 0.05) -> bool:
+    """Ask until the condition holds or the time is over; return whether it holds."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(poll_seconds)
+    return True
+
+
+def _kill_marked(mark: str) -> bool:
+    """Kill each marked process; return whether there was any."""
+    pids = _marked_ids(mark)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(pids)
+
+
+def _marked_ids(mark: str) -> list[int]:
+    entry = f"{MARK_VARIABLE}={mark}".encode()
+    pids = sorted(int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if pid != os.getpid() and entry in _read(pid, "environ").split(b"\0")]
+
+
+def _command(pid: int) -> str:
+    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _host(pid: int) -> str:
+    try:
+        if os.readlink(f"/proc/{pid}/ns/uts") == os.readlink("/proc/self/ns/uts"):
+            return socket.gethostname()
+        command = ["nsenter", f"--uts=/proc/{pid}/ns/uts", "hostname"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.strip() or "?"
+    except (OSError, subprocess.TimeoutExpired):
+        return "?"
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:  # it ended, or it is another user's
+        return b""

@@ -1,0 +1,40 @@
+"""The Slurm of this session, and that each test leaves it as it found it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.processes import wait_until
+from tests.slurm.lab import SlurmLab, missing_slurm
+
+
+@pytest.fixture(scope="session")
+def slurm() -> None:
+    """Skip, or fail if TF4SLURM_REQUIRE_SLURM=1, where no lab can be; for tests that start a lab of their own."""
+    reason = missing_slurm()
+    if reason is not None and os.environ.get("TF4SLURM_REQUIRE_SLURM") == "1":
+        pytest.fail(reason, pytrace=False)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def slurm_lab(slurm: None) -> Iterator[SlurmLab]:
+    """One lab for the session. It ends with this process, however that ends: see `lab.sh hold`."""
+    with SlurmLab() as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(slurm_lab: SlurmLab, process_mark: str) -> Iterator[SlurmLab]:
+    """The session's lab, idle; a test that leaves a job in its queue fails."""
+    slurm_lab.wait_idle()
+    yield slurm_lab
+    wait_until(lambda: not slurm_lab.queue(), timeout_seconds=3)
+    jobs = slurm_lab.queue()
+    if jobs:
+        slurm_lab.cancel_all()
+        pytest.fail("The test left these jobs behind (cancelled now): " + "; ".join(jobs), pytrace=False)

@@ -1,0 +1,306 @@
+"""A real Slurm of several hosts on this machine: lab.sh as a Python object."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from tests.processes import MARK_VARIABLE, wait_until
+
+DEFAULT_NODES = ("r1-n2", "r1-n9", "r1-n10", "gpu-09")  # neither in the order of strings nor of one prefix
+_SCRIPT = Path(__file__).with_name("lab.sh")
+_PROGRAMS = {
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "srun": "slurm-wlm",
+    "munged": "munge",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+}
+_ENDED = frozenset(
+    ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
+)
+
+
+class LabError(Exception):
+    """The lab or a command in it did not do what it was asked for; the text holds the command's output."""
+
+
+def missing_slurm() -> str | None:
+    """What this machine lacks for a lab and how to get it; None if nothing."""
+    if sys.platform != "linux":
+        return f"The Slurm lab needs Linux, this is {sys.platform}."
+    if os.geteuid() != 0:
+        return "The Slurm lab makes network namespaces and needs root: run pytest as root."
+    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+    if missing:
+        packages = " ".join(sorted({_PROGRAMS[program] for program in missing}))
+        return f"The Slurm lab needs {', '.join(missing)} on PATH: apt-get install {packages} (some are in /usr/sbin)."
+    return None
+
+
+class SlurmLab:
+    """A lab from `up` to `down`, as a context manager; ends by itself if this Python is killed.
+
+    CPUs and GPUs are fiction, memory is 16000 MB per node. Labs side by side do not see each other.
+
+    Args:
+        nodes: Node names, in the order of slurm.conf.
+        host_suffix: Host name = node name + suffix.
+        resolve_names: Whether node names stand in /etc/hosts.
+        proctrack: "linuxproc", or "cgroup" (cgroup v1 only), which ends daemonised children of a job too.
+        extra_conf: Lines added to slurm.conf.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str] = DEFAULT_NODES,
+        *,
+        cpus: int = 8,
+        gpus: int = 4,
+        kill_wait_seconds: int = 5,
+        slurmd_timeout_seconds: int = 15,
+        host_suffix: str = "",
+        resolve_names: bool = True,
+        proctrack: str = "linuxproc",
+        extra_conf: str = "",
+    ) -> None:
+        self.nodes = tuple(nodes)
+        self.directory = Path()
+        self._settings = {
+            "NODES": " ".join(nodes),
+            "CPUS": str(cpus),
+            "GPUS": str(gpus),
+            "KILLWAIT": str(kill_wait_seconds),
+            "SLURMD_TIMEOUT": str(slurmd_timeout_seconds),
+            "HOST_SUFFIX": host_suffix,
+            "RESOLVE": str(int(resolve_names)),
+            "PROCTRACK": proctrack,
+            "EXTRA_CONF": extra_conf,
+        }
+        self._holder: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> SlurmLab:
+        self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def up(self) -> None:
+        """Start Slurm and wait until all nodes are idle (about 1 s).
+
+        Raises:
+            LabError: It did not come up; the text holds the ends of the logs, and nothing is left.
+        """
+        self.directory = Path(tempfile.mkdtemp(prefix="tf4slurm-lab-"))
+        with tempfile.TemporaryFile("w+") as output:
+            # The holder takes the lab down when its stdin ends: also when this process is killed.
+            self._holder = holder = subprocess.Popen(
+                [_SCRIPT, "hold"],
+                env=self._daemon_environment() | self._settings,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            is_up = self.directory / "run" / "is-up"
+            try:
+                wait_until(lambda: is_up.exists() or holder.poll() is not None, timeout_seconds=60, poll_seconds=0.02)
+                if not is_up.exists():
+                    self.down()
+                    output.seek(0)
+                    raise LabError(f"The Slurm lab did not come up.\n{output.read()}")
+            except BaseException:
+                self.down()
+                raise
+
+    def down(self) -> None:
+        """End the lab with every process in it; nothing is left. Does nothing if the lab is not up."""
+        holder, self._holder = self._holder, None
+        if holder is None:
+            return
+        assert holder.stdin is not None
+        holder.stdin.close()
+        try:
+            holder.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            holder.kill()
+            holder.wait()
+        if (self.directory / "settings").exists():
+            self._control("down")
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def run(
+        self,
+        *command: str | Path,
+        timeout_seconds: float = 30,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on the login host, where slurmctld runs; its output is captured.
+
+        Args:
+            env: Variables added to those of this process.
+            check: Whether an exit code other than 0 is an error.
+
+        Raises:
+            LabError: The command failed; the text holds its output.
+            subprocess.TimeoutExpired: It took too long and was killed.
+        """
+        return self._call(["run", *command], timeout_seconds, env, cwd, check)
+
+    def on(
+        self,
+        node: str,
+        *command: str | Path,
+        timeout_seconds: float = 30,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a node, outside of any job; otherwise like `run`."""
+        return self._call(["on", node, *command], timeout_seconds, env, cwd, check)
+
+    def popen(
+        self,
+        *command: str | Path,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        stdin: int | IO[str] | None = subprocess.DEVNULL,
+        stdout: int | IO[str] | None = None,
+        stderr: int | IO[str] | None = None,
+    ) -> subprocess.Popen[str]:
+        """Start a command on the login host; the process is the command itself, so signals reach it."""
+        return subprocess.Popen(
+            [_SCRIPT, "run", *command],
+            env=self._environment(env),
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+        )
+
+    def crash(self, node: str) -> None:
+        """Power a node off: its peers hear nothing from it any more. `boot` starts it again."""
+        self._control("crash", node)
+
+    def boot(self, node: str) -> None:
+        """Start a crashed node again; `wait_idle` tells when Slurm has it back."""
+        self._control("boot", node)
+
+    def partition(self, node: str) -> None:
+        """Pull both cables of a node; its processes run on."""
+        self._control("partition", node)
+
+    def heal(self, node: str) -> None:
+        """Plug both cables of a node in again."""
+        self._control("heal", node)
+
+    def wait_idle(self, timeout_seconds: float = 30) -> None:
+        """Wait until no job is in the queue and all nodes are idle.
+
+        Raises:
+            LabError: The time is over; the text names the jobs and nodes.
+        """
+        if not wait_until(lambda: not self.queue() and not self._busy_nodes(), timeout_seconds, poll_seconds=0.1):
+            busy = "; ".join([*self.queue(), *self._busy_nodes()])
+            raise LabError(f"The Slurm lab is not idle after {timeout_seconds} s: {busy}.")
+
+    def queue(self) -> list[str]:
+        """One line per job in the queue: id, name, state."""
+        return self.run("squeue", "-h", "-o", "%i %j %T").stdout.splitlines()
+
+    def cancel_all(self, timeout_seconds: float = 30) -> None:
+        """Cancel every job and wait until the lab is idle."""
+        jobs = [line.split()[0] for line in self.queue()]
+        if jobs:
+            self.run("scancel", *jobs, check=False)  # some may end meanwhile
+        self.wait_idle(timeout_seconds)
+
+    def job_state(self, job_id: int | str) -> tuple[str, str]:
+        """State and exit code as Slurm has them, such as ("COMPLETED", "0:0"); of a het job, its first component's."""
+        text = self.run("scontrol", "--oneliner", "show", "job", str(job_id)).stdout
+        state, exit_code = re.search(r"\bJobState=(\S+)", text), re.search(r"\bExitCode=(\S+)", text)
+        if state is None or exit_code is None:
+            raise LabError(f"No state of job {job_id} in: {text}")
+        return state[1], exit_code[1]
+
+    def wait_for_job(self, job_id: int | str, timeout_seconds: float = 30) -> tuple[str, str]:
+        """Wait until a job has ended; return its `job_state`.
+
+        Raises:
+            LabError: The time is over; the text tells the job's state.
+        """
+        if not wait_until(lambda: self.job_state(job_id)[0] in _ENDED, timeout_seconds, poll_seconds=0.1):
+            raise LabError(f"Job {job_id} is {self.job_state(job_id)[0]} after {timeout_seconds} s.")
+        return self.job_state(job_id)
+
+    def _busy_nodes(self) -> list[str]:
+        states = self.run("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %T").stdout.splitlines()
+        return [line for line in states if not line.endswith(" idle")]
+
+    def _call(
+        self,
+        arguments: Sequence[str | Path],
+        timeout_seconds: float,
+        env: Mapping[str, str] | None,
+        cwd: str | Path | None,
+        check: bool,
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [_SCRIPT, *arguments],
+            env=self._environment(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+        )
+        if check and done.returncode != 0:
+            command = " ".join(map(str, arguments))
+            raise LabError(f"{command!r} in the lab exited with {_exit(done.returncode)}.\n{done.stdout}{done.stderr}")
+        return done
+
+    def _control(self, *arguments: str) -> None:
+        """Change the lab itself. What this starts belongs to no test and carries no mark; daemons keep no pipe open."""
+        with tempfile.TemporaryFile("w+") as output:
+            done = subprocess.run(
+                [_SCRIPT, *arguments],
+                env=self._daemon_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=60,
+            )
+            output.seek(0)
+            if done.returncode != 0:
+                raise LabError(f"{' '.join(arguments)!r} failed.\n{output.read()}")
+
+    def _environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
+        return {**os.environ, **(env or {}), "LAB": str(self.directory)}
+
+    def _daemon_environment(self) -> dict[str, str]:
+        environment = self._environment()
+        environment.pop(MARK_VARIABLE, None)
+        return environment
+
+
+def _exit(returncode: int) -> str:
+    return f"code {returncode}" if returncode >= 0 else signal.Signals(-returncode).name

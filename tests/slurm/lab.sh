@@ -1,0 +1,271 @@
+#!/bin/bash
+# A real Slurm of several hosts on one Linux machine, for the tests. Needs root, slurm-wlm, munge, iproute2, util-linux.
+#
+#   LAB=DIRECTORY lab.sh up               start the lab; its settings are the variables below
+#   LAB=DIRECTORY lab.sh run COMMAND...   run COMMAND on the login host "ctl", where slurmctld runs too
+#   LAB=DIRECTORY lab.sh on NODE COMMAND...
+#   LAB=DIRECTORY lab.sh crash NODE       power off: nothing leaves the node any more, not even a FIN; then boot NODE
+#   LAB=DIRECTORY lab.sh partition NODE   pull both cables; then heal NODE
+#   LAB=DIRECTORY lab.sh down             leave nothing, whatever became of `up`
+#   LAB=DIRECTORY lab.sh hold             up, wait for the end of stdin, down: the lab ends with whoever holds the pipe
+#
+# Each host has network, UTS, PID and mount namespaces of its own: eth0 SUBNET.i and ib0 IBNET.i (two bridges, both in
+# ctl's namespace), host name, /etc/hosts, /etc/slurm, /run, /sys. All else is shared: / is the shared file system.
+# Nothing has a name outside of the namespaces, so labs side by side differ in LAB alone.
+set -eu
+LAB=${LAB:?is the directory of the lab}
+NODES=${NODES:-"r1-n2 r1-n9 r1-n10 gpu-09"}      # in the order of slurm.conf
+SUBNET=${SUBNET:-10.78.0} IBNET=${IBNET:-172.29.0}
+CPUS=${CPUS:-8} GPUS=${GPUS:-4}                  # per node, fiction; GPUS >= 1
+KILLWAIT=${KILLWAIT:-5} SLURMD_TIMEOUT=${SLURMD_TIMEOUT:-15}
+HOST_SUFFIX=${HOST_SUFFIX:-}                     # host name = node name + suffix
+RESOLVE=${RESOLVE:-1}                            # 0: node names resolve nowhere
+PROCTRACK=${PROCTRACK:-linuxproc}                # cgroup (v1 only): ends daemonised children of a job as well
+EXTRA_CONF=${EXTRA_CONF:-}                       # lines added to slurm.conf
+UP_SECONDS=${UP_SECONDS:-20}
+SETTINGS="NODES SUBNET IBNET CPUS GPUS KILLWAIT SLURMD_TIMEOUT HOST_SUFFIX PROCTRACK"
+FREEZER=/sys/fs/cgroup/freezer
+
+die() { echo "lab.sh: $*" >&2; exit 1; }
+
+within() {  # SECONDS COMMAND...
+  local end=$((SECONDS + $1)); shift
+  until "$@" >/dev/null 2>&1; do [ $SECONDS -lt $end ] || return 1; sleep 0.02; done
+}
+
+index() {
+  local node i=0
+  for node in $NODES; do i=$((i + 1)); if [ "$node" = "$1" ]; then echo $i; return; fi; done
+  die "no node '$1'; the nodes are: $NODES"
+}
+
+# The first process of a host. The system gives process ids to others again: the command line must still name this lab.
+init() {
+  local outer inner
+  { read -r outer <"$LAB/run/$1" && grep -qF -- "$LAB" "/proc/$outer/cmdline" &&
+    inner=$(<"/proc/$outer/task/$outer/children") && [ -n "$inner" ] && echo "${inner% }"; } 2>/dev/null
+}
+
+# Becomes the command. In the PID namespace it cannot, so there the command is killed when this process ends. With
+# --outside it stays out of that namespace, and signals to this process reach the command.
+enter() {
+  local pid own="-p -- setpriv --pdeathsig KILL"
+  [ "$1" != --outside ] || { own=; shift; }
+  pid=$(init "$1") || die "host $1 is not running"
+  shift
+  # shellcheck disable=SC2086
+  exec nsenter -t "$pid" -m -u -n $own env -C "$PWD" -u LAB -u SLURM_CONF "$@"
+}
+
+power_on() {  # HOST HOSTNAME
+  setsid unshare -m -u -n -p --fork --kill-child sh -c 'while sleep 1000; do :; done' "$LAB" </dev/null >/dev/null 2>&1 &
+  echo $! >"$LAB/run/$1"
+  within 5 init "$1" || die "host $1 did not start"
+  local freezer=
+  if [ "$PROCTRACK" = cgroup ] && [ "$1" != ctl ]; then freezer=$FREEZER/$(basename "$LAB")-$1; mkdir -p "$freezer"; fi
+  (enter "$1" sh -euc '
+    hostname "$3"
+    mount -t tmpfs tmpfs /run
+    mkdir /run/munge
+    mount --bind "$1/munge" /run/munge   # for munge and unmunge, which know only this place
+    mount --bind "$1/hosts" /etc/hosts
+    mount --bind "$1/etc" /etc/slurm
+    # Without a name server, an unknown name is refused at once; the one of the outside would be waited for.
+    [ ! -e /etc/resolv.conf ] || mount --bind /dev/null /etc/resolv.conf
+    [ -z "$4" ] || mount --bind "$4" "$1/freezer"
+    mount -t sysfs sysfs /sys            # /sys/class/net shows the interfaces of the namespace that mounted it
+    if [ -n "$4" ]; then
+      mount -t tmpfs tmpfs /sys/fs/cgroup
+      mkdir /sys/fs/cgroup/freezer
+      mount --move "$1/freezer" /sys/fs/cgroup/freezer
+    fi
+    [ "$2" = ctl ] || mount -t proc proc /proc   # on ctl, commands outside of the PID namespace need the old one
+  ' sh "$LAB" "$1" "$2" "$freezer")
+}
+
+daemon() {  # HOST COMMAND...: it leaves this process by itself
+  local host=$1 log=$LAB/log/$2.$1; shift
+  (cd / && enter "$host" "$@" >>"$log.out" 2>&1 </dev/null) ||
+    die "$1 does not start on $host: $(tail -q -n 10 "$log.out" "$log.log" 2>/dev/null)"
+}
+
+boot() {  # NODE
+  local i ctl node
+  i=$(index "$1")
+  power_on "$1" "$1$HOST_SUFFIX"
+  ctl=$(init ctl) node=$(init "$1")
+  nsenter -t "$ctl" -n ip -batch - <<END
+link add eth-$i type veth peer name eth0 netns $node
+link add ib-$i type veth peer name ib0 netns $node
+link set eth-$i master eth0 up
+link set ib-$i master ib-switch up
+END
+  nsenter -t "$node" -n ip -batch - <<END
+link set lo up
+addr add $SUBNET.$i/24 dev eth0
+addr add $IBNET.$i/16 dev ib0
+link set eth0 up
+link set ib0 up
+route add default via $SUBNET.254
+END
+  mkdir -p "$LAB/spool/$1"
+  daemon "$1" slurmd -N "$1"
+}
+
+cables() {  # NODE IP-LINK-ARGUMENTS: both cables, at ctl's end
+  local i ctl cable
+  i=$(index "$1") ctl=$(init ctl); shift
+  for cable in eth-$i ib-$i; do nsenter -t "$ctl" -n ip link "${@/CABLE/$cable}"; done
+}
+
+# All processes in the network namespace of a host: also those that came in through `run` and `on`.
+processes() {
+  local pid namespace
+  pid=$(init "$1") && namespace=$(readlink "/proc/$pid/ns/net") || return 0
+  [ "$namespace" != "$(readlink /proc/self/ns/net)" ] || return 0
+  namespace=${namespace/[/\\[}
+  find /proc/[0-9]*/ns/net -lname "${namespace/]/\\]}" 2>/dev/null | cut -d/ -f3
+}
+
+is_off() { ! init "$1"; }
+
+power_off() {
+  local ids outer
+  ids=$(processes "$1")
+  # shellcheck disable=SC2086
+  [ -z "$ids" ] || kill -KILL $ids 2>/dev/null || true
+  read -r outer <"$LAB/run/$1" || return 0
+  if grep -qsF -- "$LAB" "/proc/$outer/cmdline"; then kill -KILL "$outer" 2>/dev/null || true; fi
+  within 10 is_off "$1" || die "host $1 does not end"
+}
+
+configure() {
+  local node i=0
+  { echo "127.0.0.1 localhost"
+    echo "$SUBNET.254 ctl"
+    for node in $NODES; do
+      i=$((i + 1))
+      [ "$RESOLVE" = 0 ] || echo "$SUBNET.$i $node$HOST_SUFFIX $node"
+      echo "$IBNET.$i $node-ib"
+    done
+  } >"$LAB/hosts"
+  dd if=/dev/urandom of="$LAB/munge/key" bs=128 count=1 status=none
+  chmod 600 "$LAB/munge/key"
+  # Slurm counts plain files too, but sets CUDA_VISIBLE_DEVICES for character devices only.
+  for ((i = 0; i < GPUS; i++)); do mknod "$LAB/dev/nvidia$i" c 195 $i; done
+  echo "Name=gpu File=$LAB/dev/nvidia[0-$((GPUS - 1))]" >"$LAB/etc/gres.conf"
+  printf 'CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n' >"$LAB/etc/cgroup.conf"
+  cat >"$LAB/etc/slurm.conf" <<END
+ClusterName=lab
+SlurmctldHost=ctl($SUBNET.254)
+SrunPortRange=60001-63000
+AuthType=auth/munge
+AuthInfo=socket=$LAB/munge/munge.socket.2,cred_expire=10
+CredType=cred/munge
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation=$LAB/state
+SlurmdSpoolDir=$LAB/spool/%n
+SlurmctldPidFile=$LAB/run/slurmctld.pid
+SlurmdPidFile=$LAB/run/slurmd.%n.pid
+SlurmctldLogFile=$LAB/log/slurmctld.ctl.log
+SlurmdLogFile=$LAB/log/slurmd.%n.log
+SlurmctldDebug=verbose
+ProctrackType=proctrack/$PROCTRACK
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+MpiParams=ports=23000-23999
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+GresTypes=gpu
+ReturnToService=2
+SlurmctldTimeout=30
+SlurmdTimeout=$SLURMD_TIMEOUT
+InactiveLimit=0
+KillWait=$KILLWAIT
+MinJobAge=300
+JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+JobAcctGatherType=jobacct_gather/none
+DefMemPerCPU=100
+SlurmdParameters=config_overrides
+END
+  i=0
+  for node in $NODES; do
+    i=$((i + 1))
+    echo "NodeName=$node NodeAddr=$SUBNET.$i CPUs=$CPUS Boards=1 SocketsPerBoard=1 CoresPerSocket=$CPUS" \
+      "ThreadsPerCore=1 RealMemory=16000 Gres=gpu:$GPUS State=UNKNOWN"
+  done >>"$LAB/etc/slurm.conf"
+  cat >>"$LAB/etc/slurm.conf" <<END
+PartitionName=debug Nodes=ALL Default=YES PriorityTier=10 PreemptMode=OFF
+PartitionName=low   Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=8
+PartitionName=lowc  Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime=8
+PartitionName=high  Nodes=ALL PriorityTier=20 PreemptMode=OFF
+$EXTRA_CONF
+END
+}
+
+all_idle() {
+  local node
+  for node in $NODES; do
+    [ "$( (enter ctl timeout 5 sinfo -h -p debug -n "$node" -o %T) 2>/dev/null)" = idle ] || { NOT_IDLE=$node; return 1; }
+  done
+}
+
+up() {
+  local setting node
+  if [ "$PROCTRACK" = cgroup ] && [ ! -d $FREEZER ]; then die "PROCTRACK=cgroup needs $FREEZER (cgroup v1)"; fi
+  mkdir -p "$LAB"/{dev,etc,freezer,log,munge,run,spool,state}
+  chmod 755 "$LAB" "$LAB/munge"
+  for setting in $SETTINGS; do echo "$setting=${!setting@Q}"; done >"$LAB/settings"
+  configure
+  power_on ctl ctl
+  nsenter -t "$(init ctl)" -n ip -batch - <<END
+link set lo up
+link add eth0 type bridge
+link add ib-switch type bridge
+addr add $SUBNET.254/24 dev eth0
+link set eth0 up
+link set ib-switch up
+END
+  daemon ctl munged --num-threads=2 --key-file="$LAB/munge/key" --socket="$LAB/munge/munge.socket.2" \
+    --pid-file="$LAB/munge/munged.pid" --log-file="$LAB/log/munged.ctl.log" --seed-file="$LAB/munge/munged.seed"
+  daemon ctl slurmctld -c
+  for node in $NODES; do boot "$node"; done
+  if ! within "$UP_SECONDS" all_idle; then
+    tail -n 20 "$LAB/log/slurmctld.ctl.log" "$LAB/log/slurmd.$NOT_IDLE.log" >&2 || true   # one may not exist
+    die "node $NOT_IDLE is not idle after $UP_SECONDS s; the ends of both logs are above"
+  fi
+}
+
+down() {
+  local host
+  for host in $NODES ctl; do [ ! -e "$LAB/run/$host" ] || power_off "$host"; done
+  [ ! -d $FREEZER ] || find $FREEZER -depth -type d -path "$FREEZER/$(basename "$LAB")-*" -delete 2>/dev/null || true
+  rm -rf --one-file-system "$LAB"
+}
+
+verb=${1:-help}; shift || true
+case $verb in
+  up | hold) [ ! -e "$LAB/settings" ] || die "$LAB is a lab already; end it with: down" ;;
+  help) ;;
+  *) [ -e "$LAB/settings" ] || die "no lab in $LAB; start it with: up"; . "$LAB/settings" ;;
+esac
+case $verb in
+  up) up ;;
+  hold) trap down EXIT; up; touch "$LAB/run/is-up"; cat >/dev/null ;;
+  down) down ;;
+  run) enter --outside ctl "$@" ;;
+  on) index "$1" >/dev/null; enter "$@" ;;
+  boot) is_off "$1" || die "$1 is running"; boot "$1" ;;
+  crash) cables "$1" del CABLE; power_off "$1" ;;
+  partition) cables "$1" set CABLE down ;;
+  heal) cables "$1" set CABLE up ;;
+  *) sed -n '2,14p' "$0" ;;
+esac

@@ -1,0 +1,146 @@
+"""The lab is real, and leaves nothing. What fails here would make all other tests of this folder worthless."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.processes import kill_leftovers, marked_processes, wait_until, wait_until_gone
+from tests.slurm.lab import LabError, SlurmLab
+
+SLURMD_PORT = 6818
+
+
+def submit(lab: SlurmLab, *arguments: str) -> str:
+    return lab.run("sbatch", "--parsable", "--output=/dev/null", *arguments).stdout.strip()
+
+
+def can_connect(lab: SlurmLab, node: str, host: str) -> bool:
+    connect = f"exec 3<>/dev/tcp/{host}/{SLURMD_PORT}"
+    return lab.on(node, "timeout", "0.5", "bash", "-c", connect, check=False).returncode == 0
+
+
+def namespaces(command_part: str = "") -> set[str]:
+    """The namespaces other than ours that processes with such a command line are in."""
+    found: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended
+            if command_part.encode() in (process / "cmdline").read_bytes():
+                found |= {os.readlink(path) for path in (process / "ns").iterdir()}
+    return found - {os.readlink(path) for path in Path("/proc/self/ns").iterdir()}
+
+
+def names_in(*folders: str) -> set[str]:
+    return {str(path) for folder in folders for path in Path(folder).glob("*")}
+
+
+def test_each_task_runs_on_a_host_of_its_own(lab: SlurmLab) -> None:
+    lines = lab.run("srun", "-N4", "-n4", "-l", "hostname").stdout.splitlines()
+    ranks, hosts = zip(*(line.split(": ") for line in lines), strict=True)
+    assert sorted(ranks) == ["0", "1", "2", "3"]
+    assert sorted(hosts) == sorted(lab.nodes)
+
+
+@pytest.mark.parametrize(("interface", "address"), [("eth0", "10.78.0.3/24"), ("ib0", "172.29.0.3/16")])
+def test_a_node_has_both_interfaces(lab: SlurmLab, interface: str, address: str) -> None:
+    assert f" {address} " in lab.run("srun", "-wr1-n10", "ip", "-4", "-o", "addr", "show", interface).stdout
+    assert lab.on("r1-n10", "ls", "/sys/class/net").stdout.split() == ["eth0", "ib0", "lo"]
+
+
+def test_a_job_gets_gpus(lab: SlurmLab) -> None:
+    assert lab.run("srun", "--gres=gpu:2", "printenv", "CUDA_VISIBLE_DEVICES").stdout == "0,1\n"
+
+
+@pytest.mark.parametrize(("command", "ended"), [("true", ("COMPLETED", "0:0")), ("exit 3", ("FAILED", "3:0"))])
+def test_a_batch_job_ends_with_its_exit_code(lab: SlurmLab, command: str, ended: tuple[str, str]) -> None:
+    assert lab.wait_for_job(submit(lab, "--wrap", command)) == ended
+
+
+def test_a_command_that_fails_is_told_with_its_output(lab: SlurmLab) -> None:
+    with pytest.raises(LabError, match=r"(?s)exited with code 4\..*nowhere"):
+        lab.run("sh", "-c", "echo nowhere >&2; exit 4")
+
+
+def test_a_signal_reaches_the_command_and_not_its_wrapper(lab: SlurmLab) -> None:
+    srun = lab.popen("srun", "-wgpu-09", "sleep", "300")
+    try:
+        assert wait_until(lambda: bool(lab.queue()), timeout_seconds=5)
+    finally:
+        srun.terminate()
+    assert srun.wait(timeout=10) > 0
+    lab.wait_idle(10)
+
+
+def test_a_partitioned_node_is_silent_until_healed(lab: SlurmLab) -> None:
+    hosts = ("r1-n9", "r1-n9-ib")
+    assert all(can_connect(lab, "gpu-09", host) for host in hosts)
+    lab.partition("r1-n9")
+    try:
+        assert not any(can_connect(lab, "gpu-09", host) for host in hosts)
+    finally:
+        lab.heal("r1-n9")
+    for host in hosts:
+        assert wait_until(lambda host=host: can_connect(lab, "gpu-09", host), timeout_seconds=5)  # type: ignore[misc]
+
+
+def test_a_crashed_node_comes_back(lab: SlurmLab, process_mark: str) -> None:
+    lab.crash("r1-n2")
+    with pytest.raises(LabError, match="r1-n2 is not running"):
+        lab.on("r1-n2", "true")
+    lab.boot("r1-n2")
+    lab.wait_idle(20)
+    assert lab.run("srun", "-wr1-n2", "hostname").stdout == "r1-n2\n"
+    assert marked_processes(process_mark) == [], "the daemons of a booted node belong to no test"
+
+
+def test_what_a_test_leaves_behind_is_found_on_any_host(lab: SlurmLab, process_mark: str) -> None:
+    assert marked_processes(process_mark) == []
+    lab.run("srun", "-wgpu-09", "sh", "-c", "setsid setsid sleep 300 >/dev/null 2>&1 </dev/null &")
+    (leftover,) = wait_until_gone(process_mark, timeout_seconds=0.2)
+    assert (leftover.host, leftover.command) == ("gpu-09", "sleep 300")
+    assert kill_leftovers(process_mark, timeout_seconds=0) == [leftover]
+    assert marked_processes(process_mark) == []
+
+
+def test_a_second_lab_stands_beside_the_first_and_leaves_nothing(lab: SlurmLab) -> None:
+    mounts, folders = Path("/proc/self/mountinfo").read_text(), ("/etc/netns", "/run/netns", "/sys/class/net")
+    names = names_in(*folders, "/sys/fs/cgroup/freezer")
+    with SlurmLab(["alpha", "beta"], host_suffix=".lab.example") as other:
+        assert sorted(other.run("srun", "-N2", "hostname").stdout.split()) == ["alpha.lab.example", "beta.lab.example"]
+        assert lab.run("srun", "-wgpu-09", "hostname").stdout == "gpu-09\n"
+        assert " 10.78.0.1/24 " in other.on("alpha", "ip", "-o", "addr").stdout
+        assert " 10.78.0.1/24 " in lab.on("r1-n2", "ip", "-o", "addr").stdout
+        sleeper = other.popen("srun", "sleep", "300")
+        assert wait_until(lambda: bool(other.queue()), timeout_seconds=5)
+        assert lab.queue() == []
+        added = namespaces(str(other.directory))
+        assert len(added) == 3 * 4  # network, UTS, PID and mount of ctl, alpha and beta
+    assert sleeper.wait(timeout=5) != 0
+    assert not added & namespaces()
+    assert not other.directory.exists()
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert names_in(*folders, "/sys/fs/cgroup/freezer") == names
+
+
+def test_a_lab_that_does_not_come_up_says_why_and_leaves_nothing(slurm: None) -> None:
+    lab = SlurmLab(["alpha"], extra_conf="NoSuchKey=1")
+    with pytest.raises(LabError, match=r"(?s)slurmctld does not start.*NoSuchKey"):
+        lab.up()
+    assert not lab.directory.exists()
+
+
+def test_the_lab_ends_with_its_holder(slurm: None) -> None:
+    """As when pytest is killed: nobody calls `down`, but the pipe's end is gone."""
+    lab = SlurmLab(["alpha"])
+    lab.up()
+    try:
+        holder = lab._holder
+        assert holder is not None
+        assert holder.stdin is not None
+        holder.stdin.close()
+        assert wait_until(lambda: not lab.directory.exists(), timeout_seconds=10)
+    finally:
+        lab.down()

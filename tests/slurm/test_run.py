@@ -1,0 +1,276 @@
+"""`tf4slurm run` and `tf4slurm task` on four hosts of a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import CHILD, TF4SLURM, Job
+from tests.processes import marked_processes, wait_until, wait_until_gone
+from tests.slurm.lab import SlurmLab
+
+ROLES = ("--ps", "1", "--workers", "2")
+NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
+SALLOC = ("salloc", "-Q", "-N4", "-n4")
+
+
+def make_job(directory: Path, lab: SlurmLab) -> Job:
+    return Job(
+        directory, lambda command, **options: lab.popen(*command, stdout=options["stdout"], stderr=options["stderr"])
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path, lab: SlurmLab) -> Iterator[Job]:
+    job = make_job(tmp_path, lab)
+    yield job
+    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
+        job.process.kill()
+        job.process.wait()
+
+
+def submit(lab: SlurmLab, directory: Path, *lines: str, options: tuple[str, ...] = ("-N4", "-n4")) -> str:
+    """Submit a batch script of these lines; return the job's id."""
+    script = directory / "job.sh"
+    script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
+    return lab.run("sbatch", "--parsable", *options, "-o", directory / "slurm.out", script).stdout.strip()
+
+
+def children_by_host(job: Job) -> dict[str, str]:
+    return {name: job.wait_for_child(name)["host"] for name in NAMES}
+
+
+def test_salloc_runs_one_task_per_host(job: Job, lab: SlurmLab) -> None:
+    job.start(*ROLES, prefix=SALLOC)
+    hosts = children_by_host(job)
+    assert sorted(hosts.values()) == sorted(lab.nodes)
+    cluster = job.wait_for_child("chief-0")["config"]["cluster"]
+    for name, host in hosts.items():
+        role, _, index = name.partition("-")
+        address = cluster[role][int(index)].rpartition(":")[0]
+        assert address in lab.on(host, "ip", "-4", "addr", "show", "eth0").stdout
+    job.end_child("chief-0")
+    assert job.wait() == 0
+
+
+def test_interface_chooses_the_network(job: Job, lab: SlurmLab) -> None:
+    job.start(*ROLES, "--interface", "ib0", prefix=SALLOC)
+    cluster = job.wait_for_child("worker-1")["config"]["cluster"]
+    job.end_child("chief-0")
+    assert job.wait() == 0
+    addresses = [address for role in cluster.values() for address in role]
+    assert all(address.startswith("172.29.0.") for address in addresses)
+
+
+def test_an_interface_that_one_node_lacks_ends_the_job_and_names_it(job: Job, lab: SlurmLab) -> None:
+    lab.on("r1-n9", "ip", "link", "set", "ib0", "down")
+    try:
+        job.start(*ROLES, "--interface", "ib0", prefix=SALLOC)
+        assert job.wait() == 3
+    finally:
+        lab.on("r1-n9", "ip", "link", "set", "ib0", "up")
+    assert "r1-n9" in job.stderr.partition("Root cause:")[2]
+    assert "eth0" in job.stderr.partition("Found:")[2]
+    assert list(job.children.iterdir()) == []
+
+
+def test_a_batch_job_is_completed_and_its_exit_code_is_the_chiefs(tmp_path: Path, lab: SlurmLab) -> None:
+    for code, state in ((0, "COMPLETED"), (3, "FAILED")):
+        directory = tmp_path / str(code)
+        directory.mkdir()
+        job = make_job(directory, lab)
+        job.end_child("chief-0", code)
+        runs = directory / "runs"
+        command = [TF4SLURM, "run", "--runs-directory", str(runs), *ROLES, "--", sys.executable, str(CHILD)]
+        job_id = submit(lab, directory, f"exec {shlex.join([*command, str(job.children)])}")
+        assert lab.wait_for_job(job_id) == (state, f"{code}:0")
+        assert job.result["exit_code"] == code
+        assert job.run_directory.name == f"child-{job_id}"
+
+
+def test_a_killed_ps_ends_the_job_on_all_hosts(job: Job) -> None:
+    job.start(*ROLES, prefix=SALLOC)
+    children_by_host(job)
+    kill_child("ps-0")
+    assert job.seconds_to_end() < 5
+    assert job.wait() == 137
+    assert job.stderr.count("Root cause:") == 1
+
+
+def test_a_killed_worker_is_restarted_in_place(job: Job) -> None:
+    job.start(*ROLES, prefix=SALLOC)
+    children_by_host(job)
+    kill_child("worker-0")
+    again = job.wait_for_child("worker-0", number=2)
+    assert again["host"] == job.wait_for_child("worker-0")["host"]
+    job.end_child("chief-0")
+    assert job.wait() == 0
+
+
+def kill_child(name: str) -> None:
+    """Kill a test child wherever it runs: on a lab host it has another id than it sees itself."""
+    task = f"TF4SLURM_TASK={name.replace('-', '/')}".encode()
+    (victim,) = [
+        process.pid
+        for process in marked_processes(os.environ["TF4SLURM_TEST_MARK"])
+        if task in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0") and "child.py" in process.command
+    ]
+    os.kill(victim, signal.SIGKILL)
+
+
+def test_a_killed_launcher_leaves_nothing_on_any_host(job: Job, process_mark: str) -> None:
+    job.start(*ROLES, prefix=SALLOC)
+    children_by_host(job)
+    (launcher,) = [
+        p for p in marked_processes(process_mark) if "tf4slurm run" in p.command and "salloc" not in p.command
+    ]
+    os.kill(launcher.pid, signal.SIGKILL)
+    assert wait_until_gone(process_mark, timeout_seconds=15) == []
+
+
+def test_a_cut_off_host_is_death_and_its_agent_ends_its_child(job: Job, lab: SlurmLab, process_mark: str) -> None:
+    job.start(*ROLES, "--dead-after", "3", "--beat", "0.5", prefix=SALLOC)
+    host = children_by_host(job)["ps-0"]
+    lab.partition(host)
+    try:
+        assert job.wait() == 7
+        assert "nothing was heard of it for 3 s" in job.stderr
+        assert wait_until_gone(process_mark, timeout_seconds=5) == []
+    finally:
+        lab.heal(host)
+        lab.wait_idle()
+
+
+def test_a_node_that_is_not_reached_is_found_before_the_children_start(job: Job, lab: SlurmLab) -> None:
+    """The hosts reach the launcher, but not each other on the asked network."""
+    lab.on("gpu-09", "ip", "addr", "del", "172.29.0.4/16", "dev", "ib0")
+    lab.on("gpu-09", "ip", "addr", "add", "192.0.2.4/24", "dev", "ib0")
+    try:
+        job.start(*ROLES, "--interface", "ib0", "--start-timeout", "20", prefix=SALLOC)
+        assert job.wait() == 6
+    finally:
+        lab.on("gpu-09", "ip", "addr", "del", "192.0.2.4/24", "dev", "ib0")
+        lab.on("gpu-09", "ip", "addr", "add", "172.29.0.4/16", "dev", "ib0")
+    assert list(job.children.iterdir()) == []
+    assert "gpu-09" in job.stderr.partition("Root cause:")[2]
+
+
+def test_a_task_that_never_comes_is_named(job: Job) -> None:
+    """One host's Python is not there: its agent cannot start."""
+    broken = 'if [ "$SLURMD_NODENAME" = r1-n10 ]; then exec sleep 1000; fi; exec "$@"'
+    wrapper = job.directory / "bin" / "srun"
+    wrapper.parent.mkdir()
+    wrapper.write_text(
+        "#!/bin/bash\n"
+        "# srun as it is, but the agents start through a shell that never starts one of them\n"
+        'options=(); while [[ "$1" == --* ]]; do options+=("$1"); shift; done\n'
+        f'exec /usr/bin/srun "${{options[@]}}" bash -c {shlex.quote(broken)} bash "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    job.start(*ROLES, "--start-timeout", "4", prefix=("env", f"PATH={wrapper.parent}:{os.environ['PATH']}", *SALLOC))
+    assert job.wait() == 6
+    assert "did not join" in job.stderr
+    assert "(rank " in job.stderr.partition("Root cause:")[2]
+    assert list(job.children.iterdir()) == []
+
+
+def test_two_jobs_on_the_same_hosts_do_not_disturb_each_other(tmp_path: Path, lab: SlurmLab) -> None:
+    jobs = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        jobs.append(make_job(tmp_path / name, lab))
+        jobs[-1].start(*ROLES, prefix=SALLOC)
+    clusters = [job.wait_for_child("chief-0")["config"]["cluster"] for job in jobs]
+    addresses = [{a for role in cluster.values() for a in role} for cluster in clusters]
+    assert not addresses[0] & addresses[1]
+    jobs[0].end_child("chief-0", 5)
+    assert jobs[0].wait() == 5
+    assert jobs[1].process is not None
+    assert jobs[1].process.poll() is None
+    jobs[1].end_child("chief-0")
+    assert jobs[1].wait() == 0
+
+
+def test_two_jobs_in_one_allocation(tmp_path: Path, lab: SlurmLab) -> None:
+    for directory in (tmp_path / "1", tmp_path / "2"):
+        directory.mkdir()
+    first, second = make_job(tmp_path / "1", lab), make_job(tmp_path / "2", lab)
+    lines = []
+    for job, code in ((first, 4), (second, 0)):
+        job.end_child("chief-0", code)
+        command = [
+            TF4SLURM,
+            "run",
+            "--runs-directory",
+            str(tmp_path / "runs"),
+            *ROLES,
+            "--",
+            sys.executable,
+            str(CHILD),
+        ]
+        lines.append(f"{shlex.join([*command, str(job.children)])} &")
+    job_id = submit(lab, tmp_path, *lines, "wait %1; echo first $?; wait %2; echo second $?")
+    assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
+    output = (tmp_path / "slurm.out").read_text()
+    assert "first 4" in output
+    assert "second 0" in output
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_tasks_find_together_without_a_launcher(job: Job, lab: SlurmLab, code: int) -> None:
+    runs = str(job.directory / "runs")
+    command = [TF4SLURM, "task", "--runs-directory", runs, "--ps", "1", "--", sys.executable, str(CHILD)]
+    step = lab.popen("srun", "-Q", "-N4", "-n4", *command, str(job.children), stdout=subprocess.DEVNULL)
+    assert sorted(children_by_host(job).values()) == sorted(lab.nodes)
+    job.end_child("chief-0", code)
+    assert step.wait(30) == code
+    assert job.result["exit_code"] == code
+
+
+def test_several_tasks_per_host(job: Job, lab: SlurmLab) -> None:
+    job.start("--ps", "3", "--workers", "8", prefix=("salloc", "-Q", "-N4", "--ntasks-per-node=3"))
+    cluster = job.wait_for_child("worker-7")["config"]["cluster"]
+    addresses = [address for role in cluster.values() for address in role]
+    assert len(set(addresses)) == 12
+    assert len({address.rpartition(":")[0] for address in addresses}) == 4
+    job.end_child("chief-0")
+    assert job.wait() == 0
+
+
+def test_roles_that_do_not_fit_are_refused_before_srun(job: Job) -> None:
+    job.start("--ps", "2", "--workers", "9", prefix=SALLOC)
+    assert job.wait() == 3
+    assert "12 tasks, but Slurm gives 4" in job.stderr
+
+
+def test_sruns_refusal_is_shown_in_its_own_words(job: Job) -> None:
+    job.start(*ROLES, prefix=("env", "SLURM_JOB_ID=999999", "SLURM_NTASKS=4"))
+    assert job.wait() == 3
+    assert "srun: error:" in job.stderr.partition("Root cause:")[2]
+
+
+def test_scancel_ends_everything(tmp_path: Path, lab: SlurmLab, process_mark: str) -> None:
+    job = make_job(tmp_path, lab)
+    command = [TF4SLURM, "run", "--runs-directory", str(tmp_path / "runs"), *ROLES, "--", sys.executable, str(CHILD)]
+    job_id = submit(lab, tmp_path, f"exec {shlex.join([*command, str(job.children)])}")
+    children_by_host(job)
+    lab.run("scancel", job_id)
+    assert wait_until(lambda: (job.run_directory / "result.json").exists(), 10)
+    assert job.result["exit_code"] == 143
+    assert lab.wait_for_job(job_id)[0] == "CANCELLED"
+    assert wait_until_gone(process_mark, timeout_seconds=5) == []
+
+
+def test_an_interactive_shell_in_a_step_does_not_hold_up_the_job(job: Job) -> None:
+    """`srun --pty bash` is itself a step that holds the CPUs; our step shares them."""
+    job.start(*ROLES, prefix=("salloc", "-Q", "-N4", "-n4", "srun", "-N1", "-n1", "env", "-u", "SLURM_NTASKS"))
+    assert sorted(children_by_host(job).values())
+    job.end_child("chief-0")
+    assert job.wait() == 0

@@ -1,0 +1,83 @@
+"""The tutorial's training with real TensorFlow processes on this host, undisturbed and disturbed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import Job
+from tests.processes import marked_processes, wait_until
+
+SCRIPT = Path(__file__).parents[2] / "TUTORIALS" / "train_digits.py"
+ROLES = ("--ps", "1", "--workers", "2")
+
+pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
+        job.process.kill()
+        job.process.wait()
+
+
+def start(job: Job, *arguments: str) -> None:
+    job.start(*ROLES, command=(sys.executable, str(SCRIPT), *arguments))
+
+
+def wait_for_epoch(job: Job, epoch: int) -> None:
+    line = f"chief/0 | epoch {epoch} "
+    assert wait_until(lambda: line in job.stdout, timeout_seconds=90), job.stdout + job.stderr
+
+
+def kill_child(task: str) -> None:
+    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
+    entry = f"TF4SLURM_TASK={task}".encode()
+    (victim,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
+    os.kill(victim, signal.SIGKILL)
+
+
+def accuracy(text: str) -> float:
+    (found,) = re.findall(r"test accuracy: ([0-9.]+)", text)
+    return float(found)
+
+
+def test_it_learns_and_everything_ends_by_itself(job: Job) -> None:
+    start(job)
+    assert job.wait(150) == 0
+    assert accuracy(job.stdout) >= 0.95
+    assert {task["state"] for task in job.result["tasks"]} == {"left"}
+
+
+def test_a_worker_killed_in_the_middle_is_replaced_and_training_ends_as_before(job: Job) -> None:
+    start(job)
+    wait_for_epoch(job, 3)
+    kill_child("worker/1")
+    assert job.wait(150) == 0
+    assert accuracy(job.stdout) >= 0.95
+    assert [task["starts"] for task in job.result["tasks"]] == [1, 1, 1, 2]
+
+
+def test_a_killed_ps_ends_the_job_and_the_next_run_resumes(job: Job, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    start(job, "--checkpoint-dir", str(checkpoints))
+    wait_for_epoch(job, 3)
+    kill_child("ps/0")
+    assert job.seconds_to_end() < 5
+    assert job.wait() == 137
+    assert job.stderr.count("Root cause:") == 1
+    (tmp_path / "again").mkdir()
+    again = Job(tmp_path / "again")
+    start(again, "--checkpoint-dir", str(checkpoints))
+    assert again.wait(150) == 0
+    assert "resuming from step" in again.stdout
+    assert "epoch 1 " not in again.stdout
+    assert accuracy(again.stdout) >= 0.95

@@ -1,0 +1,127 @@
+"""The promises of ARCHITECTURE.md that a machine can keep: floors, light imports, one reader of the environment."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tf4slurm
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "tf4slurm"
+PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+FLOORS = [
+    ["errors", "roles", "output", "exec_child"],
+    ["cluster", "child"],
+    ["network", "placement", "run_directory"],
+    ["slurm"],
+    ["control"],
+    ["join"],
+    ["agent", "observe"],
+    ["launch"],
+    ["cli"],
+    ["__main__"],
+]
+"""A file imports from lower floors only."""
+
+INSIDE = {
+    "network": [["interfaces", "ports", "proof"]],
+    "slurm": [["allocation", "step"], ["commands"]],
+    "control": [["auth", "messages", "verdict"], ["state"], ["client", "service"]],
+    "observe": [["events"]],
+    "launch": [["plan", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
+    "cli": [["main", "options", "reporter"], ["run", "task"]],
+}
+"""The same inside each folder."""
+
+MODULES = sorted(
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    for path in PACKAGE.rglob("*.py")
+    if path.name != "__init__.py"
+)
+
+
+def floor_of(name: str, floors: list[list[str]]) -> int:
+    return next(number for number, floor in enumerate(floors) if name in floor)
+
+
+def imports_of(module: str) -> set[str]:
+    """Return the modules of tf4slurm that a file imports anywhere, as "control.auth"."""
+    tree = ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: imports are absolute"
+            assert node.module is not None
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    inside = {name.removeprefix("tf4slurm.") for name in found if name.startswith("tf4slurm.")}
+    return {match for name in inside for match in MODULES if name == match or name.startswith(match + ".")}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_file_imports_from_lower_floors_only(module: str) -> None:
+    room, _, file = module.partition(".")
+    for imported in imports_of(module):
+        other_room, _, other_file = imported.partition(".")
+        if other_room == room:
+            assert floor_of(other_file, INSIDE[room]) < floor_of(file, INSIDE[room]), f"{module} imports {imported}"
+        else:
+            assert floor_of(other_room, FLOORS) < floor_of(room, FLOORS), f"{module} imports {imported}"
+
+
+def test_the_import_check_sees_imports() -> None:
+    assert {"agent", "join"} <= imports_of("launch.self_hosted")
+    assert "control.state" in imports_of("control.service")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_page_names_every_file(module: str) -> None:
+    assert f"`{module.rpartition('.')[2]}.py`" in PAGE
+
+
+def test_the_page_names_no_file_that_is_not_there() -> None:
+    files = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+    assert set(re.findall(r"`(\w+\.py)`", PAGE)) <= files
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("slurm.")])
+def test_only_the_room_slurm_reads_its_variables(module: str) -> None:
+    tree = ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = {text for text in texts if re.fullmatch(r"SLURMD?_[A-Z_]+", text)}
+    errors = {"SLURM_STEP_NUM_TASKS"} if module == "cli.run" else set()  # the name in an error, not a look-up
+    assert names <= errors
+
+
+def imported_by(statement: str) -> set[str]:
+    code = f"{statement}; import sys; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_importing_the_package_is_light() -> None:
+    loaded = imported_by("import tf4slurm")
+    assert not loaded & {"tensorflow", "grpc", "asyncio", "click", "rich", "psutil"}
+
+
+def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
+    loaded = imported_by("import tf4slurm.agent, tf4slurm.cli.task")
+    assert not loaded & {"tensorflow", "rich", "psutil", "tf4slurm.launch.launcher"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_imports_tensorflow(module: str) -> None:
+    tree = ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert not any("tensorflow" in ast.unparse(node).replace("tf4slurm", "") for node in imports)
+
+
+def test_the_version_is_one() -> None:
+    assert re.search(rf"^## {re.escape(tf4slurm.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)

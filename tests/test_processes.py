@@ -1,0 +1,36 @@
+"""The leak check fails the test that leaks, and only that one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.processes import marked_processes, wait_until_gone
+
+ROOT = Path(__file__).parent.parent
+LEAKING = """
+import subprocess
+
+def test_leaks():
+    subprocess.Popen(["sleep", "300"])
+
+def test_ends_its_child():
+    subprocess.run(["true"], check=True)
+"""
+
+
+def test_a_child_is_seen_until_it_ends(process_mark: str) -> None:
+    with subprocess.Popen(["sleep", "300"]) as child:
+        assert [(found.pid, found.command) for found in marked_processes(process_mark)] == [(child.pid, "sleep 300")]
+        child.kill()
+    assert wait_until_gone(process_mark, timeout_seconds=1) == []
+
+
+def test_a_leak_fails_the_test(tmp_path: Path) -> None:
+    (tmp_path / "test_leaking.py").write_text(LEAKING)
+    options = ["-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "--color=no", f"--rootdir={tmp_path}"]
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "2 passed, 1 error" in done.stdout
+    assert ": sleep 300" in done.stdout
