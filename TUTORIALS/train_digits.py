@@ -6,7 +6,7 @@ What to learn here:
 
 * Every task runs this file. TF_CONFIG tells it the addresses of all tasks and which of them it is.
 * A ps or a worker only starts a server and waits: it runs no line of the training code below `serve`. The chief
-  builds model and data, and sends them to the others as graphs, so only the chief loads Keras and scikit-learn.
+  builds model and data, and sends them to the others as graphs, so only the chief loads scikit-learn.
 * Variables made in `strategy.scope()` live on the ps. A `tf.function` given to `coordinator.schedule` runs on whichever
   worker is free; when a worker is lost in the middle of one, it runs again on another. So some steps may be applied
   twice, never fewer than asked for.
@@ -32,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 # Steps in one scheduled function. Scheduling is a round trip from the chief to a worker (measured with one worker: 57
-# steps/s one by one, 112 by eights). With too many, workers idle at the end of an epoch until the last has finished.
+# steps/s one by one, 124 by sixes). With too many, workers idle at the end of an epoch until the last has finished.
 STEPS_PER_CLOSURE = 6
 
 
@@ -72,7 +72,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
     """Be a ps or a worker: carry out what the chief sends. Never returns; whoever started this process ends it."""
-    # TensorFlow's guide sets this, so that a worker reports a lost ps to the chief in place of waiting for it.
+    # TensorFlow's guide sets this on ps and workers, so that the failure of one of them is reported to the chief.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     server = tf.distribute.Server(
         resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"

@@ -1,0 +1,44 @@
+"""`python -m benchmarks [NAME…]`: measure, print, and keep the figures with the machine's facts under results/."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.main_job import (
+    measure_end_on_slurm,
+    measure_imports,
+    measure_memory,
+    measure_start,
+    measure_training,
+)
+from benchmarks.measure import Figure, machine
+
+RESULTS = Path(__file__).with_name("results") / "main_job.json"
+MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
+    "imports": lambda directory: measure_imports(11),
+    "start": lambda directory: measure_start(directory, 11),
+    "memory": measure_memory,
+    "end": lambda directory: measure_end_on_slurm(directory, 10),
+    "training": lambda directory: measure_training(directory, 6),
+}
+
+
+def main(names: list[str]) -> None:
+    figures = []
+    for name in names or MEASUREMENTS:
+        with tempfile.TemporaryDirectory() as directory:
+            for figure in MEASUREMENTS[name](Path(directory)):
+                print(figure, flush=True)
+                figures.append(figure)
+    if not names:
+        RESULTS.parent.mkdir(exist_ok=True)
+        content = {"machine": machine(), "figures": [figure.to_json() for figure in figures]}
+        RESULTS.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

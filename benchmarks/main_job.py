@@ -1,0 +1,155 @@
+"""The costs of the main job: its start, its end, its agents, and what is left of the training's speed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Figure, ratio
+from tests.jobs import TF4SLURM, Job
+from tests.slurm.lab import SlurmLab
+
+DIGITS = Path(__file__).parents[1] / "TUTORIALS" / "train_digits.py"
+SERVE_AND_LEAVE = Path(__file__).with_name("serve_and_leave.py")
+ROLES = ("--ps", "1", "--workers", "2")
+
+
+def measure_end_on_slurm(directory: Path, runs: int) -> list[Figure]:
+    """Chief's exit to the return of `tf4slurm run`, on four hosts."""
+    exit_times, return_times = directory / "exit_times", directory / "return_times"
+    command = [TF4SLURM, "run", "--runs-directory", str(directory / "runs"), *ROLES, "--"]
+    line = shlex.join([*command, sys.executable, str(SERVE_AND_LEAVE), str(exit_times)])
+    with SlurmLab() as lab:
+        for _ in range(runs):
+            timed = f"{line}; date +%s.%N >> {shlex.quote(str(return_times))}"
+            lab.run("salloc", "-Q", "-N4", "-n4", "bash", "-c", timed, timeout_seconds=120)
+    ends = zip(exit_times.read_text().split(), return_times.read_text().split(), strict=True)
+    values = tuple(float(returned) - float(exited) for exited, returned in ends)
+    return [Figure("chief's exit to the return of tf4slurm run, 4 hosts of a real Slurm", "s", values, "< 0.5")]
+
+
+def measure_start(directory: Path, runs: int) -> list[Figure]:
+    """Start of `tf4slurm run` to the first child's start, four local tasks."""
+    values = []
+    for number in range(runs):
+        mark = directory / f"start-{number}"
+        command = ("sh", "-c", f"date +%s.%N >> {mark}")
+        started = time.time()
+        subprocess.run(
+            [TF4SLURM, "run", "--runs-directory", str(directory / "runs"), *ROLES, "--", *command],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        values.append(min(map(float, mark.read_text().split())) - started)
+    return [Figure("start of tf4slurm run to the first child's start, 4 local tasks", "s", tuple(values), "< 0.6")]
+
+
+def measure_imports(runs: int) -> list[Figure]:
+    figures = []
+    for module, bound in (("tf4slurm", "< 30"), ("tf4slurm.agent", "< 150")):
+        code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+        values = tuple(
+            1000 * float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+            for _ in range(runs)
+        )
+        figures.append(Figure(f"import {module}", "ms", values, bound))
+    return figures
+
+
+def measure_memory(directory: Path) -> list[Figure]:
+    """Resident memory of agents while they look after a child: forked here, and started by srun."""
+    figures = []
+    with SlurmLab() as lab:
+        for where in ("local", "Slurm"):
+            place = directory / where
+            place.mkdir()
+            if where == "local":
+                job = Job(place)
+                job.start(*ROLES)
+            else:
+                job = Job(place, functools.partial(_popen, lab))
+                job.start(*ROLES, prefix=("salloc", "-Q", "-N4", "-n4"))
+            for name in ("chief-0", "ps-0", "worker-0", "worker-1"):
+                job.wait_for_child(name)
+            values = tuple(memory for memory in map(_agent_memory, Path("/proc").glob("[0-9]*")) if memory)
+            job.end_child("chief-0")
+            job.wait()
+            figures.append(Figure(f"resident memory of an agent ({where})", "MB", values, "< 45"))
+    return figures
+
+
+def _popen(lab: SlurmLab, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    return lab.popen(*command, stdout=options["stdout"], stderr=options["stderr"])
+
+
+def _agent_memory(process: Path) -> float | None:
+    """Return the memory in MB of this process's parent if this is a test child (its environment says so); else None."""
+    with contextlib.suppress(OSError):
+        if b"TF4SLURM_TASK=" in (process / "environ").read_bytes():
+            (parent,) = re.findall(r"^PPid:\s*(\d+)", (process / "status").read_text(), re.MULTILINE)
+            status = Path("/proc", parent, "status").read_text()
+            (kilobytes,) = re.findall(r"^VmRSS:\s*(\d+)", status, re.MULTILINE)
+            return int(kilobytes) / 1000
+    return None
+
+
+def measure_training(directory: Path, runs: int) -> list[Figure]:
+    """Training steps per second of the digits under tf4slurm, and of the same script started by hand."""
+    ours, theirs = [], []
+    for number in range(runs):
+        pair = (directory / f"ours-{number}", directory / f"theirs-{number}")
+        command = [sys.executable, str(DIGITS), "--epochs", "40", "--report-json"]
+        for report in pair if number % 2 == 0 else reversed(pair):
+            if report is pair[0]:
+                run = [
+                    TF4SLURM,
+                    "run",
+                    "--runs-directory",
+                    str(directory / "runs"),
+                    *ROLES,
+                    "--",
+                    *command,
+                    str(report),
+                ]
+                subprocess.run(run, check=True, capture_output=True, timeout=300)
+            else:
+                _start_by_hand([*command, str(report)])
+        ours.append(json.loads(pair[0].read_text())["steps_per_second"])
+        theirs.append(json.loads(pair[1].read_text())["steps_per_second"])
+    return [
+        Figure("digits, training steps per second under tf4slurm", "1/s", tuple(ours), ""),
+        Figure("digits, training steps per second started by hand", "1/s", tuple(theirs), ""),
+        ratio("under tf4slurm / by hand", ours, theirs, ">= 0.98"),
+    ]
+
+
+def _start_by_hand(command: list[str]) -> None:
+    """Do what people do without a launcher: write TF_CONFIG, start four processes, kill those that never end."""
+    with contextlib.ExitStack() as stack:
+        ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(4)]
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
+    processes = {}
+    for task_type, index in (("chief", 0), ("ps", 0), ("worker", 0), ("worker", 1)):
+        config = json.dumps({"cluster": cluster, "task": {"type": task_type, "index": index}})
+        processes[task_type, index] = subprocess.Popen(
+            command, env={**os.environ, "TF_CONFIG": config}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+    try:
+        assert processes["chief", 0].wait(timeout=300) == 0
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
