@@ -83,7 +83,9 @@ def measure_memory(directory: Path) -> list[Figure]:
                 job.start(*ROLES, prefix=("salloc", "-Q", "-N4", "-n4"))
             for name in ("chief-0", "ps-0", "worker-0", "worker-1"):
                 job.wait_for_child(name)
-            values = tuple(memory for memory in map(_agent_memory, Path("/proc").glob("[0-9]*")) if memory)
+            values = tuple(
+                memory for memory in (_agent_memory(path, job) for path in Path("/proc").glob("[0-9]*")) if memory
+            )
             job.end_child("chief-0")
             job.wait()
             figures.append(Figure(f"resident memory of an agent ({where})", "MB", values, "< 45"))
@@ -94,10 +96,11 @@ def _popen(lab: SlurmLab, command: Sequence[str], **options: Any) -> subprocess.
     return lab.popen(*command, stdout=options["stdout"], stderr=options["stderr"])
 
 
-def _agent_memory(process: Path) -> float | None:
-    """Return the memory in MB of this process's parent if this is a test child (its environment says so); else None."""
+def _agent_memory(process: Path, job: Job) -> float | None:
+    """Return the memory in MB of this process's parent if this is a child of the job; else None."""
     with contextlib.suppress(OSError):
-        if b"TF4SLURM_TASK=" in (process / "environ").read_bytes():
+        is_child = b"TF4SLURM_TASK=" in (process / "environ").read_bytes()
+        if is_child and str(job.children).encode() in (process / "cmdline").read_bytes():
             (parent,) = re.findall(r"^PPid:\s*(\d+)", (process / "status").read_text(), re.MULTILINE)
             status = Path("/proc", parent, "status").read_text()
             (kilobytes,) = re.findall(r"^VmRSS:\s*(\d+)", status, re.MULTILINE)
