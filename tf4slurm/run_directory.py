@@ -87,11 +87,14 @@ class RunDirectory:
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a whole file or none: readers on other hosts never see half of it."""
     draft = path.with_suffix(".draft")
-    draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
-    draft.replace(path)
+    try:
+        draft.unlink(missing_ok=True)
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2)
+            file.write("\n")
+        draft.replace(path)
+    except OSError as error:
+        raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
 
 
 def _cannot_write(path: Path, why: str | None) -> RunDirectoryError:

@@ -52,3 +52,14 @@ def main() -> None:
     except Tf4SlurmError as error:
         click.echo(f"tf4slurm: {error}", err=True)
         sys.exit(error.exit_code)
+    finally:
+        _give_up_closed_streams()
+
+
+def _give_up_closed_streams() -> None:
+    """Keep the exit code when the reader of our output is gone (`| head`): Python would make it 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 from tf4slurm.control.state import JobState, TaskRecord
@@ -58,18 +59,22 @@ class PlainReporter(Reporter):
 
 
 class LiveReporter(PlainReporter):
-    """The same under a terminal, with one live line that tells the state of the cluster."""
+    """The same under a terminal, with one live line that tells the state of the cluster.
+
+    A thread of rich draws the line and asks for its text; nothing here waits for a terminal that is on hold.
+    """
 
     def __init__(self, num_tasks: int) -> None:
         from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.live import Live
+        from rich.spinner import Spinner
 
         console = Console(stderr=True)
-        self._progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
-        )
-        self._line = self._progress.add_task(f"forming 0/{num_tasks}", total=None)
-        self._progress.start()
+        self._started = time.monotonic()
+        self._state = f"forming 0/{num_tasks}"
+        self._spinner = Spinner("dots")
+        self._live = Live(get_renderable=self._draw, console=console, transient=True, refresh_per_second=8)
+        self._live.start()
         above = LineWriter(_ConsoleStream(console))
         super().__init__(num_tasks, above if sys.stdout.isatty() else LineWriter(sys.stdout), above)
 
@@ -81,11 +86,15 @@ class LiveReporter(PlainReporter):
             "training": state.count("running"),
             "leaving": sum(record.is_gone for record in state.records),
         }.get(state.phase.value, self._num_tasks)
-        self._progress.update(self._line, description=f"{state.phase.value} {done}/{self._num_tasks}")
+        self._state = f"{state.phase.value} {done}/{self._num_tasks}"
 
     def close(self) -> None:
         super().close()
-        self._progress.stop()
+        self._live.stop()
+
+    def _draw(self) -> Any:
+        self._spinner.update(text=f"{self._state}  {time.monotonic() - self._started:.0f} s")
+        return self._spinner
 
 
 class _ConsoleStream:

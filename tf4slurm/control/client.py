@@ -108,6 +108,8 @@ class Membership:
                 await self._converse(call, incoming, outgoing)
             except grpc.aio.AioRpcError as error:
                 raise _translated(error, address) from error
+            except asyncio.InvalidStateError as error:  # what a write says once the call has ended
+                raise ConnectionError("the connection ended") from error
             finally:
                 call.cancel()
 
@@ -129,9 +131,9 @@ class Membership:
                 silence = max(0.0, self._deadline - time.monotonic())
                 reading = asyncio.ensure_future(_read(call))
                 await asyncio.wait({reading, writing}, timeout=silence, return_when=asyncio.FIRST_COMPLETED)
-                if writing.done() or not reading.done():
+                if writing.done() or not reading.done():  # this task has left, or the service is silent for too long
                     reading.cancel()
-                    return  # this task has left, or the service is silent for too long
+                    return writing.result() if writing.done() else None
                 self._receive(incoming.open(reading.result()))
         finally:
             writing.cancel()

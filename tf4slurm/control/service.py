@@ -57,7 +57,11 @@ class ControlService:
 
     async def wait_for_end(self) -> None:
         """Wait until the state's phase is ENDED. Its own deadlines see to it that this comes."""
-        await self._ended.wait()
+        ended = asyncio.create_task(self._ended.wait())
+        assert self._ticker is not None
+        await asyncio.wait({ended, self._ticker}, return_when=asyncio.FIRST_COMPLETED)
+        if self._ticker.done():
+            self._ticker.result()  # without its clock the job would never end: better a traceback
 
     def publish(self) -> None:
         """Send out the orders that have changed."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import logging
 import platform
 import signal
 import socket
@@ -18,13 +20,15 @@ from tf4slurm.control.auth import new_secret
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase, TaskRecord
 from tf4slurm.control.verdict import Verdict, describe_end
-from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST
+from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST, RunDirectoryError
 from tf4slurm.join import Service, settings_to_environ
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.observe.events import Event, EventLog
 from tf4slurm.run_directory import RunDirectory
+
+logger = logging.getLogger(__name__)
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
@@ -93,7 +97,8 @@ class Launcher:
             if self._spawner is not None:
                 await self._spawner.close(_CLOSE_SECONDS)
             await self._service.close()
-            self._run_directory.control.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._run_directory.control.unlink()
         return self._conclude()
 
     # What the spawner sees
@@ -140,7 +145,10 @@ class Launcher:
         assert self._state.phase is Phase.ENDED
         seconds = time.monotonic() - self._started_at
         result = Result(verdict, tuple(self._state.records), self._run_directory, seconds, self._started_at)
-        self._run_directory.write_result(_result_json(result))
+        try:
+            self._run_directory.write_result(_result_json(result))
+        except RunDirectoryError as error:  # a full disk does not change how the job went
+            logger.error("%s", error)
         self._events.close()
         self._reporter.on_result(result)
         return result

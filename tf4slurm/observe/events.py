@@ -8,6 +8,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 logger = logging.getLogger(__name__)
 
@@ -27,19 +28,23 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self._started = time.monotonic()
-        self._file = path.open("a", encoding="utf-8", buffering=1)
-        self._is_broken = False
+        self._file: TextIO | None = None
+        try:
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            logger.warning("there is no events.jsonl: %s", error)
 
     def add(self, kind: str, task: str | None, text: str) -> Event:
         event = Event(round(time.monotonic() - self._started, 4), kind, task, text)
-        if not self._is_broken:
+        if self._file is not None:
             try:
                 self._file.write(json.dumps({"time": round(time.time(), 3), **vars(event)}) + "\n")
             except OSError as error:
-                self._is_broken = True
+                self._file = None
                 logger.warning("events.jsonl ends here: %s", error)
         return event
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # already told
-            self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # told at the last write
+                self._file.close()
