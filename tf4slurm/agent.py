@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import dataclasses
 import logging
 import signal
 import sys
@@ -17,11 +16,9 @@ from typing import BinaryIO
 
 from tf4slurm.child import Child, adopt_orphans, kill_descendants
 from tf4slurm.cluster import Cluster, Task
-from tf4slurm.control.messages import Status
 from tf4slurm.control.verdict import exit_code_of
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousError
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
-from tf4slurm.network.proof import ProofServer, find_unproved, members_to_prove
 from tf4slurm.output import LineSplitter, LineWriter
 from tf4slurm.roles import role_of
 from tf4slurm.run_directory import RunDirectory
@@ -29,7 +26,6 @@ from tf4slurm.run_directory import RunDirectory
 logger = logging.getLogger(__name__)
 
 _TAIL_LINES = 20
-_PROOF_SECONDS = 5.0
 _GOODBYE_SECONDS = 2.0
 _ORPHAN_SECONDS = 2.0  # from SIGTERM to SIGKILL for the child of an agent without a launcher
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
@@ -45,8 +41,6 @@ class Agent:
         self._membership = join.membership
         self._environ = environ
         self._writer = writer
-        self._status = Status()
-        self._proof = ProofServer()
         self._child: Child | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -80,48 +74,32 @@ class Agent:
 
     async def _obey(self, run_directory: RunDirectory) -> None:
         """Do what the launcher's latest order says, until that is to leave."""
-        while True:
+        cluster = await self._join.agree()
+        while not self._membership.order.leave:
+            if cluster is not None and self._membership.order.starts > self._membership.status.starts:
+                await self._start_child(cluster, self._membership.order.attempt, run_directory)
             await self._membership.wait_for_change()
-            order = self._membership.order
-            if order.leave:
-                self._proof.close()
-                await self._end_child(order.leave_seconds)
-                self._report(state="left")
-                return
-            if self._join.listener is not None:
-                await self._proof.start(self._join.listener, self._join.secret, self._join.place.rank)
-            if self._membership.map is None:
-                continue
-            cluster = self._membership.map.to_cluster()
-            if order.prove and self._status.state == "joined":
-                await self._prove(cluster)
-            if order.starts > self._status.starts:
-                await self._start_child(cluster, order.attempt, run_directory)
-
-    # Before the child: the addresses
-
-    async def _prove(self, cluster: Cluster) -> None:
-        members = members_to_prove(cluster, self._join.place.rank)
-        faults = await find_unproved(members, self._join.secret, _PROOF_SECONDS)
-        self._report(state="unproved" if faults else "proved", detail="; ".join(faults) or None)
+        await self._end_child(self._membership.order.leave_seconds)
+        self._membership.report(state="left")
 
     # The child
 
     async def _start_child(self, cluster: Cluster, attempt: int, run_directory: RunDirectory) -> None:
-        self._proof.close()
         task = cluster.members[self._join.place.rank].task
         log = _ChildLog(run_directory.log(task, attempt), str(task), self._writer)
-        starts = self._status.starts + 1
+        starts = self._membership.status.starts + 1
         environment = _child_environment(self._environ, cluster, task, attempt)
         self._child = await Child.start(self._command, environment, log.write)
-        self._report(state="running", starts=starts, process_id=self._child.process_id, returncode=None, tail=())
+        self._membership.report(
+            state="running", starts=starts, process_id=self._child.process_id, returncode=None, tail=()
+        )
         self._watching = asyncio.create_task(self._watch_child(self._child, log))
 
     async def _watch_child(self, child: Child, log: _ChildLog) -> None:
         returncode = await child.wait()
         self._child = None
         tail = log.close()
-        self._report(state="exited", returncode=returncode, tail=() if returncode == 0 else tail)
+        self._membership.report(state="exited", returncode=returncode, tail=() if returncode == 0 else tail)
 
     async def _end_child(self, grace_seconds: float) -> None:
         """End the child if it still runs. What it exits with then is our doing, and not reported as its failure."""
@@ -135,16 +113,12 @@ class Agent:
     # What the launcher hears
 
     def _on_signal(self, number: signal.Signals) -> None:
-        self._report(stop_signal=signal.Signals(number).name)
-
-    def _report(self, **changes: object) -> None:
-        self._status = dataclasses.replace(self._status, **changes)  # type: ignore[arg-type]
-        self._membership.report(self._status)
+        self._membership.report(stop_signal=signal.Signals(number).name)
 
     def _exit_code(self) -> int:
         if self._join.failure is not None:
             return getattr(self._join.failure, "exit_code", 1)
-        return exit_code_of(self._status.returncode or 0)
+        return exit_code_of(self._membership.status.returncode or 0)
 
     @property
     def _name(self) -> str:

@@ -14,16 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tf4slurm import __version__
-from tf4slurm.cluster import Address
+from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.client import Membership
 from tf4slurm.control.messages import Hello
 from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.network.interfaces import interface_address, route_address
 from tf4slurm.network.ports import HeldPort, hold_port
+from tf4slurm.network.proof import ProofServer, find_unproved, members_to_prove
 from tf4slurm.slurm.step import SlurmStep
 
 logger = logging.getLogger(__name__)
 
+_PROOF_SECONDS = 5.0
 _CONTROL = "TF4SLURM_CONTROL"
 _SECRET = "TF4SLURM_SECRET"
 _SETTINGS = "TF4SLURM_SETTINGS"
@@ -144,6 +146,35 @@ class Join:
             dead_after_seconds=settings.dead_after_seconds,
             join_seconds=settings.join_seconds,
         )
+
+    async def agree(self) -> Cluster | None:
+        """Agree with the other tasks on the cluster: answer on the held port, prove what is asked, wait for the others.
+
+        Returns:
+            The cluster, once every address in it is proved; None if this task is told to leave before that.
+        """
+        proof = ProofServer()
+        try:
+            while True:
+                await self.membership.wait_for_change()
+                order = self.membership.order
+                if order.leave:
+                    return None
+                if self.listener is not None:
+                    await proof.start(self.listener, self.secret, self.place.rank)
+                if order.prove and self.membership.map is not None:
+                    cluster = self.membership.map.to_cluster()
+                    if self.membership.status.state == "joined":
+                        await self._prove(cluster)
+                    if order.starts:
+                        return cluster
+        finally:
+            proof.close()
+
+    async def _prove(self, cluster: Cluster) -> None:
+        members = members_to_prove(cluster, self.place.rank)
+        faults = await find_unproved(members, self.secret, _PROOF_SECONDS)
+        self.membership.report(state="unproved" if faults else "proved", detail="; ".join(faults) or None)
 
     def _addresses(self) -> tuple[Sequence[Address], str]:
         service = self._find_service()

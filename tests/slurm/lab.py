@@ -187,8 +187,25 @@ class SlurmLab:
         stderr: int | IO[str] | None = None,
     ) -> subprocess.Popen[str]:
         """Start a command on the login host; the process is the command itself, so signals reach it."""
+        return self._open(["run", *command], env, cwd, stdin, stdout, stderr)
+
+    def popen_on(
+        self, node: str, *command: str | Path, stdin: int | IO[str] | None, stdout: int | IO[str] | None
+    ) -> subprocess.Popen[str]:
+        """Start a command on a node; it ends with its stdin, if it reads that."""
+        return self._open(["on", node, *command], None, None, stdin, stdout, None)
+
+    def _open(
+        self,
+        arguments: Sequence[str | Path],
+        env: Mapping[str, str] | None,
+        cwd: str | Path | None,
+        stdin: int | IO[str] | None,
+        stdout: int | IO[str] | None,
+        stderr: int | IO[str] | None,
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [_SCRIPT, "run", *command],
+            [_SCRIPT, *arguments],
             env=self._environment(env),
             cwd=cwd,
             stdin=stdin,

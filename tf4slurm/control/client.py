@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -64,9 +65,9 @@ class Membership:
         self._changed = asyncio.Event()
         self._woken = asyncio.Event()
 
-    def report(self, status: Status) -> None:
-        """Tell the launcher what this task is doing; on a broken connection, as soon as there is one again."""
-        self.status = status
+    def report(self, **changes: Any) -> None:
+        """Change fields of `status` and tell the launcher; on a broken connection, as soon as there is one again."""
+        self.status = dataclasses.replace(self.status, **changes)
         self._woken.set()
 
     async def wait_for_change(self) -> None:

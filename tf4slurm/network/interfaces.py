@@ -1,32 +1,84 @@
-"""The addresses of this host: of a named interface, towards another host, or all of them."""
+"""The addresses of this host: on the interface somebody asks for, towards another host, or all of them."""
 
 from __future__ import annotations
 
+import fnmatch
 import ipaddress
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from tf4slurm.errors import InterfaceError
 
+INFINIBAND = "infiniband"
+FASTEST = "fastest"
+_ARPHRD_INFINIBAND = 32  # linux/if_arp.h
+_FAST_NAMES = ("ib*", "hsn*")  # InfiniBand, and HPE Slingshot, where the driver says Ethernet
 _DISCARD_PORT = 9
 
 
-def interface_address(interface: str) -> str:
-    """Return the address of a network interface of this host, IPv4 before IPv6.
+@dataclass(frozen=True)
+class Interface:
+    """One network interface of this host.
+
+    Attributes:
+        addresses: Those that other hosts can use, IPv4 first; none while the interface is down.
+        hardware_type: As in /sys/class/net/*/type (ARPHRD_…); None where the system does not say.
+        speed: In Mbit/s; 0 where the driver does not say.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    hardware_type: int | None
+    speed: int
+
+
+def interface_address(interface: str, host: str | None = None) -> str:
+    """Return the address of this host on the interface that is asked for, IPv4 before IPv6.
+
+    Args:
+        interface: One of these, or several in order of preference with commas between:
+            a name ("ib0"), a glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (by hardware type, else named ib*
+            or hsn*), "fastest" (by link speed), or a rule for sites that give the network other host names
+            ("{host}-ib0").
+        host: This host's name for such a rule; the system's by default.
 
     Raises:
-        InterfaceError: No such interface, or it is down or has no address; the text lists those that do.
+        InterfaceError: None fits, or several do where one was asked for; the text lists what there is.
     """
-    addresses = _addresses_by_interface()
-    if addresses.get(interface):
-        return addresses[interface][0]
-    usable = [name for name, found in addresses.items() if found]
-    what = "has no address or is down" if interface in addresses else "does not exist"
+    found = list_interfaces()
+    for wish in interface.split(","):
+        addresses = _addresses_of(wish.strip(), found, host or socket.gethostname())
+        if len(addresses) > 1:
+            what = f"Interface {wish!r} fits several on node {socket.gethostname()}: {_describe(found, addresses)}"
+            raise InterfaceError(f"{what}. Name one, or several in order of preference.", interface=wish, available=())
+        if addresses:
+            return addresses[0]
+    usable = [each.name for each in found if each.addresses]
+    exists = any(each.name == interface for each in found)
     raise InterfaceError(
-        f"Interface {interface!r} {what} on node {socket.gethostname()}. Found: {', '.join(usable) or 'none'}. "
+        f"Interface {interface!r} {'has no address or is down' if exists else 'does not exist'} on node "
+        f"{socket.gethostname()}. Found: {', '.join(usable) or 'none'}. "
         "Choose one of these, or leave it out for the route to the launcher.",
         interface=interface,
         available=usable,
     )
+
+
+def list_interfaces() -> tuple[Interface, ...]:
+    """Return the network interfaces of this host, by name."""
+    import psutil  # here, because most agents never ask: it costs them 20 ms
+
+    stats = psutil.net_if_stats()
+    result = []
+    for name, entries in sorted(psutil.net_if_addrs().items()):
+        is_up = name in stats and stats[name].isup
+        texts = [e.address for e in entries if e.family in (socket.AF_INET, socket.AF_INET6) and "%" not in e.address]
+        usable = [text for text in texts if is_up and not ipaddress.ip_address(text).is_link_local]
+        speed = stats[name].speed if name in stats else 0
+        result.append(Interface(name, tuple(sorted(usable, key=_is_ipv6)), _hardware_type(name), speed))
+    return tuple(result)
 
 
 def route_address(host: str) -> str:
@@ -43,8 +95,8 @@ def route_address(host: str) -> str:
 
 def host_addresses() -> tuple[str, ...]:
     """Return all addresses at which other hosts may reach this one: of interfaces that are up, IPv4 first."""
-    found = [address for addresses in _addresses_by_interface().values() for address in addresses]
-    return tuple(sorted((a for a in found if not is_loopback(a)), key=lambda address: ":" in address))
+    found = [address for interface in list_interfaces() for address in interface.addresses]
+    return tuple(sorted((address for address in found if not is_loopback(address)), key=_is_ipv6))
 
 
 def is_loopback(host: str) -> bool:
@@ -55,14 +107,52 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _addresses_by_interface() -> dict[str, list[str]]:
-    """Return every interface; those that are down, and link-local addresses, bring no address."""
-    import psutil  # here, because most agents never ask: it costs them 20 ms
+def _addresses_of(wish: str, found: Sequence[Interface], host: str) -> list[str]:
+    """Return one address of each interface that one wish fits."""
+    if "{host}" in wish:
+        named = _resolve(wish.replace("{host}", host))
+        return [address for each in found for address in each.addresses if address in named][:1]
+    if "/" in wish:
+        network = _network(wish)
+        inside = ([a for a in each.addresses if ipaddress.ip_address(a) in network] for each in found)
+        return [addresses[0] for addresses in inside if addresses]
+    able = [each for each in found if each.addresses]
+    if wish == INFINIBAND:
+        fitting = [each for each in able if each.hardware_type == _ARPHRD_INFINIBAND]
+        fitting = fitting or [each for each in able if any(fnmatch.fnmatch(each.name, name) for name in _FAST_NAMES)]
+    elif wish == FASTEST:
+        others = [each for each in able if not is_loopback(each.addresses[0])]
+        fitting = [each for each in others if each.speed == max(other.speed for other in others)]
+    else:
+        fitting = [each for each in able if fnmatch.fnmatchcase(each.name, wish)]
+    return [each.addresses[0] for each in fitting]
 
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    result: dict[str, list[str]] = {}
-    for name, entries in psutil.net_if_addrs().items():
-        found = [e.address for e in entries if e.family in (socket.AF_INET, socket.AF_INET6) and "%" not in e.address]
-        found = [a for a in found if not ipaddress.ip_address(a).is_link_local]
-        result[name] = sorted(found, key=lambda address: ":" in address) if name in up else []
-    return result
+
+def _network(wish: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(wish, strict=False)
+    except ValueError as error:
+        text = f'Interface {wish!r} is not a network: {error}. Write it as "10.149.0.0/16".'
+        raise InterfaceError(text, interface=wish) from error
+
+
+def _resolve(name: str) -> set[str]:
+    try:
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
+    except OSError:
+        return set()
+
+
+def _describe(found: Sequence[Interface], addresses: Sequence[str]) -> str:
+    return ", ".join(f"{each.name} ({a})" for a in addresses for each in found if a in each.addresses)
+
+
+def _hardware_type(name: str) -> int | None:
+    try:
+        return int(Path("/sys/class/net", name, "type").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _is_ipv6(address: str) -> bool:
+    return ":" in address

@@ -1,0 +1,91 @@
+"""Which address a host of the lab chooses: all have eth0 and ib0, one also a tap of InfiniBand's hardware type."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.lab import SlurmLab
+
+NODE = "r1-n9"
+TAP = Path(__file__).with_name("tap.py")
+CHOOSE = "import sys; from tf4slurm.network.interfaces import interface_address; print(interface_address(sys.argv[1]))"
+
+
+def choose(lab: SlurmLab, interface: str, node: str = NODE) -> str:
+    """Return the chosen address, or the last line of the error."""
+    result = lab.on(node, sys.executable, "-c", CHOOSE, interface, check=False)
+    return (result.stdout or result.stderr).strip().splitlines()[-1]
+
+
+@contextmanager
+def infiniband(lab: SlurmLab, node: str, name: str, address: str) -> Iterator[None]:
+    holder = lab.popen_on(node, sys.executable, TAP, name, address, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "up\n"
+        yield
+    finally:
+        holder.communicate(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("interface", "address"),
+    [
+        ("eth0", "10.78.0.2"),
+        ("ib0", "172.29.0.2"),
+        ("ib*", "172.29.0.2"),
+        ("hsn0,ib0,eth0", "172.29.0.2"),
+        ("172.29.0.0/16", "172.29.0.2"),
+        ("10.78.0.0/24", "10.78.0.2"),
+        ("infiniband", "172.29.0.2"),
+        ("{host}-ib", "172.29.0.2"),
+    ],
+)
+def test_the_asked_network_is_chosen(lab: SlurmLab, interface: str, address: str) -> None:
+    assert choose(lab, interface) == address
+
+
+@pytest.mark.parametrize(
+    ("interface", "words"),
+    [
+        ("ib1", "'ib1' does not exist on node r1-n9. Found: eth0, ib0, lo"),
+        ("*0", "fits several on node r1-n9: eth0 (10.78.0.2), ib0 (172.29.0.2)"),
+        ("fastest", "fits several"),  # both cables say 10 Gbit/s
+        ("192.168.7.0/24", "Found: eth0, ib0, lo"),
+        ("{host}-opa", "Found: eth0, ib0, lo"),
+    ],
+)
+def test_no_or_several_interfaces_are_an_error_that_lists_them(lab: SlurmLab, interface: str, words: str) -> None:
+    assert words in choose(lab, interface)
+
+
+def test_infiniband_is_known_by_its_hardware_type_whatever_its_name(lab: SlurmLab) -> None:
+    with infiniband(lab, NODE, "fast7", "192.0.2.9/24"):
+        assert choose(lab, "infiniband") == "192.0.2.9"
+    assert choose(lab, "infiniband") == "172.29.0.2"
+
+
+def test_an_interface_that_is_down_or_has_no_address_does_not_count(lab: SlurmLab) -> None:
+    lab.on(NODE, "ip", "link", "set", "ib0", "down")
+    try:
+        assert "'ib0' has no address or is down on node r1-n9. Found: eth0, lo" in choose(lab, "ib0")
+        assert choose(lab, "ib0,eth0") == "10.78.0.2"
+    finally:
+        lab.on(NODE, "ip", "link", "set", "ib0", "up")
+
+
+def test_ipv6_is_used_where_there_is_no_ipv4(lab: SlurmLab) -> None:
+    lab.on(NODE, "ip", "addr", "flush", "dev", "ib0")
+    lab.on(NODE, "ip", "-6", "addr", "add", "fd00:29::2/64", "dev", "ib0", "nodad")
+    try:
+        assert choose(lab, "ib0") == "fd00:29::2"
+        assert choose(lab, "fd00:29::/64") == "fd00:29::2"
+    finally:
+        lab.on(NODE, "ip", "-6", "addr", "del", "fd00:29::2/64", "dev", "ib0")
+        lab.on(NODE, "ip", "addr", "add", "172.29.0.2/16", "dev", "ib0")
