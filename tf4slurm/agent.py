@@ -26,6 +26,7 @@ from tf4slurm.run_directory import RunDirectory
 logger = logging.getLogger(__name__)
 
 _TAIL_LINES = 20
+_TAIL_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
 _GOODBYE_SECONDS = 2.0
 _ORPHAN_SECONDS = 2.0  # from SIGTERM to SIGKILL for the child of an agent without a launcher
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
@@ -177,7 +178,7 @@ class _ChildLog:
 
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._tail.append(line)
+            self._tail.append(line[:_TAIL_CHARACTERS])
             self._writer.write(f"{self._name} | {line}")
 
 

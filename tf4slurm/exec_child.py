@@ -21,7 +21,8 @@ def main(agent: int, command: list[str]) -> None:
     try:
         os.execvp(command[0], command)
     except FileNotFoundError:
-        sys.stderr.write(f"tf4slurm: the program {command[0]!r} does not exist on {os.uname().nodename}.\n")
+        what = "names an interpreter that does" if os.path.exists(command[0]) else "does"
+        sys.stderr.write(f"tf4slurm: the program {command[0]!r} {what} not exist on {os.uname().nodename}.\n")
         sys.exit(127)
     except OSError as error:
         sys.stderr.write(f"tf4slurm: the program {command[0]!r} cannot be run on {os.uname().nodename}: {error}.\n")

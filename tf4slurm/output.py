@@ -5,6 +5,7 @@ A terminal on hold (Ctrl-S) or a full pipe must not stop an agent's heartbeat, s
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -36,7 +37,7 @@ class LineWriter:
         """Queue one line, given without its end."""
         try:
             if self._dropped:
-                self._lines.put_nowait(f"[{self._dropped} lines left out here; the log files have them]")
+                self._lines.put_nowait(self._note_dropped())
                 self._dropped = 0
             self._lines.put_nowait(line)
         except queue.Full:
@@ -45,23 +46,31 @@ class LineWriter:
     def close(self) -> None:
         """Write what is queued, for at most a second."""
         deadline = time.monotonic() + _CLOSE_SECONDS
-        try:
-            self._lines.put(None, timeout=_CLOSE_SECONDS)
-        except queue.Full:
-            return
+        last = [self._note_dropped()] if self._dropped else []
+        with contextlib.suppress(queue.Full):
+            for line in (*last, None):
+                self._lines.put(line, timeout=max(0.0, deadline - time.monotonic()))
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
+    def _note_dropped(self) -> str:
+        return f"[{self._dropped} lines left out here; the log files have them]"
+
     def _write_all(self) -> None:
-        broken = False
-        while (line := self._lines.get()) is not None:
-            if broken:
-                continue
-            try:
-                self._stream.write(line + "\n")
+        try:
+            while (line := self._lines.get()) is not None:
+                self._write_line(line + "\n")
                 if self._lines.empty():
                     self._stream.flush()
-            except (OSError, ValueError):
-                broken = True  # the reader is gone: the log files go on
+            self._stream.flush()
+        except (OSError, ValueError):  # the reader is gone, or the stream closed: the log files go on
+            while self._lines.get() is not None:
+                pass
+
+    def _write_line(self, line: str) -> None:
+        try:
+            self._stream.write(line)
+        except UnicodeEncodeError as error:  # a terminal without UTF-8
+            self._stream.write(line.encode(error.encoding, "backslashreplace").decode(error.encoding))
 
 
 class LineSplitter:
@@ -71,9 +80,15 @@ class LineSplitter:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._ended_in_return = False
 
     def split(self, data: bytes) -> list[str]:
         """Return the lines that `data` completes."""
+        if not data:
+            return []
+        if self._ended_in_return:
+            data = data.removeprefix(b"\n")
+        self._ended_in_return = data.endswith(b"\r")
         *lines, self._rest = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         if len(self._rest) > self.MAX_LINE_BYTES:
             lines.append(self._rest)

@@ -31,9 +31,10 @@ def fill_counts(chiefs: int, ps: int, workers: int | None, evaluators: int, avai
     others = chiefs + ps + evaluators
     if workers is None:
         if available is None or available <= others:
+            there = "there is no Slurm allocation" if available is None else f"Slurm gives {available} tasks"
             raise PlacementError(
-                f"The number of workers is not known: {_sum_text(chiefs, ps, 0, evaluators)} and "
-                f"{'no allocation' if available is None else f'{available} tasks'} leave none. Give --workers N.",
+                f"The number of workers is not known: {_sum_text(chiefs, ps, 0, evaluators) or 'no other task'}, and "
+                f"{there}. Give --workers N.",
                 requested=others + 1,
                 available=available or 0,
             )

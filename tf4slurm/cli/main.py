@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -38,7 +40,7 @@ def cli() -> None:
     """Run TensorFlow parameter-server jobs on Slurm, or on this machine: from the first process to the last exit."""
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line; errors of tf4slurm become one line and their exit code.
 
     The environment is read here, once: verbs get it as it was, and so do the children.
@@ -47,19 +49,19 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else its core tells stderr of every connection that ends
     level = environ.get("TF4SLURM_LOG", "WARNING").upper()
     logging.basicConfig(stream=sys.stderr, level=level, format="tf4slurm: %(levelname)s: %(message)s")
+    exit_code: object = 0
     try:
         cli(obj=environ)
     except Tf4SlurmError as error:
         click.echo(f"tf4slurm: {error}", err=True)
-        sys.exit(error.exit_code)
-    finally:
-        _give_up_closed_streams()
+        exit_code = error.exit_code
+    except SystemExit as end:  # how click ends, too
+        exit_code = end.code
+    _flush()
+    os._exit(exit_code if isinstance(exit_code, int) else int(exit_code is not None))  # gRPC may hang in exit handlers
 
 
-def _give_up_closed_streams() -> None:
-    """Keep the exit code when the reader of our output is gone (`| head`): Python would make it 120."""
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError):  # the reader is gone (`| head`): the exit code stays what it is
             stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

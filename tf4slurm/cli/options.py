@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,19 @@ from tf4slurm.network.ports import parse_ports
 from tf4slurm.placement import fill_counts, place_tasks
 
 _COUNT = click.IntRange(min=0)
-_SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+class _Seconds(click.FloatRange):
+    name = "SECONDS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
+
+
+_SECONDS = _Seconds(min=0, min_open=True)
 
 
 class _Ports(click.ParamType[tuple[int, ...]]):

@@ -82,22 +82,24 @@ class Membership:
             RendezvousClosedError: The service refuses this task.
             RendezvousConnectionError: No service answers in time, or it has been silent for the dead time.
         """
-        error: object = "no address is known yet"
+        grpc.aio.init_grpc_aio()  # for good: its shutdown at the last object's end has been seen to hang
+        at, error = "", "no address is known yet"
         while (left := self._deadline - time.monotonic()) > 0:
             addresses, secret = self._find_service()
             for address in addresses:
+                at, error = str(address), "it fell silent"
                 try:
                     await self._serve(address, secret, min(_CONNECT_SECONDS, left))
                 except (AuthenticationError, MessageError, OSError, asyncio.TimeoutError) as failure:
-                    error = f"{address}: {failure or type(failure).__name__}"
-                    logger.debug("no connection to the control service: %s", error)
+                    error = str(failure) or type(failure).__name__
+                    logger.debug("no connection to the control service at %s: %s", at, error)
                 if self.status.state == "left":
                     return
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
-            f"The launcher is gone, or was never there: no control service answers ({error}). "
-            "Look at the launcher's own output.",
-            address=str(error),
+            f"The launcher is gone, or was never there: no control service answers at {at or 'any address'} "
+            f"({error}). Look at the launcher's own output.",
+            address=at,
         )
 
     async def _serve(self, address: Address, secret: str, connect_seconds: float) -> None:

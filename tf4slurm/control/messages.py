@@ -107,7 +107,9 @@ _M = TypeVar("_M")
 def encode(message: Message) -> bytes:
     """Return the wire form of a message."""
     fields = {f.name: value for f in dataclasses.fields(message) if (value := getattr(message, f.name)) != f.default}
-    return json.dumps([type(message).__name__, fields], separators=(",", ":")).encode()
+    return json.dumps([type(message).__name__, fields], separators=(",", ":"), ensure_ascii=False).encode(
+        errors="replace"
+    )
 
 
 def decode(payload: bytes, expected: type[_M]) -> _M:

@@ -47,6 +47,7 @@ class ControlService:
 
     async def start(self) -> int:
         """Listen on all addresses of this host; return the port."""
+        grpc.aio.init_grpc_aio()  # for good: its shutdown at the last object's end has been seen to hang
         self._server = grpc.aio.server(options=_OPTIONS)
         handlers: Any = {METHOD: grpc.stream_stream_rpc_method_handler(self._join)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -87,7 +88,6 @@ class ControlService:
         """Serve one connection, from its handshake to its end."""
         try:
             seals, hello = await asyncio.wait_for(self._shake_hands(context), _HANDSHAKE_SECONDS)
-            session = _Session(self.state, hello.rank, seals[1], context)
             self.state.on_hello(hello, time.monotonic())
         except (AuthenticationError, MessageError) as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
@@ -95,6 +95,7 @@ class ControlService:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.reason)
         except asyncio.TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello in time")
+        session = _Session(self.state, hello.rank, seals[1], context)
         before = self._sessions.get(hello.rank)
         self._sessions[hello.rank] = session
         if before is not None:
@@ -102,7 +103,7 @@ class ControlService:
         self.publish()
         try:
             await self._read(session, seals[0], context)
-        except RendezvousError as error:
+        except (RendezvousError, MessageError) as error:
             logger.warning("rank %d: connection ended: %s", hello.rank, error)
         finally:
             session.close()
@@ -123,6 +124,8 @@ class ControlService:
     async def _read(self, session: _Session, incoming: auth.Seal, context: _Context) -> None:
         while data := await _read_bytes(context):
             status = decode(incoming.open(data), Status)
+            if self._sessions.get(session.rank) is not session:
+                return  # the task has connected again: this is an old one's late word
             self.state.on_status(session.rank, status, time.monotonic())
             self.publish()
             if status.state == "left":
@@ -147,6 +150,10 @@ class _Session:
         self._writing.cancel()
 
     async def _write(self) -> None:
+        with contextlib.suppress(grpc.aio.BaseError):  # the connection has ended: its reader tells
+            await self._write_on()
+
+    async def _write_on(self) -> None:
         sent_map: Map | None = None
         sent_order: Order | None = None
         while True:

@@ -108,7 +108,7 @@ class JobState:
         ]
         self._on_event = on_event
         self._changed: set[int] = set()
-        self._ticked_at = now
+        self._now = now
         self._phase_deadline = now + limits.start_timeout_seconds
 
     # What goes out
@@ -140,6 +140,7 @@ class JobState:
         Raises:
             RendezvousClosedError: It cannot be a task of this job.
         """
+        self._advance(now)
         record = self._checked_record(hello)
         record.is_connected, record.heard_at = True, now
         if record.has_joined:
@@ -158,11 +159,12 @@ class JobState:
 
     def on_status(self, rank: int, status: Status, now: float) -> None:
         """A task says what it is doing."""
+        self._advance(now)
         record = self.records[rank]
         record.heard_at = now
         before, record.status = record.status, status
         if status.stop_signal is not None and status.stop_signal != before.stop_signal:
-            self.on_stop(signal.Signals[status.stop_signal], f"{record} got {status.stop_signal}")
+            self.on_stop(signal.Signals[status.stop_signal], f"{record} got {status.stop_signal}", now)
         if (status.state, status.starts) == (before.state, before.starts):
             return
         if status.state == "unproved":
@@ -178,14 +180,16 @@ class JobState:
             self._emit("started", record, f"started (process {status.process_id})")
         elif status.state == "exited":
             self._on_exit(record, status.returncode or 0, now)
+        elif status.state == "left" and self.verdict is None:
+            self._lose(record, "it left without being told to")
         elif status.state == "left":
-            record.is_gone = True
-            record.ended_at = record.ended_at or now
+            self._set_gone(record)
             self._emit("left", record, "left")
             self._end_if_all_gone()
 
     def on_disconnect(self, rank: int, now: float) -> None:
         """A task's connection has ended. It may come back."""
+        self._advance(now)
         record = self.records[rank]
         if record.is_connected and not record.is_gone:
             self._emit("disconnected", record, "lost its connection")
@@ -195,28 +199,29 @@ class JobState:
 
     def on_agent_exit(self, rank: int, returncode: int, now: float) -> None:
         """The launcher has seen the end of a task's agent."""
-        self._lose(self.records[rank], f"its agent {describe_end(returncode)}", now)
+        self._advance(now)
+        self._lose(self.records[rank], f"its agent {describe_end(returncode)}")
 
     def on_spawner_exit(self, verdict: Verdict, now: float) -> None:
         """Whatever started the agents is gone, and so are they."""
+        self._advance(now)
         self._decide(verdict)
         for record in self.records:
-            self._set_gone(record, now)
+            self._set_gone(record)
         self._end_if_all_gone()
 
-    def on_stop(self, number: signal.Signals, what: str) -> None:
+    def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
         """Someone asks the whole job to stop."""
+        self._advance(now)
         self._decide(Verdict(128 + number, f"The job was stopped: {what}."))
 
     def on_tick(self, now: float) -> None:
         """Time has passed: judge silence and deadlines. Call it several times per beat."""
-        self._forgive_own_lag(now)
+        self._advance(now)
         for record in self.records:
             if record.has_joined and not record.is_gone and now - record.heard_at > self.limits.dead_after_seconds:
                 silence = f"nothing was heard of it for {self.limits.dead_after_seconds:g} s"
-                self._lose(
-                    record, silence if record.is_connected else "its connection broke and did not come back", now
-                )
+                self._lose(record, silence if record.is_connected else "its connection broke and did not come back")
         if now < self._phase_deadline:
             return
         if self.phase in (Phase.FORMING, Phase.PROVING):
@@ -238,7 +243,9 @@ class JobState:
         if not 0 <= hello.rank < len(self.records):
             raise _refusal(f"rank {hello.rank} is not one of this job's {len(self.records)} tasks")
         record = self.records[hello.rank]
-        if record.is_gone or (record.has_joined and record.incarnation != hello.incarnation):
+        if record.is_gone:
+            raise _refusal(f"rank {hello.rank} counts as lost, or has left")
+        if record.has_joined and record.incarnation != hello.incarnation:
             raise _refusal(f"rank {hello.rank} was taken by an earlier process, on {record.node}")
         return record
 
@@ -291,10 +298,10 @@ class JobState:
     def _complete(self, what: str) -> None:
         self._decide(Verdict(0, f"Training is done: {what} exited with code 0."))
 
-    def _lose(self, record: TaskRecord, why: str, now: float) -> None:
+    def _lose(self, record: TaskRecord, why: str) -> None:
         if record.is_gone:
             return
-        self._set_gone(record, now)
+        self._set_gone(record)
         self._emit("lost", record, f"is lost: {why}")
         self._decide(Verdict(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task))
         self._end_if_all_gone()
@@ -303,7 +310,7 @@ class JobState:
         """The first verdict stands; what follows from it is collateral."""
         if self.verdict is None:
             self.verdict = verdict
-            self._phase_deadline = self._ticked_at + self.limits.leave_seconds + self.limits.dead_after_seconds
+            self._phase_deadline = self._now + self.limits.leave_seconds + self.limits.dead_after_seconds
             self._emit("verdict", None, verdict.reason)
             self._move_on(Phase.LEAVING, "every task is told to leave")
             self._end_if_all_gone()
@@ -323,17 +330,19 @@ class JobState:
             late[0].task,
         )
 
-    def _forgive_own_lag(self, now: float) -> None:
-        """Silence while this process itself did not run (stopped, or starved) is nobody's fault."""
-        lag = now - self._ticked_at - self.limits.beat_seconds
-        self._ticked_at = now
+    def _advance(self, now: float) -> None:
+        """Take the time; silence while this process itself did not run (stopped, or starved) is nobody's fault."""
+        lag = now - self._now - self.limits.beat_seconds
+        self._now = now
         if lag > 0:
+            self._phase_deadline += lag
             for record in self.records:
                 record.heard_at += lag
 
-    def _set_gone(self, record: TaskRecord, now: float) -> None:
+    def _set_gone(self, record: TaskRecord) -> None:
         record.is_gone, record.is_connected = True, False
-        record.ended_at = record.ended_at or now
+        if record.has_joined and record.ended_at is None:
+            record.ended_at = self._now
 
     def _move_on(self, phase: Phase, text: str) -> None:
         self.phase = phase

@@ -133,7 +133,7 @@ class Launcher:
 
     def _on_signal(self, number: signal.Signals) -> None:
         name = signal.Signals(number).name
-        self._state.on_stop(signal.Signals(number), f"the launcher got {name}")
+        self._state.on_stop(signal.Signals(number), f"the launcher got {name}", time.monotonic())
         self._service.publish()
 
     def _on_event(self, kind: str, task: str | None, text: str) -> None:

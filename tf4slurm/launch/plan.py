@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from tf4slurm.errors import CommandError, PlacementError
 from tf4slurm.join import JoinSettings
 from tf4slurm.network.ports import format_ports
 
-_INTERPRETERS = ("python", "bash", "sh")
+_INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
+_NO_SCRIPT_FOLLOWS = re.compile(r"-[A-Za-z]*[cms]|-$")  # -c CODE, -m MODULE, bash -lc, or - for standard input
+_SCRIPT_ENDINGS = (".py", ".sh")
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,12 @@ def check_command(command: Sequence[str]) -> None:
                 f'Start it with its interpreter, such as "python {program}", or chmod +x it',
             )
         raise CommandError(f"The program {program!r} {what}. {todo}.", command=command)
-    if not os.path.basename(program).startswith(_INTERPRETERS):
+    if not _INTERPRETER.fullmatch(os.path.basename(program)):
         return
     for argument in command[1:]:
-        if argument in ("-c", "-m", "-s", "-"):
+        if _NO_SCRIPT_FOLLOWS.match(argument) or os.path.isfile(argument):
             return
-        if not argument.startswith("-"):
-            if not os.path.isfile(argument):
-                raise CommandError(
-                    f"The script {argument!r} does not exist in {os.getcwd()}. Check its path.", command=command
-                )
-            return
+        if argument.endswith(_SCRIPT_ENDINGS) and not argument.startswith("-"):
+            raise CommandError(
+                f"The script {argument!r} does not exist in {os.getcwd()}. Check its path.", command=command
+            )

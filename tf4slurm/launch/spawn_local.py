@@ -72,8 +72,8 @@ def _be_agent(command: Sequence[str], receiver: _Connection, sender: _Connection
     try:
         environment: dict[str, str] = receiver.recv()
     except EOFError:
-        sys.exit(0)  # nothing was started after all
-    sys.exit(run_agent(command, environment))
+        os._exit(0)  # nothing was started after all
+    os._exit(run_agent(command, environment))  # not through the launcher's exit handlers, nor gRPC's
 
 
 async def _watch(rank: int, agent: _ForkedAgent, listener: SpawnerListener) -> None:

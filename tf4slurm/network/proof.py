@@ -94,6 +94,7 @@ async def _answer(secret: str, rank: int, reader: asyncio.StreamReader, writer: 
         nonce = await asyncio.wait_for(reader.readexactly(_NONCE_BYTES), timeout=5)
         writer.write(_answer_to(nonce, secret, rank))
         await writer.drain()
+        await asyncio.wait_for(reader.read(1), timeout=5)  # who closes first keeps the port in TIME_WAIT: not us
     except (OSError, EOFError, asyncio.TimeoutError):
         pass  # whoever asked is told by the connection that ends
     finally:

@@ -67,7 +67,7 @@ class SlurmStep:
             node_name=_text(environ, _NODE_NAME),
             reserved_ports=reserved_ports,
             launch_address=environ.get(_LAUNCH_ADDRESS) or None,
-            restart_count=int(environ.get(_RESTART_COUNT) or 0),
+            restart_count=_number(environ, _RESTART_COUNT) if environ.get(_RESTART_COUNT) else 0,
         )
 
     @property

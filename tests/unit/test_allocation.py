@@ -1,0 +1,47 @@
+"""What a batch script knows, read from environments of real jobs and their variations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tf4slurm.slurm.allocation import SlurmAllocation
+
+DATA = Path(__file__).parent.parent / "data"
+BATCH: dict[str, str] = json.loads((DATA / "batch-3-nodes-7-tasks.json").read_text())["environments"][0]
+
+
+def batch_without(*variables: str, **changes: str) -> dict[str, str]:
+    return {**{name: value for name, value in BATCH.items() if name not in variables}, **changes}
+
+
+def test_a_real_batch_script() -> None:
+    assert SlurmAllocation.from_environ(BATCH) == SlurmAllocation(job_id="38", num_tasks=7, cpus_per_task=None)
+
+
+@pytest.mark.parametrize("environ", [{}, {"PATH": "/bin"}, {"SLURM_JOB_ID": ""}, {"SLURM_CONF": "/etc/slurm.conf"}])
+def test_outside_of_an_allocation_there_is_none(environ: dict[str, str]) -> None:
+    assert SlurmAllocation.from_environ(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "num_tasks"),
+    [
+        (batch_without("SLURM_NTASKS"), None),
+        (batch_without("SLURM_NTASKS", SLURM_NTASKS_PER_NODE="4"), 12),
+        (batch_without(SLURM_NTASKS_PER_NODE="4"), 7),
+        (batch_without("SLURM_NTASKS", "SLURM_JOB_NUM_NODES", SLURM_NTASKS_PER_NODE="4"), None),
+        (batch_without(SLURM_NTASKS=""), None),
+        (batch_without("SLURM_NTASKS", SLURM_NTASKS_PER_NODE="4(x3)"), None),
+    ],
+)
+def test_the_number_of_tasks(environ: dict[str, str], num_tasks: int | None) -> None:
+    allocation = SlurmAllocation.from_environ(environ)
+    assert allocation is not None
+    assert allocation.num_tasks == num_tasks
+
+
+def test_the_cpus_per_task_that_srun_does_not_inherit() -> None:
+    assert SlurmAllocation.from_environ({**BATCH, "SLURM_CPUS_PER_TASK": "4"}) == SlurmAllocation("38", 7, 4)

@@ -1,0 +1,251 @@
+"""Real children: their output, their ends, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.processes import wait_until
+from tf4slurm import exec_child
+from tf4slurm.child import Child
+
+PYTHON = sys.executable
+
+DAEMON = """
+import subprocess, sys
+output = None if sys.argv[1] == "holds" else subprocess.DEVNULL
+print(subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=output, stderr=output).pid)
+"""
+OWNER = """
+import asyncio, os, sys
+from tf4slurm.child import Child, adopt_orphans, kill_descendants
+
+async def main():
+    adopt_orphans()
+    child = await Child.start(sys.argv[2:], os.environ, lambda data: os.write(1, data))
+    if sys.argv[1] == "wait":
+        await child.wait()
+        kill_descendants()
+    else:
+        print("child", child.process_id, flush=True)
+        await asyncio.sleep(300)
+
+asyncio.run(main())
+"""
+
+
+class Output:
+    """What a child has printed so far."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def __call__(self, data: bytes) -> None:
+        self.data += data
+
+    async def wait_for(self, text: bytes) -> None:
+        await poll(lambda: text in self.data)
+
+
+async def poll(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def run_child(*command: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
+    """Run a child to its end; return what it ended with and what it printed."""
+
+    async def run() -> tuple[int, str]:
+        output = Output()
+        child = await Child.start(command, dict(os.environ) if environment is None else environment, output)
+        returncode = await child.wait()
+        return returncode, output.data.decode()
+
+    return asyncio.run(run())
+
+
+def run_owner(what: str, *command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([PYTHON, "-c", OWNER, what, *command], stdout=subprocess.PIPE, text=True)
+
+
+def test_output_and_error_arrive_together_and_in_order() -> None:
+    assert run_child("sh", "-c", "echo one; echo two >&2; printf three") == (0, "one\ntwo\nthree")
+
+
+def test_output_arrives_while_the_child_runs() -> None:
+    async def run() -> None:
+        output = Output()
+        child = await Child.start(["sh", "-c", "echo here; exec sleep 300"], os.environ, output)
+        await output.wait_for(b"here\n")
+        assert is_alive(child.process_id)
+        await child.end(5)
+        assert await child.wait() == -signal.SIGTERM
+
+    asyncio.run(run())
+
+
+def test_much_output_arrives_whole() -> None:
+    returncode, text = run_child(PYTHON, "-c", "print('x' * 3_000_000)")
+    assert (returncode, len(text)) == (0, 3_000_001)
+
+
+def test_the_child_has_the_environment_it_is_given_and_no_more() -> None:
+    returncode, text = run_child("/usr/bin/env", environment={"PATH": "/usr/bin:/bin", "TF_CONFIG": "{}"})
+    lines = set(text.splitlines())
+    assert returncode == 0
+    assert {"PATH=/usr/bin:/bin", "TF_CONFIG={}"} <= lines
+    assert not {line for line in lines if line.startswith(("HOME=", "PYTEST"))}
+
+
+def test_the_child_reads_nothing_and_leads_its_own_session() -> None:
+    code = "import os, sys; print(repr(sys.stdin.read()), os.getsid(0) == os.getpid() == os.getpgid(0))"
+    assert run_child(PYTHON, "-c", code) == (0, "'' True\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "returncode"),
+    [("exit 0", 0), ("exit 3", 3), ("exit 255", 255), ("kill -KILL $$", -9), ("kill -TERM $$", -15)],
+)
+def test_how_it_ended(script: str, returncode: int) -> None:
+    assert run_child("sh", "-c", script) == (returncode, "")
+
+
+def test_a_program_that_is_not_there_is_a_child_that_says_so(tmp_path: Path) -> None:
+    returncode, text = run_child(str(tmp_path / "nothing"))
+    assert returncode == 127
+    assert text == f"tf4slurm: the program '{tmp_path}/nothing' does not exist on {os.uname().nodename}.\n"
+
+
+@pytest.mark.parametrize("content", [None, "no program at all"], ids=["directory", "not executable"])
+def test_a_program_that_cannot_be_run_is_a_child_that_says_so(tmp_path: Path, content: str | None) -> None:
+    program = tmp_path / "program"
+    if content is None:
+        program.mkdir()
+    else:
+        program.write_text(content)
+    returncode, text = run_child(str(program))
+    assert returncode == 126
+    assert text.startswith(f"tf4slurm: the program '{program}' cannot be run on {os.uname().nodename}: ")
+    assert "Permission denied" in text
+
+
+def test_a_script_whose_interpreter_is_not_there_does_not_count_as_not_there_itself(tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    returncode, text = run_child(str(script))
+    assert returncode in (126, 127)
+    assert "interpreter" in text
+
+
+def test_sigterm_is_asked_first() -> None:
+    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True); signal.pause()"
+
+    async def run() -> None:
+        output = Output()
+        child = await Child.start([PYTHON, "-c", code], os.environ, output)
+        await output.wait_for(b"ready")
+        await child.end(10)
+        assert await child.wait() == 5
+
+    asyncio.run(run())
+
+
+def test_who_ignores_sigterm_is_killed_after_the_grace() -> None:
+    async def run() -> tuple[float, int]:
+        output = Output()
+        child = await Child.start(["sh", "-c", "trap '' TERM; echo ready; sleep 300; sleep 300"], os.environ, output)
+        await output.wait_for(b"ready")
+        before = time.monotonic()
+        await child.end(0.2)
+        returncode = await child.wait()
+        return time.monotonic() - before, returncode
+
+    seconds, returncode = asyncio.run(run())
+    assert returncode == -signal.SIGKILL
+    assert 0.2 <= seconds < 2
+
+
+def test_a_stopped_child_is_killed_too() -> None:
+    async def run() -> int:
+        child = await Child.start(["sleep", "300"], os.environ, Output())
+        os.kill(child.process_id, signal.SIGSTOP)
+        await poll(lambda: psutil.Process(child.process_id).status() == psutil.STATUS_STOPPED)
+        await child.end(0.1)
+        return await child.wait()
+
+    assert asyncio.run(run()) == -signal.SIGKILL
+
+
+def test_ending_a_child_that_has_ended_does_nothing() -> None:
+    async def run() -> int:
+        child = await Child.start(["true"], os.environ, Output())
+        await child.wait()
+        await child.end(5)
+        return await child.wait()
+
+    assert asyncio.run(run()) == 0
+
+
+def test_what_the_child_has_started_is_gone_after_it() -> None:
+    returncode, text = run_child(
+        "sh", "-c", "sleep 300 & echo $!; (trap '' TERM; sleep 300; sleep 300) & echo $!; exit 4"
+    )
+    assert returncode == 4
+    grandchildren = list(map(int, text.split()))
+    assert len(grandchildren) == 2
+    assert wait_until(lambda: not any(map(is_alive, grandchildren)), timeout_seconds=2, poll_seconds=0.005)
+
+
+def test_a_daemon_that_holds_the_output_holds_up_nobody() -> None:
+    before = time.monotonic()
+    returncode, text = run_child(PYTHON, "-c", DAEMON, "holds")
+    seconds = time.monotonic() - before
+    assert is_alive(int(text))
+    os.kill(int(text), signal.SIGKILL)
+    assert returncode == 0
+    assert seconds < 2
+
+
+def test_orphans_of_another_session_are_adopted_and_killed() -> None:
+    with run_owner("wait", PYTHON, "-c", DAEMON, "frees") as owner:
+        text, _ = owner.communicate(timeout=20)
+    assert owner.returncode == 0
+    assert wait_until(lambda: not is_alive(int(text)), timeout_seconds=2, poll_seconds=0.005)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
+def test_the_child_dies_with_its_owner() -> None:
+    with run_owner("stay", "sleep", "300") as owner:
+        assert owner.stdout is not None
+        word, process_id = owner.stdout.readline().split()
+        assert word == "child"
+        assert is_alive(int(process_id))
+        owner.kill()
+    assert wait_until(lambda: not is_alive(int(process_id)), timeout_seconds=2, poll_seconds=0.005)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
+def test_a_child_whose_owner_died_first_never_starts() -> None:
+    nobody = 2**22 + 1  # above the largest process id of Linux
+    command = [PYTHON, "-I", "-S", exec_child.__file__, str(nobody), "echo", "started"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout) == (137, "")

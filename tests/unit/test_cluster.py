@@ -1,0 +1,75 @@
+"""The values of a cluster, and what TensorFlow is told of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
+
+MEMBERS = (
+    Member(0, Task("worker", 1), "n2", Address("10.0.0.2", 4001)),
+    Member(1, Task("worker", 0), "n1", Address("10.0.0.1", 4001)),
+    Member(2, Task("ps", 0), "n2", Address("fd00::2", 4002)),
+    Member(3, Task("evaluator", 0), "n1", Address("10.0.0.1", 4003)),
+    Member(4, Task("chief", 0), "n1", Address("10.0.0.1", 4004)),
+)
+SPEC = {"chief": ["10.0.0.1:4004"], "ps": ["[fd00::2]:4002"], "worker": ["10.0.0.1:4001", "10.0.0.2:4001"]}
+
+
+def test_a_task_is_written_with_a_slash() -> None:
+    assert str(Task("worker", 3)) == "worker/3"
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("10.1.0.4:40123", Address("10.1.0.4", 40123)),
+        ("n003.site.org:1", Address("n003.site.org", 1)),
+        ("[fd00::2]:65535", Address("fd00::2", 65535)),
+    ],
+)
+def test_an_address_is_read_and_written(text: str, address: Address) -> None:
+    assert Address.from_text(text) == address
+    assert str(address) == text
+
+
+@given(host=st.ip_addresses().map(str), port=st.integers(1, 65535))
+def test_an_address_survives_the_round_trip(host: str, port: int) -> None:
+    assert Address.from_text(str(Address(host, port))) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":4001", "[]:4001", "host:0", "host:65536", "host:-1", "h:4x"])
+def test_what_is_not_an_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match='expected "host:port" with a port from 1 to 65535') as caught:
+        Address.from_text(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_nodes_are_named_once_in_rank_order() -> None:
+    assert Cluster(MEMBERS).nodes == ("n2", "n1")
+
+
+@pytest.mark.parametrize(("members", "has_chief"), [(MEMBERS, True), (MEMBERS[:4], False)])
+def test_whether_there_is_a_chief(members: tuple[Member, ...], has_chief: bool) -> None:
+    assert Cluster(members).has_chief is has_chief
+
+
+def test_the_spec_is_in_index_order_and_without_the_evaluator() -> None:
+    assert Cluster(MEMBERS).to_dictionary() == SPEC
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda member: str(member.task))
+def test_tf_config_has_the_spec_and_the_own_place(member: Member) -> None:
+    config = json.loads(Cluster(MEMBERS).to_tf_config(member.task))
+    assert config == {"cluster": SPEC, "task": {"type": member.task.task_type, "index": member.task.task_index}}
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(1, "worker/0"), (2, "worker/0 and worker/1"), (3, "worker/0, worker/1 and worker/2")]
+)
+def test_tasks_in_a_sentence(count: int, text: str) -> None:
+    assert format_tasks(Task("worker", index) for index in range(count)) == text

@@ -1,0 +1,65 @@
+"""The error family is what its page says: every class, its parents, its facts and its exit code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from tf4slurm import errors
+from tf4slurm.errors import (
+    AuthenticationError,
+    CommandError,
+    InterfaceError,
+    LaunchError,
+    MessageError,
+    PlacementError,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RunDirectoryError,
+    SlurmEnvironmentError,
+    Tf4SlurmError,
+)
+
+CLASSES = {
+    name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and kind.__module__ == errors.__name__
+}
+
+
+def test_the_tree_in_the_docstring_names_every_class() -> None:
+    assert set(re.findall(r"^[│├└─ ]*(\w+Error)", errors.__doc__ or "", re.MULTILINE)) == set(CLASSES)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_is_of_the_family(name: str) -> None:
+    assert issubclass(CLASSES[name], Tf4SlurmError)
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin", "facts", "exit_code"),
+    [
+        (Tf4SlurmError("words"), Exception, {}, 3),
+        (SlurmEnvironmentError("words", variable="V", value="x"), Exception, {"variable": "V", "value": "x"}, 3),
+        (SlurmEnvironmentError("words", variable="V"), Exception, {"variable": "V", "value": None}, 3),
+        (InterfaceError("words", interface="ib0", available=["lo"]), Exception, {"available": ("lo",)}, 3),
+        (PlacementError("words", requested=3, available=2), ValueError, {"requested": 3, "available": 2}, 3),
+        (CommandError("words", command=["a", "b"]), Exception, {"command": ("a", "b")}, 3),
+        (RunDirectoryError("words", path="/x"), Exception, {"path": "/x"}, 3),
+        (RendezvousError("words"), Exception, {}, 6),
+        (RendezvousConnectionError("words", address="h:1"), ConnectionError, {"address": "h:1"}, 6),
+        (RendezvousClosedError("words", reason="why"), RendezvousError, {"reason": "why"}, 6),
+        (AuthenticationError("words"), RendezvousError, {}, 6),
+        (MessageError("words"), ValueError, {}, 3),
+        (LaunchError("words", command=["srun"], returncode=1, stderr="no"), Exception, {"returncode": 1}, 3),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_an_error_carries_its_words_its_facts_and_its_exit_code(
+    error: Tf4SlurmError, builtin: type[Exception], facts: dict[str, object], exit_code: int
+) -> None:
+    assert str(error) == "words"
+    assert isinstance(error, builtin)
+    assert {name: getattr(error, name) for name in facts} == facts
+    assert error.exit_code == exit_code

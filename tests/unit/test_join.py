@@ -1,0 +1,290 @@
+"""How a task finds its place and its service, and what it says of itself when it joins a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_service_and_client import cancel
+from tf4slurm.cluster import Address, Task
+from tf4slurm.control.service import ControlService
+from tf4slurm.control.state import JobState, Limits
+from tf4slurm.errors import InterfaceError, PlacementError, SlurmEnvironmentError
+from tf4slurm.join import (
+    LAUNCHER_VARIABLES,
+    Join,
+    JoinSettings,
+    Place,
+    Service,
+    is_under_launcher,
+    rank_to_environ,
+    settings_from_environ,
+    settings_to_environ,
+)
+from tf4slurm.network.interfaces import is_loopback, list_interfaces
+from tf4slurm.network.ports import hold_port
+
+DATA = Path(__file__).parent.parent / "data"
+STEP: dict[str, str] = json.loads((DATA / "step-3-nodes-7-tasks.json").read_text())["environments"][1]
+SERVICE = Service((Address("10.0.0.1", 5000), Address("fd00::1", 5000)), "the secret")
+HERE = Place(0, "laptop")
+LIMITS = Limits(beat_seconds=0.05, dead_after_seconds=2)
+
+
+# The place
+
+
+def test_the_local_launcher_says_the_rank() -> None:
+    assert Place.from_environ(rank_to_environ(3)) == Place(3, socket.gethostname())
+
+
+def test_slurm_says_the_rank_the_node_the_ports_and_where_srun_is() -> None:
+    ports = (23164, 23165, 23166, 23167, 23168, 23163)
+    assert Place.from_environ(STEP) == Place(1, "r1-n9", ports, "10.78.0.2")
+
+
+def test_a_local_launcher_inside_of_a_step_is_believed() -> None:
+    assert Place.from_environ({**STEP, **rank_to_environ(5)}) == Place(5, socket.gethostname())
+
+
+def test_no_place_is_an_error() -> None:
+    with pytest.raises(SlurmEnvironmentError, match="this process is not a task of a Slurm step"):
+        Place.from_environ({})
+
+
+# The service and the settings
+
+
+def test_a_service_is_told_through_the_environment() -> None:
+    environ = SERVICE.to_environ()
+    assert set(environ) < set(LAUNCHER_VARIABLES)
+    assert is_under_launcher(environ)
+    assert not is_under_launcher(STEP)
+    assert Service.from_environ(environ, HERE) == SERVICE
+
+
+@pytest.mark.parametrize(
+    ("launch_address", "hosts"),
+    [
+        ("10.9.9.9", ["10.9.9.9", "10.0.0.1", "fd00::1"]),
+        ("fd00::1", ["fd00::1", "10.0.0.1"]),
+        (None, ["10.0.0.1", "fd00::1"]),
+    ],
+)
+def test_the_address_that_slurm_knows_comes_first(launch_address: str | None, hosts: list[str]) -> None:
+    found = Service.from_environ(SERVICE.to_environ(), Place(0, "n1", (), launch_address))
+    assert found.addresses == tuple(Address(host, 5000) for host in hosts)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        JoinSettings("/runs/x"),
+        JoinSettings("/runs/x y", "ib0", (40000, 40002), beat_seconds=0.5, dead_after_seconds=7.5, join_seconds=9),
+    ],
+)
+def test_settings_survive_the_environment(settings: JoinSettings) -> None:
+    environ = settings_to_environ(settings)
+    assert set(environ) < set(LAUNCHER_VARIABLES)
+    assert settings_from_environ(environ) == settings
+
+
+def test_a_service_is_told_through_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "control.json"
+    assert Service.from_file(path) is None
+    path.write_text(json.dumps(SERVICE.to_json()))
+    assert Service.from_file(path) == SERVICE
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "3", "null", "[]", "{}", '{"addresses": []', '{"addresses": ["x"], "secret": "s"}', '{"secret": "s"}'],
+)
+def test_a_file_that_does_not_read_is_no_service(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "control.json"
+    path.write_text(text)
+    assert Service.from_file(path) is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_no_service(tmp_path: Path) -> None:
+    path = tmp_path / "control.json"
+    path.write_text(json.dumps(SERVICE.to_json()))
+    assert Service.from_file(path) == SERVICE
+    os.chown(path, 12345, -1)
+    assert Service.from_file(path) is None
+
+
+# Joining a service
+
+
+@contextlib.asynccontextmanager
+async def joined(settings: JoinSettings, place: Place) -> AsyncIterator[tuple[Join, JobState]]:
+    """A join to a real service of one task, up to its hello."""
+    state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_: None)
+    control = ControlService(state, "the secret")
+    service = Service((Address("127.0.0.1", await control.start()),), "the secret")
+    join = Join(place, settings, lambda: service)
+    running = asyncio.create_task(join.membership.run())
+    try:
+        deadline = time.monotonic() + 10
+        while not state.records[0].has_joined:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
+        yield join, state
+    finally:
+        await cancel(running)
+        await control.close()
+        if join.listener is not None:
+            join.listener.close()
+        if join.held_port is not None:
+            join.held_port.close()
+
+
+def check_joined(settings: JoinSettings, place: Place, check: Callable[[Join, JobState], None]) -> None:
+    async def run() -> None:
+        async with joined(settings, place) as (join, state):
+            check(join, state)
+
+    asyncio.run(run())
+
+
+def test_a_task_gives_the_address_of_its_route_and_the_port_it_holds() -> None:
+    def check(join: Join, state: JobState) -> None:
+        assert join.failure is None
+        assert join.secret == "the secret"
+        assert join.held_port is not None
+        record = state.records[0]
+        assert record.address == Address("127.0.0.1", join.held_port.port)
+        assert record.node == "laptop"
+        assert record.incarnation.startswith(f"{os.getpid()}-")
+        with pytest.raises(PlacementError):
+            hold_port([join.held_port.port])
+        with socket.create_connection(record.address, timeout=5):
+            pass  # it listens already: whoever knows the address may ask for proof
+
+    check_joined(JoinSettings("/runs/x"), HERE, check)
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "reserved by Slurm"])
+def test_ports_that_are_asked_for_come_before_those_that_slurm_reserves(asked: bool) -> None:
+    with contextlib.closing(hold_port()) as first, contextlib.closing(hold_port()) as second:
+        mine, reserved = (first.port,), (second.port,)
+
+    def check(join: Join, state: JobState) -> None:
+        assert state.records[0].address == Address("127.0.0.1", (mine if asked else reserved)[0])
+
+    check_joined(JoinSettings("/runs/x", ports=mine if asked else ()), Place(0, "n1", reserved), check)
+
+
+def test_an_interface_that_does_not_exist_is_told_to_the_launcher() -> None:
+    def check(join: Join, state: JobState) -> None:
+        assert isinstance(join.failure, InterfaceError)
+        assert state.verdict is not None
+        assert state.verdict.exit_code == 3
+        assert state.verdict.reason == f"worker/0 on laptop cannot take part. {join.failure}"
+
+    check_joined(JoinSettings("/runs/x", interface="ib-nowhere"), HERE, check)
+
+
+def test_a_range_without_a_free_port_is_told_to_the_launcher() -> None:
+    with contextlib.closing(hold_port()) as taken:
+
+        def check(join: Join, state: JobState) -> None:
+            assert isinstance(join.failure, PlacementError)
+            assert state.verdict is not None
+            assert "None of the 1 ports" in state.verdict.reason
+
+        check_joined(JoinSettings("/runs/x", ports=(taken.port,)), HERE, check)
+
+
+def test_two_processes_of_a_rank_are_told_apart() -> None:
+    incarnations = []
+    for _ in range(2):
+        check_joined(JoinSettings("/runs/x"), HERE, lambda _, state: incarnations.append(state.records[0].incarnation))
+    assert len(set(incarnations)) == 2
+
+
+def outer_interface() -> str:
+    """The name of an interface that other hosts may reach; skips the test where there is none."""
+    for each in list_interfaces():
+        if each.addresses and not is_loopback(each.addresses[0]):
+            return each.name
+    pytest.skip("this host has no address but loopback")
+
+
+def test_tasks_on_several_nodes_agree_on_the_cluster_after_proving_it() -> None:
+    settings = JoinSettings("/runs/x", interface=outer_interface())
+
+    async def run() -> None:
+        state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_: None)
+        control = ControlService(state, "the secret")
+        service = Service((Address("127.0.0.1", await control.start()),), "the secret")
+        joins = [Join(Place(rank, f"n{rank}"), settings, lambda: service) for rank in range(2)]
+        running = [asyncio.create_task(join.membership.run()) for join in joins]
+        first, second = await asyncio.wait_for(asyncio.gather(*(join.agree() for join in joins)), 10)
+        assert first == second
+        assert first is not None
+        assert [member.address for member in first.members] == [record.address for record in state.records]
+        for join in joins:
+            assert join.held_port is not None
+            with pytest.raises(ConnectionRefusedError):  # nobody listens any more: the port is the child's
+                socket.create_connection(("127.0.0.1", join.held_port.port), timeout=5)
+            join.held_port.close()
+        await cancel(*running)
+        await control.close()
+
+    asyncio.run(run())
+
+
+def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
+    async def run() -> None:
+        state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_: None)
+        control = ControlService(state, "the secret")
+        service = Service((Address("127.0.0.1", await control.start()),), "the secret")
+        join = Join(HERE, JoinSettings("/runs/x"), lambda: service)
+        running = asyncio.create_task(join.membership.run())
+        agreeing = asyncio.create_task(join.agree())
+        await join.membership.wait_for_change()
+        state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", time.monotonic())
+        control.publish()
+        assert await asyncio.wait_for(agreeing, 10) is None
+        join.membership.report(state="left")
+        await asyncio.wait_for(running, 10)
+        assert join.held_port is not None
+        join.held_port.close()
+        await control.close()
+
+    asyncio.run(run())
+
+
+def test_a_service_is_asked_for_until_there_is_one() -> None:
+    async def run() -> None:
+        state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_: None)
+        control = ControlService(state, "the secret")
+        port = await control.start()
+        answers = [None, None, Service((Address("127.0.0.1", port),), "the secret")]
+        join = Join(HERE, JoinSettings("/runs/x"), lambda: answers.pop(0) if len(answers) > 1 else answers[0])
+        running = asyncio.create_task(join.membership.run())
+        deadline = time.monotonic() + 10
+        while not state.records[0].has_joined:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
+        assert len(answers) == 1
+        await cancel(running)
+        await control.close()
+        assert join.listener is not None
+        assert join.held_port is not None
+        join.listener.close()
+        join.held_port.close()
+
+    asyncio.run(run())

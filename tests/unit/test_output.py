@@ -1,0 +1,160 @@
+"""Lines to streams that are slow, full, gone or of another encoding; bytes cut into lines."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf4slurm.output import LineSplitter, LineWriter
+
+MANY = 30_000  # more than fits into the queue and a pipe
+
+
+class HeldPipe:
+    """A real pipe that nobody reads until `start_reading`: whoever writes more than it holds is held up."""
+
+    def __init__(self) -> None:
+        readable, writable = os.pipe()
+        self._reader = open(readable, encoding="utf-8")  # noqa: SIM115 - closed by read_to_end
+        self.writer = open(writable, "w", encoding="utf-8")  # noqa: SIM115
+        self.lines: list[str] = []
+        self._reading = threading.Thread(target=lambda: self.lines.extend(self._reader))
+
+    def start_reading(self) -> None:
+        self._reading.start()
+
+    def read_to_end(self) -> list[str]:
+        self.writer.close()
+        self._reading.join()
+        self._reader.close()
+        return [line.removesuffix("\n") for line in self.lines]
+
+
+def test_lines_arrive_in_order_and_close_waits_for_them() -> None:
+    stream = io.StringIO()
+    writer = LineWriter(stream)
+    for number in range(1000):
+        writer.write(f"line {number}")
+    writer.close()
+    assert stream.getvalue() == "".join(f"line {number}\n" for number in range(1000))
+
+
+def test_what_a_stream_keeps_back_is_flushed_at_the_end() -> None:
+    for count in range(20):  # whether or not the writing thread has seen the end already
+        raw = io.BytesIO()
+        writer = LineWriter(io.TextIOWrapper(raw, encoding="utf-8"))
+        for number in range(count):
+            writer.write(f"line {number}")
+        writer.close()
+        assert raw.getvalue().count(b"\n") == count
+
+
+def test_a_stream_that_is_held_holds_up_nobody_and_what_is_left_out_is_counted() -> None:
+    pipe = HeldPipe()
+    writer = LineWriter(pipe.writer)
+    before = time.monotonic()
+    for number in range(MANY):
+        writer.write(f"line {number:0100d}")
+    assert time.monotonic() - before < 1
+    pipe.start_reading()
+    again = 0
+    while not any("left out" in line for line in pipe.lines) and time.monotonic() - before < 10:
+        again += 1
+        writer.write("again")
+        time.sleep(0.01)
+    writer.close()
+    read = pipe.read_to_end()
+    notices = [re.fullmatch(r"\[(\d+) lines left out here; the log files have them\]", line) for line in read]
+    left_out = [int(notice[1]) for notice in notices if notice]
+    assert left_out
+    assert sum(left_out) + len(read) - len(left_out) == MANY + again
+
+
+def test_lines_left_out_at_the_very_end_are_told_too() -> None:
+    pipe = HeldPipe()
+    writer = LineWriter(pipe.writer)
+    for number in range(MANY):
+        writer.write(f"line {number:0100d}")
+    pipe.start_reading()
+    writer.close()
+    assert "lines left out here" in pipe.read_to_end()[-1]
+
+
+def test_close_does_not_wait_for_ever_for_a_held_stream() -> None:
+    pipe = HeldPipe()
+    writer = LineWriter(pipe.writer)
+    for number in range(2000):
+        writer.write(f"line {number:0100d}")
+    before = time.monotonic()
+    writer.close()
+    seconds = time.monotonic() - before
+    pipe.start_reading()
+    assert 0.9 < seconds < 1.5
+    writer.close()  # it is read now: this waits until nothing writes to the pipe any more
+    assert len(pipe.read_to_end()) == 2000
+
+
+def test_a_reader_that_is_gone_ends_the_writing_only() -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    with open(writable, "wb", buffering=0) as raw:
+        writer = LineWriter(io.TextIOWrapper(raw, write_through=True))
+        for number in range(100):
+            writer.write(f"line {number}")
+        before = time.monotonic()
+        writer.close()
+        assert time.monotonic() - before < 0.9  # it did not wait for what nobody reads
+
+
+def test_a_line_that_the_stream_cannot_encode_does_not_end_the_others() -> None:
+    raw = io.BytesIO()
+    writer = LineWriter(io.TextIOWrapper(raw, encoding="ascii"))
+    writer.write("Verlust: 0,3 ✓")
+    writer.write("after it")
+    writer.close()
+    assert b"after it\n" in raw.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "lines", "rest"),
+    [
+        (b"", [], []),
+        (b"one\ntwo\n", ["one", "two"], []),
+        (b"one\n\ntwo", ["one", ""], ["two"]),
+        (b"one\r\ntwo\r\n", ["one", "two"], []),
+        (b"10%\r20%\r", ["10%", "20%"], []),
+        ("Größe\n".encode(), ["Größe"], []),
+        (b"\xff\xfe\n", ["\ufffd\ufffd"], []),
+    ],
+)
+def test_lines_of_one_piece(data: bytes, lines: list[str], rest: list[str]) -> None:
+    splitter = LineSplitter()
+    assert splitter.split(data) == lines
+    assert splitter.finish() == rest
+    assert splitter.finish() == []
+
+
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", "ä".encode(), b"\xff"])), st.data())
+def test_lines_do_not_depend_on_how_the_bytes_arrive(parts: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(parts)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)), max_size=5)))
+    at_once, piecewise = LineSplitter(), LineSplitter()
+    expected = at_once.split(whole) + at_once.finish()
+    found = []
+    for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        found += piecewise.split(whole[start:end])
+    assert found + piecewise.finish() == expected
+
+
+def test_a_line_without_end_is_cut() -> None:
+    splitter = LineSplitter()
+    pieces = [line for _ in range(5) for line in splitter.split(b"x" * 60_000)] + splitter.finish()
+    assert "".join(pieces) == "x" * 300_000
+    assert max(map(len, pieces)) <= 2 * LineSplitter.MAX_LINE_BYTES

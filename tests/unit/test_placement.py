@@ -1,0 +1,96 @@
+"""Counts become ranks, or an error that says what does not fit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf4slurm.cluster import Task
+from tf4slurm.errors import PlacementError
+from tf4slurm.placement import fill_counts, place_tasks
+
+COUNTS = st.dictionaries(st.sampled_from(["chief", "ps", "worker", "evaluator"]), st.integers(0, 5))
+
+
+def test_ranks_go_role_by_role() -> None:
+    assert place_tasks({"worker": 2, "evaluator": 1, "chief": 1, "ps": 2}) == (
+        Task("chief", 0),
+        Task("ps", 0),
+        Task("ps", 1),
+        Task("worker", 0),
+        Task("worker", 1),
+        Task("evaluator", 0),
+    )
+
+
+@given(COUNTS)
+def test_every_task_has_one_rank(counts: dict[str, int]) -> None:
+    tasks = place_tasks(counts)
+    expected = {Task(task_type, index) for task_type, count in counts.items() for index in range(count)}
+    assert set(tasks) == expected
+    assert len(tasks) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("chiefs", "ps", "workers", "evaluators", "available", "expected_workers"),
+    [
+        (1, 1, 2, 0, None, 2),
+        (1, 1, 2, 0, 4, 2),
+        (1, 1, 0, 0, 2, 0),
+        (1, 2, None, 1, 10, 6),
+        (0, 1, None, 0, 2, 1),
+        (0, 0, None, 0, 3, 3),
+    ],
+)
+def test_counts_that_fit(
+    chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None, expected_workers: int
+) -> None:
+    assert fill_counts(chiefs, ps, workers, evaluators, available) == {
+        "chief": chiefs,
+        "ps": ps,
+        "worker": expected_workers,
+        "evaluator": evaluators,
+    }
+
+
+@pytest.mark.parametrize(
+    ("chiefs", "ps", "workers", "evaluators", "available", "words", "requested"),
+    [
+        (
+            *(1, 2, 4, 0, 6),
+            "1 chief + 2 ps + 4 worker need 7 tasks, but Slurm gives 6. Ask Slurm for --ntasks=7 or lower a count.",
+            7,
+        ),
+        (
+            *(1, 1, 1, 1, 6),
+            "1 chief + 1 ps + 1 worker + 1 evaluator need 4 tasks, but Slurm gives 6. "
+            "Ask Slurm for --ntasks=4 or raise a count.",
+            4,
+        ),
+        (
+            *(1, 1, None, 0, None),
+            "The number of workers is not known: 1 chief + 1 ps, and there is no Slurm allocation. Give --workers N.",
+            3,
+        ),
+        (
+            *(1, 1, None, 0, 2),
+            "The number of workers is not known: 1 chief + 1 ps, and Slurm gives 2 tasks. Give --workers N.",
+            3,
+        ),
+    ],
+)
+def test_counts_that_do_not_fit(
+    chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None, words: str, requested: int
+) -> None:
+    with pytest.raises(PlacementError) as caught:
+        fill_counts(chiefs, ps, workers, evaluators, available)
+    assert str(caught.value) == words
+    assert (caught.value.requested, caught.value.available) == (requested, available or 0)
+
+
+def test_the_words_are_whole_where_nothing_at_all_was_asked_for() -> None:
+    with pytest.raises(PlacementError) as caught:
+        fill_counts(0, 0, None, 0, None)
+    assert "  " not in str(caught.value)
+    assert ": and" not in str(caught.value)

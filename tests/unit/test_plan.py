@@ -1,0 +1,107 @@
+"""The checks that need nothing started, against real files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tf4slurm.cluster import Task
+from tf4slurm.control.state import Limits
+from tf4slurm.errors import CommandError, PlacementError
+from tf4slurm.join import JoinSettings
+from tf4slurm.launch.plan import LaunchPlan, check_command, check_ports
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory of each test, with a script, a program and a file that is no program."""
+    for name, mode in (("train.py", 0o644), ("program", 0o755), ("container", 0o755), ("data.txt", 0o644)):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(mode)
+    for interpreter in ("python3.11", "shifter", "python-wrapper", "bash"):
+        (tmp_path / interpreter).write_text("#!/bin/sh\n")
+        (tmp_path / interpreter).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_settings_of_the_tasks_are_those_of_the_plan() -> None:
+    limits = Limits(start_timeout_seconds=30, beat_seconds=0.5, dead_after_seconds=4)
+    plan = LaunchPlan((Task("worker", 0),), ("x",), "name", Path("runs"), limits, "ib0", (4000, 4001))
+    assert plan.to_settings(Path("/runs/name-1")) == JoinSettings("/runs/name-1", "ib0", (4000, 4001), 0.5, 4, 30)
+
+
+@pytest.mark.parametrize(
+    ("ports", "tasks"), [((), 1), ((), 100), ((4000,), 1), (range(4000, 4004), 4), (range(4000, 4005), 4)]
+)
+def test_ports_that_are_enough(ports: tuple[int, ...], tasks: int) -> None:
+    check_ports(ports, tasks)
+
+
+def test_ports_that_are_too_few() -> None:
+    with pytest.raises(PlacementError) as caught:
+        check_ports(range(4000, 4003), 4)
+    assert str(caught.value) == (
+        "3 ports (4000-4002) are too few for 4 tasks on one host. Give --ports a range of at least 4."
+    )
+    assert (caught.value.requested, caught.value.available) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (sys.executable, "train.py"),
+        ("./program",),
+        ("./program", "no-such-argument"),
+        ("sh", "train.py", "--steps", "3"),
+        ("sh", "-c", "exit 0"),
+        ("sh", "-s"),
+        ("./bash", "-lc", "python train.py"),
+        ("./bash", "-xec", "python train.py"),
+        ("./bash", "-o", "pipefail", "train.py"),
+        ("./python3.11", "train.py"),
+        ("./python3.11", "-u", "train.py"),
+        ("./python3.11", "-m", "trainer.main"),
+        ("./python3.11", "-um", "trainer.main"),
+        ("./python3.11", "-c", "print(1)"),
+        ("./python3.11", "-"),
+        ("./python3.11", "-W", "ignore", "train.py"),
+        ("./python3.11", "-X", "dev", "train.py"),
+        ("./python3.11", "-O", "train.py", "data"),
+        ("./python3.11", "-s", "train.py", "data"),
+        ("./python3.11", "-Wignore", "-Xdev", "train.py"),
+        ("./python3.11",),
+        ("./shifter", "--image=tf", "python", "train.py"),
+        ("./python-wrapper", "some", "thing"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_can_be_run(command: tuple[str, ...]) -> None:
+    check_command(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("no-such-program",), "The program 'no-such-program' does not exist. Check its name, or the environment"),
+        (("./no/such",), "The program './no/such' does not exist. "),
+        (("",), "The program '' does not exist. "),
+        (("./train.py",), "The program './train.py' is not executable. Start it with its interpreter, such as "),
+        (("./data.txt", "train.py"), "The program './data.txt' is not executable. "),
+        (("sh", "no-such.sh"), "The script 'no-such.sh' does not exist in "),
+        (("./python3.11", "-u", "no-such.py"), "The script 'no-such.py' does not exist in "),
+        (("./python3.11", "-X", "dev", "no-such.py"), "The script 'no-such.py' does not exist in "),
+        (("./bash", "-e", "no-such.sh"), "The script 'no-such.sh' does not exist in "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_command_that_cannot_be_run(command: tuple[str, ...], words: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        check_command(command)
+    assert str(caught.value).startswith(words)
+    assert caught.value.command == command
+    if "in " in words:
+        assert os.getcwd() in str(caught.value)

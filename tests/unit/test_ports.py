@@ -1,0 +1,163 @@
+"""Ports that are held, shared with who may, and kept from all others: on real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf4slurm.errors import PlacementError
+from tf4slurm.network.ports import HeldPort, format_ports, hold_port, parse_ports
+
+PORT = st.integers(1, 65535)
+
+
+@pytest.fixture
+def held() -> Iterator[HeldPort]:
+    port = hold_port()
+    yield port
+    port.close()
+
+
+def listener(port: int, *, reuse: bool, host: str = "127.0.0.1") -> socket.socket:
+    """Listen as TensorFlow's server does with TF_GRPC_REUSE_PORT=true, or as any other program."""
+    server = socket.socket()
+    if reuse:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        server.bind((host, port))
+    except OSError:
+        server.close()
+        raise
+    server.listen()
+    server.settimeout(5)
+    return server
+
+
+def assert_reached(server: socket.socket, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        accepted, _ = server.accept()
+        with accepted:
+            assert accepted.getpeername()[1] == client.getsockname()[1]
+
+
+def test_the_kernel_picks_different_ports(held: HeldPort) -> None:
+    with contextlib.closing(hold_port()) as other:
+        assert 0 < other.port != held.port > 0
+
+
+def test_a_held_port_is_no_other_holders(held: HeldPort) -> None:
+    with pytest.raises(PlacementError) as caught:
+        hold_port([held.port])
+    assert str(caught.value) == f"None of the 1 ports {held.port} is free on this host. Give a larger range."
+    assert (caught.value.requested, caught.value.available) == (1, 0)
+
+
+def test_holders_take_the_first_free_candidate(held: HeldPort) -> None:
+    with contextlib.closing(hold_port()) as free:
+        pass
+    with contextlib.closing(hold_port([held.port, free.port])) as second:
+        assert second.port == free.port
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_on_which_anyone_listens_is_not_held(host: str, reuse: bool) -> None:
+    with listener(0, reuse=reuse, host=host) as server, pytest.raises(PlacementError):
+        hold_port([server.getsockname()[1]])
+
+
+def test_a_port_that_is_closed_can_be_held_again(held: HeldPort) -> None:
+    held.close()
+    with contextlib.closing(hold_port([held.port])) as again:
+        assert again.port == held.port
+
+
+def test_a_program_without_the_option_cannot_take_a_held_port(held: HeldPort) -> None:
+    with pytest.raises(OSError, match="in use"):
+        listener(held.port, reuse=False)
+
+
+def test_the_child_with_the_option_accepts_every_connection_while_the_port_is_held(held: HeldPort) -> None:
+    with listener(held.port, reuse=True) as server:
+        for _ in range(20):
+            assert_reached(server, held.port)
+
+
+def test_nobody_answers_on_a_port_that_is_only_held(held: HeldPort) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", held.port), timeout=5)
+
+
+def test_the_holder_listens_on_its_own_port_and_closes_it_for_the_child(held: HeldPort) -> None:
+    own = held.listen()
+    assert own.getblocking() is False
+    own.settimeout(5)
+    with own:
+        assert_reached(own, held.port)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", held.port), timeout=5)
+    with listener(held.port, reuse=True) as server:
+        assert_reached(server, held.port)
+
+
+def test_listening_beside_the_held_port_does_not_let_another_holder_in(held: HeldPort) -> None:
+    with held.listen(), pytest.raises(PlacementError):
+        hold_port([held.port])
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [
+        ("23000", (23000,)),
+        ("23000-23002", (23000, 23001, 23002)),
+        ("23000-23001,23500,23900-23900", (23000, 23001, 23500, 23900)),
+        ("65535,1", (65535, 1)),
+    ],
+)
+def test_ports_are_read(text: str, ports: tuple[int, ...]) -> None:
+    assert parse_ports(text) == ports
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", ""),
+        ("23000,", ""),
+        ("23002-23000", "23002-23000"),
+        ("1-2,0-5", "0-5"),
+        ("65535-65536", "65535-65536"),
+        ("-5", "-5"),
+        ("5-", "5-"),
+        ("1-2-3", "1-2-3"),
+        ("http", "http"),
+        ("23000 - 23002", "23000 - 23002"),
+    ],
+)
+def test_what_is_not_a_range_is_refused(text: str, part: str) -> None:
+    with pytest.raises(ValueError, match='expected "first-last" within 1 to 65535') as caught:
+        parse_ports(text)
+    assert str(caught.value).startswith(repr(part))
+
+
+@pytest.mark.parametrize(
+    ("ports", "text"),
+    [((5,), "5"), ((5, 6, 7), "5-7"), ((5, 7, 8), "5,7-8"), ((8, 7), "8,7"), ((5, 5), "5,5"), ((), "")],
+)
+def test_ports_are_written(ports: tuple[int, ...], text: str) -> None:
+    assert format_ports(ports) == text
+
+
+@given(st.lists(PORT, min_size=1))
+def test_ports_survive_the_round_trip(ports: list[int]) -> None:
+    assert parse_ports(format_ports(ports)) == tuple(ports)
+
+
+@given(st.lists(st.tuples(st.integers(1, 60000), st.integers(1, 50)), min_size=1, max_size=5))
+def test_ranges_survive_the_round_trip(ranges: list[tuple[int, int]]) -> None:
+    ports = [port for start, count in ranges for port in range(start, start + count)]
+    assert parse_ports(format_ports(ports)) == tuple(ports)

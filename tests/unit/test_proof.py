@@ -1,0 +1,175 @@
+"""Proof over real connections, and who proves whom."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf4slurm.cluster import Address, Cluster, Member, Task
+from tf4slurm.network.ports import HeldPort, hold_port
+from tf4slurm.network.proof import ProofServer, find_unproved, members_to_prove
+
+SECRET = "the secret of this job"
+
+
+def member(rank: int, port: int) -> Member:
+    return Member(rank, Task("worker", rank), f"n{rank}", Address("127.0.0.1", port))
+
+
+@contextlib.asynccontextmanager
+async def answering(rank: int, secret: str = SECRET) -> AsyncIterator[HeldPort]:
+    """An agent of this rank that answers on a held port."""
+    held, server = hold_port(), ProofServer()
+    await server.start(held.listen(), secret, rank)
+    try:
+        yield held
+    finally:
+        server.close()
+        held.close()
+
+
+def test_agents_of_this_job_are_proved_all_at_once() -> None:
+    async def run() -> list[str]:
+        async with answering(0) as first, answering(1) as second:
+            return await find_unproved([member(0, first.port), member(1, second.port)], SECRET, 5)
+
+    assert asyncio.run(run()) == []
+
+
+def test_no_member_is_nothing_to_prove() -> None:
+    assert asyncio.run(find_unproved([], SECRET, 5)) == []
+
+
+@pytest.mark.parametrize(("rank", "secret"), [(1, "another job's"), (2, SECRET)], ids=["secret", "rank"])
+def test_something_else_is_told(rank: int, secret: str) -> None:
+    async def run() -> None:
+        async with answering(rank, secret) as held:
+            faults = await find_unproved([member(1, held.port)], SECRET, 5)
+            assert faults == [f"something else than worker/1 on n1 answers at 127.0.0.1:{held.port}"]
+
+    asyncio.run(run())
+
+
+def test_nobody_there_is_told() -> None:
+    with contextlib.closing(hold_port()) as held:
+        faults = asyncio.run(find_unproved([member(1, held.port)], SECRET, 5))
+    assert len(faults) == 1
+    assert faults[0].startswith(f"worker/1 on n1 is not reached at 127.0.0.1:{held.port}: ")
+    assert "refused" in faults[0] or "Connect call failed" in faults[0]
+
+
+def test_who_accepts_and_says_nothing_is_told_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        faults = asyncio.run(find_unproved([member(1, port)], SECRET, 0.1))
+    assert faults == [f"worker/1 on n1 does not answer at 127.0.0.1:{port} within 0.1 s"]
+
+
+def test_who_hangs_up_early_is_told() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(16)
+        writer.write(b"short")
+        writer.close()
+
+    async def run() -> list[str]:
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        async with server:
+            return await find_unproved([member(1, server.sockets[0].getsockname()[1])], SECRET, 5)
+
+    (fault,) = asyncio.run(run())
+    assert fault.startswith("worker/1 on n1 is not reached at 127.0.0.1:")
+
+
+def test_only_the_faulty_ones_are_told() -> None:
+    async def run() -> list[str]:
+        async with answering(0) as right, answering(1, "another job's") as wrong:
+            return await find_unproved([member(0, right.port), member(1, wrong.port)], SECRET, 5)
+
+    (fault,) = asyncio.run(run())
+    assert fault.startswith("something else than worker/1 on n1")
+
+
+def test_a_stranger_does_not_stop_the_server_from_answering_others() -> None:
+    async def run() -> list[str]:
+        async with answering(1) as held:
+            with socket.create_connection(("127.0.0.1", held.port)) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                with socket.create_connection(("127.0.0.1", held.port)):
+                    return await find_unproved([member(1, held.port)], SECRET, 5)
+
+    assert asyncio.run(run()) == []
+
+
+def test_starting_again_changes_nothing_and_closing_hands_the_port_over() -> None:
+    async def run() -> None:
+        with contextlib.closing(hold_port()) as held:
+            server = ProofServer()
+            listener = held.listen()
+            await server.start(listener, SECRET, 1)
+            await server.start(listener, "another", 2)
+            assert await find_unproved([member(1, held.port)], SECRET, 5) == []
+            server.close()
+            (fault,) = await find_unproved([member(1, held.port)], SECRET, 5)
+            assert "is not reached" in fault
+
+    asyncio.run(run())
+
+
+def test_closing_what_never_started_does_nothing() -> None:
+    server = ProofServer()
+    server.close()
+    assert asyncio.run(find_unproved([], SECRET, 1)) == []
+
+
+def test_a_port_that_was_proved_can_be_held_again_by_the_next_job() -> None:
+    async def run() -> int:
+        async with answering(1) as held:
+            assert await find_unproved([member(1, held.port)] * 3, SECRET, 5) == []
+            return held.port
+
+    port = asyncio.run(run())
+    with contextlib.closing(hold_port([port])) as again:
+        assert again.port == port
+
+
+def cluster_on(nodes: list[str]) -> Cluster:
+    address = Address("10.0.0.1", 4000)
+    return Cluster(tuple(Member(rank, Task("worker", rank), node, address) for rank, node in enumerate(nodes)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "provers"),
+    [
+        ("a", [None]),
+        ("aaa", [None, None, None]),
+        ("ab", [1, 0]),
+        ("abc", [2, 0, 1]),
+        ("aab", [2, 2, 1]),
+        ("aba", [1, 0, 1]),
+        ("abab", [3, 0, 1, 2]),
+        ("aabbcc", [5, 5, 1, 1, 3, 3]),
+    ],
+)
+def test_who_proves_whom(nodes: str, provers: list[int | None]) -> None:
+    cluster = cluster_on(list(nodes))
+    found: list[int | None] = [None] * len(nodes)
+    for rank in range(len(nodes)):
+        for proved in members_to_prove(cluster, rank):
+            found[proved.rank] = rank
+    assert found == provers
+
+
+@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=20))
+def test_every_member_is_proved_once_by_a_task_on_another_node(nodes: list[str]) -> None:
+    cluster = cluster_on(nodes)
+    pairs = [(rank, proved.rank) for rank in range(len(nodes)) for proved in members_to_prove(cluster, rank)]
+    counts = Counter(proved for _, proved in pairs)
+    assert counts == ({} if len(set(nodes)) == 1 else dict.fromkeys(range(len(nodes)), 1))
+    assert all(nodes[prover] != nodes[proved] for prover, proved in pairs)

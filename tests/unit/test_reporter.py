@@ -1,0 +1,165 @@
+"""What a person reads while the job runs and at its end, compared whole."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from tf4slurm import __version__
+from tf4slurm.cli.reporter import PlainReporter, summary
+from tf4slurm.cluster import Task
+from tf4slurm.control.messages import Hello, Status
+from tf4slurm.control.state import JobState, Limits
+from tf4slurm.control.verdict import Verdict
+from tf4slurm.launch.launcher import Result
+from tf4slurm.observe.events import Event
+from tf4slurm.output import LineWriter
+from tf4slurm.run_directory import RunDirectory
+
+TASKS = (Task("chief", 0), Task("ps", 0), Task("worker", 0), Task("worker", 1))
+START = 500.0
+DIRECTORY = RunDirectory(Path("/runs/digits-42"))
+
+
+def trained() -> JobState:
+    """A job whose children run: joined at 0 s, started at 1 s."""
+    state = JobState(TASKS, Limits(), START, lambda *_: None)
+    for rank in range(4):
+        hello = Hello(rank, f"n{rank // 2}", f"10.0.0.{rank // 2}", 40000 + rank, f"i{rank}", __version__)
+        state.on_hello(hello, START)
+    for rank in range(4):
+        state.on_status(rank, Status("proved"), START + 0.5)
+    for rank in range(4):
+        state.on_status(rank, Status("running", 1, 100 + rank), START + 1)
+    return state
+
+
+def result_of(state: JobState, seconds: float) -> Result:
+    assert state.verdict is not None
+    return Result(state.verdict, tuple(state.records), DIRECTORY, seconds, START)
+
+
+def succeeded() -> Result:
+    state = trained()
+    state.on_status(3, Status("exited", 1, 103, -9), START + 2)
+    state.on_status(3, Status("running", 2, 203), START + 2.5)
+    state.on_status(0, Status("exited", 1, 100, 0), START + 3)
+    state.on_status(0, Status("left", 1, 100, 0), START + 3.1)
+    state.on_status(1, Status("left", 1, 101), START + 3.2)
+    state.on_status(2, Status("left", 1, 102), START + 3.25)
+    state.on_status(3, Status("left", 2, 203), START + 3.3)
+    return result_of(state, 3.456)
+
+
+def failed() -> Result:
+    state = trained()
+    state.on_status(1, Status("exited", 1, 101, -9, tail=("Loading", "Killed: out of memory")), START + 2)
+    state.on_status(0, Status("exited", 1, 100, 1, tail=("UnavailableError",)), START + 2.1)
+    state.on_status(1, Status("left", 1, 101, -9), START + 2.2)
+    state.on_status(0, Status("left", 1, 100, 1), START + 2.2)
+    state.on_status(2, Status("left", 1, 102), START + 2.3)
+    state.on_spawner_exit(Verdict(7, "srun ended."), START + 3)
+    return result_of(state, 3.0)
+
+
+SUCCESS = """
+task      node  address         started  ended   end
+chief/0   n0    10.0.0.0:40000  1.00 s   3.00 s  exited with code 0
+ps/0      n0    10.0.0.0:40001  1.00 s   3.20 s  told to leave
+worker/0  n1    10.0.0.1:40002  1.00 s   3.25 s  told to leave
+worker/1  n1    10.0.0.1:40003  2.50 s   3.30 s  told to leave (restarted 1 times)
+
+logs: /runs/digits-42/logs
+COMPLETED in 3.5 s. Training is done: all that the job waits for exited with code 0."""
+
+FAILURE = """
+task      node  address         started  ended   end
+chief/0   n0    10.0.0.0:40000  1.00 s   2.10 s  exited with code 1
+ps/0      n0    10.0.0.0:40001  1.00 s   2.00 s  was killed by signal 9 (SIGKILL)
+worker/0  n1    10.0.0.1:40002  1.00 s   2.30 s  told to leave
+worker/1  n1    10.0.0.1:40003  1.00 s   3.00 s  lost
+
+logs: /runs/digits-42/logs
+FAILED with exit code 137 after 3.0 s.
+Root cause: ps/0 on n0 was killed by signal 9 (SIGKILL).
+The last lines of /runs/digits-42/logs/ps-0.1.log:
+    Loading
+    Killed: out of memory
+Then chief/0 on n0 exited with code 1."""
+
+MISSING = """
+task      node  address         started  ended  end
+chief/0   n0    10.0.0.0:40000  -        -      lost
+ps/0      -     -               -        -      never joined
+worker/0  -     -               -        -      never joined
+worker/1  -     -               -        -      never joined
+
+logs: /runs/digits-42/logs
+FAILED with exit code 6 after 300.1 s.
+Root cause: The cluster did not form within 300 s: ps/0 (rank 1), worker/0 (rank 2) and worker/1 (rank 3) did not \
+join. Look at the log of each, or raise --start-timeout."""
+
+STOPPED = """
+task      node  address         started  ended   end
+chief/0   n0    10.0.0.0:40000  -        2.00 s  never started
+ps/0      -     -               -        -       never joined
+worker/0  -     -               -        -       never joined
+worker/1  -     -               -        -       never joined
+
+logs: /runs/digits-42/logs
+FAILED with exit code 130 after 2.0 s.
+Root cause: The job was stopped: the launcher got SIGINT."""
+
+
+def missing() -> Result:
+    state = JobState(TASKS, Limits(), START, lambda *_: None)
+    state.on_hello(Hello(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
+    for tick in range(1, 302):
+        state.on_status(0, Status("joined"), START + tick)
+        state.on_tick(START + tick)
+    return result_of(state, 300.1)
+
+
+def stopped() -> Result:
+    state = JobState(TASKS, Limits(), START, lambda *_: None)
+    state.on_hello(Hello(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
+    state.on_spawner_exit(Verdict(130, "The job was stopped: the launcher got SIGINT."), START + 2)
+    state.on_status(0, Status("left"), START + 2)
+    return result_of(state, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [(succeeded(), SUCCESS), (failed(), FAILURE), (missing(), MISSING), (stopped(), STOPPED)],
+    ids=["success", "failure", "missing", "stopped"],
+)
+def test_the_summary(result: Result, text: str) -> None:
+    assert "\n".join(summary(result)) == text
+
+
+def test_there_is_one_root_cause() -> None:
+    lines = summary(failed())
+    assert sum(line.startswith("Root cause: ") for line in lines) == 1
+    assert sum(line.startswith("The last lines of ") for line in lines) == 1
+
+
+def test_children_and_notes_go_their_own_ways_and_what_is_frequent_is_left_out() -> None:
+    output, notes = io.StringIO(), io.StringIO()
+    reporter = PlainReporter(4, LineWriter(output), LineWriter(notes))
+    state = trained()
+    reporter.on_run_directory(DIRECTORY)
+    reporter.on_event(Event(0.01, "joined", "ps/0", "ps/0 on n0 joined"), state)
+    reporter.on_event(Event(1.234, "training", None, "every address is proved; starting the children"), state)
+    reporter.on_output("worker/0 | epoch 1")
+    reporter.on_event(Event(123.4, "restarting", "worker/1", "worker/1 on n1 restart 1 in place"), state)
+    reporter.on_result(succeeded())
+    reporter.close()
+    assert output.getvalue() == "worker/0 | epoch 1\n"
+    assert notes.getvalue() == (
+        "tf4slurm | forming a cluster of 4 tasks; run directory /runs/digits-42\n"
+        "tf4slurm |   1.23 s  every address is proved; starting the children\n"
+        "tf4slurm | 123.40 s  worker/1 on n1 restart 1 in place\n"
+        f"{SUCCESS}\n"
+    )

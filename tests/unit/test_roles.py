@@ -1,0 +1,40 @@
+"""The table of roles, as ARCHITECTURE.md has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tf4slurm.roles import TASK_TYPES, Role, role_of
+
+
+def test_ranks_are_given_in_this_order() -> None:
+    assert TASK_TYPES == ("chief", "ps", "worker", "evaluator")
+
+
+@pytest.mark.parametrize(
+    ("task_type", "has_chief", "waited", "bounded", "restarted", "in_cluster", "gpus"),
+    [
+        ("chief", True, True, False, False, True, False),
+        ("ps", True, False, False, False, True, False),
+        ("ps", False, False, False, False, True, False),
+        ("worker", True, False, False, True, True, True),
+        ("worker", False, True, False, False, True, True),
+        ("evaluator", True, True, True, True, False, False),
+        ("evaluator", False, True, True, True, False, False),
+    ],
+)
+def test_what_a_role_means(
+    task_type: str, has_chief: bool, waited: bool, bounded: bool, restarted: bool, in_cluster: bool, gpus: bool
+) -> None:
+    assert role_of(task_type, has_chief=has_chief) == Role(
+        is_waited_for=waited,
+        is_wait_bounded=bounded,
+        is_restarted=restarted,
+        is_in_cluster=in_cluster,
+        sees_gpus=gpus,
+    )
+
+
+def test_an_unknown_role_is_refused() -> None:
+    with pytest.raises(KeyError):
+        role_of("master", has_chief=True)

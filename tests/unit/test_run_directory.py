@@ -1,0 +1,116 @@
+"""The run directory: its name, its modes, its files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tf4slurm.cluster import Task
+from tf4slurm.errors import RunDirectoryError
+from tf4slurm.run_directory import RunDirectory
+
+MAKERS = {"create": lambda path: RunDirectory.create(path.parent, path.name), "open": RunDirectory.open}
+UNUSABLE = {"parent is a file": "file/runs/digits", "itself a file's child": "file/digits", "kernel's": "/proc/runs/x"}
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_it_belongs_to_its_user_alone_and_its_parents_are_made(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "a" / "runs", "digits-42")
+    assert directory.path == tmp_path / "a" / "runs" / "digits-42"
+    assert mode_of(directory.path) == 0o700
+    assert (directory.path / "logs").is_dir()
+
+
+def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
+    names = [RunDirectory.create(tmp_path, "digits").path.name for _ in range(3)]
+    assert names == ["digits", "digits-2", "digits-3"]
+
+
+def test_a_file_of_that_name_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "digits").write_text("mine")
+    assert RunDirectory.create(tmp_path, "digits").path.name == "digits-2"
+    assert (tmp_path / "digits").read_text() == "mine"
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("place", UNUSABLE.values(), ids=UNUSABLE)
+def test_a_place_that_cannot_be_written_is_an_error(
+    tmp_path: Path, make: Callable[[Path], RunDirectory], place: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError) as caught:
+        make(tmp_path / place)
+    assert str(caught.value).startswith(f"The run directory '{tmp_path / place}' cannot be made: ")
+    assert "--runs-directory" in str(caught.value)
+    assert caught.value.path == str(tmp_path / place)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_the_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert make(Path("runs/digits")) == RunDirectory(tmp_path / "runs" / "digits")
+
+
+def test_open_makes_it_or_takes_the_one_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "digits-1.0"
+    made = RunDirectory.open(path)
+    made.write_job({"name": "digits"})
+    assert RunDirectory.open(path) == made
+    assert mode_of(path) == 0o700
+    assert json.loads((path / "job.json").read_text()) == {"name": "digits"}
+
+
+def test_where_its_files_are(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    assert directory.events == tmp_path / "events.jsonl"
+    assert directory.control == tmp_path / "control.json"
+    assert directory.log(Task("worker", 3), 2) == tmp_path / "logs" / "worker-3.2.log"
+
+
+@pytest.mark.parametrize("name", ["job", "control", "result"])
+def test_a_file_is_whole_and_readable_by_its_user_alone(tmp_path: Path, name: str) -> None:
+    directory = RunDirectory.open(tmp_path)
+    write = getattr(directory, f"write_{name}")
+    path = tmp_path / f"{name}.json"
+    old = os.umask(0)
+    try:
+        write({"number": 1})
+        first = path.stat().st_ino
+        with path.open() as reader:
+            write({"number": 2})
+            assert json.load(reader) == {"number": 1}  # who has it open reads the old one to its end
+    finally:
+        os.umask(old)
+    assert json.loads(path.read_text()) == {"number": 2}
+    assert path.stat().st_ino != first
+    assert mode_of(path) == 0o600
+    assert {child.name for child in tmp_path.iterdir()} == {f"{name}.json", "logs"}
+
+
+def test_a_draft_that_an_earlier_process_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "control.draft").write_text("half")
+    RunDirectory.open(tmp_path).write_control({"secret": "s"})
+    assert json.loads((tmp_path / "control.json").read_text()) == {"secret": "s"}
+
+
+def test_content_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
+    directory = RunDirectory.open(tmp_path)
+    directory.write_job({"number": 1})
+    with pytest.raises(TypeError):
+        directory.write_job({"number": object()})
+    assert json.loads((tmp_path / "job.json").read_text()) == {"number": 1}
+
+
+def test_a_directory_that_went_away_is_an_error_of_ours(tmp_path: Path) -> None:
+    directory = RunDirectory.open(tmp_path / "digits")
+    shutil.rmtree(directory.path)
+    with pytest.raises(RunDirectoryError):
+        directory.write_job({"number": 1})

@@ -1,0 +1,841 @@
+"""The rules of a job's life, with a clock that the test turns: nothing here waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf4slurm import __version__
+from tf4slurm.cluster import Address, Task
+from tf4slurm.control.messages import Hello, Order, TaskState
+from tf4slurm.control.state import JobState, Limits, Phase, TaskRecord
+from tf4slurm.control.verdict import Verdict
+from tf4slurm.errors import RendezvousClosedError
+
+LIMITS = Limits(
+    start_timeout_seconds=60,
+    beat_seconds=1,
+    dead_after_seconds=10,
+    reconnect_seconds=1.5,
+    leave_seconds=5,
+    evaluator_seconds=30,
+    max_worker_restarts=2,
+)
+TICK = 0.2
+FULL = "chief ps worker worker"
+"""Ranks 0 to 3 of most jobs here."""
+PHASES = list(Phase)
+
+
+class Job:
+    """A job's state, the clock, and tasks that do what they are told; `roles` are in rank order."""
+
+    def __init__(self, roles: str = FULL, limits: Limits = LIMITS) -> None:
+        counts: Counter[str] = Counter()
+        tasks = []
+        for task_type in roles.split():
+            tasks.append(Task(task_type, counts[task_type]))
+            counts[task_type] += 1
+        self.now = 1000.0
+        self.events: list[tuple[str, str | None, str]] = []
+        self.state = JobState(tasks, limits, self.now, lambda *event: self.events.append(event))
+        self.ranks = range(len(tasks))
+
+    # What the tests look at
+
+    def phase(self) -> Phase:
+        return self.state.phase
+
+    @property
+    def verdict(self) -> Verdict:
+        assert self.state.verdict is not None
+        return self.state.verdict
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _, _ in self.events]
+
+    def texts(self, kind: str) -> list[str]:
+        return [text for found, _, text in self.events if found == kind]
+
+    def order(self, rank: int) -> Order:
+        return self.state.order_for(rank)
+
+    def times(self, rank: int) -> tuple[float | None, float | None]:
+        return self.state.records[rank].started_at, self.state.records[rank].ended_at
+
+    # What happens
+
+    def hello(self, rank: int, **changes: Any) -> TaskRecord:
+        hello = Hello(rank, f"n{rank}", f"10.0.0.{rank}", 4000 + rank, f"incarnation-{rank}", __version__)
+        return self.state.on_hello(dataclasses.replace(hello, **changes), self.now)
+
+    def say(self, rank: int, state: TaskState, **fields: Any) -> None:
+        """A task tells a change; what it does not change stays as it was."""
+        status = dataclasses.replace(self.state.records[rank].status, state=state, **fields)
+        self.state.on_status(rank, status, self.now)
+
+    def run_child(self, rank: int, starts: int = 1) -> None:
+        self.say(rank, "running", starts=starts, process_id=100 + rank, returncode=None, tail=())
+
+    def end_child(self, rank: int, returncode: int, tail: tuple[str, ...] = ()) -> None:
+        self.say(rank, "exited", returncode=returncode, tail=tail)
+
+    def restart_and_end_child(self, rank: int, returncode: int) -> None:
+        self.run_child(rank, self.order(rank).starts)
+        self.end_child(rank, returncode)
+
+    def turn(self, seconds: float, talking: Iterable[int] | None = None, tick: float = TICK) -> None:
+        """Let time pass in small ticks, while these tasks (all that joined, by default) say what they said before."""
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            self.now = min(self.now + tick, end)
+            for rank in self.ranks if talking is None else talking:
+                record = self.state.records[rank]
+                if record.is_connected and not record.is_gone:
+                    self.state.on_status(rank, record.status, self.now)
+            self.state.on_tick(self.now)
+
+    # How far it has come
+
+    def join(self, *ranks: int) -> Job:
+        for rank in ranks or self.ranks:
+            self.hello(rank)
+        return self
+
+    def train(self) -> Job:
+        self.join()
+        for rank in self.ranks:
+            self.say(rank, "proved")
+        for rank in self.ranks:
+            self.run_child(rank)
+        self.state.take_changed()
+        return self
+
+
+# Forming
+
+
+def test_a_new_job_waits_for_its_tasks() -> None:
+    job = Job()
+    assert job.phase() is Phase.FORMING
+    assert job.state.verdict is None
+    assert [job.order(rank) for rank in job.ranks] == [Order(leave_seconds=5)] * 4
+
+
+def test_a_task_that_joins_is_noted() -> None:
+    job = Job().join(2)
+    assert job.events == [("joined", "worker/0", "worker/0 on n2 joined from n2 at 10.0.0.2:4002")]
+    assert (job.phase(), job.state.count("joined")) == (Phase.FORMING, 1)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
+def test_when_every_task_has_joined_all_prove_the_same_map(order: tuple[int, ...]) -> None:
+    job = Job().join(*order[:3])
+    assert job.state.map is None
+    job.state.take_changed()
+    job.join(order[3])
+    assert job.phase() is Phase.PROVING
+    assert job.state.map is not None
+    assert job.state.map.entries == (
+        ("chief", 0, "n0", "10.0.0.0", 4000),
+        ("ps", 0, "n1", "10.0.0.1", 4001),
+        ("worker", 0, "n2", "10.0.0.2", 4002),
+        ("worker", 1, "n3", "10.0.0.3", 4003),
+    )
+    assert job.state.take_changed() == {0, 1, 2, 3}
+    assert [job.order(rank) for rank in job.ranks] == [Order(prove=True, leave_seconds=5)] * 4
+
+
+def test_when_every_task_has_proved_all_children_start() -> None:
+    job = Job().join()
+    for rank in (0, 2, 3):
+        job.say(rank, "proved")
+    assert job.phase() is Phase.PROVING
+    job.state.take_changed()
+    job.say(1, "proved")
+    assert job.phase() is Phase.TRAINING
+    assert job.state.take_changed() == {0, 1, 2, 3}
+    assert [job.order(rank) for rank in job.ranks] == [Order(prove=True, starts=1, leave_seconds=5)] * 4
+
+
+def test_one_task_alone_is_a_job() -> None:
+    job = Job("worker").train()
+    job.end_child(0, 0)
+    job.say(0, "left")
+    assert (job.phase(), job.verdict.exit_code) == (Phase.ENDED, 0)
+
+
+def test_the_changed_ranks_are_told_once() -> None:
+    job = Job().join()
+    assert job.state.take_changed() == {0, 1, 2, 3}
+    assert job.state.take_changed() == set()
+
+
+@pytest.mark.parametrize(
+    ("joined", "words"),
+    [
+        ((), "chief/0 (rank 0), ps/0 (rank 1), worker/0 (rank 2) and worker/1 (rank 3) did not join"),
+        ((0, 1, 3), "worker/0 (rank 2) did not join"),
+        ((1, 2), "chief/0 (rank 0) and worker/1 (rank 3) did not join"),
+        ((0, 1, 2, 3), "ps/0 on n1 and worker/1 on n3 did not prove the addresses of other tasks"),
+    ],
+)
+def test_the_start_timeout_names_who_is_missing(joined: tuple[int, ...], words: str) -> None:
+    job = Job()
+    for rank in joined:
+        job.hello(rank)
+    for rank in (0, 2) if len(joined) == 4 else ():
+        job.say(rank, "proved")
+    job.turn(59.9)
+    assert job.phase() in (Phase.FORMING, Phase.PROVING)
+    job.turn(0.2)
+    assert job.verdict.exit_code == 6
+    assert job.verdict.reason == (
+        f"The cluster did not form within 60 s: {words}. Look at the log of each, or raise --start-timeout."
+    )
+
+
+def test_training_has_no_deadline() -> None:
+    job = Job().train()
+    job.turn(500)
+    assert job.phase() is Phase.TRAINING
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": "0.0.9"}, f"it runs tf4slurm 0.0.9, the launcher {__version__}"),
+        ({"rank": 4}, "rank 4 is not one of this job's 4 tasks"),
+        ({"rank": -1}, "rank -1 is not one of this job's 4 tasks"),
+        ({"rank": 1, "incarnation": "later"}, "rank 1 was taken by an earlier process, on n1"),
+    ],
+)
+def test_who_cannot_be_a_task_of_this_job_is_refused_and_changes_nothing(changes: dict[str, Any], reason: str) -> None:
+    job = Job().join(1)
+    before = repr(job.state.records), list(job.events)
+    with pytest.raises(RendezvousClosedError) as caught:
+        job.hello(**{"rank": 2, **changes})
+    assert caught.value.reason == reason
+    assert str(caught.value) == f"The control service refused this task: {reason}."
+    assert (repr(job.state.records), job.events) == before
+    assert job.state.verdict is None
+
+
+def test_who_has_left_or_is_lost_does_not_come_back() -> None:
+    job = Job().train()
+    job.state.on_agent_exit(2, 1, job.now)
+    job.say(3, "left")
+    for rank in (2, 3):
+        with pytest.raises(RendezvousClosedError):
+            job.hello(rank)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1"])
+def test_a_loopback_address_in_a_map_of_several_nodes_is_refused(host: str) -> None:
+    job = Job().join(0, 1, 2)
+    job.hello(3, host=host)
+    assert job.phase() is Phase.LEAVING
+    assert job.state.map is None
+    assert job.verdict == Verdict(
+        6,
+        f"worker/1 on n3 gave the address {host}, which only it can reach. Name a network with --interface.",
+        Task("worker", 1),
+    )
+
+
+def test_a_loopback_address_is_right_on_a_single_node() -> None:
+    job = Job()
+    for rank in job.ranks:
+        job.hello(rank, node="laptop", host="127.0.0.1")
+    assert job.phase() is Phase.PROVING
+
+
+def test_a_task_that_cannot_take_part_ends_the_job_with_its_words() -> None:
+    job = Job().join(0)
+    job.hello(1, host="", port=0, failure="Interface 'ib0' does not exist.")
+    assert job.phase() is Phase.LEAVING
+    assert job.verdict == Verdict(3, "ps/0 on n1 cannot take part. Interface 'ib0' does not exist.", Task("ps", 0))
+    assert job.order(0).leave
+    job.say(0, "left")
+    assert job.phase() is Phase.ENDED
+
+
+def test_an_address_that_is_not_proved_ends_the_job_with_what_was_tried() -> None:
+    job = Job().join()
+    job.say(2, "unproved", detail="ps/0 on n1 is not reached at 10.0.0.1:4001: refused")
+    assert job.verdict == Verdict(
+        6,
+        "ps/0 on n1 is not reached at 10.0.0.1:4001: refused. That was tried from worker/0 on n2. "
+        "Look at the network, or name another with --interface.",
+        Task("worker", 0),
+    )
+
+
+def test_who_comes_too_late_is_told_so_in_whole_words() -> None:
+    job = Job()
+    job.state.on_agent_exit(2, 1, job.now)
+    with pytest.raises(RendezvousClosedError) as caught:
+        job.hello(2)
+    assert not caught.value.reason.endswith(" on ")
+
+
+def test_the_addresses_are_those_of_the_hello() -> None:
+    record = Job().hello(2)
+    assert (record.node, record.address) == ("n2", Address("10.0.0.2", 4002))
+
+
+# Silence and broken connections
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("stage", ["join", "train"])
+def test_a_silent_task_is_lost_after_the_dead_time(stage: str, rank: int) -> None:
+    job = getattr(Job(), stage)()
+    others = [other for other in job.ranks if other != rank]
+    job.turn(9.9, talking=others)
+    assert job.state.verdict is None
+    job.turn(0.4, talking=others)
+    record = job.state.records[rank]
+    assert record.is_gone
+    assert job.verdict == Verdict(7, f"{record} is lost: nothing was heard of it for 10 s.", record.task)
+    assert all(job.order(other).leave for other in others)
+
+
+def test_a_beat_is_enough() -> None:
+    job = Job().train()
+    for _ in range(10):
+        job.turn(9, talking=())
+        job.turn(0.2)
+    assert job.phase() is Phase.TRAINING
+
+
+def test_a_broken_connection_that_comes_back_in_time_is_forgiven() -> None:
+    job = Job().train()
+    job.state.on_disconnect(2, job.now)
+    job.turn(1.4)
+    job.hello(2)
+    job.turn(30)
+    assert job.phase() is Phase.TRAINING
+    assert job.kinds[-2:] == ["disconnected", "reconnected"]
+
+
+def test_a_broken_connection_that_does_not_come_back_is_a_loss() -> None:
+    job = Job().train()
+    job.state.on_disconnect(2, job.now)
+    job.turn(1.9)
+    assert job.verdict.reason == "worker/0 on n2 is lost: its connection broke and did not come back."
+    with pytest.raises(RendezvousClosedError):
+        job.hello(2)
+
+
+def test_a_connection_that_breaks_after_a_silence_gets_no_extra_time() -> None:
+    job = Job().train()
+    others = (0, 1, 3)
+    job.turn(9.5, talking=others)
+    job.state.on_disconnect(2, job.now)
+    job.turn(0.8, talking=others)
+    assert job.verdict.cause == Task("worker", 0)
+
+
+def test_a_short_dead_time_is_not_lengthened_by_a_broken_connection() -> None:
+    job = Job(limits=dataclasses.replace(LIMITS, dead_after_seconds=1))
+    job.train()
+    job.state.on_disconnect(2, job.now)
+    job.turn(1.3)
+    assert job.verdict.cause == Task("worker", 0)
+
+
+def test_a_disconnection_is_told_once_and_not_after_the_task_has_left() -> None:
+    job = Job().train()
+    job.state.on_disconnect(2, job.now)
+    job.state.on_disconnect(2, job.now)
+    job.end_child(0, 0)
+    job.say(3, "left")
+    job.state.on_disconnect(3, job.now)
+    assert job.kinds.count("disconnected") == 1
+
+
+def test_the_launchers_own_lag_is_nobodys_silence() -> None:
+    job = Job().train()
+    job.now += 60
+    job.state.on_tick(job.now)
+    assert job.phase() is Phase.TRAINING
+    job.turn(8)
+    assert job.phase() is Phase.TRAINING
+
+
+def test_the_launchers_own_lag_is_forgiven_once_only() -> None:
+    job = Job().train()
+    job.now += 60
+    job.state.on_tick(job.now)
+    job.turn(12, talking=(0, 1, 3))
+    assert job.verdict.cause == Task("worker", 0)
+
+
+def test_who_was_heard_after_the_lag_has_no_more_than_the_dead_time() -> None:
+    job = Job().train()
+    job.now += 60
+    job.say(2, "running")  # it lay in the launcher's buffers
+    job.state.on_tick(job.now)
+    job.turn(12, talking=(0, 1, 3))
+    assert job.verdict.cause == Task("worker", 0)
+
+
+def test_tasks_have_their_time_to_leave_when_the_verdict_comes_after_a_lag() -> None:
+    job = Job().train()
+    job.now += 60
+    job.end_child(0, 1)
+    job.turn(4)
+    assert job.phase() is Phase.LEAVING
+    for rank in job.ranks:
+        job.say(rank, "left")
+    assert job.phase() is Phase.ENDED
+    assert "stragglers" not in job.kinds
+
+
+# Orders are levels
+
+
+def test_after_a_new_connection_the_order_is_the_same() -> None:
+    job = Job().train()
+    before = job.order(2)
+    job.state.on_disconnect(2, job.now)
+    job.hello(2)
+    job.run_child(2)
+    assert job.order(2) == before == Order(prove=True, starts=1, leave_seconds=5)
+    assert job.texts("started").count("worker/0 on n2 started (process 102)") == 1
+
+
+@pytest.mark.parametrize("repeats", [2, 5])
+def test_what_is_said_again_has_no_effect(repeats: int) -> None:
+    job = Job().train()
+    for _ in range(repeats):
+        job.end_child(2, 1)
+    assert job.order(2).starts == 2
+    assert job.kinds.count("exited") == job.kinds.count("restarting") == 1
+
+
+def test_a_start_that_was_never_reported_counts() -> None:
+    job = Job().train()
+    job.end_child(2, 1)
+    job.say(2, "exited", starts=2, returncode=1)
+    assert job.order(2).starts == 3
+
+
+# Ends of children
+
+
+def test_a_worker_under_a_chief_is_restarted_in_place_up_to_the_limit() -> None:
+    job = Job().train()
+    job.end_child(3, -9)
+    assert job.state.take_changed() == {3}
+    assert [job.order(rank).starts for rank in job.ranks] == [1, 1, 1, 2]
+    job.restart_and_end_child(3, 1)
+    assert job.order(3).starts == 3
+    assert job.texts("restarting") == ["worker/1 on n3 restart 1 in place", "worker/1 on n3 restart 2 in place"]
+    assert job.phase() is Phase.TRAINING
+    job.run_child(3, 3)
+    job.end_child(3, 5, tail=("boom",))
+    assert job.order(3).starts == 3
+    assert job.verdict == Verdict(5, "worker/1 on n3 exited with code 5.", Task("worker", 1), ("boom",))
+
+
+def test_the_limit_is_each_workers_own() -> None:
+    job = Job().train()
+    for rank in (2, 3):
+        job.end_child(rank, 1)
+        job.restart_and_end_child(rank, 1)
+    assert job.phase() is Phase.TRAINING
+    assert [job.order(rank).starts for rank in job.ranks] == [1, 1, 3, 3]
+
+
+def test_without_restarts_the_first_crash_ends_the_job() -> None:
+    job = Job(limits=dataclasses.replace(LIMITS, max_worker_restarts=0)).train()
+    job.end_child(2, 1)
+    assert job.verdict.cause == Task("worker", 0)
+
+
+def test_a_worker_that_is_done_does_not_end_the_job() -> None:
+    job = Job().train()
+    job.end_child(2, 0)
+    job.end_child(3, 0)
+    assert job.phase() is Phase.TRAINING
+    assert [job.order(rank).starts for rank in job.ranks] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("roles", "rank", "returncode", "exit_code", "words"),
+    [
+        (FULL, 0, 3, 3, "chief/0 on n0 exited with code 3."),
+        (FULL, 0, -11, 139, "chief/0 on n0 was killed by signal 11 (SIGSEGV)."),
+        (FULL, 1, -9, 137, "ps/0 on n1 was killed by signal 9 (SIGKILL)."),
+        ("ps worker worker", 0, 1, 1, "ps/0 on n0 exited with code 1."),
+        ("ps worker worker", 2, 4, 4, "worker/1 on n2 exited with code 4."),
+    ],
+)
+def test_a_crash_of_a_critical_task_ends_the_job_with_its_exit_code(
+    roles: str, rank: int, returncode: int, exit_code: int, words: str
+) -> None:
+    job = Job(roles).train()
+    job.end_child(rank, returncode, tail=("Traceback", "boom"))
+    assert job.phase() is Phase.LEAVING
+    assert job.verdict == Verdict(exit_code, words, job.state.records[rank].task, ("Traceback", "boom"))
+    assert all(job.order(rank).leave for rank in job.ranks)
+    assert job.state.take_changed() == set(job.ranks)
+
+
+def test_a_chief_that_is_done_ends_the_job_well() -> None:
+    job = Job().train()
+    job.end_child(0, 0)
+    assert job.phase() is Phase.LEAVING
+    assert job.verdict == Verdict(0, "Training is done: all that the job waits for exited with code 0.")
+    assert [job.order(rank) for rank in job.ranks] == [Order(1, True, 1, True, 5)] * 4
+    for rank in job.ranks:
+        assert job.phase() is Phase.LEAVING
+        job.say(rank, "left")
+    assert job.phase() is Phase.ENDED
+    assert job.kinds[-4:] == ["left"] * 4
+
+
+def test_without_a_chief_every_worker_is_waited_for() -> None:
+    job = Job("ps worker worker worker").train()
+    for rank in (3, 1):
+        job.end_child(rank, 0)
+        assert job.phase() is Phase.TRAINING
+    job.end_child(2, 0)
+    assert (job.phase(), job.verdict.exit_code) == (Phase.LEAVING, 0)
+
+
+def test_an_exit_while_leaving_is_collateral() -> None:
+    job = Job().train()
+    job.end_child(0, 3)
+    first = job.verdict
+    job.end_child(1, -15)
+    job.end_child(2, 1)
+    job.end_child(3, 0)
+    job.state.on_agent_exit(1, 1, job.now)
+    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    assert job.verdict is first
+    assert job.kinds.count("verdict") == 1
+    assert "restarting" not in job.kinds
+
+
+def test_a_failure_after_success_changes_nothing() -> None:
+    job = Job().train()
+    job.end_child(0, 0)
+    job.end_child(1, -11)
+    assert job.verdict.is_success
+
+
+def test_the_times_of_a_task_are_those_of_its_last_start() -> None:
+    job = Job().train()
+    assert job.times(2) == (1000, None)
+    job.turn(2)
+    job.end_child(2, 1)
+    assert job.times(2) == (1000, 1002)
+    job.turn(1)
+    job.run_child(2, 2)
+    assert job.times(2) == (1003, None)
+
+
+# Evaluators
+
+
+def test_an_evaluator_is_waited_for_after_the_chief() -> None:
+    job = Job("chief ps evaluator").train()
+    job.end_child(0, 0)
+    job.turn(29)
+    assert job.phase() is Phase.TRAINING
+    job.end_child(2, 0)
+    assert job.verdict.reason == "Training is done: all that the job waits for exited with code 0."
+
+
+def test_an_evaluator_is_waited_for_no_longer_than_its_time() -> None:
+    job = Job("chief ps evaluator evaluator").train()
+    job.end_child(2, 0)
+    job.end_child(0, 0)
+    job.turn(29.9)
+    assert job.phase() is Phase.TRAINING
+    job.turn(0.4)
+    assert job.verdict.exit_code == 0
+    assert job.verdict.reason == "Training is done: all but evaluator/1 on n3, waited for 30 s exited with code 0."
+
+
+def test_the_wait_for_an_evaluator_is_not_begun_again() -> None:
+    job = Job("chief ps worker evaluator").train()
+    job.end_child(0, 0)
+    job.turn(20)
+    job.end_child(2, 0)
+    job.end_child(3, 1)
+    job.run_child(3, 2)
+    job.turn(10.4)
+    assert job.phase() is Phase.LEAVING
+
+
+def test_without_a_chief_the_wait_begins_with_the_last_worker() -> None:
+    job = Job("worker worker evaluator").train()
+    job.end_child(0, 0)
+    job.turn(100)
+    assert job.phase() is Phase.TRAINING
+    job.end_child(1, 0)
+    job.turn(30.2)
+    assert job.phase() is Phase.LEAVING
+
+
+@pytest.mark.parametrize("chief_is_done", [False, True])
+def test_an_evaluator_is_restarted_then_given_up_and_the_job_goes_on(chief_is_done: bool) -> None:
+    job = Job("chief ps evaluator").train()
+    if chief_is_done:
+        job.end_child(0, 0)
+    job.end_child(2, 1)
+    job.restart_and_end_child(2, 1)
+    assert job.order(2).starts == 3
+    job.restart_and_end_child(2, 1)
+    assert job.order(2).starts == 3
+    assert job.texts("given_up") == ["evaluator/0 on n2 is not restarted again; the job goes on without it"]
+    assert job.phase() is (Phase.LEAVING if chief_is_done else Phase.TRAINING)
+    if not chief_is_done:
+        job.end_child(0, 0)
+    assert job.verdict.exit_code == 0
+
+
+# Ends of agents and of the whole job
+
+
+@pytest.mark.parametrize("stage", ["join", "train"])
+def test_an_agent_that_ends_is_a_lost_task(stage: str) -> None:
+    job = getattr(Job(), stage)()
+    job.state.on_agent_exit(1, -9, job.now)
+    assert job.verdict == Verdict(7, "ps/0 on n1 is lost: its agent was killed by signal 9 (SIGKILL).", Task("ps", 0))
+
+
+def test_an_agent_that_ends_before_it_joined_is_named_by_its_rank() -> None:
+    job = Job().join(0)
+    job.state.on_agent_exit(2, 1, job.now)
+    assert job.verdict.reason == "worker/0 (rank 2) is lost: its agent exited with code 1."
+    job.say(0, "left")
+    assert job.phase() is Phase.ENDED
+
+
+def test_an_agent_that_has_left_may_end() -> None:
+    job = Job().train()
+    job.end_child(0, 0)
+    for rank in job.ranks:
+        job.say(rank, "left")
+        job.state.on_agent_exit(rank, 0, job.now)
+    assert (job.phase(), job.verdict.exit_code) == (Phase.ENDED, 0)
+    assert "lost" not in job.kinds
+
+
+@pytest.mark.parametrize("stage", [None, "join", "train"])
+def test_when_the_spawner_ends_all_is_over(stage: str | None) -> None:
+    job = Job() if stage is None else getattr(Job(), stage)()
+    verdict = Verdict(7, "srun ended before the job did.")
+    job.state.on_spawner_exit(verdict, job.now)
+    assert (job.phase(), job.verdict) == (Phase.ENDED, verdict)
+
+
+def test_when_the_spawner_ends_after_the_verdict_that_stands() -> None:
+    job = Job().train()
+    job.end_child(0, 0)
+    job.state.on_spawner_exit(Verdict(7, "srun ended."), job.now)
+    assert (job.phase(), job.verdict.exit_code) == (Phase.ENDED, 0)
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_to_the_launcher_stops_the_job(number: signal.Signals, exit_code: int) -> None:
+    job = Job().train()
+    job.state.on_stop(number, f"the launcher got {number.name}", job.now)
+    assert job.verdict == Verdict(exit_code, f"The job was stopped: the launcher got {number.name}.")
+    assert all(job.order(rank).leave for rank in job.ranks)
+
+
+def test_a_signal_to_an_agent_stops_the_job() -> None:
+    job = Job().train()
+    job.say(2, "running", stop_signal="SIGTERM")
+    assert job.verdict == Verdict(143, "The job was stopped: worker/0 on n2 got SIGTERM.")
+
+
+def test_a_job_that_nobody_has_joined_ends_at_once() -> None:
+    job = Job()
+    job.state.on_stop(signal.SIGINT, "the launcher got SIGINT", job.now)
+    assert job.phase() is Phase.ENDED
+
+
+def test_who_joins_a_job_that_is_leaving_is_told_to_leave() -> None:
+    job = Job().join(0)
+    job.state.on_stop(signal.SIGINT, "the launcher got SIGINT", job.now)
+    job.hello(1)
+    assert job.order(1).leave
+    assert job.order(1).starts == 0
+    job.say(0, "left")
+    assert job.phase() is Phase.LEAVING
+    job.say(1, "left")
+    assert job.phase() is Phase.ENDED
+
+
+def test_stragglers_are_named_and_not_waited_for() -> None:
+    job = Job().train()
+    job.end_child(0, 0)
+    job.say(0, "left")
+    job.say(1, "left")
+    job.turn(14.6)
+    assert job.phase() is Phase.LEAVING
+    job.turn(0.6)
+    assert job.phase() is Phase.ENDED
+    assert job.texts("stragglers") == ["worker/0 on n2 and worker/1 on n3 did not leave in time"]
+    assert job.verdict.exit_code == 0
+
+
+def test_who_falls_silent_while_leaving_is_not_waited_for() -> None:
+    job = Job().train()
+    job.end_child(0, 0)
+    for rank in (0, 1, 2):
+        job.say(rank, "left")
+    job.turn(10.4, talking=())
+    assert job.phase() is Phase.ENDED
+    assert job.verdict.exit_code == 0
+
+
+@pytest.mark.parametrize("stage", ["join", "train"])
+def test_a_task_that_leaves_without_being_told_is_a_lost_task(stage: str) -> None:
+    job = getattr(Job(), stage)()
+    job.say(0, "left")
+    assert job.verdict.cause == Task("chief", 0)
+    assert job.verdict.exit_code == 7
+
+
+# Whatever happens
+
+STATES: tuple[TaskState, ...] = ("joined", "proved", "unproved", "running", "exited", "left")
+RANKS = st.integers(0, 3)
+STEPS = st.one_of(
+    st.tuples(st.just("hello"), RANKS, st.sampled_from(["", "again", "fails", "stale"])),
+    st.tuples(st.just("say"), RANKS, st.sampled_from(STATES), st.integers(0, 3), st.sampled_from([0, 1, -9])),
+    st.tuples(st.just("obey"), RANKS),
+    st.tuples(st.just("disconnect"), RANKS),
+    st.tuples(st.just("turn"), st.sampled_from([0.1, 1.0, 5.0, 20.0])),
+    st.tuples(st.just("lag"), st.sampled_from([2.0, 50.0])),
+    st.tuples(st.just("agent_exit"), RANKS, st.sampled_from([0, 1, -9])),
+    st.tuples(st.just("spawner_exit")),
+    st.tuples(st.just("stop")),
+)
+LIKELY = st.lists(st.tuples(st.just("hello"), RANKS, st.just("")) | st.tuples(st.just("obey"), RANKS), max_size=20)
+
+
+class Trial(Job):
+    """A job to which anything may happen, and what must hold all the time."""
+
+    def __init__(self, roles: str) -> None:
+        super().__init__(roles)
+        self.ever_proved: set[int] = set()
+        self.seen_phase = Phase.FORMING
+        self.seen_verdict: Verdict | None = None
+
+    def step(self, what: str, *details: Any) -> None:
+        getattr(self, f"do_{what}")(*details)
+        self.check()
+
+    def check(self) -> None:
+        state = self.state
+        assert PHASES.index(state.phase) >= PHASES.index(self.seen_phase)
+        if self.seen_verdict is not None:
+            assert state.verdict is self.seen_verdict
+        assert (state.verdict is not None) is (state.phase in (Phase.LEAVING, Phase.ENDED))
+        assert self.kinds.count("verdict") == (state.verdict is not None)
+        for rank in self.ranks:
+            order = self.order(rank)
+            assert order.starts == 0 or self.ever_proved == set(self.ranks)
+            assert order.starts <= 1 + LIMITS.max_worker_restarts
+            assert order.leave is (state.verdict is not None)
+            assert order.prove is (state.map is not None)
+        self.seen_phase, self.seen_verdict = state.phase, state.verdict
+
+    def do_hello(self, rank: int, how: str) -> None:
+        changes = {
+            "": {},
+            "again": {"incarnation": "later"},
+            "fails": {"failure": "It cannot."},
+            "stale": {"version": "0"},
+        }[how]
+        try:
+            self.hello(rank, **changes)
+        except RendezvousClosedError:
+            assert how in ("again", "stale") or self.state.records[rank].has_joined or self.state.records[rank].is_gone
+
+    def do_say(self, rank: int, state: TaskState, starts: int, returncode: int) -> None:
+        if self.state.records[rank].is_connected:
+            if state == "proved":
+                self.ever_proved.add(rank)
+            self.say(rank, state, starts=starts, returncode=returncode)
+
+    def do_obey(self, rank: int) -> None:
+        """Say what a good agent would say now."""
+        order, status = self.order(rank), self.state.records[rank].status
+        if order.leave:
+            self.do_say(rank, "left", status.starts, 0)
+        elif order.starts > status.starts:
+            self.do_say(rank, "running", order.starts, 0)
+        elif order.prove and status.state == "joined":
+            self.do_say(rank, "proved", 0, 0)
+
+    def do_disconnect(self, rank: int) -> None:
+        self.state.on_disconnect(rank, self.now)
+
+    def do_turn(self, seconds: float) -> None:
+        self.turn(seconds)
+
+    def do_lag(self, seconds: float) -> None:
+        self.now += seconds
+        self.state.on_tick(self.now)
+
+    def do_agent_exit(self, rank: int, returncode: int) -> None:
+        self.state.on_agent_exit(rank, returncode, self.now)
+
+    def do_spawner_exit(self) -> None:
+        self.state.on_spawner_exit(Verdict(7, "srun ended."), self.now)
+
+    def do_stop(self) -> None:
+        self.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", self.now)
+
+
+@given(
+    roles=st.sampled_from([FULL, "ps worker worker worker", "chief ps worker evaluator"]),
+    beginning=LIKELY,
+    steps=st.lists(STEPS, max_size=20),
+)
+def test_whatever_happens_the_job_moves_on_and_ends(
+    roles: str, beginning: list[tuple[Any, ...]], steps: list[tuple[Any, ...]]
+) -> None:
+    trial = Trial(roles)
+    for step in (*beginning, *steps):
+        trial.step(*step)
+    enough = LIMITS.start_timeout_seconds + LIMITS.evaluator_seconds + LIMITS.leave_seconds + 60
+    trial.turn(enough, talking=(), tick=0.9)  # everyone falls silent
+    trial.check()
+    assert trial.phase() is Phase.ENDED
+
+
+@given(st.permutations(range(4)), st.permutations(range(4)), st.permutations(range(4)))
+def test_a_good_job_ends_well_in_whatever_order_its_tasks_come(
+    joining: list[int], proving: list[int], leaving: list[int]
+) -> None:
+    trial = Trial(FULL)
+    for rank in joining:
+        trial.step("hello", rank, "")
+    for rank in proving + leaving:
+        trial.step("obey", rank)
+    assert trial.phase() is Phase.TRAINING
+    assert trial.state.count("running") == 4
+    trial.end_child(0, 0)
+    for rank in leaving:
+        trial.step("obey", rank)
+    assert (trial.phase(), trial.verdict.exit_code) == (Phase.ENDED, 0)

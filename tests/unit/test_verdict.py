@@ -1,0 +1,29 @@
+"""Exit codes as a shell has them, and their words."""
+
+from __future__ import annotations
+
+import pytest
+
+from tf4slurm.control.verdict import Verdict, describe_end, exit_code_of
+
+
+@pytest.mark.parametrize(("exit_code", "is_success"), [(0, True), (1, False), (137, False)])
+def test_only_zero_is_success(exit_code: int, is_success: bool) -> None:
+    assert Verdict(exit_code, "reason").is_success is is_success
+
+
+@pytest.mark.parametrize(
+    ("returncode", "exit_code", "words"),
+    [
+        (0, 0, "exited with code 0"),
+        (3, 3, "exited with code 3"),
+        (255, 255, "exited with code 255"),
+        (-9, 137, "was killed by signal 9 (SIGKILL)"),
+        (-15, 143, "was killed by signal 15 (SIGTERM)"),
+        (-11, 139, "was killed by signal 11 (SIGSEGV)"),
+        (-50, 178, "was killed by signal 50 (unknown)"),
+    ],
+)
+def test_an_end_has_an_exit_code_and_words(returncode: int, exit_code: int, words: str) -> None:
+    assert exit_code_of(returncode) == exit_code
+    assert describe_end(returncode) == words
