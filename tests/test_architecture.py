@@ -23,7 +23,7 @@ FLOORS = [
     ["slurm"],
     ["control"],
     ["join"],
-    ["agent", "observe"],
+    ["agent", "observe", "server_dictionary"],
     ["launch"],
     ["cli"],
     ["__main__"],

@@ -7,6 +7,7 @@ Tf4SlurmError
 ├─ CommandError                the command to run cannot be started
 ├─ RunDirectoryError           the run directory cannot be made or written
 ├─ RendezvousError
+│  ├─ RendezvousTimeoutError     not all tasks came in time (also TimeoutError)
 │  ├─ RendezvousConnectionError  the control service cannot be reached (also ConnectionError)
 │  ├─ RendezvousClosedError      the control service refused this task, for a reason it gave
 │  └─ AuthenticationError        a message does not carry the job's secret
@@ -77,6 +78,10 @@ class RendezvousError(Tf4SlurmError):
     """The tasks of the job did not find together."""
 
     exit_code = EXIT_NOT_FORMED
+
+
+class RendezvousTimeoutError(RendezvousError, TimeoutError):
+    """Not all tasks came in time; the text names those that did not."""
 
 
 class RendezvousConnectionError(RendezvousError, ConnectionError):

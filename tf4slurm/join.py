@@ -71,7 +71,10 @@ class Place:
         """
         if _RANK in environ:
             return cls(int(environ[_RANK]), socket.gethostname())
-        step = SlurmStep.from_environ(environ)
+        return cls.from_step(SlurmStep.from_environ(environ))
+
+    @classmethod
+    def from_step(cls, step: SlurmStep) -> Place:
         return cls(step.rank, step.node_name, step.port_candidates, step.launch_address)
 
 
@@ -158,16 +161,13 @@ class Join:
             while True:
                 await self.membership.wait_for_change()
                 order = self.membership.order
-                if order.leave:
-                    return None
+                cluster = self.membership.map.to_cluster() if self.membership.map else None
+                if order.starts or order.leave:
+                    return cluster if order.starts else None
                 if self.listener is not None:
                     await proof.start(self.listener, self.secret, self.place.rank)
-                if order.prove and self.membership.map is not None:
-                    cluster = self.membership.map.to_cluster()
-                    if self.membership.status.state == "joined":
-                        await self._prove(cluster)
-                    if order.starts:
-                        return cluster
+                if cluster is not None and self.membership.status.state == "joined":
+                    await self._prove(cluster)
         finally:
             proof.close()
 

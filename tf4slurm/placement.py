@@ -1,21 +1,92 @@
-"""Which rank has which role. Pure: counts in, tasks out."""
+"""Which rank has which role. Pure: counts and nodes in, tasks out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import PlacementError
 from tf4slurm.roles import TASK_TYPES
 
+PACK = "pack"
+SPREAD = "spread"
 
-def place_tasks(counts: Mapping[str, int]) -> tuple[Task, ...]:
-    """Give every task a rank: `result[rank]` is the task of that rank, role by role in the order of `TASK_TYPES`.
+
+def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequence[str]) -> tuple[Task, ...]:
+    """Give every rank a task: `result[rank]` is the task of that rank.
 
     Args:
-        counts: Number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2}.
+        counts: Number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2}; together as many as ranks.
+        placement: "pack" goes role by role in the order of `TASK_TYPES`, rank by rank. "spread" does too, but puts the
+            ps on the nodes as evenly as can be, before the workers, and first where most ranks are free. A list of
+            roles such as "ps,worker,worker,chief" says it of each rank.
+        nodes_by_rank: The node of each rank.
+
+    Raises:
+        PlacementError: A list of roles that does not agree with the counts.
     """
-    return tuple(Task(task_type, index) for task_type in TASK_TYPES for index in range(counts.get(task_type, 0)))
+    if placement == PACK:
+        return _number([role for role in TASK_TYPES for _ in range(counts.get(role, 0))])
+    if placement == SPREAD:
+        return _number(_spread(counts, nodes_by_rank))
+    roles = parse_roles(placement)
+    if {role: roles.count(role) for role in TASK_TYPES} != {role: counts.get(role, 0) for role in TASK_TYPES}:
+        raise PlacementError(
+            f"The placement {placement!r} is of {_sum_text(Counter(roles))}, but "
+            f"{_sum_text(counts)} are asked for. Make them agree.",
+            requested=sum(counts.values()),
+            available=len(roles),
+        )
+    return _number(roles)
+
+
+def parse_roles(text: str) -> list[str]:
+    """Read "ps,worker,worker".
+
+    Raises:
+        PlacementError: Something in it is not a role.
+    """
+    roles = text.split(",")
+    for role in roles:
+        if role not in TASK_TYPES:
+            raise PlacementError(
+                f'{role!r} is neither a role nor a placement: expected "{PACK}", "{SPREAD}" or a list with one of '
+                f"{', '.join(TASK_TYPES)} for each rank.",
+                requested=len(roles),
+                available=0,
+            )
+    return roles
+
+
+def _spread(counts: Mapping[str, int], nodes_by_rank: Sequence[str]) -> list[str]:
+    roles = [""] * len(nodes_by_rank)
+    free: dict[str, list[int]] = {}
+    for rank in reversed(range(len(nodes_by_rank))):
+        free.setdefault(nodes_by_rank[rank], []).append(rank)  # the lowest rank stands last
+    for _ in range(counts.get("chief", 0)):
+        roles[free[nodes_by_rank[roles.index("")]].pop()] = "chief"
+    order = {node: number for number, node in enumerate(dict.fromkeys(nodes_by_rank))}
+    heap = [(0, -len(ranks), order[node], node) for node, ranks in free.items() if ranks]
+    heapq.heapify(heap)
+    for _ in range(counts.get("ps", 0)):
+        taken, _, number, node = heapq.heappop(heap)
+        roles[free[node].pop()] = "ps"
+        if free[node]:
+            heapq.heappush(heap, (taken + 1, -len(free[node]), number, node))
+    rest = iter([role for role in TASK_TYPES if role not in ("chief", "ps") for _ in range(counts.get(role, 0))])
+    return [role or next(rest) for role in roles]
+
+
+def _number(roles: Sequence[str]) -> tuple[Task, ...]:
+    """Give the tasks of each role their index, in rank order."""
+    seen: Counter[str] = Counter()
+    tasks = []
+    for role in roles:
+        tasks.append(Task(role, seen[role]))
+        seen[role] += 1
+    return tuple(tasks)
 
 
 def fill_counts(chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None) -> dict[str, int]:
@@ -25,32 +96,36 @@ def fill_counts(chiefs: int, ps: int, workers: int | None, evaluators: int, avai
         workers: None asks for as many as remain of `available`.
         available: Number of tasks of the allocation or step; None where it is not limited (a laptop).
 
+    Returns:
+        {"chief": 1, "ps": 1, "worker": 2, "evaluator": 0}
+
     Raises:
         PlacementError: More or fewer roles than tasks, or workers unknown and nothing to derive them from.
     """
-    others = chiefs + ps + evaluators
+    others = {"chief": chiefs, "ps": ps, "evaluator": evaluators}
+    count = sum(others.values())
     if workers is None:
-        if available is None or available <= others:
+        if available is None or available <= count:
             there = "there is no Slurm allocation" if available is None else f"Slurm gives {available} tasks"
             raise PlacementError(
-                f"The number of workers is not known: {_sum_text(chiefs, ps, 0, evaluators) or 'no other task'}, and "
-                f"{there}. Give --workers N.",
-                requested=others + 1,
+                f"The number of workers is not known: {_sum_text(others) or 'no other task'}, and {there}. "
+                "Give --workers N.",
+                requested=count + 1,
                 available=available or 0,
             )
-        workers = available - others
-    total = others + workers
+        workers = available - count
+    counts = {"chief": chiefs, "ps": ps, "worker": workers, "evaluator": evaluators}
+    total = count + workers
     if available is not None and total != available:
         change = "lower a count" if total > available else "raise a count"
         raise PlacementError(
-            f"{_sum_text(chiefs, ps, workers, evaluators)} {'needs' if total == 1 else 'need'} {total} tasks, but "
-            f"Slurm gives {available}. Ask Slurm for --ntasks={total} or {change}.",
+            f"{_sum_text(counts)} {'needs' if total == 1 else 'need'} {total} tasks, but Slurm gives {available}. "
+            f"Ask Slurm for --ntasks={total} or {change}.",
             requested=total,
             available=available,
         )
-    return {"chief": chiefs, "ps": ps, "worker": workers, "evaluator": evaluators}
+    return counts
 
 
-def _sum_text(chiefs: int, ps: int, workers: int, evaluators: int) -> str:
-    parts = ((chiefs, "chief"), (ps, "ps"), (workers, "worker"), (evaluators, "evaluator"))
-    return " + ".join(f"{count} {name}" for count, name in parts if count)
+def _sum_text(counts: Mapping[str, int]) -> str:
+    return " + ".join(f"{counts[role]} {role}" for role in TASK_TYPES if counts.get(role))

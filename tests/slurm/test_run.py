@@ -274,3 +274,11 @@ def test_an_interactive_shell_in_a_step_does_not_hold_up_the_job(job: Job) -> No
     assert sorted(children_by_host(job).values())
     job.end_child("chief-0")
     assert job.wait() == 0
+
+
+def test_spread_puts_each_ps_on_a_node_of_its_own(job: Job, lab: SlurmLab) -> None:
+    job.start("--ps", "4", "--workers", "3", "--placement", "spread", prefix=("salloc", "-Q", "-N4", "-n8"))
+    hosts = [job.wait_for_child(f"ps-{index}")["host"] for index in range(4)]
+    assert sorted(hosts) == sorted(lab.nodes)
+    job.end_child("chief-0")
+    assert job.wait() == 0

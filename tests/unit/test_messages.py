@@ -31,7 +31,7 @@ MESSAGES = st.one_of(
         returncode=st.none() | NUMBER,
         detail=st.none() | WORDS,
         tail=st.lists(WORDS, max_size=3).map(tuple),
-        stop_signal=st.none() | WORDS,
+        stop_signal=st.sampled_from([None, "SIGTERM", "SIGINT"]),
     ),
     st.builds(Map, NUMBER, st.lists(ENTRY, max_size=3).map(tuple)),
     st.builds(Order, NUMBER, st.booleans(), NUMBER, st.booleans(), st.floats(allow_nan=False)),

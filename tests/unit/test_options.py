@@ -10,11 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tf4slurm.cli.options import job_options, make_plan
-from tf4slurm.cluster import Task
 from tf4slurm.control.state import Limits
 from tf4slurm.errors import PlacementError
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.placement import place_tasks
 
 
 def invoke(*arguments: str, available: int | None = None) -> tuple[Result, list[LaunchPlan]]:
@@ -38,7 +36,7 @@ def plan_of(*arguments: str, available: int | None = None) -> LaunchPlan:
 
 def test_the_defaults() -> None:
     assert plan_of("--workers", "2", "--", "python", "train.py") == LaunchPlan(
-        tasks=place_tasks({"chief": 1, "ps": 1, "worker": 2}),
+        counts={"chief": 1, "ps": 1, "worker": 2, "evaluator": 0},
         command=("python", "train.py"),
         name="train",
         runs_directory=Path("runs"),
@@ -53,23 +51,25 @@ def test_every_option() -> None:
         *("--ps", "2", "--workers", "1", "--evaluators", "1", "--no-chief", "--name", "digits"),
         *("--runs-directory", "/scratch/runs", "--interface", "ib0", "--ports", "40000-40002,40010"),
         *("--start-timeout", "60", "--dead-after", "5", "--beat", "0.5", "--max-worker-restarts", "0"),
+        *("--placement", "spread"),
     ]
     assert plan_of(*options, "--", "./train", "--ps", "x") == LaunchPlan(
-        tasks=(Task("ps", 0), Task("ps", 1), Task("worker", 0), Task("evaluator", 0)),
+        counts={"chief": 0, "ps": 2, "worker": 1, "evaluator": 1},
         command=("./train", "--ps", "x"),
         name="digits",
         runs_directory=Path("/scratch/runs"),
         limits=Limits(start_timeout_seconds=60, dead_after_seconds=5, beat_seconds=0.5, max_worker_restarts=0),
         interface="ib0",
         ports=(40000, 40001, 40002, 40010),
+        placement="spread",
     )
 
 
 @pytest.mark.parametrize(("available", "workers"), [(7, 5), (3, 1)])
 def test_without_a_count_the_workers_are_the_tasks_that_are_left(available: int, workers: int) -> None:
     plan = plan_of("--", "x", available=available)
-    assert len(plan.tasks) == available
-    assert sum(task.task_type == "worker" for task in plan.tasks) == workers
+    assert plan.num_tasks == available
+    assert plan.counts["worker"] == workers
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import PlacementError
-from tf4slurm.placement import fill_counts, place_tasks
+from tf4slurm.placement import PACK, SPREAD, fill_counts, place_tasks
 
 COUNTS = st.dictionaries(st.sampled_from(["chief", "ps", "worker", "evaluator"]), st.integers(0, 5))
 
 
 def test_ranks_go_role_by_role() -> None:
-    assert place_tasks({"worker": 2, "evaluator": 1, "chief": 1, "ps": 2}) == (
+    assert place_tasks({"worker": 2, "evaluator": 1, "chief": 1, "ps": 2}, PACK, ["n"] * 6) == (
         Task("chief", 0),
         Task("ps", 0),
         Task("ps", 1),
@@ -26,7 +28,7 @@ def test_ranks_go_role_by_role() -> None:
 
 @given(COUNTS)
 def test_every_task_has_one_rank(counts: dict[str, int]) -> None:
-    tasks = place_tasks(counts)
+    tasks = place_tasks(counts, PACK, ["n"] * sum(counts.values()))
     expected = {Task(task_type, index) for task_type, count in counts.items() for index in range(count)}
     assert set(tasks) == expected
     assert len(tasks) == len(expected)
@@ -94,3 +96,48 @@ def test_the_words_are_whole_where_nothing_at_all_was_asked_for() -> None:
         fill_counts(0, 0, None, 0, None)
     assert "  " not in str(caught.value)
     assert ": and" not in str(caught.value)
+
+
+LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=6).flatmap(
+    lambda sizes: st.permutations([f"n{node}" for node, size in enumerate(sizes) for _ in range(size)])
+)
+
+
+@given(nodes=LAYOUTS, data=st.data())
+def test_spread_puts_ps_on_nodes_as_evenly_as_can_be(nodes: list[str], data: st.DataObject) -> None:
+    ps = data.draw(st.integers(0, len(nodes) - 1))
+    tasks = place_tasks({"chief": 1, "ps": ps, "worker": len(nodes) - 1 - ps}, SPREAD, nodes)
+    assert sorted(task.task_type for task in tasks) == ["chief"] + ["ps"] * ps + ["worker"] * (len(nodes) - 1 - ps)
+    assert tasks[0] == Task("chief", 0)
+    for role in ("ps", "worker"):
+        indices = [task.task_index for task in tasks if task.task_type == role]
+        assert indices == list(range(len(indices)))
+    held = {node: sum(t.task_type == "ps" for t, n in zip(tasks, nodes, strict=True) if n == node) for node in nodes}
+    room = {node: nodes.count(node) - (node == nodes[0]) for node in nodes}
+    for node, count in held.items():  # a node with fewer has no room for more
+        assert all(count >= other - 1 or count == room[node] for other in held.values())
+
+
+def test_spread_takes_the_node_with_most_room_first() -> None:
+    nodes = ["a", "a", "b", "b"]
+    roles = [task.task_type for task in place_tasks({"chief": 1, "ps": 1, "worker": 2}, SPREAD, nodes)]
+    assert roles == ["chief", "worker", "ps", "worker"]
+
+
+def test_a_list_says_it_of_each_rank() -> None:
+    tasks = place_tasks({"ps": 2, "worker": 2}, "ps,worker,ps,worker", ["a", "a", "b", "b"])
+    assert tasks == (Task("ps", 0), Task("worker", 0), Task("ps", 1), Task("worker", 1))
+
+
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        ("ps,worker", "is of 1 ps + 1 worker, but 1 ps + 2 worker are asked for"),
+        ("ps,worker,evaluator", "is of 1 ps + 1 worker + 1 evaluator, but"),
+        ("ps,wroker,worker", "'wroker' is neither a role nor a placement"),
+        ("sprad", "'sprad' is neither a role nor a placement"),
+    ],
+)
+def test_a_placement_that_does_not_fit(placement: str, words: str) -> None:
+    with pytest.raises(PlacementError, match=re.escape(words)):
+        place_tasks({"ps": 1, "worker": 2}, placement, ["n"] * 3)

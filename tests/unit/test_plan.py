@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.cluster import Task
 from tf4slurm.control.state import Limits
 from tf4slurm.errors import CommandError, PlacementError
 from tf4slurm.join import JoinSettings
@@ -30,7 +29,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_settings_of_the_tasks_are_those_of_the_plan() -> None:
     limits = Limits(start_timeout_seconds=30, beat_seconds=0.5, dead_after_seconds=4)
-    plan = LaunchPlan((Task("worker", 0),), ("x",), "name", Path("runs"), limits, "ib0", (4000, 4001))
+    plan = LaunchPlan({"worker": 1}, ("x",), "name", Path("runs"), limits, "ib0", (4000, 4001))
     assert plan.to_settings(Path("/runs/name-1")) == JoinSettings("/runs/name-1", "ib0", (4000, 4001), 0.5, 4, 30)
 
 

@@ -209,17 +209,29 @@ def test_training_has_no_deadline() -> None:
     assert job.phase() is Phase.TRAINING
 
 
+CANNOT_BE = [
+    ({"version": "0.0.9"}, f"it runs tf4slurm 0.0.9, the launcher {__version__}"),
+    ({"rank": 4}, "rank 4 is not one of this job's 4 tasks"),
+    ({"rank": -1}, "rank -1 is not one of this job's 4 tasks"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), CANNOT_BE)
+def test_who_can_never_be_a_task_of_this_job_ends_it_while_it_forms(changes: dict[str, Any], reason: str) -> None:
+    job = Job().join(1)
+    with pytest.raises(RendezvousClosedError) as caught:
+        job.hello(**{"rank": 2, **changes})
+    assert caught.value.reason == reason
+    rank = changes.get("rank", 2)
+    assert job.verdict == Verdict(6, f"The process of rank {rank} on n{rank} cannot take part: {reason}.")
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [
-        ({"version": "0.0.9"}, f"it runs tf4slurm 0.0.9, the launcher {__version__}"),
-        ({"rank": 4}, "rank 4 is not one of this job's 4 tasks"),
-        ({"rank": -1}, "rank -1 is not one of this job's 4 tasks"),
-        ({"rank": 1, "incarnation": "later"}, "rank 1 was taken by an earlier process, on n1"),
-    ],
+    [*CANNOT_BE, ({"rank": 1, "incarnation": "later"}, "rank 1 was taken by an earlier process, on n1")],
 )
 def test_who_cannot_be_a_task_of_this_job_is_refused_and_changes_nothing(changes: dict[str, Any], reason: str) -> None:
-    job = Job().join(1)
+    job = Job().train()
     before = repr(job.state.records), list(job.events)
     with pytest.raises(RendezvousClosedError) as caught:
         job.hello(**{"rank": 2, **changes})
@@ -497,7 +509,7 @@ def test_a_chief_that_is_done_ends_the_job_well() -> None:
     job.end_child(0, 0)
     assert job.phase() is Phase.LEAVING
     assert job.verdict == Verdict(0, "Training is done: all that the job waits for exited with code 0.")
-    assert [job.order(rank) for rank in job.ranks] == [Order(1, True, 1, True, 5)] * 4
+    assert [job.order(rank) for rank in job.ranks] == [Order(1, True, 1, True, 5, job.verdict.reason)] * 4
     for rank in job.ranks:
         assert job.phase() is Phase.LEAVING
         job.say(rank, "left")

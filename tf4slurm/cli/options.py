@@ -13,7 +13,7 @@ import click
 from tf4slurm.control.state import Limits
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.network.ports import parse_ports
-from tf4slurm.placement import fill_counts, place_tasks
+from tf4slurm.placement import PACK, fill_counts, place_tasks
 
 _COUNT = click.IntRange(min=0)
 
@@ -50,6 +50,12 @@ _OPTIONS = (
     ),
     click.option("--evaluators", type=_COUNT, default=0, help="Number of evaluators, outside the cluster spec."),
     click.option("--chief/--no-chief", default=True, help="Whether a chief leads (else worker 0). [default: chief]"),
+    click.option(
+        "--placement",
+        default=PACK,
+        show_default=True,
+        help='"pack" by rank, "spread" the ps over the nodes, or a role for each rank, such as "ps,worker,worker".',
+    ),
     click.option("--name", help="Name of the job, for its run directory. [default: the script's]"),
     click.option(
         "--runs-directory",
@@ -86,6 +92,7 @@ def make_plan(
     workers: int | None,
     evaluators: int,
     chief: bool,
+    placement: str,
     name: str | None,
     runs_directory: Path,
     interface: str | None,
@@ -106,6 +113,7 @@ def make_plan(
     counts = fill_counts(int(chief), ps, workers, evaluators, available_tasks)
     if not (chief or counts["worker"]):
         raise click.UsageError("Nobody would lead: --no-chief needs at least one worker. Give --workers N.")
+    place_tasks(counts, placement, [""] * sum(counts.values()))  # a list that does not fit is told before all else
     limits = Limits(
         start_timeout_seconds=start_timeout,
         dead_after_seconds=dead_after,
@@ -113,13 +121,14 @@ def make_plan(
         max_worker_restarts=max_worker_restarts,
     )
     return LaunchPlan(
-        tasks=place_tasks(counts),
+        counts=counts,
         command=command,
         name=name or _name_of(command),
         runs_directory=runs_directory,
         limits=limits,
         interface=interface,
         ports=ports,
+        placement=placement,
     )
 
 

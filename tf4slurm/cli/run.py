@@ -43,16 +43,16 @@ def run(environ: dict[str, str], /, local: bool, **options: Any) -> None:
     plan = make_plan(allocation.num_tasks if allocation else None, **options)
     check_command(plan.command)
     if allocation is None:
-        check_ports(plan.ports, len(plan.tasks))
+        check_ports(plan.ports, plan.num_tasks)
         if plan.interface is not None:
             interface_address(plan.interface)
     run_directory = RunDirectory.create(plan.runs_directory, f"{plan.name}-{_job_id(allocation)}")
     spawner: Spawner
     if allocation is None:
-        spawner = LocalSpawner(len(plan.tasks), plan.command, environ)
+        spawner = LocalSpawner(plan.num_tasks, plan.command, environ)
     else:
-        spawner = SrunSpawner(allocation, len(plan.tasks), plan.command, environ)
-    reporter = make_reporter(len(plan.tasks))
+        spawner = SrunSpawner(allocation, plan.num_tasks, plan.command, environ)
+    reporter = make_reporter(plan.num_tasks)
     try:
         result = asyncio.run(Launcher(plan, spawner, run_directory, reporter).run())
     finally:

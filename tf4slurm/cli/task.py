@@ -40,7 +40,7 @@ def _run_alone(environ: dict[str, str], options: dict[str, Any]) -> int:
     check_command(plan.command)
     writer = LineWriter(sys.stdout)
     try:
-        reporter = PlainReporter(len(plan.tasks), writer, writer)
+        reporter = PlainReporter(plan.num_tasks, writer, writer)
         return asyncio.run(run_self_hosted_task(plan, step, environ, writer, reporter))
     finally:
         writer.close()

@@ -89,12 +89,11 @@ class Membership:
             for address in addresses:
                 at, error = str(address), "it fell silent"
                 try:
-                    await self._serve(address, secret, min(_CONNECT_SECONDS, left))
+                    if await self._serve(address, secret, min(_CONNECT_SECONDS, left)):
+                        return
                 except (AuthenticationError, MessageError, OSError, asyncio.TimeoutError) as failure:
                     error = str(failure) or type(failure).__name__
                     logger.debug("no connection to the control service at %s: %s", at, error)
-                if self.status.state == "left":
-                    return
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
             f"The launcher is gone, or was never there: no control service answers at {at or 'any address'} "
@@ -102,13 +101,13 @@ class Membership:
             address=at,
         )
 
-    async def _serve(self, address: Address, secret: str, connect_seconds: float) -> None:
-        """Connect once and serve that connection to its end; return, or raise what ended it."""
+    async def _serve(self, address: Address, secret: str, connect_seconds: float) -> bool:
+        """Connect once and serve that connection to its end; return whether the leave was told, or raise."""
         async with grpc.aio.insecure_channel(str(address), options=_OPTIONS) as channel:
             call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
             try:
                 incoming, outgoing = await asyncio.wait_for(self._shake_hands(call, address, secret), connect_seconds)
-                await self._converse(call, incoming, outgoing)
+                return await self._converse(call, incoming, outgoing)
             except grpc.aio.AioRpcError as error:
                 raise _translated(error, address) from error
             except asyncio.InvalidStateError as error:  # what a write says once the call has ended
@@ -127,16 +126,20 @@ class Membership:
         self._receive(incoming.open(await _read(call)))
         return incoming, outgoing
 
-    async def _converse(self, call: _Call, incoming: auth.Seal, outgoing: auth.Seal) -> None:
+    async def _converse(self, call: _Call, incoming: auth.Seal, outgoing: auth.Seal) -> bool:
         writing = asyncio.create_task(self._write(call, outgoing))
         try:
             while True:
                 silence = max(0.0, self._deadline - time.monotonic())
                 reading = asyncio.ensure_future(_read(call))
                 await asyncio.wait({reading, writing}, timeout=silence, return_when=asyncio.FIRST_COMPLETED)
-                if writing.done() or not reading.done():  # this task has left, or the service is silent for too long
+                if self.status.state == "left":
                     reading.cancel()
-                    return writing.result() if writing.done() else None
+                    await asyncio.wait({writing}, timeout=_GOODBYE_SECONDS)
+                    return writing.done() and writing.result()
+                if writing.done() or not reading.done():  # the connection has ended, or the service is silent too long
+                    reading.cancel()
+                    return writing.done() and writing.result()
                 self._receive(incoming.open(reading.result()))
         finally:
             writing.cancel()
@@ -150,16 +153,17 @@ class Membership:
             self.order = message
             self._changed.set()
 
-    async def _write(self, call: _Call, outgoing: auth.Seal) -> None:
-        """Say the status whenever it changes, and every beat; end after saying that this task has left."""
+    async def _write(self, call: _Call, outgoing: auth.Seal) -> bool:
+        """Say the status whenever it changes, and every beat; return whether the service took note of the leave."""
         while True:
             self._woken.clear()
             status = self.status
             await call.write(outgoing.seal(encode(status)))
             if status.state == "left":
                 await call.done_writing()
-                await asyncio.wait({asyncio.ensure_future(call.code())}, timeout=_GOODBYE_SECONDS)
-                return
+                code = asyncio.ensure_future(call.code())
+                await asyncio.wait({code}, timeout=_GOODBYE_SECONDS)
+                return code.done() and code.result() is grpc.StatusCode.OK
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), self._beat_seconds)
 

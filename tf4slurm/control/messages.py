@@ -18,6 +18,7 @@ SERVICE = "tf4slurm.Control"
 METHOD = "Join"
 """The one gRPC method: a stream of `Hello` and `Status` from a task, of `Map`, `Order` and `Beat` to it."""
 
+StopSignal = Literal["SIGTERM", "SIGINT"]
 TaskState = Literal["joined", "proved", "unproved", "running", "exited", "left"]
 
 
@@ -50,7 +51,7 @@ class Status:
         returncode: Of the child's last end: its exit code, or minus the number of the signal that ended it.
         detail: What is `unproved`, in a sentence.
         tail: The last lines the child printed, once it has failed.
-        stop_signal: Name of a signal that asks the job to stop, once the agent has got one.
+        stop_signal: Name of the signal that asks the job to stop, once the agent has got one.
     """
 
     state: TaskState = "joined"
@@ -59,7 +60,7 @@ class Status:
     returncode: int | None = None
     detail: str | None = None
     tail: tuple[str, ...] = ()
-    stop_signal: str | None = None
+    stop_signal: StopSignal | None = None
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,14 @@ class Map:
 
 @dataclass(frozen=True)
 class Order:
-    """What a task should do: prove the map, have started its child `starts` times, or leave."""
+    """What a task should do: prove the map, have started its child `starts` times, or leave, and for what `reason`."""
 
     attempt: int = 1
     prove: bool = False
     starts: int = 0
     leave: bool = False
     leave_seconds: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,8 @@ def _checked(value: Any, hint: Any) -> Any:
     """Return a JSON value as the type that a field declares; lists become tuples."""
     arguments = get_args(hint)
     origin = getattr(hint, "__origin__", None)
+    if type(None) in arguments:  # such as "int | None"
+        return None if value is None else _checked(value, arguments[0])
     if origin is tuple:
         if not isinstance(value, list):
             raise TypeError(f"{value!r} is not a list")
@@ -145,7 +149,6 @@ def _checked(value: Any, hint: Any) -> Any:
         if value not in arguments:
             raise ValueError(f"{value!r} is not one of {arguments}")
         return value
-    allowed = arguments or (hint,)  # a union such as "int | None"
-    if type(value) not in allowed and not (type(value) is int and float in allowed):
+    if type(value) is not hint and not (type(value) is int and hint is float):
         raise TypeError(f"{value!r} is not {hint}")
     return value

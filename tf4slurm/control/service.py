@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _HANDSHAKE_SECONDS = 10.0
 _MAX_MESSAGE_BYTES = 65536
 _TICKS_PER_BEAT = 5
+_STOP_SECONDS = 0.2  # for handlers to end by themselves: else clients log that they were cut off
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -76,7 +77,7 @@ class ControlService:
         if self._ticker is not None:
             self._ticker.cancel()
         if self._server is not None:
-            await self._server.stop(grace=None)
+            await self._server.stop(grace=_STOP_SECONDS)
 
     async def _tick(self) -> None:
         while True:
@@ -92,6 +93,7 @@ class ControlService:
         except (AuthenticationError, MessageError) as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except RendezvousClosedError as error:
+            self.publish()  # a refusal may be a verdict
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.reason)
         except asyncio.TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello in time")

@@ -58,6 +58,7 @@ class TaskRecord:
     """What is known of one task.
 
     Attributes:
+        is_placed: Whether its task is known already; before, it only stands for the number of them.
         is_gone: Its agent has left or is lost.
         is_done: Its child has ended and nobody waits for it any more.
         heard_at: When its agent last said something.
@@ -67,6 +68,7 @@ class TaskRecord:
     rank: int
     task: Task
     role: Role
+    is_placed: bool = True
     node: str = ""
     address: Address | None = None
     incarnation: str = ""
@@ -83,8 +85,13 @@ class TaskRecord:
     def has_joined(self) -> bool:
         return bool(self.incarnation)
 
+    @property
+    def name(self) -> str:
+        return str(self.task) if self.is_placed else f"rank {self.rank}"
+
     def __str__(self) -> str:
-        return f"{self.task} on {self.node}" if self.node else f"{self.task} (rank {self.rank})"
+        place = f" on {self.node}" if self.node else f" (rank {self.rank})" if self.is_placed else ""
+        return f"{self.name}{place}"
 
 
 _EVER = float("inf")
@@ -94,9 +101,17 @@ class JobState:
     """The life of one job. Every `on_…` method takes the time of its event on a monotonic clock, in seconds."""
 
     def __init__(
-        self, tasks: Sequence[Task], limits: Limits, now: float, on_event: Callable[[str, str | None, str], None]
+        self,
+        tasks: Sequence[Task],
+        limits: Limits,
+        now: float,
+        on_event: Callable[[str, str | None, str], None],
+        place: Callable[[Sequence[str]], Sequence[Task]] | None = None,
     ) -> None:
-        """`tasks[rank]` is the task of a rank. `on_event(kind, task, text)` is told of each change of life."""
+        """`tasks[rank]` is the task of a rank. `on_event(kind, task, text)` is told of each change of life.
+
+        `place(nodes_by_rank)` says it anew once every task has joined and its node is known.
+        """
         has_chief = any(task.task_type == "chief" for task in tasks)
         self.limits = limits
         self.phase = Phase.FORMING
@@ -104,9 +119,11 @@ class JobState:
         self.map: Map | None = None
         self.attempt = 1
         self.records = [
-            TaskRecord(rank, task, role_of(task.task_type, has_chief=has_chief)) for rank, task in enumerate(tasks)
+            TaskRecord(rank, task, role_of(task.task_type, has_chief=has_chief), is_placed=place is None)
+            for rank, task in enumerate(tasks)
         ]
         self._on_event = on_event
+        self._place = place
         self._changed: set[int] = set()
         self._now = now
         self._phase_deadline = now + limits.start_timeout_seconds
@@ -121,6 +138,7 @@ class JobState:
             starts=self.records[rank].wanted_starts,
             leave=self.verdict is not None,
             leave_seconds=self.limits.leave_seconds,
+            reason=self.verdict.reason if self.verdict is not None else "",
         )
 
     def take_changed(self) -> set[int]:
@@ -210,6 +228,11 @@ class JobState:
             self._set_gone(record)
         self._end_if_all_gone()
 
+    def finish(self, now: float) -> None:
+        """All that was wanted is done: every task is told to leave."""
+        self._advance(now)
+        self._decide(Verdict(0, "Every task has the map."))
+
     def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
         """Someone asks the whole job to stop."""
         self._advance(now)
@@ -239,9 +262,9 @@ class JobState:
 
     def _checked_record(self, hello: Hello) -> TaskRecord:
         if hello.version != __version__:
-            raise _refusal(f"it runs tf4slurm {hello.version}, the launcher {__version__}")
+            raise self._refuse_for_good(hello, f"it runs tf4slurm {hello.version}, the launcher {__version__}")
         if not 0 <= hello.rank < len(self.records):
-            raise _refusal(f"rank {hello.rank} is not one of this job's {len(self.records)} tasks")
+            raise self._refuse_for_good(hello, f"rank {hello.rank} is not one of this job's {len(self.records)} tasks")
         record = self.records[hello.rank]
         if record.is_gone:
             raise _refusal(f"rank {hello.rank} counts as lost, or has left")
@@ -249,7 +272,18 @@ class JobState:
             raise _refusal(f"rank {hello.rank} was taken by an earlier process, on {record.node}")
         return record
 
+    def _refuse_for_good(self, hello: Hello, reason: str) -> RendezvousClosedError:
+        """While the cluster forms, a task that can never be in it ends the job: waiting for it would not help."""
+        if self.phase is Phase.FORMING:
+            text = f"The process of rank {hello.rank} on {hello.node} cannot take part: {reason}."
+            self._decide(Verdict(EXIT_NOT_FORMED, text))
+        return _refusal(reason)
+
     def _complete_map(self) -> None:
+        if self._place is not None:
+            has_chief = any(record.task.task_type == "chief" for record in self.records)
+            for record, task in zip(self.records, self._place([r.node for r in self.records]), strict=True):
+                record.task, record.role, record.is_placed = task, role_of(task.task_type, has_chief=has_chief), True
         members = tuple(Member(r.rank, r.task, r.node, r.address) for r in self.records if r.address is not None)
         cluster = Cluster(members)
         for member in members if len(cluster.nodes) > 1 else ():
@@ -350,7 +384,7 @@ class JobState:
         self._emit(phase.value, None, text)
 
     def _emit(self, kind: str, record: TaskRecord | None, text: str) -> None:
-        self._on_event(kind, str(record.task) if record else None, f"{record} {text}" if record else text)
+        self._on_event(kind, record.name if record else None, f"{record} {text}" if record else text)
 
 
 def _refusal(reason: str) -> RendezvousClosedError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 import platform
 import signal
@@ -26,6 +27,7 @@ from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.observe.events import Event, EventLog
+from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -74,7 +76,10 @@ class Launcher:
         self._reporter = reporter
         self._events = EventLog(run_directory.events)
         self._started_at = time.monotonic()
-        self._state = JobState(plan.tasks, plan.limits, self._started_at, self._on_event)
+        place = functools.partial(place_tasks, plan.counts, plan.placement)
+        tasks = place([""] * plan.num_tasks)
+        needs_nodes = plan.placement == SPREAD
+        self._state = JobState(tasks, plan.limits, self._started_at, self._on_event, place if needs_nodes else None)
         self._secret = new_secret()
         self._service = ControlService(self._state, self._secret)
 
@@ -158,7 +163,8 @@ def _describe(plan: LaunchPlan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "command": list(plan.command),
-        "tasks": [str(task) for task in plan.tasks],
+        "counts": dict(plan.counts),
+        "placement": plan.placement,
         "limits": dataclasses.asdict(plan.limits),
         "interface": plan.interface,
         "ports": list(plan.ports),

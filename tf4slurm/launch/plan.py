@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tf4slurm.cluster import Task
 from tf4slurm.control.state import Limits
 from tf4slurm.errors import CommandError, PlacementError
 from tf4slurm.join import JoinSettings
 from tf4slurm.network.ports import format_ports
+from tf4slurm.placement import PACK
 
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 _NO_SCRIPT_FOLLOWS = re.compile(r"-[A-Za-z]*[cms]|-$")  # -c CODE, -m MODULE, bash -lc, or - for standard input
@@ -22,21 +22,27 @@ _SCRIPT_ENDINGS = (".py", ".sh")
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One job: `tasks[rank]` each run `command`, within `limits`, on the asked network.
+    """One job: as many tasks of each role as `counts` says run `command`, within `limits`, on the asked network.
 
     Attributes:
+        placement: Which rank has which role; see `placement.place_tasks`.
         name: The first half of the run directory's name.
         interface: Name of a network interface, or None for the route to the launcher.
         ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
     """
 
-    tasks: tuple[Task, ...]
+    counts: Mapping[str, int]
     command: tuple[str, ...]
     name: str
     runs_directory: Path
     limits: Limits = field(default_factory=Limits)
     interface: str | None = None
     ports: tuple[int, ...] = ()
+    placement: str = PACK
+
+    @property
+    def num_tasks(self) -> int:
+        return sum(self.counts.values())
 
     def to_settings(self, run_directory: Path) -> JoinSettings:
         return JoinSettings(
