@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SLURM_PACKAGES := slurm-wlm munge iproute2
 
-.PHONY: demo test check slurm bench clean
+.PHONY: demo test check slurm bench fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
@@ -21,9 +21,13 @@ check: $(VENV)/installed
 bench: $(VENV)/installed slurm
 	$(BIN)/python -m benchmarks
 
+# 100,000 broken environments and nodelists of each kind: some minutes.
+fuzz: $(VENV)/installed
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest --timeout=0 tests/unit/test_slurm_fuzz.py
+
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[cpu,tutorials,test]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[cpu,tutorials,test,bench]"
 	touch $@
 
 # A real Slurm for the tests, where it can be had: a Debian machine, as root. Elsewhere its tests skip and say so.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.processes import MARK_VARIABLE, kill_leftovers
+
+settings.register_profile("normal", max_examples=100, deadline=None, database=None)
+settings.register_profile("long", max_examples=100_000, deadline=None, database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 
 
 @pytest.fixture(autouse=True)

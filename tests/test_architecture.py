@@ -32,7 +32,7 @@ FLOORS = [
 
 INSIDE = {
     "network": [["interfaces", "ports", "proof"]],
-    "slurm": [["allocation", "step"], ["commands"]],
+    "slurm": [["allocation", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
     "control": [["auth", "messages", "verdict"], ["state"], ["client", "service"]],
     "observe": [["events"]],
     "launch": [["plan", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],

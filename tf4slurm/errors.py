@@ -2,6 +2,8 @@
 
 Tf4SlurmError
 ├─ SlurmEnvironmentError       not inside a step, or a variable is absent or unreadable
+├─ NodelistError               text that Slurm refuses or answers with nonsense (also ValueError)
+├─ LayoutError                 which node has which rank cannot be told, or a task contradicts it
 ├─ InterfaceError              no such interface, or no address on it
 ├─ PlacementError              counts, nodes and ports do not fit (also ValueError)
 ├─ CommandError                the command to run cannot be started
@@ -38,6 +40,26 @@ class SlurmEnvironmentError(Tf4SlurmError):
         super().__init__(message)
         self.variable = variable
         self.value = value
+
+
+class NodelistError(Tf4SlurmError, ValueError):
+    """Text that is no list of nodes: the `nodelist`, and the 0-based `position` of what is wrong in it."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, *, nodelist: str, position: int) -> None:
+        super().__init__(message)
+        self.nodelist = nodelist
+        self.position = position
+
+
+class LayoutError(Tf4SlurmError):
+    """Which node has which rank cannot be told from the environment, or contradicts what a task knows of itself."""
+
+    def __init__(self, message: str, *, distribution: str | None, reason: str) -> None:
+        super().__init__(message)
+        self.distribution = distribution
+        self.reason = reason
 
 
 class InterfaceError(Tf4SlurmError):

@@ -1,10 +1,19 @@
-"""The command lines of Slurm's programs."""
+"""The command lines of Slurm's programs, and what they answer."""
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from collections.abc import Sequence
 
+from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.step import SlurmStep
+
+_SATTACH = "sattach"
+_TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; slurmctld itself gives up after MessageTimeout, 10 s by default
+_LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
 
 
 def srun_command(allocation: SlurmAllocation, num_tasks: int, command: Sequence[str]) -> tuple[str, ...]:
@@ -17,3 +26,90 @@ def srun_command(allocation: SlurmAllocation, num_tasks: int, command: Sequence[
     if allocation.cpus_per_task is not None:
         options.append(f"--cpus-per-task={allocation.cpus_per_task}")
     return ("srun", *options, *command)
+
+
+def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
+    """Return the node of each rank: from the environment where it tells it, else from Slurm.
+
+    Raises:
+        LayoutError: The environment does not tell it and there is no sattach; or the answer contradicts this task.
+        LaunchError: sattach failed.
+    """
+    try:
+        return step.nodes_by_rank
+    except LayoutError:
+        if shutil.which(_SATTACH) is None:
+            raise
+    return ask_layout(step, timeout_seconds=timeout_seconds)
+
+
+def ask_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
+    """Ask Slurm for the node of each rank, and hold the answer against what this task knows of itself.
+
+    Of a heterogeneous step each component is a step of a job of its own, with ranks from 0.
+
+    Args:
+        timeout_seconds: For each component.
+
+    Raises:
+        LaunchError: sattach failed, answered something else or not in time.
+        LayoutError: The answer contradicts this task's own place.
+    """
+    here = frozenset(step.nodes)
+    job_ids = [group.job_id for group in step.het_groups if not here.isdisjoint(group.nodes)] or [step.job_id]
+    nodes_by_rank: list[str] = []
+    for job_id in job_ids:
+        nodes_by_rank += _sattach_layout(f"{job_id}.{step.step_id}", timeout_seconds)
+    step.check_own_place(nodes_by_rank)
+    return tuple(nodes_by_rank)
+
+
+def _sattach_layout(step_name: str, timeout_seconds: float) -> list[str]:
+    """Ask for one step. A sample of the answer:
+
+    Job step layout:
+        4 tasks, 2 nodes (gpu-09,r1-n10)
+
+        Node 0 (gpu-09), 3 task(s): 0 2 3
+        Node 1 (r1-n10), 1 task(s): 1
+    """
+    command = (_SATTACH, "--layout", step_name)
+    answer = _run(command, timeout_seconds)
+    places = {int(rank): line["node"] for line in _LAYOUT_LINE.finditer(answer) for rank in line["ranks"].split()}
+    num_tasks = sum(int(line["count"]) for line in _LAYOUT_LINE.finditer(answer))
+    if not places or sorted(places) != list(range(num_tasks)):
+        raise LaunchError(
+            f"{' '.join(command)} exited with 0 but gave no layout: {answer[-300:]!r}. Expected each rank on one node.",
+            command=command,
+            returncode=0,
+            stderr=answer,
+        )
+    return [places[rank] for rank in range(num_tasks)]
+
+
+def _run(command: Sequence[str], timeout_seconds: float) -> str:
+    """Run one of Slurm's programs to its end and return what it wrote.
+
+    Raises:
+        LaunchError: It cannot be started, failed or took too long; the text has Slurm's words.
+    """
+    line = " ".join(command)
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_seconds
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"{line} did not end within {timeout_seconds:g} s. Slurm's controller may be down or busy; try again."
+        raise LaunchError(message, command=command, returncode=-1, stderr="") from error
+    except OSError as error:
+        message = f"{line} cannot be started: {error}. Slurm's commands must be on PATH."
+        raise LaunchError(message, command=command, returncode=-1, stderr="") from error
+    if done.returncode != 0:
+        words = done.stderr.strip()
+        raise LaunchError(
+            f"{line} exited with {done.returncode}: {words[-500:] or 'without a word'}",
+            command=command,
+            returncode=done.returncode,
+            stderr=done.stderr,
+        )
+    return done.stdout

@@ -1,39 +1,83 @@
 """What a task's environment says about its Slurm step. With `allocation.py` the only reader of SLURM_*.
 
-A sample, from `srun -N3 -n8` of Slurm 22.05:
-    SLURM_JOB_ID=2 SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=8 SLURMD_NODENAME=r1-n9
-    SLURM_STEP_RESV_PORTS=23006-23012 SLURM_LAUNCH_NODE_IPADDR=10.78.0.254
+A sample, from `srun -N3 -n8 -m cyclic --gres=gpu:2` of Slurm 22.05:
+    SLURM_JOB_ID=2 SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_LOCALID=4 SLURM_NODEID=0 SLURM_GTIDS=0,3,4,5,6,7
+    SLURM_STEP_NUM_TASKS=8 SLURMD_NODENAME=r1-n9 SLURM_STEP_NODELIST=r1-n[9-11] SLURM_STEP_TASKS_PER_NODE=6,1(x2)
+    SLURM_DISTRIBUTION=cyclic SLURM_STEP_RESV_PORTS=23006-23012 SLURM_LAUNCH_NODE_IPADDR=10.78.0.254
+    CUDA_VISIBLE_DEVICES=0,1 SLURM_STEP_GPUS=0,1 SLURM_GPUS_ON_NODE=2
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from tf4slurm.errors import SlurmEnvironmentError
-from tf4slurm.network.ports import parse_ports
+from tf4slurm.slurm.layout import Component, check_own_place, deal_ranks, join_components, split_components
+from tf4slurm.slurm.variables import Variables
 
 _JOB_ID = "SLURM_JOB_ID"
 _STEP_ID = "SLURM_STEP_ID"
 _RANK = "SLURM_PROCID"
 _LOCAL_RANK = "SLURM_LOCALID"
+_NODE_INDEX = "SLURM_NODEID"
+_NODE_RANKS = "SLURM_GTIDS"
 _NUM_TASKS = "SLURM_STEP_NUM_TASKS"
 _NODE_NAME = "SLURMD_NODENAME"
+_NODELIST = "SLURM_STEP_NODELIST"
+_TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
+_DISTRIBUTION = "SLURM_DISTRIBUTION"
+_PLANE_SIZE = "SLURM_DIST_PLANESIZE"
 _RESERVED_PORTS = "SLURM_STEP_RESV_PORTS"
 _LAUNCH_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
 _RESTART_COUNT = "SLURM_RESTART_COUNT"
+_GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
+_ARRAY_JOB_ID = "SLURM_ARRAY_JOB_ID"
+_ARRAY_TASK_ID = "SLURM_ARRAY_TASK_ID"
+_ARRAY_TASK_COUNT = "SLURM_ARRAY_TASK_COUNT"
+_HET_SIZE = "SLURM_HET_SIZE"
+# srun sets these for "srun a : b"; sbatch and salloc set them too, beside *_HET_GROUP_* of the same values
+_GROUP_JOB_ID = "SLURM_JOB_ID_PACK_GROUP_"
+_GROUP_NODELIST = "SLURM_JOB_NODELIST_PACK_GROUP_"
+
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+"""The variables by which Slurm shows a task its GPUs: of CUDA, of ROCm, of OpenCL on ROCm, of oneAPI."""
+
+_MAX_TASKS = 10_000_000
+_MAX_GROUPS = 1000
+_NO_DEVICES = ("", "-1", "NoDevFiles")
+
+
+@dataclass(frozen=True)
+class SlurmArray:
+    """The place of a job in its array; `job_id` is the array's."""
+
+    job_id: str
+    task_id: int
+    task_count: int
+
+
+@dataclass(frozen=True)
+class HetGroup:
+    """One component of a heterogeneous job: the id of its own job, and all its nodes."""
+
+    job_id: str
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class SlurmStep:
     """One task's view of its step.
 
+    What every task needs is read when this is made; the rest when it is asked for, so that what one caller does not
+    need cannot fail it. Each property raises SlurmEnvironmentError if its variable is absent or does not read.
+
     Attributes:
         rank: 0-based over the step (SLURM_PROCID); `local_rank` the same over the node.
         num_tasks: Number of tasks of the step.
+        node_name: Slurm's name of the node, which need not be its host name.
         reserved_ports: Ports that Slurm keeps for this step on each of its nodes; empty where the site reserves none.
         launch_address: An address of the host on which srun runs; None if Slurm does not say.
-        restart_count: How often Slurm has requeued the job.
     """
 
     job_id: str
@@ -44,7 +88,7 @@ class SlurmStep:
     node_name: str
     reserved_ports: tuple[int, ...]
     launch_address: str | None
-    restart_count: int
+    _variables: Variables = field(repr=False, compare=False)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SlurmStep:
@@ -53,21 +97,17 @@ class SlurmStep:
         Raises:
             SlurmEnvironmentError: This process is not a task of a step, or a variable does not read.
         """
-        ports = environ.get(_RESERVED_PORTS, "")
-        try:
-            reserved_ports = parse_ports(ports) if ports else ()
-        except ValueError as error:
-            raise SlurmEnvironmentError(f"{_RESERVED_PORTS}: {error}", variable=_RESERVED_PORTS, value=ports) from error
+        variables = Variables(dict(environ))
         return cls(
-            job_id=_text(environ, _JOB_ID),
-            step_id=_text(environ, _STEP_ID),
-            rank=_number(environ, _RANK),
-            local_rank=_number(environ, _LOCAL_RANK),
-            num_tasks=_number(environ, _NUM_TASKS),
-            node_name=_text(environ, _NODE_NAME),
-            reserved_ports=reserved_ports,
-            launch_address=environ.get(_LAUNCH_ADDRESS) or None,
-            restart_count=_number(environ, _RESTART_COUNT) if environ.get(_RESTART_COUNT) else 0,
+            job_id=variables.text(_JOB_ID),
+            step_id=variables.text(_STEP_ID),
+            rank=variables.number(_RANK),
+            local_rank=variables.number(_LOCAL_RANK),
+            num_tasks=variables.number(_NUM_TASKS),
+            node_name=variables.text(_NODE_NAME),
+            reserved_ports=variables.ports(_RESERVED_PORTS),
+            launch_address=variables.optional_text(_LAUNCH_ADDRESS),
+            _variables=variables,
         )
 
     @property
@@ -76,29 +116,120 @@ class SlurmStep:
         start = self.local_rank % len(self.reserved_ports) if self.reserved_ports else 0
         return self.reserved_ports[start:] + self.reserved_ports[:start]
 
+    @property
+    def restart_count(self) -> int:
+        """How often Slurm has requeued the job."""
+        return self._variables.optional_number(_RESTART_COUNT) or 0
+
+    @property
+    def node_index(self) -> int:
+        """0-based place of the node in `nodes`; of a heterogeneous step, in component order instead."""
+        return self._variables.number(_NODE_INDEX)
+
+    @cached_property
+    def node_ranks(self) -> tuple[int, ...]:
+        """The ranks on this task's node, by local rank."""
+        return self._variables.numbers(_NODE_RANKS)
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the step's nodes in Slurm's order."""
+        return self._variables.nodes(_NODELIST)
+
+    @cached_property
+    def tasks_per_node(self) -> tuple[int, ...]:
+        """The number of tasks on each of `nodes`."""
+        counts = self._variables.counts(_TASKS_PER_NODE)
+        if len(counts) != len(self.nodes) or sum(counts) != self.num_tasks or self.num_tasks > _MAX_TASKS:
+            self._variables.refuse(
+                _TASKS_PER_NODE,
+                f"{len(self.nodes)} counts as in {_NODELIST}, {self.num_tasks} in all as in {_NUM_TASKS}",
+            )
+        return counts
+
+    @property
+    def distribution(self) -> str | None:
+        """SLURM_DISTRIBUTION, such as "block" or "cyclic:block"; None where srun sets none.
+
+        In a heterogeneous step it is that of one component, not always of this task's.
+        """
+        return self._variables.optional_text(_DISTRIBUTION)
+
+    @property
+    def plane_size(self) -> int | None:
+        """The size of -m plane; it may be another component's, or left from an outer step."""
+        return self._variables.optional_number(_PLANE_SIZE)
+
+    @property
+    def visible_devices(self) -> Mapping[str, tuple[str, ...]]:
+        """The devices in each variable by which Slurm shows GPUs; one that is not set, or to nothing, is not there."""
+        texts = {name: self._variables.text(name) for name in VISIBLE_DEVICES if self._variables.has(name)}
+        return {name: () if text in _NO_DEVICES else tuple(text.split(",")) for name, text in texts.items()}
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs that this task sees, by the first of `VISIBLE_DEVICES` that is set; empty if it has none."""
+        return next(iter(self.visible_devices.values()), ())
+
+    @property
+    def gpus_on_node(self) -> int | None:
+        """How many GPUs all tasks of the step on this node have together; None if Slurm does not say."""
+        return self._variables.optional_number(_GPUS_ON_NODE)
+
+    @property
+    def array(self) -> SlurmArray | None:
+        """The place of the job in its array; None if it is in none."""
+        job_id = self._variables.optional_text(_ARRAY_JOB_ID)
+        if job_id is None:
+            return None
+        return SlurmArray(job_id, self._variables.number(_ARRAY_TASK_ID), self._variables.number(_ARRAY_TASK_COUNT))
+
+    @cached_property
+    def het_groups(self) -> tuple[HetGroup, ...]:
+        """The components of the heterogeneous job, not all of which need be in this step; empty if it is not one."""
+        size = self._variables.optional_number(_HET_SIZE) or 0
+        if size > _MAX_GROUPS:
+            self._variables.refuse(_HET_SIZE, f"at most {_MAX_GROUPS} components")
+        if self._variables.optional_text(f"{_GROUP_JOB_ID}0") != self.job_id:
+            return ()  # left from a heterogeneous job from which this one was submitted
+        return tuple(
+            HetGroup(self._variables.text(f"{_GROUP_JOB_ID}{n}"), self._variables.nodes(f"{_GROUP_NODELIST}{n}"))
+            for n in range(size)
+        )
+
+    @cached_property
+    def nodes_by_rank(self) -> tuple[str, ...]:
+        """The node of each rank, as far as the environment tells it for certain; checked against this task's own place.
+
+        Raises:
+            LayoutError: The environment does not tell it, or contradicts itself. `commands.layout_of` asks Slurm then.
+        """
+        step = Component(self.nodes, self.tasks_per_node)
+        components = split_components(step, [group.nodes for group in self.het_groups]) if self.het_groups else (step,)
+        if len(components) > 1:
+            nodes_by_rank = join_components(components, self.node_name, frozenset(self.node_ranks))
+        else:
+            nodes_by_rank = deal_ranks(step, self.distribution, self.plane_size)
+        self.check_own_place(nodes_by_rank)
+        return nodes_by_rank
+
+    def check_own_place(self, nodes_by_rank: Sequence[str]) -> None:
+        """Refuse a map that contradicts what this task knows of itself.
+
+        Raises:
+            LayoutError: It names the rank and what differs.
+        """
+        check_own_place(
+            nodes_by_rank,
+            num_tasks=self.num_tasks,
+            rank=self.rank,
+            local_rank=self.local_rank,
+            node=self.node_name,
+            node_ranks=self.node_ranks,
+            distribution=self.distribution,
+        )
+
 
 def is_in_step(environ: Mapping[str, str]) -> bool:
     """Whether this process is a task of a Slurm step (a batch script is not)."""
     return _STEP_ID in environ and _RANK in environ
-
-
-def _text(environ: Mapping[str, str], variable: str) -> str:
-    value = environ.get(variable)
-    if not value:
-        raise SlurmEnvironmentError(
-            f'{variable} is not set: this process is not a task of a Slurm step. Start it with srun, or use "tf4slurm '
-            'run", which starts local processes where there is no Slurm.',
-            variable=variable,
-        )
-    return value
-
-
-def _number(environ: Mapping[str, str], variable: str) -> int:
-    text = _text(environ, variable)
-    if not text.isdecimal():
-        raise SlurmEnvironmentError(
-            f"{variable} is {text!r}: expected a number. Something has changed what Slurm set.",
-            variable=variable,
-            value=text,
-        )
-    return int(text)

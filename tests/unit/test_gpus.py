@@ -1,0 +1,89 @@
+"""How the GPUs of a node are divided. Recorded steps with GPUs are in test_slurm_captures."""
+
+from __future__ import annotations
+
+import pytest
+
+from tf4slurm.errors import PlacementError
+from tf4slurm.slurm.gpus import divide_gpus, gpu_environ
+from tf4slurm.slurm.step import SlurmStep
+
+
+@pytest.mark.parametrize(
+    ("visible", "sees_gpus", "per_task", "expected"),
+    [
+        ("23", [True, True], None, ["2", "3"]),
+        ("2357", [True, False, True], None, ["23", "", "57"]),
+        ("235", [True, True], None, ["23", "5"]),
+        ("2357", [True, True, True], None, ["23", "5", "7"]),
+        ("23", [True, True, True, True], None, ["2", "2", "3", "3"]),
+        ("23", [True, True, True], None, ["2", "2", "3"]),
+        ("", [True, True], None, ["", ""]),
+        ("23", [False, False], None, ["", ""]),
+        ("2357", [True, True], 1, ["2", "3"]),
+        ("2357", [False, True], 3, ["", "235"]),
+        ("", [True], 0, [""]),
+    ],
+)
+def test_devices_are_divided(visible: str, sees_gpus: list[bool], per_task: int | None, expected: list[str]) -> None:
+    assert divide_gpus(visible, sees_gpus, per_task) == tuple(map(tuple, expected))
+
+
+def test_more_than_there_are_is_refused() -> None:
+    with pytest.raises(PlacementError, match=r"2 GPUs for each of 2 tasks are 4, .* the step 3: 4, 5, 7\.") as caught:
+        divide_gpus(["4", "5", "7"], [True, False, True], 2)
+    assert (caught.value.requested, caught.value.available) == (4, 3)
+
+
+def step(local_rank: int = 0, **variables: str) -> SlurmStep:
+    return SlurmStep.from_environ(
+        {
+            "SLURM_JOB_ID": "1",
+            "SLURM_STEP_ID": "0",
+            "SLURM_PROCID": str(local_rank),
+            "SLURM_LOCALID": str(local_rank),
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURMD_NODENAME": "n1",
+            **variables,
+        }
+    )
+
+
+def test_every_variable_is_divided_by_itself() -> None:
+    """With device cgroups CUDA counts from 0, ROCm may not; and devices have names, too."""
+    variables = {
+        "CUDA_VISIBLE_DEVICES": "GPU-8932f937,GPU-d3a1",
+        "ROCR_VISIBLE_DEVICES": "6,7",
+        "SLURM_GPUS_ON_NODE": "2",
+    }
+    second = step(1, **variables)
+    assert second.gpus == ("GPU-8932f937", "GPU-d3a1")
+    assert gpu_environ(second, [True, True]) == {"CUDA_VISIBLE_DEVICES": "GPU-d3a1", "ROCR_VISIBLE_DEVICES": "7"}
+    assert gpu_environ(second, [False, True], 2) == {
+        "CUDA_VISIBLE_DEVICES": "GPU-8932f937,GPU-d3a1",
+        "ROCR_VISIBLE_DEVICES": "6,7",
+    }
+
+
+def test_what_slurm_gave_one_task_alone_is_kept() -> None:
+    own = step(1, CUDA_VISIBLE_DEVICES="2,3", SLURM_GPUS_ON_NODE="4")
+    assert gpu_environ(own, [True, True]) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert gpu_environ(own, [True, True], 1) == {"CUDA_VISIBLE_DEVICES": "2"}
+    with pytest.raises(PlacementError):
+        gpu_environ(own, [True, True], 3)
+
+
+def test_a_task_that_sees_none_has_them_hidden() -> None:
+    hidden = gpu_environ(step(ROCR_VISIBLE_DEVICES="0,1"), [False, True])
+    assert hidden == {"ROCR_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+
+
+@pytest.mark.parametrize("given", [step(), step(CUDA_VISIBLE_DEVICES="")])
+def test_where_slurm_gave_none_nothing_is_set(given: SlurmStep) -> None:
+    assert given.gpus == ()
+    assert gpu_environ(given, [True, True]) == {}
+
+
+def test_no_device_files_are_no_devices() -> None:
+    assert step(CUDA_VISIBLE_DEVICES="NoDevFiles").gpus == ()
+    assert gpu_environ(step(CUDA_VISIBLE_DEVICES="NoDevFiles"), [True]) == {"CUDA_VISIBLE_DEVICES": "-1"}

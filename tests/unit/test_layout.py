@@ -1,0 +1,97 @@
+"""Which node has which rank: every distribution, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tf4slurm.errors import LayoutError
+from tf4slurm.slurm.layout import Component, check_own_place, deal_ranks, join_components, split_components
+
+A, B, C = "r1-n9", "r1-n10", "gpu-09"
+
+
+@pytest.mark.parametrize(
+    ("counts", "distribution", "plane_size", "expected"),
+    [
+        ((3, 1, 2), None, None, "AAABCC"),
+        ((3, 1, 2), "block", None, "AAABCC"),
+        ((3, 1, 2), "block,nopack", None, "AAABCC"),
+        ((3, 1, 2), "block:cyclic", 2, "AAABCC"),
+        ((3, 1, 2), "cyclic", None, "ABCACA"),
+        ((3, 1, 2), "cyclic:fcyclic:block,pack", None, "ABCACA"),
+        ((2, 2, 2), "cyclic", None, "ABCABC"),
+        ((3, 1, 2), "plane", 2, "AABCCA"),
+        ((5, 2, 1), "plane", 2, "AABBCAAA"),
+        ((3, 1, 2), "plane", 1, "ABCACA"),
+        ((3, 1, 2), "plane", 9, "AAABCC"),
+    ],
+)
+def test_ranks_are_dealt(
+    counts: tuple[int, ...], distribution: str | None, plane_size: int | None, expected: str
+) -> None:
+    assert "".join(deal_ranks(Component(("A", "B", "C"), counts), distribution, plane_size)) == expected
+
+
+@pytest.mark.parametrize("distribution", ["arbitrary", "arbitrary,nopack", "plane", "unknown"])
+def test_what_the_environment_does_not_tell_is_refused(distribution: str) -> None:
+    with pytest.raises(LayoutError, match=f"cannot be told from the environment.*{distribution}") as caught:
+        deal_ranks(Component((A,), (2,)), distribution, None)
+    assert caught.value.distribution == distribution
+    assert distribution in caught.value.reason
+
+
+def test_components_are_split_in_the_order_of_the_groups() -> None:
+    step = Component((C, A, B), (1, 2, 3))
+    split = split_components(step, [(B, "not in the step"), ("neither",), (A, C)])
+    assert split == (Component((B,), (3,)), Component((C, A), (1, 2)))
+
+
+@pytest.mark.parametrize("groups", [[(A,), (B,)], [(A, B), (B, C)]])
+def test_a_node_in_no_group_or_in_two_is_refused(groups: list[tuple[str, ...]]) -> None:
+    with pytest.raises(LayoutError, match="not each in one group"):
+        split_components(Component((A, B, C), (1, 1, 1)), groups)
+
+
+def test_components_of_one_node_and_the_own_of_two_are_certain() -> None:
+    components = [Component((A,), (2,)), Component((B, C), (3, 1))]
+    assert join_components(components, B, {2, 4, 5}) == (A, A, B, C, B, B)
+    assert join_components(components, C, {3}) == (A, A, B, C, B, B)
+    assert join_components(components[:1] * 2, A, {0}) == (A, A, A, A)
+
+
+@pytest.mark.parametrize("own_node", ["A", "B"])
+def test_another_component_of_two_nodes_and_the_own_of_three_are_not(own_node: str) -> None:
+    components = [Component(("A",), (2,)), Component(("B", "C", "D"), (1, 1, 1)), Component(("E", "F"), (1, 1))]
+    with pytest.raises(LayoutError, match="has 3 nodes"):
+        join_components(components, own_node, {0})
+    with pytest.raises(LayoutError, match="has 2 nodes"):
+        join_components([components[0], components[2]], own_node, {0})
+
+
+def check(nodes_by_rank: str = "AABA", **changes: object) -> None:
+    facts = {"num_tasks": 4, "rank": 3, "local_rank": 2, "node": "A", "node_ranks": (0, 1, 3), **changes}
+    check_own_place(nodes_by_rank, distribution="block", **facts)  # type: ignore[arg-type]  # a row of the table below
+
+
+def test_a_task_agrees_with_the_map() -> None:
+    check()
+
+
+@pytest.mark.parametrize(
+    ("nodes_by_rank", "changes", "difference"),
+    [
+        ("AAB", {}, "the step has 4 tasks, but the map has 3"),
+        ("AABA", {"rank": 4}, "has 4 tasks"),
+        ("AAAB", {}, "its node is 'A', but the map puts it on 'B'"),
+        ("ABAA", {}, "'A' has the ranks 0, 1, 3, but the map says 0, 2, 3"),
+        ("AABA", {"local_rank": 1}, "it is task 1 of 'A', but task 2 in the map"),
+        ("AABA", {"node_ranks": tuple(range(20))}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, …, but"),
+    ],
+)
+def test_a_task_refuses_a_map_that_contradicts_it(
+    nodes_by_rank: str, changes: dict[str, object], difference: str
+) -> None:
+    with pytest.raises(LayoutError, match=f"contradicts rank {changes.get('rank', 3)}: .*{difference}") as caught:
+        check(nodes_by_rank, **changes)
+    assert caught.value.distribution == "block"
+    assert difference in caught.value.reason
