@@ -24,7 +24,7 @@ FLOORS = [
     ["control"],
     ["join"],
     ["agent", "observe", "server_dictionary"],
-    ["launch"],
+    ["launch", "ServerDictionary"],
     ["cli"],
     ["__main__"],
 ]

@@ -3,8 +3,24 @@
 Importing it does nothing: no tensorflow, no grpc, no environment, no handler.
 """
 
+import importlib
 import logging
+from typing import Any
 
 __version__ = "0.1.0"
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+_LAZY = {"get_server_dictionary": "tf4slurm.server_dictionary"}
+__all__ = ["__version__", *_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is public when it is first asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'tf4slurm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

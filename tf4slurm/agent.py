@@ -17,11 +17,12 @@ from typing import BinaryIO
 from tf4slurm.child import Child, adopt_orphans, kill_descendants
 from tf4slurm.cluster import Cluster, Task
 from tf4slurm.control.verdict import exit_code_of
-from tf4slurm.errors import EXIT_TASK_LOST, RendezvousError
+from tf4slurm.errors import EXIT_TASK_LOST, RendezvousError, Tf4SlurmError
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
 from tf4slurm.output import LineSplitter, LineWriter
 from tf4slurm.roles import role_of
 from tf4slurm.run_directory import RunDirectory
+from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +90,40 @@ class Agent:
         task = cluster.members[self._join.place.rank].task
         log = _ChildLog(run_directory.log(task, attempt), str(task), self._writer)
         starts = self._membership.status.starts + 1
-        environment = _child_environment(self._environ, cluster, task, attempt)
+        try:
+            environment = self._child_environment(cluster, task, attempt)
+        except Tf4SlurmError as error:
+            words = (str(error),)
+            self._membership.report(state="exited", starts=starts, returncode=error.exit_code, tail=words)
+            return
         self._child = await Child.start(self._command, environment, log.write)
         self._membership.report(
             state="running", starts=starts, process_id=self._child.process_id, returncode=None, tail=()
         )
         self._watching = asyncio.create_task(self._watch_child(self._child, log))
+
+    def _child_environment(self, cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
+        """Return the environment of a child: ours, its place in the cluster, its GPUs, nothing of the job's secret."""
+        result = {name: value for name, value in self._environ.items() if name not in LAUNCHER_VARIABLES}
+        result["TF_CONFIG"] = cluster.to_tf_config(task)
+        result["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the port: TensorFlow's server listens beside it
+        result["TF4SLURM_TASK"] = str(task)
+        result["TF4SLURM_ATTEMPT"] = str(attempt)
+        result.setdefault("PYTHONUNBUFFERED", "1")
+        result.update(self._gpu_environ(cluster, task))
+        if any(result.get(name) or result.get(name.upper()) for name in _PROXIES):
+            hosts = dict.fromkeys(member.address.host for member in cluster.members)
+            for name in ("no_proxy", "NO_PROXY"):
+                result[name] = ",".join(filter(None, (result.get(name), *hosts)))
+        return result
+
+    def _gpu_environ(self, cluster: Cluster, task: Task) -> dict[str, str]:
+        place, has_chief = self._join.place, cluster.has_chief
+        if place.step is None:
+            return {} if role_of(task.task_type, has_chief=has_chief).sees_gpus else hidden_gpus()
+        here = [member for member in cluster.members if member.node == place.node]
+        sees_gpus = [role_of(member.task.task_type, has_chief=has_chief).sees_gpus for member in here]
+        return gpu_environ(place.step, sees_gpus, self._join.settings.gpus_per_worker)
 
     async def _watch_child(self, child: Child, log: _ChildLog) -> None:
         returncode = await child.wait()
@@ -180,20 +209,3 @@ class _ChildLog:
         for line in lines:
             self._tail.append(line[:_TAIL_CHARACTERS])
             self._writer.write(f"{self._name} | {line}")
-
-
-def _child_environment(environ: Mapping[str, str], cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
-    """Return the environment of a child: ours, its place in the cluster, and nothing of the job's secret."""
-    result = {name: value for name, value in environ.items() if name not in LAUNCHER_VARIABLES}
-    result["TF_CONFIG"] = cluster.to_tf_config(task)
-    result["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the port: TensorFlow's server listens beside it
-    result["TF4SLURM_TASK"] = str(task)
-    result["TF4SLURM_ATTEMPT"] = str(attempt)
-    result.setdefault("PYTHONUNBUFFERED", "1")
-    if not role_of(task.task_type, has_chief=cluster.has_chief).sees_gpus:
-        result["CUDA_VISIBLE_DEVICES"] = result["HIP_VISIBLE_DEVICES"] = "-1"
-    if any(result.get(name) or result.get(name.upper()) for name in _PROXIES):
-        hosts = dict.fromkeys(member.address.host for member in cluster.members)
-        for name in ("no_proxy", "NO_PROXY"):
-            result[name] = ",".join(filter(None, (result.get(name), *hosts)))
-    return result

@@ -43,6 +43,7 @@ class JoinSettings:
         interface: Name of the network interface whose address goes into the map; None for the route to the launcher.
         ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
         join_seconds: How long the control service is looked for.
+        gpus_per_worker: How many GPUs each task that uses them gets; None for an even share of what Slurm gave.
     """
 
     run_directory: str
@@ -51,16 +52,20 @@ class JoinSettings:
     beat_seconds: float = 1.0
     dead_after_seconds: float = 10.0
     join_seconds: float = 300.0
+    gpus_per_worker: int | None = None
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the job this process is: its rank, its node, and what Slurm says about ports and the launcher's host."""
+    """Where in the job this process is: its rank, its node, and its Slurm step if it is in one."""
 
     rank: int
     node: str
-    reserved_ports: tuple[int, ...] = ()
-    launch_address: str | None = None
+    step: SlurmStep | None = None
+
+    @property
+    def reserved_ports(self) -> tuple[int, ...]:
+        return self.step.port_candidates if self.step else ()
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Place:
@@ -75,7 +80,7 @@ class Place:
 
     @classmethod
     def from_step(cls, step: SlurmStep) -> Place:
-        return cls(step.rank, step.node_name, step.port_candidates, step.launch_address)
+        return cls(step.rank, step.node_name, step)
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,8 @@ class Service:
     def from_environ(cls, environ: Mapping[str, str], place: Place) -> Service:
         """Read what the launcher set; the address of srun's host, which Slurm knows, comes first."""
         addresses = [Address.from_text(text) for text in environ[_CONTROL].split(",")]
-        if place.launch_address is not None:
-            addresses.insert(0, Address(place.launch_address, addresses[0].port))
+        if place.step is not None and place.step.launch_address is not None:
+            addresses.insert(0, Address(place.step.launch_address, addresses[0].port))
         return cls(tuple(dict.fromkeys(addresses)), environ[_SECRET])
 
     def to_json(self) -> dict[str, object]:
@@ -140,7 +145,7 @@ class Join:
         self.failure: Tf4SlurmError | OSError | None = None
         self.held_port: HeldPort | None = None
         self.listener: socket.socket | None = None
-        self._settings = settings
+        self.settings = settings
         self._find_service = find_service
         self.membership = Membership(
             self._addresses,
@@ -172,8 +177,14 @@ class Join:
             proof.close()
 
     async def _prove(self, cluster: Cluster) -> None:
+        """Prove the addresses that are ours to prove, and hold the map against what Slurm told this task."""
         members = members_to_prove(cluster, self.place.rank)
         faults = await find_unproved(members, self.secret, _PROOF_SECONDS)
+        if self.place.step is not None:
+            try:
+                self.place.step.check_own_place([member.node for member in cluster.members])
+            except Tf4SlurmError as error:
+                faults.append(str(error).removesuffix("."))
         self.membership.report(state="unproved" if faults else "proved", detail="; ".join(faults) or None)
 
     def _addresses(self) -> tuple[Sequence[Address], str]:
@@ -185,9 +196,13 @@ class Join:
 
     def _make_hello(self, service: Address) -> Hello:
         """Choose the address and hold a port; a failure is told to the launcher, which ends the job with it."""
-        host, port, settings = "", 0, self._settings
+        host, port, settings = "", 0, self.settings
         try:
-            host = interface_address(settings.interface) if settings.interface else route_address(service.host)
+            host = (
+                interface_address(settings.interface, self.place.node)
+                if settings.interface
+                else route_address(service.host)
+            )
             self.held_port = hold_port(settings.ports or self.place.reserved_ports)
             port = self.held_port.port
             self.listener = self.held_port.listen()  # before anyone can know the address and ask for proof

@@ -32,6 +32,7 @@ from tf4slurm.join import (
 )
 from tf4slurm.network.interfaces import is_loopback, list_interfaces
 from tf4slurm.network.ports import hold_port
+from tf4slurm.slurm.step import SlurmStep
 
 DATA = Path(__file__).parent.parent / "data"
 STEP: dict[str, str] = json.loads((DATA / "step-3-nodes-7-tasks.json").read_text())["environments"][1]
@@ -48,8 +49,9 @@ def test_the_local_launcher_says_the_rank() -> None:
 
 
 def test_slurm_says_the_rank_the_node_the_ports_and_where_srun_is() -> None:
-    ports = (23164, 23165, 23166, 23167, 23168, 23163)
-    assert Place.from_environ(STEP) == Place(1, "r1-n9", ports, "10.78.0.2")
+    place = Place.from_environ(STEP)
+    assert place == Place(1, "r1-n9", SlurmStep.from_environ(STEP))
+    assert place.reserved_ports == (23164, 23165, 23166, 23167, 23168, 23163)
 
 
 def test_a_local_launcher_inside_of_a_step_is_believed() -> None:
@@ -81,7 +83,8 @@ def test_a_service_is_told_through_the_environment() -> None:
     ],
 )
 def test_the_address_that_slurm_knows_comes_first(launch_address: str | None, hosts: list[str]) -> None:
-    found = Service.from_environ(SERVICE.to_environ(), Place(0, "n1", (), launch_address))
+    step = {**STEP, "SLURM_LAUNCH_NODE_IPADDR": launch_address or ""}
+    found = Service.from_environ(SERVICE.to_environ(), Place.from_environ(step))
     assert found.addresses == tuple(Address(host, 5000) for host in hosts)
 
 
@@ -183,7 +186,17 @@ def test_ports_that_are_asked_for_come_before_those_that_slurm_reserves(asked: b
     def check(join: Join, state: JobState) -> None:
         assert state.records[0].address == Address("127.0.0.1", (mine if asked else reserved)[0])
 
-    check_joined(JoinSettings("/runs/x", ports=mine if asked else ()), Place(0, "n1", reserved), check)
+    place = Place.from_environ(
+        {
+            **STEP,
+            "SLURM_PROCID": "0",
+            "SLURM_GTIDS": "0",
+            "SLURM_LOCALID": "0",
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_STEP_RESV_PORTS": str(reserved[0]),
+        }
+    )
+    check_joined(JoinSettings("/runs/x", ports=mine if asked else ()), place, check)
 
 
 def test_an_interface_that_does_not_exist_is_told_to_the_launcher() -> None:

@@ -56,6 +56,9 @@ _OPTIONS = (
         show_default=True,
         help='"pack" by rank, "spread" the ps over the nodes, or a role for each rank, such as "ps,worker,worker".',
     ),
+    click.option(
+        "--gpus-per-worker", type=click.IntRange(min=1), help="GPUs of each worker. [default: an even share of Slurm's]"
+    ),
     click.option("--name", help="Name of the job, for its run directory. [default: the script's]"),
     click.option(
         "--runs-directory",
@@ -93,6 +96,7 @@ def make_plan(
     evaluators: int,
     chief: bool,
     placement: str,
+    gpus_per_worker: int | None,
     name: str | None,
     runs_directory: Path,
     interface: str | None,
@@ -129,6 +133,7 @@ def make_plan(
         interface=interface,
         ports=ports,
         placement=placement,
+        gpus_per_worker=gpus_per_worker,
     )
 
 

@@ -25,6 +25,7 @@ class LaunchPlan:
     """One job: as many tasks of each role as `counts` says run `command`, within `limits`, on the asked network.
 
     Attributes:
+        gpus_per_worker: How many of a node's GPUs each task that uses them gets; None for an even share.
         placement: Which rank has which role; see `placement.place_tasks`.
         name: The first half of the run directory's name.
         interface: Name of a network interface, or None for the route to the launcher.
@@ -39,6 +40,7 @@ class LaunchPlan:
     interface: str | None = None
     ports: tuple[int, ...] = ()
     placement: str = PACK
+    gpus_per_worker: int | None = None
 
     @property
     def num_tasks(self) -> int:
@@ -52,6 +54,7 @@ class LaunchPlan:
             beat_seconds=self.limits.beat_seconds,
             dead_after_seconds=self.limits.dead_after_seconds,
             join_seconds=self.limits.start_timeout_seconds,
+            gpus_per_worker=self.gpus_per_worker,
         )
 
 

@@ -14,6 +14,11 @@ from tf4slurm.slurm.step import SlurmStep
 _HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 
+def hidden_gpus() -> dict[str, str]:
+    """Return the variables that hide all GPUs from a process."""
+    return dict(_HIDDEN)
+
+
 def divide_gpus(
     visible: Sequence[str], sees_gpus: Sequence[bool], per_task: int | None = None
 ) -> tuple[tuple[str, ...], ...]:

@@ -1,0 +1,135 @@
+"""get_server_dictionary() on the lab: scripts under plain srun agree on a map, on every layout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.lab import SlurmLab
+
+ROLES = ["ps", "worker", "worker", "worker"]
+SCRIPT = """
+import json, os, socket, sys
+{imports}
+answer = {call}
+own = answer[0][answer[1]][answer[2]]
+listener = socket.create_server(("", int(own.rpartition(":")[2])), reuse_port=True)  # as TensorFlow's server does
+print(json.dumps([int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"], *answer]))
+"""
+
+
+def run(
+    lab: SlurmLab, directory: Path, call: str, *options: str, imports: str = "from tf4slurm import *", **environ: str
+) -> subprocess.CompletedProcess[str]:
+    script = directory / "script.py"
+    script.write_text(SCRIPT.format(imports=imports, call=call))
+    return lab.run("srun", "-Q", *options, sys.executable, script, env=environ, cwd=directory, check=False)
+
+
+def answers(result: subprocess.CompletedProcess[str]) -> list[list[Any]]:
+    """Return [rank, node, cluster, task type, index] of each task, in rank order; all must have the same cluster."""
+    assert result.returncode == 0, result.stderr
+    found = sorted(json.loads(line) for line in result.stdout.splitlines())
+    assert all(answer[2] == found[0][2] for answer in found)
+    return found
+
+
+def check_truth(lab: SlurmLab, found: list[list[Any]], network: str = "10.78.0.") -> None:
+    """Each task's address in the map is one of the node it really runs on, and no two are the same."""
+    numbers = {node: number for number, node in enumerate(lab.nodes, 1)}
+    for _, node, cluster, task_type, index in found:
+        assert cluster[task_type][index].rpartition(":")[0] == f"{network}{numbers[node]}"
+    addresses = [address for role in found[0][2].values() for address in role]
+    assert len(set(addresses)) == len(addresses) == len(found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-N4", "-n8", "-m", "block"),
+        ("-N4", "-n8", "-m", "cyclic"),
+        ("-N4", "-n8", "-m", "plane=2"),
+        ("-N3", "-n7", "-m", "block"),
+        ("-w", "r1-n9,r1-n9,r1-n2,gpu-09", "-n4", "-m", "arbitrary"),
+    ],
+)
+def test_the_map_is_true_on_every_layout(tmp_path: Path, lab: SlurmLab, options: tuple[str, ...]) -> None:
+    count = int(next(option for option in options if option.startswith("-n"))[2:])
+    roles = ["ps"] + ["worker"] * (count - 1)
+    found = answers(run(lab, tmp_path, f"get_server_dictionary({roles})", *options))
+    check_truth(lab, found)
+    assert [answer[3] for answer in found] == roles
+
+
+def test_the_map_is_true_over_the_components_of_a_heterogeneous_step(tmp_path: Path, lab: SlurmLab) -> None:
+    script = tmp_path / "script.py"
+    call = f"get_server_dictionary({['ps', 'ps', 'worker', 'worker', 'worker']})"
+    script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=call))
+    one = ("-N1", "-n2", "-w", "r1-n10", sys.executable, script)
+    other = ("-N2", "-n3", "-m", "cyclic", "-w", "gpu-09,r1-n2", sys.executable, script)
+    result = lab.run("srun", "-Q", *one, ":", *other, cwd=tmp_path, check=False)
+    found = answers(result)
+    check_truth(lab, found)
+    assert [answer[1] for answer in found if answer[3] == "ps"] == ["r1-n10", "r1-n10"]
+
+
+def test_infiniband_takes_the_addresses_of_that_network(tmp_path: Path, lab: SlurmLab) -> None:
+    found = answers(run(lab, tmp_path, f"get_server_dictionary({ROLES}, infiniband=True)", "-N4", "-n4"))
+    check_truth(lab, found, network="172.29.0.")
+
+
+def test_a_count_of_each_role_may_be_spread(tmp_path: Path, lab: SlurmLab) -> None:
+    call = "get_server_dictionary({'ps': 4, 'worker': 4}, placement='spread')"
+    found = answers(run(lab, tmp_path, call, "-N4", "-n8"))
+    check_truth(lab, found)
+    assert sorted(answer[1] for answer in found if answer[3] == "ps") == sorted(lab.nodes)
+
+
+def test_a_task_that_does_not_come_is_named(tmp_path: Path, lab: SlurmLab) -> None:
+    imports = "from tf4slurm import *\nif os.environ['SLURM_PROCID'] == '2': sys.exit(0)"
+    result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, timeout_seconds=3)", "-N4", "-n4", imports=imports)
+    assert result.returncode == 1
+    assert result.stderr.count("RendezvousTimeoutError: ") == 3
+    assert "worker/1 (rank 2) did not join" in result.stderr
+
+
+def test_as_many_roles_as_tasks_are_expected(tmp_path: Path, lab: SlurmLab) -> None:
+    result = run(lab, tmp_path, "get_server_dictionary(['ps', 'worker'])", "-N3", "-n3")
+    assert "2 roles were given, but the step has 3 tasks" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tfserver", "network"),
+    [
+        (str(ROLES), None, "10.78.0."),
+        (f"{ROLES}, InfiniBand=True", None, "172.29.0."),
+        (f"TensorFlowServerTasks={ROLES}, InfinyBand=True", None, "172.29.0."),
+        (f"ListOfTFTasks={ROLES}", "172.29.0.3\n172.29.0.1\n172.29.0.4\n172.29.0.2", "172.29.0."),
+    ],
+)
+def test_the_old_name_gives_the_right_order(
+    tmp_path: Path, lab: SlurmLab, arguments: str, tfserver: str | None, network: str
+) -> None:
+    environ = {"TFSERVER": tfserver} if tfserver else {}
+    imports = "import tf4slurm.ServerDictionary"
+    call = f"tf4slurm.ServerDictionary.GetServerDictionary({arguments})"
+    result = run(lab, tmp_path, call, "-N4", "-n4", imports=imports, **environ)
+    found = answers(result)
+    check_truth(lab, found, network)
+    assert result.stderr.count("DeprecationWarning") == 4
+
+
+def test_under_an_agent_it_is_the_launchers_map(tmp_path: Path, lab: SlurmLab) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=f"get_server_dictionary({ROLES})"))
+    tf4slurm = str(Path(sys.executable).with_name("tf4slurm"))
+    command = (tf4slurm, "run", "--no-chief", "--ps", "1", "--workers", "3", "--", sys.executable, str(script))
+    result = lab.run("salloc", "-Q", "-N4", "-n4", *command, cwd=tmp_path)
+    lines = [line.partition(" | ")[2] for line in result.stdout.splitlines() if " | [" in line]
+    assert len(lines) == 4
+    check_truth(lab, sorted(json.loads(line) for line in lines))

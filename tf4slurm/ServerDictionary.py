@@ -1,0 +1,40 @@
+# ruff: noqa: N999
+"""The old name of `tf4slurm.server_dictionary`; kept for scripts written for tf4slurm before 0.1."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+
+from tf4slurm.errors import PlacementError
+from tf4slurm.server_dictionary import ServerDictionary, get_server_dictionary
+
+_ADDRESSES = "TFSERVER"
+
+
+def GetServerDictionary(  # noqa: N802 - the old name
+    ListOfTFTasks: Sequence[str] | None = None,  # noqa: N803
+    InfiniBand: bool = False,  # noqa: N803
+    *,
+    TensorFlowServerTasks: Sequence[str] | None = None,  # noqa: N803
+    InfinyBand: bool = False,  # noqa: N803
+) -> ServerDictionary:
+    """Return (cluster, task type, task index) as before, in the right order. Use `get_server_dictionary` instead.
+
+    Where TFSERVER is set, each host takes its own one of the addresses in it, whatever their order.
+    """
+    warnings.warn(
+        "tf4slurm.ServerDictionary.GetServerDictionary is now tf4slurm.get_server_dictionary",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    tasks = ListOfTFTasks if ListOfTFTasks is not None else TensorFlowServerTasks
+    if tasks is None:
+        raise PlacementError(
+            "No tasks were given: expected a list with one role for each rank.", requested=0, available=0
+        )
+    addresses = os.environ.get(_ADDRESSES, "").split()
+    if InfiniBand or InfinyBand or not addresses:
+        return get_server_dictionary(tasks, InfiniBand or InfinyBand)
+    return get_server_dictionary(tasks, interface=",".join(f"{address}/32" for address in addresses))
