@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from tf4slurm.child import Child, adopt_orphans, kill_descendants
+from tf4slurm.child import Child, adopt_orphans, kill_descendants, reap_orphans
 from tf4slurm.cluster import Cluster, Task
 from tf4slurm.control.verdict import exit_code_of
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousError, Tf4SlurmError
@@ -55,6 +55,7 @@ class Agent:
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
         member = asyncio.create_task(self._membership.run())
         obedience = asyncio.create_task(self._obey(run_directory))
         try:
@@ -141,6 +142,10 @@ class Agent:
             self._child = None
 
     # What the launcher hears
+
+    def _reap(self) -> None:
+        if self._child is not None:  # else our own child may be among them, between its start and our knowing it
+            reap_orphans(self._child.process_id)
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._membership.report(stop_signal=signal.Signals(number).name)

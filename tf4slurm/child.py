@@ -42,6 +42,15 @@ def kill_descendants() -> None:
             process.kill()
 
 
+def reap_orphans(own_child: int) -> None:
+    """Take note of the end of adopted orphans, so that they do not stay as zombies; our own child's is asyncio's."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if ended.si_pid == own_child:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
 class Child:
     """A running child process; make one with `Child.start`."""
 

@@ -119,7 +119,7 @@ class Service:
 
 def is_under_launcher(environ: Mapping[str, str]) -> bool:
     """Whether a launcher of tf4slurm started this process as an agent."""
-    return _CONTROL in environ
+    return all(variable in environ for variable in (_CONTROL, _SECRET, _SETTINGS))
 
 
 def settings_to_environ(settings: JoinSettings) -> dict[str, str]:

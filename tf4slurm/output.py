@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
+from collections.abc import Sequence
 from typing import Protocol
 
 _MAX_WAITING_LINES = 10_000
@@ -28,7 +28,7 @@ class LineWriter:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._lines: queue.Queue[str | None] = queue.Queue(_MAX_WAITING_LINES)
+        self._lines: queue.Queue[str | threading.Event | None] = queue.Queue(_MAX_WAITING_LINES)
         self._dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="line-writer", daemon=True)
         self._thread.start()
@@ -43,14 +43,20 @@ class LineWriter:
         except queue.Full:
             self._dropped += 1
 
-    def close(self) -> None:
-        """Write what is queued, for at most a second."""
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        last = [self._note_dropped()] if self._dropped else []
+    def close(self, last_lines: Sequence[str] = ()) -> None:
+        """Write what is queued, for at most a second, then `last_lines`, whatever had to be left out, for another."""
+        if not self._thread.is_alive():
+            return  # closed before
+        drained = threading.Event()
         with contextlib.suppress(queue.Full):
-            for line in (*last, None):
-                self._lines.put(line, timeout=max(0.0, deadline - time.monotonic()))
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+            self._lines.put(drained, timeout=_CLOSE_SECONDS)
+        if not drained.wait(_CLOSE_SECONDS):
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._dropped += isinstance(self._lines.get_nowait(), str)
+        for line in (*([self._note_dropped()] if self._dropped else []), *last_lines, None):
+            self._lines.put(line)
+        self._thread.join(_CLOSE_SECONDS)
 
     def _note_dropped(self) -> str:
         return f"[{self._dropped} lines left out here; the log files have them]"
@@ -58,13 +64,17 @@ class LineWriter:
     def _write_all(self) -> None:
         try:
             while (line := self._lines.get()) is not None:
-                self._write_line(line + "\n")
+                if isinstance(line, threading.Event):
+                    line.set()
+                else:
+                    self._write_line(line + "\n")
                 if self._lines.empty():
                     self._stream.flush()
             self._stream.flush()
         except (OSError, ValueError):  # the reader is gone, or the stream closed: the log files go on
-            while self._lines.get() is not None:
-                pass
+            while (line := self._lines.get()) is not None:
+                if isinstance(line, threading.Event):
+                    line.set()
 
     def _write_line(self, line: str) -> None:
         try:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.jobs import Job
+from tests.jobs import CHILD, TF4SLURM, Job
 from tests.processes import marked_processes, wait_until, wait_until_gone
 
 ROLES = ("--ps", "1", "--workers", "2")
@@ -284,3 +287,59 @@ def test_no_proxy_covers_the_hosts_of_the_map(job: Job) -> None:
     job.end_child("chief-0")
     assert job.wait() == 0
     assert "127.0.0.1" in environ["no_proxy"]
+
+
+def test_an_early_ctrl_c_is_not_lost(tmp_path: Path) -> None:
+    """Whenever it comes after the run directory is there: the job does not go on, and the exit code says so."""
+    for number in range(12):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        job = Job(directory)
+        job.start(*ROLES)
+        assert job.process is not None
+        assert wait_until((directory / "runs").exists, 10, poll_seconds=0.001)
+        wait_until(lambda: False, timeout_seconds=number * 0.01)
+        job.process.send_signal(signal.SIGINT)
+        assert job.wait() == 130, job.stderr
+        assert "Traceback" not in job.stderr
+
+
+def test_nohup_keeps_a_job_when_its_terminal_closes(job: Job) -> None:
+    job.start(*ROLES, prefix=("nohup",))
+    for name in NAMES:
+        job.wait_for_child(name)
+    assert job.process is not None
+    job.process.send_signal(signal.SIGHUP)
+    job.end_child("chief-0")
+    assert job.wait() == 0
+
+
+def test_children_are_ended_by_a_broken_pipe_as_in_a_shell(job: Job) -> None:
+    job.start("--ps", "0", "--workers", "0", command=("bash", "-c", "while :; do echo y; done 2>/dev/null | head -1"))
+    assert job.wait() == 0
+
+
+def test_the_root_cause_is_shown_after_a_burst_of_output(tmp_path: Path) -> None:
+    script = "import sys; print('x\\n' * 60000, end=''); sys.exit(3)"
+    command = [TF4SLURM, "run", "--workers", "0", "--ps", "0", "--", sys.executable, "-c", script]
+    shown = subprocess.run(
+        ["script", "-qec", shlex.join(command), "/dev/null"], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert shown.returncode == 3
+    assert shown.stdout.count("Root cause:") == 1
+
+
+def test_orphans_do_not_stay_as_zombies(job: Job) -> None:
+    orphans = 'for i in 1 2 3 4 5 6 7 8; do (sleep 0.05 &) ; done; exec "$@"'
+    command = ("bash", "-c", orphans, "bash", sys.executable, str(CHILD), str(job.children))
+    job.start("--ps", "0", "--workers", "0", command=command)
+    agent = agent_of(job.wait_for_child("chief-0")["pid"])
+    assert wait_until(lambda: len(agent.children()) == 1, 10)
+    job.end_child("chief-0")
+    assert job.wait() == 0
+
+
+def test_closed_standard_streams_do_no_harm(tmp_path: Path) -> None:
+    line = f"{shlex.join([TF4SLURM, 'run', '--workers', '1', '--', 'true'])} >&- 2>&-; echo $?"
+    shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert shown.stdout == "0\n"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.jobs import CHILD, TF4SLURM, Job
@@ -115,14 +116,18 @@ def test_a_killed_worker_is_restarted_in_place(job: Job) -> None:
 
 
 def kill_child(name: str) -> None:
-    """Kill a test child wherever it runs: on a lab host it has another id than it sees itself."""
+    os.kill(child_id(name), signal.SIGKILL)
+
+
+def child_id(name: str) -> int:
+    """Return the id of a test child wherever it runs: on a lab host it has another one than it sees itself."""
     task = f"TF4SLURM_TASK={name.replace('-', '/')}".encode()
     (victim,) = [
         process.pid
         for process in marked_processes(os.environ["TF4SLURM_TEST_MARK"])
         if task in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0") and "child.py" in process.command
     ]
-    os.kill(victim, signal.SIGKILL)
+    return victim
 
 
 def test_a_killed_launcher_leaves_nothing_on_any_host(job: Job, process_mark: str) -> None:
@@ -282,3 +287,24 @@ def test_spread_puts_each_ps_on_a_node_of_its_own(job: Job, lab: SlurmLab) -> No
     assert sorted(hosts) == sorted(lab.nodes)
     job.end_child("chief-0")
     assert job.wait() == 0
+
+
+def test_files_in_the_users_directory_do_not_stand_in_for_pythons_own(job: Job) -> None:
+    directory = job.directory / "cwd"
+    directory.mkdir()
+    for name in ("json.py", "queue.py", "grpc.py"):
+        (directory / name).write_text("raise SystemExit('not the real one')\n")
+    job.start(*ROLES, prefix=("env", "-C", str(directory), *SALLOC))
+    children_by_host(job)
+    job.end_child("chief-0")
+    assert job.wait() == 0
+
+
+@pytest.mark.parametrize("stopped", ["chief-0", "worker-1"])
+def test_a_stopped_task_without_a_launcher_does_not_keep_srun_waiting(job: Job, lab: SlurmLab, stopped: str) -> None:
+    options = ("--runs-directory", str(job.directory / "runs"), "--ps", "1", "--dead-after", "2", "--beat", "0.5")
+    command = [TF4SLURM, "task", *options, "--", sys.executable, str(CHILD), str(job.children)]
+    step = lab.popen("srun", "-Q", "-N4", "-n4", *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children_by_host(job)
+    os.kill(psutil.Process(child_id(stopped)).ppid(), signal.SIGSTOP)
+    assert step.wait(30) != 0

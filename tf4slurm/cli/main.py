@@ -46,6 +46,9 @@ def main() -> NoReturn:
     The environment is read here, once: verbs get it as it was, and so do the children.
     """
     environ = dict(os.environ)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # after `>&-`
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else its core tells stderr of every connection that ends
     level = environ.get("TF4SLURM_LOG", "WARNING").upper()
     logging.basicConfig(stream=sys.stderr, level=level, format="tf4slurm: %(levelname)s: %(message)s")

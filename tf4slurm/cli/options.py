@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,7 +31,13 @@ class _Seconds(click.FloatRange):
 _SECONDS = _Seconds(min=0, min_open=True)
 
 
-class _Ports(click.ParamType[tuple[int, ...]]):
+if TYPE_CHECKING:
+    _PortsType = click.ParamType[tuple[int, ...]]
+else:
+    _PortsType = click.ParamType  # not generic before click 8.3
+
+
+class _Ports(_PortsType):
     name = "PORTS"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ class PlainReporter(Reporter):
         self._num_tasks = num_tasks
         self._output = output
         self._notes = notes
+        self._summary: list[str] = []
 
     def on_run_directory(self, run_directory: RunDirectory) -> None:
         self._note(f"forming a cluster of {self._num_tasks} tasks; run directory {run_directory.path}")
@@ -46,13 +47,13 @@ class PlainReporter(Reporter):
         self._output.write(line)
 
     def on_result(self, result: Result) -> None:
-        for line in summary(result):
-            self._notes.write(line)
+        self._summary = summary(result)
 
     def close(self) -> None:
-        """Write out what is queued."""
-        self._output.close()
-        self._notes.close()
+        """Write out what is queued, and then how the job went."""
+        if self._output is not self._notes:
+            self._output.close()
+        self._notes.close(self._summary)
 
     def _note(self, text: str) -> None:
         self._notes.write(f"tf4slurm | {text}")

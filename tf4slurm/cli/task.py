@@ -39,8 +39,8 @@ def _run_alone(environ: dict[str, str], options: dict[str, Any]) -> int:
     plan = make_plan(step.num_tasks, **options)
     check_command(plan.command)
     writer = LineWriter(sys.stdout)
+    reporter = PlainReporter(plan.num_tasks, writer, writer)
     try:
-        reporter = PlainReporter(plan.num_tasks, writer, writer)
         return asyncio.run(run_self_hosted_task(plan, step, environ, writer, reporter))
     finally:
-        writer.close()
+        reporter.close()

@@ -86,6 +86,10 @@ class ControlService:
             self.publish()
 
     async def _join(self, _: object, context: _Context) -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # the peer is gone, or we end: nothing to tell gRPC's log
+            await self._serve(context)
+
+    async def _serve(self, context: _Context) -> None:
         """Serve one connection, from its handshake to its end."""
         try:
             seals, hello = await asyncio.wait_for(self._shake_hands(context), _HANDSHAKE_SECONDS)

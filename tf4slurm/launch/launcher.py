@@ -32,7 +32,7 @@ from tf4slurm.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
 
 
@@ -62,6 +62,9 @@ class Reporter:
     def on_result(self, result: Result) -> None:
         """The job has ended; nothing else follows."""
 
+    def close(self) -> None:
+        """Show what is still to be shown."""
+
 
 class Launcher:
     """Runs one job to its end."""
@@ -86,15 +89,14 @@ class Launcher:
     async def run(self) -> Result:
         """Form the cluster, watch it, end it; return how it went. Every wait in it ends by the plan's limits."""
         adopt_orphans()
-        self._run_directory.write_job(_describe(self._plan))
-        self._reporter.on_run_directory(self._run_directory)
-        loop = asyncio.get_running_loop()
+        if self._spawner is not None:
+            self._take_signals()
         try:
+            self._run_directory.write_job(_describe(self._plan))
+            self._reporter.on_run_directory(self._run_directory)
             service = self._locate(await self._service.start())
             self._run_directory.write_control(service.to_json())
-            if self._spawner is not None:
-                for number in _STOP_SIGNALS:
-                    loop.add_signal_handler(number, self._on_signal, number)
+            if self._spawner is not None and self._state.verdict is None:
                 settings = self._plan.to_settings(self._run_directory.path)
                 await self._spawner.start({**service.to_environ(), **settings_to_environ(settings)}, self)
             await self._service.wait_for_end()
@@ -125,6 +127,13 @@ class Launcher:
         self._service.publish()
 
     # Inside
+
+    def _take_signals(self) -> None:
+        """From here on a stop signal ends the job in order; one that came before was held back for this moment."""
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and what a script starts in the background
+                asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _locate(self, port: int) -> Service:
         """Return the addresses under which the tasks may find the service, the likeliest first."""

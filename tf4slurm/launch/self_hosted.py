@@ -7,15 +7,20 @@ where the service listens, and the secret.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 
 from tf4slurm.agent import Agent
+from tf4slurm.errors import EXIT_TASK_LOST, LaunchError
 from tf4slurm.join import Join, Place, Service
 from tf4slurm.launch.launcher import Launcher, Reporter
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.output import LineWriter
 from tf4slurm.run_directory import RunDirectory
+from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.step import SlurmStep
+
+logger = logging.getLogger(__name__)
 
 
 async def run_self_hosted_task(
@@ -28,10 +33,24 @@ async def run_self_hosted_task(
     join = Join(Place.from_environ(environ), plan.to_settings(path), lambda: Service.from_file(directory.control))
     agent = Agent(plan.command, join, environ, writer)
     if step.rank != 0:
-        return await agent.run(directory)
+        exit_code = await agent.run(directory)
+        if exit_code == EXIT_TASK_LOST:  # rank 0 may be stopped, and srun would wait for it for ever
+            _cancel(step)
+        return exit_code
     hosting = asyncio.create_task(Launcher(plan, None, directory, reporter).run())
     acting = asyncio.create_task(agent.run(directory))
     await asyncio.wait({hosting, acting}, return_when=asyncio.FIRST_EXCEPTION)
     if acting.done():
         acting.result()
-    return (await hosting).verdict.exit_code
+    result = await hosting
+    if any(record.has_joined and record.status.state != "left" for record in result.records):
+        reporter.close()
+        _cancel(step)  # a task that is lost may only be stopped, and srun would wait for it for ever
+    return result.verdict.exit_code
+
+
+def _cancel(step: SlurmStep) -> None:
+    try:
+        cancel_step(step)
+    except LaunchError as error:
+        logger.error("what is left of the step could not be ended: %s", error)

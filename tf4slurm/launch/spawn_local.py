@@ -10,11 +10,13 @@ import asyncio
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 
 from tf4slurm.agent import run_agent
 from tf4slurm.child import kill_descendants
+from tf4slurm.errors import LaunchError
 from tf4slurm.join import rank_to_environ
 from tf4slurm.launch.spawner import SpawnerListener, read_lines
 
@@ -32,7 +34,15 @@ class LocalSpawner:
     def __init__(self, num_tasks: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Fork the agents. Call this while the process is single-threaded and has not used gRPC."""
         self._environ = environ
-        self._agents = [_ForkedAgent(command) for _ in range(num_tasks)]
+        try:
+            self._agents = [_ForkedAgent(command) for _ in range(num_tasks)]
+        except OSError as error:
+            raise LaunchError(
+                f"{num_tasks} local agents cannot be started: {error.strerror}. Lower a count, or raise ulimit.",
+                command=command,
+                returncode=1,
+                stderr=str(error),
+            ) from error
         self._watching: list[asyncio.Task[None]] = []
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
@@ -65,6 +75,7 @@ class _ForkedAgent:
 def _be_agent(command: Sequence[str], receiver: _Connection, sender: _Connection, output: int) -> None:
     """Run in the fork: become a process of its own, wait for the environment, then live the agent's life."""
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the launcher holds its signals back while it forks
     sender.close()
     for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
         os.dup2(output, descriptor)

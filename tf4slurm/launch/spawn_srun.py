@@ -13,7 +13,9 @@ from tf4slurm.launch.spawner import SpawnerListener, read_lines
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import srun_command
 
-_AGENT = (sys.executable, "-m", "tf4slurm", "task", "--")
+# Not "-m tf4slurm": that would let a json.py in the user's directory take the place of Python's own.
+_MAIN = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.cli.main import main; main()"
+_AGENT = (sys.executable, "-c", _MAIN, "task", "--")
 _WORDS_LINES = 10
 
 

@@ -28,6 +28,15 @@ def srun_command(allocation: SlurmAllocation, num_tasks: int, command: Sequence[
     return ("srun", *options, *command)
 
 
+def cancel_step(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+    """End every process of a step at once, on all its nodes; also the caller, if it is in it.
+
+    Raises:
+        LaunchError: scancel failed.
+    """
+    _run(("scancel", f"{step.job_id}.{step.step_id}"), timeout_seconds)
+
+
 def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
     """Return the node of each rank: from the environment where it tells it, else from Slurm.
 
