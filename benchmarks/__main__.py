@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.layout import measure_map, measure_nodelist
 from benchmarks.main_job import (
     measure_end_on_slurm,
     measure_imports,
@@ -24,6 +25,8 @@ MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
     "memory": measure_memory,
     "end": lambda directory: measure_end_on_slurm(directory, 10),
     "training": lambda directory: measure_training(directory, 6),
+    "map": lambda directory: measure_map(directory, 11),
+    "nodelist": lambda directory: measure_nodelist(directory, 51),
 }
 
 

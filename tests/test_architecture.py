@@ -36,7 +36,7 @@ INSIDE = {
     "control": [["auth", "messages", "verdict"], ["state"], ["client", "service"]],
     "observe": [["events"]],
     "launch": [["plan", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
-    "cli": [["main", "options", "reporter"], ["run", "task"]],
+    "cli": [["main", "options", "reporter"], ["run", "task", "nodes"]],
 }
 """The same inside each folder."""
 

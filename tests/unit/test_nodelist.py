@@ -117,6 +117,16 @@ def test_folding_nothing_is_refused() -> None:
         fold_nodelist([])
 
 
+@pytest.mark.parametrize(
+    ("first", "last"), [(1, 10000), (0, 999), (998, 1001), (1000, 1000), (1999, 4002), (12345, 65536)]
+)
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 6, 9])
+def test_long_ranges(first: int, last: int, width: int) -> None:
+    names = expand_nodelist(f"n[{first:0{width}}-{last}]")
+    width = len(f"{first:0{width}}")
+    assert names == tuple(f"n{number:0{width}}" for number in range(first, last + 1))
+
+
 def test_ranges_longer_than_slurm_takes_are_split() -> None:
     nodes = expand_nodelist("n[1-65536],n[65537-70000]")
     assert fold_nodelist(nodes) == "n[1-65536,65537-70000]"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.captures import CAPTURES
 from tf4slurm.errors import Tf4SlurmError
+from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.gpus import gpu_environ
 from tf4slurm.slurm.nodelist import count_nodes, expand_nodelist, fold_nodelist
 from tf4slurm.slurm.step import SlurmStep
@@ -22,7 +23,7 @@ READ = sorted(
         if name.startswith(("SLURM_STEP", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_DIST", "SLURM_ARRAY", "SLURMD"))
     }
     | {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_HET_SIZE", "SLURM_GPUS_ON_NODE"}
-    | {"CUDA_VISIBLE_DEVICES", "SLURM_RESTART_COUNT"}
+    | {"CUDA_VISIBLE_DEVICES", "SLURM_RESTART_COUNT", "SLURM_NTASKS"}
 )
 VALUES = sorted({value for environ in ENVIRONS for name, value in environ.items() if name in READ})
 TEXTS = st.one_of(
@@ -47,6 +48,7 @@ def test_a_malformed_environment_is_answered_or_refused(
     environ: dict[str, str], changes: dict[str, str | None]
 ) -> None:
     changed = {name: value for name, value in {**environ, **changes}.items() if value is not None}
+    SlurmAllocation.from_environ(changed)
     with contextlib.suppress(Tf4SlurmError):
         step = SlurmStep.from_environ(changed)
         for attribute in ATTRIBUTES:

@@ -14,7 +14,11 @@ import click
 from tf4slurm import __version__
 from tf4slurm.errors import Tf4SlurmError
 
-_VERBS = {"run": "Run a job: local processes, or hosts of a Slurm allocation.", "task": "Be one task of a job (srun)."}
+_VERBS = {
+    "run": "Run a job: local processes, or hosts of a Slurm allocation.",
+    "task": "Be one task of a job (srun).",
+    "nodes": "Expand, fold or count Slurm's nodelists.",
+}
 
 
 class _Verbs(click.Group):

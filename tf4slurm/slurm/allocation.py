@@ -40,4 +40,4 @@ class SlurmAllocation:
 
 def _number(environ: Mapping[str, str], variable: str) -> int | None:
     text = environ.get(variable, "")
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) < 10 else None

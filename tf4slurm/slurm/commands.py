@@ -55,7 +55,8 @@ def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> 
 def ask_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
     """Ask Slurm for the node of each rank, and hold the answer against what this task knows of itself.
 
-    Of a heterogeneous step each component is a step of a job of its own, with ranks from 0.
+    Of a heterogeneous step each component is a step of a job of its own, with ranks from 0. Slurm forgets it when its
+    tasks have ended, so ask while all run. Each call asks the controller: one task should, and tell the others.
 
     Args:
         timeout_seconds: For each component.

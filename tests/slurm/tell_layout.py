@@ -1,0 +1,35 @@
+"""What each task of a layout test runs: it prints its step and its host, and writes what it takes for the map.
+
+srun cuts long lines in two, so only short ones are printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+from tests.processes import wait_until
+from tf4slurm.errors import LayoutError
+from tf4slurm.slurm.commands import ask_layout, layout_of
+from tf4slurm.slurm.step import SlurmStep
+
+
+def main(directory: Path) -> None:
+    step = SlurmStep.from_environ(os.environ)
+    try:
+        from_environ = step.nodes_by_rank
+    except LayoutError:
+        from_environ = None
+    told = {"environ": from_environ, "asked": ask_layout(step), "layout": layout_of(step)}
+    name = f"{step.job_id}.{step.step_id}"
+    (directory / f"{name}-{step.rank}").write_text(json.dumps(told))
+    # Slurm forgets a component of a heterogeneous step once its tasks have ended.
+    assert wait_until(lambda: len([*directory.glob(f"{name}-*")]) == step.num_tasks, timeout_seconds=20)
+    print(name, socket.gethostname())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

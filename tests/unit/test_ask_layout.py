@@ -1,0 +1,69 @@
+"""What a sound Slurm does not answer to sattach. What it does answer is in tests/slurm/test_layouts.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tf4slurm.errors import LaunchError, LayoutError
+from tf4slurm.slurm.commands import ask_layout, layout_of
+from tf4slurm.slurm.step import SlurmStep
+
+ARBITRARY = {
+    "SLURM_JOB_ID": "999999",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_GTIDS": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURMD_NODENAME": "n1",
+    "SLURM_STEP_NODELIST": "n1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_DISTRIBUTION": "arbitrary",
+}
+SATTACH = '#!/bin/sh\n[ "$*" = "--layout 999999.0" ] || exit 9\n'
+
+
+def with_sattach(directory: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> SlurmStep:
+    """Put a sattach of our own before Slurm's."""
+    program = directory / "sattach"
+    program.write_text(SATTACH + body)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return SlurmStep.from_environ(ARBITRARY)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("echo sattach: error: no such job >&2; exit 1", "exited with 1: sattach: error: no such job"),
+        ("exit 1", "exited with 1: without a word"),
+        ("echo Job step layout:", "gave no layout: 'Job step layout"),
+        (r"printf '\tNode 0 (n1), 2 task(s): 0 \n'", "gave no layout"),
+        ("exec sleep 60", "did not end within 0.5 s"),
+    ],
+)
+def test_a_failing_sattach_is_told_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, expected: str
+) -> None:
+    step = with_sattach(tmp_path, monkeypatch, body)
+    with pytest.raises(LaunchError) as caught:
+        ask_layout(step, timeout_seconds=0.5)
+    assert expected in str(caught.value)
+    assert caught.value.command == ("sattach", "--layout", "999999.0")
+
+
+def test_an_answer_that_contradicts_the_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = with_sattach(tmp_path, monkeypatch, r"printf '\tNode 0 (n2), 1 task(s): 0 \n'")
+    with pytest.raises(LayoutError, match="its node is 'n1', but the map puts it on 'n2'"):
+        layout_of(step)
+
+
+def test_without_sattach_the_environments_error_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(LayoutError, match="cannot be told from the environment"):
+        layout_of(SlurmStep.from_environ(ARBITRARY))
+    with pytest.raises(LaunchError, match="cannot be started"):
+        ask_layout(SlurmStep.from_environ(ARBITRARY))
