@@ -24,7 +24,7 @@ FLOORS = [
     ["control"],
     ["join"],
     ["agent", "observe", "server_dictionary"],
-    ["launch", "ServerDictionary"],
+    ["launch", "tensorflow", "ServerDictionary"],
     ["cli"],
     ["__main__"],
 ]
@@ -36,6 +36,7 @@ INSIDE = {
     "control": [["auth", "messages", "verdict"], ["state"], ["client", "service"]],
     "observe": [["events"]],
     "launch": [["plan", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
+    "tensorflow": [["resolver"]],
     "cli": [["main", "options", "reporter"], ["run", "task", "nodes"]],
 }
 """The same inside each folder."""
@@ -116,11 +117,20 @@ def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
     assert not loaded & {"tensorflow", "rich", "psutil", "tf4slurm.launch.launcher"}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_module_imports_tensorflow(module: str) -> None:
+@pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("tensorflow.")])
+def test_only_the_room_tensorflow_imports_it(module: str) -> None:
     tree = ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert not any("tensorflow" in ast.unparse(node).replace("tf4slurm", "") for node in imports)
+
+
+def test_the_public_list_is_what_there_is() -> None:
+    assert set(tf4slurm.__all__) <= set(dir(tf4slurm))
+    for name, module in tf4slurm._LAZY.items():
+        tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    with pytest.raises(AttributeError, match="'tf4slurm' has no attribute 'get_nothing'"):
+        _ = tf4slurm.get_nothing
 
 
 def test_the_version_is_one() -> None:

@@ -11,7 +11,10 @@ __version__ = "0.1.0"
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-_LAZY = {"get_server_dictionary": "tf4slurm.server_dictionary"}
+_LAZY = {
+    "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",  # loads tensorflow
+    "get_server_dictionary": "tf4slurm.server_dictionary",
+}
 __all__ = ["__version__", *_LAZY]
 
 

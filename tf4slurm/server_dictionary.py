@@ -74,8 +74,10 @@ def get_server_dictionary(
         RendezvousError: The tasks did not agree; the text says why.
     """
     counts = {role: tasks.get(role, 0) for role in TASK_TYPES} if isinstance(tasks, Mapping) else _count(tasks)
-    if "TF4SLURM_TASK" in os.environ:
-        return _agreed_by_launcher(counts)
+    launched = launched_dictionary()
+    if launched is not None:
+        _check_counts(launched, counts)
+        return launched
     if not isinstance(tasks, Mapping):
         placement = ",".join(tasks)
     step = SlurmStep.from_environ(os.environ)
@@ -106,10 +108,16 @@ def _count(roles: Sequence[str]) -> dict[str, int]:
     return {role: list(roles).count(role) for role in TASK_TYPES}
 
 
-def _agreed_by_launcher(counts: Mapping[str, int]) -> ServerDictionary:
+def launched_dictionary() -> ServerDictionary | None:
+    """Return the map on which the launcher agreed; None if this process has no agent of tf4slurm."""
+    if "TF4SLURM_TASK" not in os.environ:
+        return None
     config = json.loads(os.environ["TF_CONFIG"])
-    cluster, task = config["cluster"], Task(config["task"]["type"], config["task"]["index"])
-    given = {role: len(addresses) for role, addresses in cluster.items()}
+    return ServerDictionary(config["cluster"], *Task(config["task"]["type"], config["task"]["index"]))
+
+
+def _check_counts(launched: ServerDictionary, counts: Mapping[str, int]) -> None:
+    given = {role: len(addresses) for role, addresses in launched.cluster.items()}
     asked = {role: count for role, count in counts.items() if count and role != "evaluator"}
     if asked != given:
         raise PlacementError(
@@ -118,7 +126,6 @@ def _agreed_by_launcher(counts: Mapping[str, int]) -> ServerDictionary:
             requested=sum(asked.values()),
             available=sum(given.values()),
         )
-    return ServerDictionary(cluster, *task)
 
 
 class _Agreement:

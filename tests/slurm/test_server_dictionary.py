@@ -24,7 +24,12 @@ print(json.dumps([int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"]
 
 
 def run(
-    lab: SlurmLab, directory: Path, call: str, *options: str, imports: str = "from tf4slurm import *", **environ: str
+    lab: SlurmLab,
+    directory: Path,
+    call: str,
+    *options: str,
+    imports: str = "from tf4slurm import get_server_dictionary",
+    **environ: str,
 ) -> subprocess.CompletedProcess[str]:
     script = directory / "script.py"
     script.write_text(SCRIPT.format(imports=imports, call=call))
@@ -69,7 +74,7 @@ def test_the_map_is_true_on_every_layout(tmp_path: Path, lab: SlurmLab, options:
 def test_the_map_is_true_over_the_components_of_a_heterogeneous_step(tmp_path: Path, lab: SlurmLab) -> None:
     script = tmp_path / "script.py"
     call = f"get_server_dictionary({['ps', 'ps', 'worker', 'worker', 'worker']})"
-    script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=call))
+    script.write_text(SCRIPT.format(imports="from tf4slurm import get_server_dictionary", call=call))
     one = ("-N1", "-n2", "-w", "r1-n10", sys.executable, script)
     other = ("-N2", "-n3", "-m", "cyclic", "-w", "gpu-09,r1-n2", sys.executable, script)
     result = lab.run("srun", "-Q", *one, ":", *other, cwd=tmp_path, check=False)
@@ -91,7 +96,7 @@ def test_a_count_of_each_role_may_be_spread(tmp_path: Path, lab: SlurmLab) -> No
 
 
 def test_a_task_that_does_not_come_is_named(tmp_path: Path, lab: SlurmLab) -> None:
-    imports = "from tf4slurm import *\nif os.environ['SLURM_PROCID'] == '2': sys.exit(0)"
+    imports = "from tf4slurm import get_server_dictionary\nif os.environ['SLURM_PROCID'] == '2': sys.exit(0)"
     result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, timeout_seconds=3)", "-N4", "-n4", imports=imports)
     assert result.returncode == 1
     assert result.stderr.count("RendezvousTimeoutError: ") == 3
@@ -126,7 +131,9 @@ def test_the_old_name_gives_the_right_order(
 
 def test_under_an_agent_it_is_the_launchers_map(tmp_path: Path, lab: SlurmLab) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=f"get_server_dictionary({ROLES})"))
+    script.write_text(
+        SCRIPT.format(imports="from tf4slurm import get_server_dictionary", call=f"get_server_dictionary({ROLES})")
+    )
     tf4slurm = str(Path(sys.executable).with_name("tf4slurm"))
     command = (tf4slurm, "run", "--no-chief", "--ps", "1", "--workers", "3", "--", sys.executable, str(script))
     result = lab.run("salloc", "-Q", "-N4", "-n4", *command, cwd=tmp_path)

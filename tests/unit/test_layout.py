@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tf4slurm.errors import LayoutError
-from tf4slurm.slurm.layout import Component, check_own_place, deal_ranks, join_components, split_components
+from tf4slurm.errors import LayoutError, PlacementError
+from tf4slurm.slurm.layout import (
+    Component,
+    check_own_place,
+    deal_ranks,
+    join_components,
+    rename_nodes,
+    split_components,
+)
 
 A, B, C = "r1-n9", "r1-n10", "gpu-09"
 
@@ -95,3 +102,29 @@ def test_a_task_refuses_a_map_that_contradicts_it(
         check(nodes_by_rank, **changes)
     assert caught.value.distribution == "block"
     assert difference in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ({A: 2, B: 1}, (A, B, A)),
+        ({B: 1, A: 2}, (A, B, A)),
+        ({"r1-n10-ib": 1, "r1-n9-ib": 2}, ("r1-n9-ib", "r1-n10-ib", "r1-n9-ib")),
+        ({"10.0.0.1": 2, "10.0.0.2": 1}, ("10.0.0.1", "10.0.0.2", "10.0.0.1")),
+    ],
+)
+def test_nodes_may_have_other_names(hosts: dict[str, int], expected: tuple[str, ...]) -> None:
+    assert rename_nodes((A, B, A), (A, B), hosts) == expected
+
+
+@pytest.mark.parametrize(
+    "hosts", [{}, {A: 3}, {"10.0.0.9": 2, "10.0.0.10": 1}, {A: 2, "x": 1}, {"r1-n9-a": 2, "r1-n9-b": 1}]
+)
+def test_names_that_do_not_tell_the_node_are_refused(hosts: dict[str, int]) -> None:
+    with pytest.raises(LayoutError, match=r"are not the nodes r1-n9, r1-n10\."):
+        rename_nodes((A, B, A), (A, B), hosts)
+
+
+def test_other_counts_than_slurms_are_refused() -> None:
+    with pytest.raises(PlacementError, match=r"Slurm placed \{'r1-n9': 2, 'r1-n10': 1\} tasks"):
+        rename_nodes((A, B, A), (A, B), {A: 1, B: 2})

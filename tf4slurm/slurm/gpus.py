@@ -6,7 +6,7 @@ role sees GPUs: it has both once the map of the job is known to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tf4slurm.errors import PlacementError
 from tf4slurm.slurm.step import SlurmStep
@@ -51,10 +51,6 @@ def divide_gpus(
 def gpu_environ(step: SlurmStep, sees_gpus: Sequence[bool], per_task: int | None = None) -> dict[str, str]:
     """Return the variables that show the child of this task its GPUs, to be added to the task's environment.
 
-    A list shorter than the step's GPUs on this node was made by Slurm for this task alone (--gpus-per-task, --gpu-bind)
-    and is kept; else all tasks of the node see the same list, and it is divided. Every variable that Slurm set is
-    divided in the same way, whether or not it counts from 0.
-
     Args:
         sees_gpus: For each task of the node, by local rank, whether its role uses GPUs.
         per_task: How many GPUs each of these is to use; None for all that there are.
@@ -62,17 +58,37 @@ def gpu_environ(step: SlurmStep, sees_gpus: Sequence[bool], per_task: int | None
     Raises:
         PlacementError: There are fewer than `per_task`.
     """
-    if not sees_gpus[step.local_rank]:
-        return {**dict.fromkeys(step.visible_devices, "-1"), **_HIDDEN}
-    on_node = step.gpus_on_node
+    return share_environ(step.visible_devices, step.gpus_on_node, step.local_rank, sees_gpus, per_task)
+
+
+def share_environ(
+    visible_devices: Mapping[str, Sequence[str]],
+    on_node: int | None,
+    local_rank: int,
+    sees_gpus: Sequence[bool],
+    per_task: int | None = None,
+) -> dict[str, str]:
+    """Do what `gpu_environ` does, for a task whose local rank is not only Slurm's to say.
+
+    A list shorter than the step's GPUs on this node was made by Slurm for this task alone (--gpus-per-task, --gpu-bind)
+    and is kept; else all tasks of the node see the same list, and it is divided. Every variable that Slurm set is
+    divided in the same way, whether or not it counts from 0.
+    """
+    if not sees_gpus[local_rank]:
+        return {**dict.fromkeys(visible_devices, "-1"), **_HIDDEN}
     devices: dict[str, str] = {}
-    for variable, visible in step.visible_devices.items():
-        if on_node is not None and len(visible) < on_node:
+    for variable, visible in visible_devices.items():
+        if is_own_list(visible, on_node):
             (own,) = divide_gpus(visible, [True], per_task)
         else:
-            own = divide_gpus(visible, sees_gpus, per_task)[step.local_rank]
+            own = divide_gpus(visible, sees_gpus, per_task)[local_rank]
         devices[variable] = ",".join(own) or "-1"
     return devices
+
+
+def is_own_list(visible: Sequence[str], on_node: int | None) -> bool:
+    """Whether Slurm made a list of devices for one task, and not for all tasks of the node."""
+    return on_node is not None and len(visible) < on_node
 
 
 def _share(visible: Sequence[str], index: int, num_users: int, per_task: int | None) -> tuple[str, ...]:

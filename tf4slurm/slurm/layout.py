@@ -9,10 +9,11 @@ the eyes of b). Certain is only where a component has a single node, or where a 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tf4slurm.errors import LayoutError
+from tf4slurm.errors import LayoutError, PlacementError
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,39 @@ def check_own_place(
     )
 
 
+def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Mapping[str, int]) -> tuple[str, ...]:
+    """Return a layout in the names that somebody else has for the nodes, such as "n1-ib" for "n1".
+
+    Args:
+        nodes: Each node of the layout once, in Slurm's order.
+        counts: The number of tasks on each host, by the names wanted. These begin with the nodes' own, in any order; or
+            else they are in the order of `nodes`, which must also be the alphabet's.
+
+    Raises:
+        LayoutError: Which host is which node cannot be told.
+        PlacementError: These are not the numbers of tasks that Slurm placed.
+    """
+    hosts, known = list(counts), frozenset(nodes)
+    begins = [next((host[:end] for end in range(len(host), 0, -1) if host[:end] in known), None) for host in hosts]
+    if not any(begins) and len(hosts) == len(nodes) and hosts == sorted(hosts):
+        names = dict(zip(nodes, hosts, strict=True))
+    elif len(hosts) == len(nodes) and set(begins) == known:
+        names = {begin: host for begin, host in zip(begins, hosts, strict=True) if begin is not None}
+    else:
+        reason = f"the hosts {_short(hosts)} are not the nodes {_short(nodes)}"
+        text = f"Which host has which rank cannot be told: {reason}. Give one name for each node that begins with it."
+        raise LayoutError(text, distribution=None, reason=reason)
+    found = tuple(names[node] for node in nodes_by_rank)
+    if Counter(found) != Counter(counts):
+        raise PlacementError(
+            f"Slurm placed {dict(Counter(found))} tasks on the nodes, but {dict(counts)} was given. Leave it out: "
+            "Slurm knows.",
+            requested=sum(counts.values()),
+            available=len(found),
+        )
+    return found
+
+
 def _deal_rounds(component: Component, size: int) -> tuple[str, ...]:
     """Give each node up to `size` ranks in its turn, until all nodes have what they take."""
     ranks: list[str] = []
@@ -139,5 +173,5 @@ def _cannot_tell(distribution: str | None, reason: str) -> LayoutError:
     )
 
 
-def _short(ranks: Sequence[int]) -> str:
+def _short(ranks: Sequence[object]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")

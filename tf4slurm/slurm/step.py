@@ -163,8 +163,7 @@ class SlurmStep:
     @property
     def visible_devices(self) -> Mapping[str, tuple[str, ...]]:
         """The devices in each variable by which Slurm shows GPUs; one that is not set, or to nothing, is not there."""
-        texts = {name: self._variables.text(name) for name in VISIBLE_DEVICES if self._variables.has(name)}
-        return {name: () if text in _NO_DEVICES else tuple(text.split(",")) for name, text in texts.items()}
+        return _visible_devices(self._variables)
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -228,6 +227,54 @@ class SlurmStep:
             node_ranks=self.node_ranks,
             distribution=self.distribution,
         )
+
+
+class StepOutline:
+    """What TensorFlow's own resolver reads of a step, each variable when it is asked for.
+
+    A step of Slurm has all that `SlurmStep` asks for. An environment that somebody made by hand need not have it, and
+    then nothing can be held against this task's own place.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._variables = Variables(dict(environ))
+
+    @property
+    def rank(self) -> int:
+        return self._variables.number(_RANK)
+
+    @property
+    def num_tasks(self) -> int:
+        return self._variables.number(_NUM_TASKS)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self._variables.nodes(_NODELIST)
+
+    @property
+    def tasks_per_node(self) -> tuple[int, ...]:
+        return self._variables.counts(_TASKS_PER_NODE)
+
+    @property
+    def distribution(self) -> str | None:
+        return self._variables.optional_text(_DISTRIBUTION)
+
+    @property
+    def plane_size(self) -> int | None:
+        return self._variables.optional_number(_PLANE_SIZE)
+
+    @property
+    def visible_devices(self) -> Mapping[str, tuple[str, ...]]:
+        return _visible_devices(self._variables)
+
+    @property
+    def gpus_on_node(self) -> int | None:
+        return self._variables.optional_number(_GPUS_ON_NODE)
+
+
+def _visible_devices(variables: Variables) -> Mapping[str, tuple[str, ...]]:
+    texts = {name: variables.text(name) for name in VISIBLE_DEVICES if variables.has(name)}
+    return {name: () if text in _NO_DEVICES else tuple(text.split(",")) for name, text in texts.items()}
 
 
 def is_in_step(environ: Mapping[str, str]) -> bool:

@@ -1,0 +1,39 @@
+"""SlurmClusterResolver in the tasks of real steps: nothing but srun and a script that asks for the map."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.lab import SlurmLab
+
+SCRIPT = """
+import json, os
+from tf4slurm import SlurmClusterResolver
+resolver = SlurmClusterResolver()
+spec = resolver.cluster_spec().as_dict()
+print(json.dumps([int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"], spec, *resolver.get_task_info()]))
+"""
+
+pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-N3", "-w", "r1-n9,r1-n10,gpu-09"),  # Slurm puts two on the first; TensorFlow would sort gpu-09 before it
+        ("-N2", "-w", "r1-n2,r1-n10", "--ntasks-per-node=2", "-m", "cyclic"),
+    ],
+)
+def test_every_task_of_a_step_has_the_true_map(tmp_path: Path, lab: SlurmLab, options: tuple[str, ...]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    result = lab.run("srun", "-Q", "-n4", *options, sys.executable, script, cwd=tmp_path, timeout_seconds=60)
+    found = sorted(json.loads(line) for line in result.stdout.splitlines())
+    assert [(rank, task_type, index) for rank, _, _, task_type, index in found] == [(r, "worker", r) for r in range(4)]
+    nodes = [node for _, node, _, _, _ in found]
+    expected = [f"{node}:{8888 + nodes[:rank].count(node)}" for rank, node in enumerate(nodes)]
+    assert [spec for _, _, spec, _, _ in found] == [{"worker": expected}] * 4

@@ -1,0 +1,1 @@
+"""What works inside TensorFlow. The only room that imports it."""

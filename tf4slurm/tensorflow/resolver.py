@@ -1,0 +1,244 @@
+"""`SlurmClusterResolver`: TensorFlow's class of that name, with the map that Slurm made.
+
+Read beside https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SlurmClusterResolver.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+
+from tf4slurm.errors import LayoutError, PlacementError
+from tf4slurm.roles import TASK_TYPES, role_of
+from tf4slurm.server_dictionary import get_server_dictionary, launched_dictionary
+from tf4slurm.slurm.commands import layout_of
+from tf4slurm.slurm.gpus import is_own_list, share_environ
+from tf4slurm.slurm.layout import Component, deal_ranks, rename_nodes
+from tf4slurm.slurm.step import SlurmStep, StepOutline, is_in_step
+
+_PORT_BASE = 8888
+
+
+class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # type: ignore[misc]
+    """The cluster of the Slurm step that this process is a task of, for tf.distribute.
+
+    Ranks are given to the jobs in the order of the job names, as TensorFlow's class does. Which node has which rank is
+    as Slurm placed them, whatever the distribution; what cannot be told is an error. Under an agent of tf4slurm
+    the map is the launcher's.
+
+    Subclasses that know of ranks and hosts from elsewhere override `_resolve_own_rank`, `_resolve_num_tasks`,
+    `_resolve_hostlist` and `_resolve_task_configuration`. Ranks of their own are taken to be in the order of the host
+    names, one host after the other, as in TensorFlow.
+
+    Attributes:
+        task_type: The name of this task's job; unlike TensorFlow's it is there before `cluster_spec` is called.
+        task_id: The index of this task in its job.
+        rpc_layer: The protocol of the addresses that `master` returns.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = _PORT_BASE,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | Mapping[str, int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str | None = "grpc",
+        *,
+        interface: str | None = None,
+        infiniband: bool = False,
+    ) -> None:
+        """Resolve the cluster; with a network asked for, together with all other tasks of the step.
+
+        Args:
+            jobs: Number of tasks of each job, such as {"ps": 1, "worker": 3}; by default all are of the job "worker".
+            port_base: The port of the first task of each node; the others count on from it. With `interface` or
+                `infiniband` one that is not the default's is the first of as many ports as tasks to choose from.
+            gpus_per_node: How many GPUs of each node to use; by default all that Slurm gave.
+            gpus_per_task: How many GPUs each task uses; by default they are shared evenly: among all tasks, or in a job
+                with ps among its workers.
+            tasks_per_node: A number, or one for each host; only to say what Slurm says, or for ranks of a subclass.
+            auto_set_gpu: Let `cluster_spec` set CUDA_VISIBLE_DEVICES and its like to this task's share of what Slurm
+                gave. Where Slurm gave none, to the share of `gpus_per_node` and `gpus_per_task` GPUs, if given.
+            interface: Put the addresses of this network into the map, with ports that are held until TensorFlow's
+                server has them; see `get_server_dictionary`.
+            infiniband: The same as interface="infiniband".
+
+        Raises:
+            SlurmEnvironmentError: A variable that is needed is absent or does not read.
+            LayoutError: Which node has which rank cannot be told.
+            PlacementError: More or fewer tasks or GPUs than there are.
+            RendezvousError: The tasks did not agree, where they had to.
+        """
+        self.rpc_layer = rpc_layer
+        self._port_base = port_base
+        self._gpus_per_node = gpus_per_node
+        self._gpus_per_task = gpus_per_task
+        self._auto_set_gpu = auto_set_gpu
+        self._outline = StepOutline(os.environ)
+        self._node_ranks: Sequence[int] = ()
+        launched = launched_dictionary()
+        if launched is not None:  # GPUs are the agent's doing
+            agreed = launched if jobs is None else get_server_dictionary(jobs)
+            self._cluster_allocation, self.task_type, self.task_id = agreed
+            return
+        self._rank = self._resolve_own_rank()
+        self._jobs = {"worker": self._resolve_num_tasks()} if jobs is None else dict(jobs)
+        self._task_configuration = self._configure(tasks_per_node)
+        self._names = [name for name, count in sorted(self._jobs.items()) for _ in range(count)]
+        self._check_counts()
+        self.task_type = self._names[self._rank]
+        self.task_id = self._rank - self._names.index(self.task_type)
+        if interface is not None or infiniband:
+            ports = None if port_base == _PORT_BASE else range(port_base, min(port_base + len(self._names), 65536))
+            agreed = get_server_dictionary(self._names, infiniband, interface=interface, ports=ports)
+            self._cluster_allocation = agreed.cluster
+            self._node_ranks = SlurmStep.from_environ(os.environ).node_ranks
+        else:
+            hosts = self._hosts_by_rank(isinstance(tasks_per_node, Mapping))
+            self._cluster_allocation = self._allocate(hosts)
+            self._node_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[self._rank]]
+
+    # What a subclass may know from elsewhere
+
+    def _resolve_own_rank(self) -> int:
+        """Return the rank of this task, from 0."""
+        return StepOutline(os.environ).rank
+
+    def _resolve_num_tasks(self) -> int:
+        """Return the number of tasks of the step."""
+        return StepOutline(os.environ).num_tasks
+
+    def _resolve_hostlist(self) -> list[str]:
+        """Return the names of the step's nodes."""
+        return list(StepOutline(os.environ).nodes)
+
+    def _resolve_task_configuration(self) -> dict[str, int]:
+        """Return the number of tasks on each host."""
+        return dict(zip(self._resolve_hostlist(), StepOutline(os.environ).tasks_per_node, strict=False))
+
+    # What TensorFlow asks for
+
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """Return the cluster, and show this task its GPUs if asked to."""
+        if self._auto_set_gpu:
+            os.environ.update(self._gpu_environ())
+        return tf.train.ClusterSpec(self._cluster_allocation)
+
+    def get_task_info(self) -> tuple[str, int]:
+        """Return the name of this task's job, and its index in it."""
+        return self.task_type, self.task_id
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """Return "grpc://host:port" of a task, by default of this one."""
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        address = self.cluster_spec().task_address(task_type, task_id)
+        protocol = rpc_layer or self.rpc_layer
+        return f"{protocol}://{address}" if protocol else address
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
+    ) -> dict[str, int]:
+        """Return the number of GPUs of this task; where neither Slurm nor the caller tells it, of those it sees."""
+        if self._gpus_per_task is not None:
+            return {"GPU": self._gpus_per_task}
+        lists = self._gpu_environ().values()
+        if not lists:
+            return {"GPU": len(tf.config.list_physical_devices("GPU"))}
+        return {"GPU": max(0 if devices == "-1" else len(devices.split(",")) for devices in lists)}
+
+    # How it is found
+
+    def _configure(self, tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
+        if tasks_per_node is None:
+            return self._resolve_task_configuration()
+        if isinstance(tasks_per_node, Mapping):
+            return dict(tasks_per_node)
+        return dict.fromkeys(self._resolve_hostlist(), int(tasks_per_node))
+
+    def _check_counts(self) -> None:
+        available, requested = sum(self._task_configuration.values()), len(self._names)
+        if requested != available or not 0 <= self._rank < requested:
+            raise PlacementError(
+                f"The jobs {self._jobs} have {requested} tasks, but there are {available}, and this one has rank "
+                f"{self._rank}. Give as many as srun's --ntasks.",
+                requested=requested,
+                available=available,
+            )
+        if self._gpus_per_node is not None and self._gpus_per_task is not None:
+            requested = self._gpus_per_task * max(self._task_configuration.values())
+            if requested > self._gpus_per_node:
+                raise PlacementError(
+                    f"{self._gpus_per_task} GPUs for each task need {requested} on the fullest node, but "
+                    f"gpus_per_node is {self._gpus_per_node}. Lower gpus_per_task, or put fewer tasks on a node.",
+                    requested=requested,
+                    available=self._gpus_per_node,
+                )
+
+    def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
+        """Return the host of each rank: as Slurm placed them, or for ranks that are not Slurm's as TensorFlow does."""
+        hosts, counts = tuple(self._task_configuration), tuple(self._task_configuration.values())
+        if not self._overrides("_resolve_own_rank") and is_in_step(os.environ):
+            step = SlurmStep.from_environ(os.environ)
+            return rename_nodes(layout_of(step), step.nodes, self._task_configuration)
+        if not has_own_configuration and not self._overrides(
+            "_resolve_own_rank", "_resolve_hostlist", "_resolve_task_configuration"
+        ):
+            return deal_ranks(Component(hosts, counts), self._outline.distribution, self._outline.plane_size)
+        # Known subclasses make the mapping of a set, whose order is another one in every process: only names count.
+        found = [host for host, count in sorted(self._task_configuration.items()) for _ in range(count)]
+        here = {socket.gethostname(), socket.gethostname().partition(".")[0]} & set(hosts)
+        if here and found[self._rank] not in here:
+            reason = f"rank {self._rank} is on {min(here)!r}, but the map puts it on {found[self._rank]!r}"
+            text = (
+                f"The map is wrong: {reason}. Ranks must be in the order of the host names: {', '.join(sorted(hosts))}."
+            )
+            raise LayoutError(text, distribution=None, reason=reason)
+        return found
+
+    def _overrides(self, *names: str) -> bool:
+        return any(getattr(type(self), name) is not getattr(SlurmClusterResolver, name) for name in names)
+
+    def _allocate(self, hosts: Sequence[str]) -> dict[str, list[str]]:
+        """Return the addresses of each job, with a port for each task of a host."""
+        seen: dict[str, int] = {}
+        addresses = []
+        for host in hosts:
+            index = seen[host] = seen.get(host, -1) + 1
+            addresses.append(f"{host}:{self._port_base + index}")
+        rest = iter(addresses)
+        return {name: list(itertools.islice(rest, count)) for name, count in sorted(self._jobs.items())}
+
+    def _gpu_environ(self) -> dict[str, str]:
+        """Return the variables that show this task its GPUs; empty where neither Slurm nor the caller named any."""
+        if not self._node_ranks:
+            return {}
+        granted, on_node, per_task = self._outline.visible_devices, self._outline.gpus_on_node, self._gpus_per_task
+        most_tasks, limit = max(self._task_configuration.values()), self._gpus_per_node
+        visible: Sequence[str] = next(filter(None, granted.values()), ())
+        hidden_from = set() if not visible else {name for name in self._jobs if not self._sees_gpus(name)}
+        sees_gpus = [self._names[rank] not in hidden_from for rank in self._node_ranks]
+        if not visible:
+            if limit is None and per_task is None:
+                return {}
+            visible = [str(index) for index in range((per_task or 0) * most_tasks if limit is None else limit)]
+            granted, on_node = {"CUDA_VISIBLE_DEVICES": tuple(visible)}, None
+        if not is_own_list(visible, on_node):
+            granted, on_node = {name: devices[:limit] for name, devices in granted.items()}, None
+            if per_task is None and not hidden_from:
+                per_task = len(visible[:limit]) // most_tasks or None  # the same for all, as collectives need it
+        return share_environ(granted, on_node, self._node_ranks.index(self._rank), sees_gpus, per_task)
+
+    def _sees_gpus(self, task_type: str) -> bool:
+        """In a job with ps the others wait for its workers; in any other every task trains."""
+        if "ps" not in self._jobs or task_type not in TASK_TYPES:
+            return True
+        return role_of(task_type, has_chief="chief" in self._jobs).sees_gpus
