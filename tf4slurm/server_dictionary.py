@@ -110,7 +110,7 @@ def _count(roles: Sequence[str]) -> dict[str, int]:
 
 def launched_dictionary() -> ServerDictionary | None:
     """Return the map on which the launcher agreed; None if this process has no agent of tf4slurm."""
-    if "TF4SLURM_TASK" not in os.environ:
+    if "TF4SLURM_TASK" not in os.environ or "TF_CONFIG" not in os.environ:
         return None
     config = json.loads(os.environ["TF_CONFIG"])
     return ServerDictionary(config["cluster"], *Task(config["task"]["type"], config["task"]["index"]))

@@ -123,6 +123,13 @@ def test_gpus_are_those_that_slurm_gave(name: str, jobs: dict[str, int] | None, 
     assert seen == expected
 
 
+def test_gpus_that_are_hidden_stay_hidden() -> None:
+    for environ in capture_of("gres-gpu2").environs:
+        with environment({**environ, "CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}):
+            SlurmClusterResolver({"ps": 1, "worker": 3}, gpus_per_task=1).cluster_spec()
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
 @pytest.mark.parametrize("capture", CAPTURES, ids=str)
 def test_without_auto_set_gpu_nothing_changes(capture: Capture) -> None:
     environ = capture.environs[0]

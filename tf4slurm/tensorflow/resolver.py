@@ -27,8 +27,8 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
     """The cluster of the Slurm step that this process is a task of, for tf.distribute.
 
     Ranks are given to the jobs in the order of the job names, as TensorFlow's class does. Which node has which rank is
-    as Slurm placed them, whatever the distribution; what cannot be told is an error. Under an agent of tf4slurm
-    the map is the launcher's.
+    as Slurm placed them, whatever the distribution; what cannot be told is an error. Under an agent of
+    tf4slurm the map is the launcher's.
 
     Subclasses that know of ranks and hosts from elsewhere override `_resolve_own_rank`, `_resolve_num_tasks`,
     `_resolve_hostlist` and `_resolve_task_configuration`. Ranks of their own are taken to be in the order of the host
@@ -199,7 +199,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         if here and found[self._rank] not in here:
             reason = f"rank {self._rank} is on {min(here)!r}, but the map puts it on {found[self._rank]!r}"
             text = (
-                f"The map is wrong: {reason}. Ranks must be in the order of the host names: {', '.join(sorted(hosts))}."
+                f"The map is wrong: {reason}. Ranks of your own must go from host to host in the order of their names."
             )
             raise LayoutError(text, distribution=None, reason=reason)
         return found
@@ -227,7 +227,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         hidden_from = set() if not visible else {name for name in self._jobs if not self._sees_gpus(name)}
         sees_gpus = [self._names[rank] not in hidden_from for rank in self._node_ranks]
         if not visible:
-            if limit is None and per_task is None:
+            if on_node or (limit is None and per_task is None):  # Slurm gave some, and somebody has hidden them
                 return {}
             visible = [str(index) for index in range((per_task or 0) * most_tasks if limit is None else limit)]
             granted, on_node = {"CUDA_VISIBLE_DEVICES": tuple(visible)}, None
