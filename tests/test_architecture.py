@@ -23,7 +23,8 @@ FLOORS = [
     ["slurm"],
     ["control"],
     ["join"],
-    ["agent", "observe", "server_dictionary"],
+    ["agent", "agreement", "observe"],
+    ["server_dictionary"],
     ["launch", "ServerDictionary"],
     ["cli"],
     ["__main__"],
@@ -33,10 +34,10 @@ FLOORS = [
 INSIDE = {
     "network": [["interfaces", "ports", "proof"]],
     "slurm": [["allocation", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
-    "control": [["auth", "messages", "verdict"], ["state"], ["client", "service"]],
-    "observe": [["events"]],
+    "control": [["auth", "limits", "messages", "verdict"], ["record"], ["state"], ["client", "service"]],
+    "observe": [["environment", "events"]],
     "launch": [["plan", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
-    "cli": [["main", "options", "reporter"], ["run", "task", "nodes"]],
+    "cli": [["main", "options", "reporter"], ["env", "run", "task", "nodes"]],
 }
 """The same inside each folder."""
 

@@ -133,3 +133,36 @@ def test_under_an_agent_it_is_the_launchers_map(tmp_path: Path, lab: SlurmLab) -
     lines = [line.partition(" | ")[2] for line in result.stdout.splitlines() if " | [" in line]
     assert len(lines) == 4
     check_truth(lab, sorted(json.loads(line) for line in lines))
+
+
+def test_without_an_exchange_it_is_computed_from_the_environment(tmp_path: Path, lab: SlurmLab) -> None:
+    call = f"get_server_dictionary({['ps'] + ['worker'] * 7}, interface='{{{{host}}}}-ib', exchange=False)".replace(
+        "{{host}}", "{host}"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os\nfrom tf4slurm import *\n"
+        f"print(json.dumps([int(os.environ['SLURM_PROCID']), os.environ['SLURMD_NODENAME'], *{call}]))\n"
+    )
+    result = lab.run("srun", "-Q", "-N4", "-n8", "-m", "cyclic", sys.executable, script, cwd=tmp_path)
+    found = answers(result)
+    for _, node, cluster, task_type, index in found:
+        assert cluster[task_type][index].rpartition(":")[0] == f"{node}-ib"
+    addresses = [address for role in found[0][2].values() for address in role]
+    assert len(set(addresses)) == 8
+
+
+def test_env_tells_what_a_task_sees(tmp_path: Path, lab: SlurmLab) -> None:
+    tf4slurm = str(Path(sys.executable).with_name("tf4slurm"))
+    command = ("srun", "-Q", "-N2", "-n3", "-w", "r1-n9,r1-n10", "-m", "cyclic", "--gres=gpu:1")
+    shown = lab.run(*command, "bash", "-c", '"$0" env --json --interface ib0 > $SLURM_PROCID', tf4slurm, cwd=tmp_path)
+    assert shown.returncode == 0
+    descriptions = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    for rank, seen in enumerate(descriptions):
+        assert seen["step"]["rank"] == rank
+        assert seen["nodes_by_rank"] == ["r1-n9", "r1-n10", "r1-n9"]
+        assert seen["nodes_by_rank"][rank] == seen["step"]["node"]
+        assert seen["address"] == {"r1-n9": "172.29.0.2", "r1-n10": "172.29.0.3"}[seen["step"]["node"]]
+        assert seen["doubts"] == []
+    text = lab.run(*command[:4], tf4slurm, "env", cwd=tmp_path).stdout
+    assert "layout: 0=" in text
