@@ -25,7 +25,7 @@ def measure_infiniband(directory: Path) -> list[Figure]:
             report = directory / f"{network}.json"
             before = _sent(lab)
             options = ["--runs-directory", str(directory / "runs"), "--ps", "1", "--workers", "2", *network_options]
-            command = [TF4SLURM, "run", *options, "--", sys.executable, SCRIPT, "20", report]
+            command: list[str | Path] = [TF4SLURM, "run", *options, "--", sys.executable, SCRIPT, "20", report]
             lab.run("salloc", "-Q", "-N4", "-n4", *command, timeout_seconds=300)
             sent = {name: count - before[name] for name, count in _sent(lab).items()}
             rates[network] = json.loads(report.read_text())["steps_per_second"]
