@@ -166,3 +166,24 @@ def test_env_tells_what_a_task_sees(tmp_path: Path, lab: SlurmLab) -> None:
         assert seen["doubts"] == []
     text = lab.run(*command[:4], tf4slurm, "env", cwd=tmp_path).stdout
     assert "layout: 0=" in text
+
+
+def test_node_names_that_are_no_host_names_do_no_harm(tmp_path: Path, slurm: None) -> None:
+    """The names of Slurm resolve nowhere, and the hosts call themselves otherwise."""
+    with SlurmLab(host_suffix=".lab.example", resolve_names=False) as lab:
+        found = answers(run(lab, tmp_path, f"get_server_dictionary({ROLES})", "-N4", "-n4"))
+        check_truth(lab, found)
+
+
+def test_two_steps_at_once_each_have_their_own_map(tmp_path: Path, lab: SlurmLab) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=f"get_server_dictionary({ROLES})"))
+    step = f"srun -Q --overlap -N4 -n4 {sys.executable} {script}"
+    result = lab.run("salloc", "-Q", "-N4", "-n4", "bash", "-c", f"{step} >one & {step} >two; wait", cwd=tmp_path)
+    assert result.returncode == 0
+    maps = []
+    for name in ("one", "two"):
+        found = sorted(json.loads(line) for line in (tmp_path / name).read_text().splitlines())
+        check_truth(lab, found)
+        maps.append({address for role in found[0][2].values() for address in role})
+    assert not maps[0] & maps[1]
