@@ -16,7 +16,7 @@ test: $(VENV)/installed slurm check
 check: $(VENV)/installed
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
-	$(BIN)/mypy tf4slurm tests
+	$(BIN)/mypy tf4slurm tests benchmarks
 
 bench: $(VENV)/installed slurm
 	$(BIN)/python -m benchmarks

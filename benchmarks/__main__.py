@@ -17,8 +17,9 @@ from benchmarks.main_job import (
     measure_training,
 )
 from benchmarks.measure import Figure, machine
+from benchmarks.network import measure_infiniband
 
-RESULTS = Path(__file__).with_name("results") / "main_job.json"
+RESULTS = Path(__file__).with_name("results") / "figures.json"
 MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
     "imports": lambda directory: measure_imports(11),
     "start": lambda directory: measure_start(directory, 11),
@@ -26,6 +27,7 @@ MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
     "end": lambda directory: measure_end_on_slurm(directory, 10),
     "training": lambda directory: measure_training(directory, 6),
     "map": lambda directory: measure_map(directory, 11),
+    "infiniband": measure_infiniband,
     "nodelist": lambda directory: measure_nodelist(directory, 51),
 }
 

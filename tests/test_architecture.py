@@ -23,7 +23,8 @@ FLOORS = [
     ["slurm"],
     ["control"],
     ["join"],
-    ["agent", "observe", "server_dictionary"],
+    ["agent", "agreement", "observe"],
+    ["server_dictionary"],
     ["launch", "tensorflow", "ServerDictionary"],
     ["cli"],
     ["__main__"],
@@ -33,11 +34,11 @@ FLOORS = [
 INSIDE = {
     "network": [["interfaces", "ports", "proof"]],
     "slurm": [["allocation", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
-    "control": [["auth", "messages", "verdict"], ["state"], ["client", "service"]],
-    "observe": [["events"]],
+    "control": [["auth", "limits", "messages", "verdict"], ["record"], ["state"], ["client", "service"]],
+    "observe": [["environment", "events"]],
     "launch": [["plan", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
     "tensorflow": [["resolver"]],
-    "cli": [["main", "options", "reporter"], ["run", "task", "nodes"]],
+    "cli": [["main", "options", "reporter"], ["env", "run", "task", "nodes"]],
 }
 """The same inside each folder."""
 
@@ -107,6 +108,10 @@ def imported_by(statement: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
+def test_a_star_import_loads_no_tensorflow() -> None:
+    assert "tensorflow" not in imported_by("from tf4slurm import *; get_server_dictionary")
+
+
 def test_importing_the_package_is_light() -> None:
     loaded = imported_by("import tf4slurm")
     assert not loaded & {"tensorflow", "grpc", "asyncio", "click", "rich", "psutil"}
@@ -125,7 +130,9 @@ def test_only_the_room_tensorflow_imports_it(module: str) -> None:
 
 
 def test_the_public_list_is_what_there_is() -> None:
-    assert set(tf4slurm.__all__) <= set(dir(tf4slurm))
+    assert set(tf4slurm._LAZY) <= set(dir(tf4slurm))
+    loads_tensorflow = {name for name, module in tf4slurm._LAZY.items() if "tensorflow" in module.split(".")}
+    assert set(tf4slurm.__all__) == {"__version__", *tf4slurm._LAZY} - loads_tensorflow
     for name, module in tf4slurm._LAZY.items():
         tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
         assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}

@@ -12,10 +12,10 @@ __version__ = "0.1.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _LAZY = {
-    "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",  # loads tensorflow
+    "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
     "get_server_dictionary": "tf4slurm.server_dictionary",
 }
-__all__ = ["__version__", *_LAZY]
+__all__ = ["__version__", "get_server_dictionary"]  # a star import must not load tensorflow: no SlurmClusterResolver
 
 
 def __getattr__(name: str) -> Any:
@@ -26,4 +26,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_LAZY})

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import json
 import os
-import threading
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tf4slurm.cluster import Address, Cluster, Task
-from tf4slurm.control.auth import new_secret
-from tf4slurm.control.service import ControlService
-from tf4slurm.control.state import JobState, Limits, Phase
-from tf4slurm.errors import PlacementError, RendezvousError, RendezvousTimeoutError
-from tf4slurm.join import Join, JoinSettings, Place, Service
-from tf4slurm.network.interfaces import INFINIBAND, host_addresses, interface_address
-from tf4slurm.placement import PACK, SPREAD, place_tasks
+from tf4slurm.agreement import Agreement
+from tf4slurm.cluster import Address, Cluster, Member, Task
+from tf4slurm.errors import InterfaceError, PlacementError
+from tf4slurm.join import JoinSettings
+from tf4slurm.network.interfaces import INFINIBAND
+from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import TASK_TYPES
-from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.step import SlurmStep
-
-_LEAVE_SECONDS = 10.0
-_held: list[Join] = []
-"""The joins of this process: the ports that they hold stay held until it ends."""
 
 
 class ServerDictionary(NamedTuple):
@@ -46,6 +36,7 @@ def get_server_dictionary(
     placement: str = PACK,
     timeout_seconds: float = 300.0,
     directory: str | os.PathLike[str] = "runs",
+    exchange: bool = True,
 ) -> ServerDictionary:
     """Return the address map of the step this process is a task of, agreed upon by all its tasks.
 
@@ -63,13 +54,16 @@ def get_server_dictionary(
         placement: With a number of tasks of each role: "pack" (rank by rank) or "spread" (ps over the nodes).
         timeout_seconds: How long to wait for all tasks.
         directory: A directory that all hosts share; rank 0 leaves a file (0600) there for the others to find it.
+        exchange: False computes the map from this task's environment alone: node names, or those that a host-name rule
+            makes of them, with `ports` or the reserved ports by local rank. Nothing is held, proved or waited for.
 
     Returns:
         The cluster spec without the evaluators, such as {"ps": ["10.1.0.4:40123"], "worker": […]}, the role and index.
 
     Raises:
         SlurmEnvironmentError: This process is neither a task of a Slurm step nor started by an agent.
-        PlacementError: As many roles as tasks were expected.
+        PlacementError: As many roles as tasks were expected, or without an exchange a port for each task of a node.
+        LayoutError: Without an exchange: the environment does not tell which node has which rank.
         RendezvousTimeoutError: Not all tasks came in time; the text names those that did not.
         RendezvousError: The tasks did not agree; the text says why.
     """
@@ -89,13 +83,17 @@ def get_server_dictionary(
             available=step.num_tasks,
         )
     place_tasks(counts, placement, [""] * step.num_tasks)  # a list that does not fit is told before anything starts
+    interface = INFINIBAND if infiniband else interface
+    if not exchange:
+        cluster = _from_environment(step, counts, placement, interface, ports)
+        return ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task)
     settings = JoinSettings(
         run_directory=str(Path(directory) / f"step-{step.job_id}.{step.step_id}-{step.restart_count}"),
-        interface=INFINIBAND if infiniband else interface,
+        interface=interface,
         ports=tuple(ports or ()),
         join_seconds=timeout_seconds,
     )
-    cluster = _Agreement(counts, placement, settings, step).wait()
+    cluster = Agreement(counts, placement, settings, step).wait()
     os.environ["TF_GRPC_REUSE_PORT"] = "true"
     return ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task)
 
@@ -128,99 +126,33 @@ def _check_counts(launched: ServerDictionary, counts: Mapping[str, int]) -> None
         )
 
 
-class _Agreement:
-    """The tasks of a step agreeing on a map: in a thread, so that the caller may have an event loop of its own."""
-
-    def __init__(self, counts: Mapping[str, int], placement: str, settings: JoinSettings, step: SlurmStep) -> None:
-        self._counts = counts
-        self._placement = placement
-        self._settings = settings
-        self._step = step
-        self._found: Cluster | RendezvousError | BaseException | None = None
-        self._is_found = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tf4slurm-agreement")
-
-    def wait(self) -> Cluster:
-        """Return the cluster, or raise what kept the tasks from agreeing.
-
-        The thread goes on until the others have the map too; the interpreter waits for it at its end.
-        """
-        self._thread.start()
-        self._is_found.wait()
-        if isinstance(self._found, BaseException):
-            raise self._found
-        assert self._found is not None
-        return self._found
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._agree())
-        except BaseException as error:
-            self._tell(error)
-
-    def _tell(self, found: Cluster | BaseException) -> None:
-        if not self._is_found.is_set():
-            self._found = found
-            self._is_found.set()
-
-    async def _agree(self) -> None:
-        path = Path(self._settings.run_directory)
-        directory = RunDirectory.open(path) if self._step.rank == 0 else RunDirectory(path.absolute())
-        hosting = asyncio.create_task(self._host(directory)) if self._step.rank == 0 else None
-        place = Place.from_step(self._step)
-        join = Join(place, self._settings, lambda: Service.from_file(directory.control))
-        member = asyncio.create_task(join.membership.run())
-        agreeing = asyncio.create_task(join.agree())
-        try:
-            await asyncio.wait({member, agreeing, *filter(None, [hosting])}, return_when=asyncio.FIRST_COMPLETED)
-            if not agreeing.done():
-                await (hosting if hosting is not None and hosting.done() else member)
-            cluster = await agreeing
-            if cluster is None:
-                raise _failure(join)
-            _held.append(join)
-            if join.listener is not None:
-                join.listener.close()
-            self._tell(cluster)
-        finally:
-            join.membership.report(state="left")
-            await asyncio.wait({member}, timeout=_LEAVE_SECONDS)
-            if hosting is not None:
-                await hosting
-
-    async def _host(self, directory: RunDirectory) -> None:
-        """Host the control service until every task has the map and has left."""
-        place = functools.partial(place_tasks, self._counts, self._placement)
-        limits = Limits(
-            start_timeout_seconds=self._settings.join_seconds,
-            beat_seconds=self._settings.beat_seconds,
-            dead_after_seconds=self._settings.dead_after_seconds,
-            leave_seconds=0,
+def _from_environment(
+    step: SlurmStep, counts: Mapping[str, int], placement: str, interface: str | None, ports: Sequence[int] | None
+) -> Cluster:
+    nodes = step.nodes_by_rank
+    rule = interface or "{host}"
+    if "{host}" not in rule:
+        text = (
+            f'Without an exchange the address on {rule!r} is not known of other nodes: use a rule like "{{host}}-ib0".'
         )
-        needs_nodes = self._placement == SPREAD
-        tasks = place([""] * self._step.num_tasks)
-        state = JobState(tasks, limits, time.monotonic(), lambda *_: None, place if needs_nodes else None)
-        secret = new_secret()
-        service = ControlService(state, secret)
-        port = await service.start()
-        interface = self._settings.interface
-        hosts = (interface_address(interface),) if interface else host_addresses()
-        directory.write_control(Service(tuple(Address(host, port) for host in hosts), secret).to_json())
-        try:
-            ending = asyncio.create_task(service.wait_for_end())
-            while not ending.done():
-                if state.phase is Phase.TRAINING:
-                    state.finish(time.monotonic())
-                    service.publish()
-                await asyncio.wait({ending}, timeout=limits.beat_seconds / 10)
-            ending.result()
-        finally:
-            await service.close()
-            directory.control.unlink(missing_ok=True)
-
-
-def _failure(join: Join) -> Exception:
-    if join.failure is not None:
-        return join.failure
-    reason = join.membership.order.reason or "The tasks did not agree on a map."
-    return RendezvousTimeoutError(reason) if "did not form within" in reason else RendezvousError(reason)
+        raise InterfaceError(text, interface=rule)
+    usable = ports or (() if step.het_groups else step.reserved_ports)  # a component's own are not told apart
+    local_ranks, seen = [], Counter[str]()
+    for node in nodes:
+        local_ranks.append(seen[node])
+        seen[node] += 1
+    needed = max(local_ranks) + 1
+    if len(usable) < needed:
+        raise PlacementError(
+            f"Without an exchange each task of a node needs a port known beforehand: {needed} are needed, "
+            f"{len(usable)} are there. Give ports=, or let Slurm reserve them (srun --resv-ports).",
+            requested=needed,
+            available=len(usable),
+        )
+    members = zip(place_tasks(counts, placement, nodes), nodes, local_ranks, strict=True)
+    return Cluster(
+        tuple(
+            Member(rank, task, node, Address(rule.replace("{host}", node), usable[local_rank]))
+            for rank, (task, node, local_rank) in enumerate(members)
+        )
+    )

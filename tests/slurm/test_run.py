@@ -308,3 +308,30 @@ def test_a_stopped_task_without_a_launcher_does_not_keep_srun_waiting(job: Job, 
     children_by_host(job)
     os.kill(psutil.Process(child_id(stopped)).ppid(), signal.SIGSTOP)
     assert step.wait(30) != 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "expected"),
+    [
+        ("--gres=gpu:2", (), {"worker-0": "0", "worker-1": "1", "ps-0": "-1", "chief-0": "-1"}),
+        ("--gres=gpu:4", (), {"worker-0": "0,1", "worker-1": "2,3", "ps-0": "-1", "chief-0": "-1"}),
+        ("--gres=gpu:4", ("--gpus-per-worker", "1"), {"worker-0": "0", "worker-1": "1"}),
+        ("--gres=gpu:1", (), {"worker-0": "0", "worker-1": "0"}),
+    ],
+)
+def test_workers_share_the_gpus_that_slurm_gave(
+    job: Job, asked: str, options: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    job.start(*ROLES, *options, prefix=("salloc", "-Q", "-N2", "--ntasks-per-node=2", asked))
+    seen = {name: job.wait_for_child(name) for name in NAMES}
+    job.end_child("chief-0")
+    assert job.wait() == 0
+    assert seen["worker-0"]["host"] == seen["worker-1"]["host"]
+    devices = {name: child["environ"]["CUDA_VISIBLE_DEVICES"] for name, child in seen.items()}
+    assert devices.items() >= expected.items()
+
+
+def test_more_gpus_than_there_are_end_the_job_with_the_reason(job: Job) -> None:
+    job.start(*ROLES, "--gpus-per-worker", "2", prefix=("salloc", "-Q", "-N2", "--ntasks-per-node=2", "--gres=gpu:2"))
+    assert job.wait() == 3
+    assert "2 GPUs for each of 2 tasks are 4" in job.stderr.partition("Root cause:")[2]

@@ -24,12 +24,7 @@ print(json.dumps([int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"]
 
 
 def run(
-    lab: SlurmLab,
-    directory: Path,
-    call: str,
-    *options: str,
-    imports: str = "from tf4slurm import get_server_dictionary",
-    **environ: str,
+    lab: SlurmLab, directory: Path, call: str, *options: str, imports: str = "from tf4slurm import *", **environ: str
 ) -> subprocess.CompletedProcess[str]:
     script = directory / "script.py"
     script.write_text(SCRIPT.format(imports=imports, call=call))
@@ -74,7 +69,7 @@ def test_the_map_is_true_on_every_layout(tmp_path: Path, lab: SlurmLab, options:
 def test_the_map_is_true_over_the_components_of_a_heterogeneous_step(tmp_path: Path, lab: SlurmLab) -> None:
     script = tmp_path / "script.py"
     call = f"get_server_dictionary({['ps', 'ps', 'worker', 'worker', 'worker']})"
-    script.write_text(SCRIPT.format(imports="from tf4slurm import get_server_dictionary", call=call))
+    script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=call))
     one = ("-N1", "-n2", "-w", "r1-n10", sys.executable, script)
     other = ("-N2", "-n3", "-m", "cyclic", "-w", "gpu-09,r1-n2", sys.executable, script)
     result = lab.run("srun", "-Q", *one, ":", *other, cwd=tmp_path, check=False)
@@ -96,7 +91,7 @@ def test_a_count_of_each_role_may_be_spread(tmp_path: Path, lab: SlurmLab) -> No
 
 
 def test_a_task_that_does_not_come_is_named(tmp_path: Path, lab: SlurmLab) -> None:
-    imports = "from tf4slurm import get_server_dictionary\nif os.environ['SLURM_PROCID'] == '2': sys.exit(0)"
+    imports = "from tf4slurm import *\nif os.environ['SLURM_PROCID'] == '2': sys.exit(0)"
     result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, timeout_seconds=3)", "-N4", "-n4", imports=imports)
     assert result.returncode == 1
     assert result.stderr.count("RendezvousTimeoutError: ") == 3
@@ -131,12 +126,64 @@ def test_the_old_name_gives_the_right_order(
 
 def test_under_an_agent_it_is_the_launchers_map(tmp_path: Path, lab: SlurmLab) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        SCRIPT.format(imports="from tf4slurm import get_server_dictionary", call=f"get_server_dictionary({ROLES})")
-    )
+    script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=f"get_server_dictionary({ROLES})"))
     tf4slurm = str(Path(sys.executable).with_name("tf4slurm"))
     command = (tf4slurm, "run", "--no-chief", "--ps", "1", "--workers", "3", "--", sys.executable, str(script))
     result = lab.run("salloc", "-Q", "-N4", "-n4", *command, cwd=tmp_path)
     lines = [line.partition(" | ")[2] for line in result.stdout.splitlines() if " | [" in line]
     assert len(lines) == 4
     check_truth(lab, sorted(json.loads(line) for line in lines))
+
+
+def test_without_an_exchange_it_is_computed_from_the_environment(tmp_path: Path, lab: SlurmLab) -> None:
+    call = f"get_server_dictionary({['ps'] + ['worker'] * 7}, interface='{{{{host}}}}-ib', exchange=False)".replace(
+        "{{host}}", "{host}"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os\nfrom tf4slurm import *\n"
+        f"print(json.dumps([int(os.environ['SLURM_PROCID']), os.environ['SLURMD_NODENAME'], *{call}]))\n"
+    )
+    result = lab.run("srun", "-Q", "-N4", "-n8", "-m", "cyclic", sys.executable, script, cwd=tmp_path)
+    found = answers(result)
+    for _, node, cluster, task_type, index in found:
+        assert cluster[task_type][index].rpartition(":")[0] == f"{node}-ib"
+    addresses = [address for role in found[0][2].values() for address in role]
+    assert len(set(addresses)) == 8
+
+
+def test_env_tells_what_a_task_sees(tmp_path: Path, lab: SlurmLab) -> None:
+    tf4slurm = str(Path(sys.executable).with_name("tf4slurm"))
+    command = ("srun", "-Q", "-N2", "-n3", "-w", "r1-n9,r1-n10", "-m", "cyclic", "--gres=gpu:1")
+    shown = lab.run(*command, "bash", "-c", '"$0" env --json --interface ib0 > $SLURM_PROCID', tf4slurm, cwd=tmp_path)
+    assert shown.returncode == 0
+    descriptions = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    for rank, seen in enumerate(descriptions):
+        assert seen["step"]["rank"] == rank
+        assert seen["nodes_by_rank"] == ["r1-n9", "r1-n10", "r1-n9"]
+        assert seen["nodes_by_rank"][rank] == seen["step"]["node"]
+        assert seen["address"] == {"r1-n9": "172.29.0.2", "r1-n10": "172.29.0.3"}[seen["step"]["node"]]
+        assert seen["doubts"] == []
+    text = lab.run(*command[:4], tf4slurm, "env", cwd=tmp_path).stdout
+    assert "layout: 0=" in text
+
+
+def test_node_names_that_are_no_host_names_do_no_harm(tmp_path: Path, slurm: None) -> None:
+    """The names of Slurm resolve nowhere, and the hosts call themselves otherwise."""
+    with SlurmLab(host_suffix=".lab.example", resolve_names=False) as lab:
+        found = answers(run(lab, tmp_path, f"get_server_dictionary({ROLES})", "-N4", "-n4"))
+        check_truth(lab, found)
+
+
+def test_two_steps_at_once_each_have_their_own_map(tmp_path: Path, lab: SlurmLab) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=f"get_server_dictionary({ROLES})"))
+    step = f"srun -Q --overlap -N4 -n4 {sys.executable} {script}"
+    result = lab.run("salloc", "-Q", "-N4", "-n4", "bash", "-c", f"{step} >one & {step} >two; wait", cwd=tmp_path)
+    assert result.returncode == 0
+    maps = []
+    for name in ("one", "two"):
+        found = sorted(json.loads(line) for line in (tmp_path / name).read_text().splitlines())
+        check_truth(lab, found)
+        maps.append({address for role in found[0][2].values() for address in role})
+    assert not maps[0] & maps[1]

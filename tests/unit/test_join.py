@@ -16,8 +16,9 @@ import pytest
 
 from tests.unit.test_service_and_client import cancel
 from tf4slurm.cluster import Address, Task
+from tf4slurm.control.limits import Limits
 from tf4slurm.control.service import ControlService
-from tf4slurm.control.state import JobState, Limits
+from tf4slurm.control.state import JobState
 from tf4slurm.errors import InterfaceError, PlacementError, SlurmEnvironmentError
 from tf4slurm.join import (
     LAUNCHER_VARIABLES,
@@ -69,7 +70,8 @@ def test_no_place_is_an_error() -> None:
 def test_a_service_is_told_through_the_environment() -> None:
     environ = SERVICE.to_environ()
     assert set(environ) < set(LAUNCHER_VARIABLES)
-    assert is_under_launcher(environ)
+    assert is_under_launcher({**environ, **settings_to_environ(JoinSettings("/runs/x"))})
+    assert not is_under_launcher(environ)  # something left over
     assert not is_under_launcher(STEP)
     assert Service.from_environ(environ, HERE) == SERVICE
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tf4slurm.cli.options import job_options, make_plan
-from tf4slurm.control.state import Limits
+from tf4slurm.control.limits import Limits
 from tf4slurm.errors import PlacementError
 from tf4slurm.launch.plan import LaunchPlan
 

@@ -161,3 +161,26 @@ def test_ports_survive_the_round_trip(ports: list[int]) -> None:
 def test_ranges_survive_the_round_trip(ranges: list[tuple[int, int]]) -> None:
     ports = [port for start, count in ranges for port in range(start, start + count)]
     assert parse_ports(format_ports(ports)) == tuple(ports)
+
+
+def leave_in_time_wait() -> int:
+    """Serve one connection and close it from our side; return the port, which TIME_WAIT keeps now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+            accepted, _ = server.accept()
+            accepted.close()
+            assert client.recv(1) == b""
+    return port
+
+
+def test_a_port_that_an_ended_server_left_can_be_held_by_one() -> None:
+    port = leave_in_time_wait()
+    with contextlib.closing(hold_port([port])) as held:
+        assert held.port == port
+        with pytest.raises(PlacementError):
+            hold_port([port])
+        with held.listen() as listener:
+            listener.setblocking(True)
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            listener.accept()[0].close()

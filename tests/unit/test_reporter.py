@@ -10,8 +10,9 @@ import pytest
 from tf4slurm import __version__
 from tf4slurm.cli.reporter import PlainReporter, summary
 from tf4slurm.cluster import Task
+from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import Hello, Status
-from tf4slurm.control.state import JobState, Limits
+from tf4slurm.control.state import JobState
 from tf4slurm.control.verdict import Verdict
 from tf4slurm.launch.launcher import Result
 from tf4slurm.observe.events import Event

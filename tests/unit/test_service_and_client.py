@@ -20,9 +20,10 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control import auth
 from tf4slurm.control.client import Membership
+from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import METHOD, SERVICE, Hello, Map, Message, Order, Status, decode, encode
 from tf4slurm.control.service import ControlService
-from tf4slurm.control.state import JobState, Limits, Phase
+from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import RendezvousClosedError, RendezvousConnectionError
 
 SECRET = "the secret of this job"

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Task
+from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import Hello, Order, TaskState
-from tf4slurm.control.state import JobState, Limits, Phase, TaskRecord
+from tf4slurm.control.record import TaskRecord
+from tf4slurm.control.state import JobState, Phase
 from tf4slurm.control.verdict import Verdict
 from tf4slurm.errors import RendezvousClosedError
 

@@ -18,6 +18,7 @@ _VERBS = {
     "run": "Run a job: local processes, or hosts of a Slurm allocation.",
     "task": "Be one task of a job (srun).",
     "nodes": "Expand, fold or count Slurm's nodelists.",
+    "env": "Show what this process sees of its job.",
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tf4slurm.control.state import Limits
+from tf4slurm.control.limits import Limits
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.network.ports import parse_ports
 from tf4slurm.placement import PACK, fill_counts, place_tasks

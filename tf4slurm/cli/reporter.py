@@ -6,7 +6,8 @@ import sys
 import time
 from typing import Any
 
-from tf4slurm.control.state import JobState, TaskRecord
+from tf4slurm.control.record import TaskRecord
+from tf4slurm.control.state import JobState
 from tf4slurm.control.verdict import describe_end
 from tf4slurm.launch.launcher import Reporter, Result
 from tf4slurm.observe.events import Event

@@ -9,15 +9,16 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
+from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import Hello, Map, Order, Status
+from tf4slurm.control.record import TaskRecord
 from tf4slurm.control.verdict import Verdict, describe_end, exit_code_of
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, RendezvousClosedError
 from tf4slurm.network.interfaces import is_loopback
-from tf4slurm.roles import Role, role_of
+from tf4slurm.roles import role_of
 
 
 class Phase(enum.Enum):
@@ -28,70 +29,6 @@ class Phase(enum.Enum):
     TRAINING = "training"  # the children run
     LEAVING = "leaving"  # there is a verdict; every task is told to leave
     ENDED = "ended"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long and how often; all times in seconds.
-
-    Attributes:
-        start_timeout_seconds: From the start until every child may start.
-        beat_seconds: Each end of a connection says something at least this often.
-        dead_after_seconds: Silence of a task, or of the launcher, that counts as its death.
-        reconnect_seconds: A broken connection (not a silent one) that is not back by then counts as the task's death.
-        leave_seconds: From SIGTERM to SIGKILL for a child that is told to leave.
-        evaluator_seconds: How long a bounded wait lasts after all other waited tasks are done.
-        max_worker_restarts: Of each worker.
-    """
-
-    start_timeout_seconds: float = 300.0
-    beat_seconds: float = 1.0
-    dead_after_seconds: float = 10.0
-    reconnect_seconds: float = 1.5
-    leave_seconds: float = 5.0
-    evaluator_seconds: float = 300.0
-    max_worker_restarts: int = 3
-
-
-@dataclass
-class TaskRecord:
-    """What is known of one task.
-
-    Attributes:
-        is_placed: Whether its task is known already; before, it only stands for the number of them.
-        is_gone: Its agent has left or is lost.
-        is_done: Its child has ended and nobody waits for it any more.
-        heard_at: When its agent last said something.
-        wanted_starts: How often its child should have been started by now.
-    """
-
-    rank: int
-    task: Task
-    role: Role
-    is_placed: bool = True
-    node: str = ""
-    address: Address | None = None
-    incarnation: str = ""
-    is_connected: bool = False
-    is_gone: bool = False
-    is_done: bool = False
-    heard_at: float = 0.0
-    wanted_starts: int = 0
-    status: Status = field(default_factory=Status)
-    started_at: float | None = None
-    ended_at: float | None = None
-
-    @property
-    def has_joined(self) -> bool:
-        return bool(self.incarnation)
-
-    @property
-    def name(self) -> str:
-        return str(self.task) if self.is_placed else f"rank {self.rank}"
-
-    def __str__(self) -> str:
-        place = f" on {self.node}" if self.node else f" (rank {self.rank})" if self.is_placed else ""
-        return f"{self.name}{place}"
 
 
 _EVER = float("inf")

@@ -18,8 +18,9 @@ from tf4slurm import __version__
 from tf4slurm.child import adopt_orphans
 from tf4slurm.cluster import Address
 from tf4slurm.control.auth import new_secret
+from tf4slurm.control.record import TaskRecord
 from tf4slurm.control.service import ControlService
-from tf4slurm.control.state import JobState, Phase, TaskRecord
+from tf4slurm.control.state import JobState, Phase
 from tf4slurm.control.verdict import Verdict, describe_end
 from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST, RunDirectoryError
 from tf4slurm.join import Service, settings_to_environ

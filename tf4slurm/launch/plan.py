@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tf4slurm.control.state import Limits
+from tf4slurm.control.limits import Limits
 from tf4slurm.errors import CommandError, PlacementError
 from tf4slurm.join import JoinSettings
 from tf4slurm.network.ports import format_ports

@@ -3,12 +3,16 @@
 The holder binds without SO_REUSEPORT, so a port that anybody has, holds or listens on is passed over, and sets the
 option afterwards: from then on another socket of the same user may listen there if it sets the option too, as
 TensorFlow's server does with TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection reaches the child.
+
+A server that ended leaves its port in TIME_WAIT for a minute. Only SO_REUSEADDR passes that, and it would pass other
+holders too; so whoever uses it first claims the port among all of tf4slurm on this host, by an abstract socket's name.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
+import sys
 from collections.abc import Sequence
 
 from tf4slurm.errors import PlacementError
@@ -19,14 +23,16 @@ _BACKLOG = 128
 class HeldPort:
     """A TCP port of all addresses of this host that stays ours until `close`."""
 
-    def __init__(self, holder: socket.socket) -> None:
+    def __init__(self, holder: socket.socket, claim: socket.socket | None) -> None:
         self._holder = holder
+        self._claim = claim
         self.port: int = holder.getsockname()[1]
 
     def listen(self) -> socket.socket:
         """Return a listening socket on the held port; close it before the child starts, or it takes connections."""
         listener = _wildcard_socket(self._holder.family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # both, as TensorFlow's server does
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
         listener.bind(("", self.port))
         listener.listen(_BACKLOG)
         listener.setblocking(False)
@@ -34,6 +40,8 @@ class HeldPort:
 
     def close(self) -> None:
         self._holder.close()
+        if self._claim is not None:
+            self._claim.close()
 
 
 def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
@@ -43,21 +51,46 @@ def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
         PlacementError: Every candidate is in use on this host.
     """
     for port in candidates or (0,):
-        holder = _wildcard_socket()
-        try:
-            holder.bind(("", port))
-        except OSError as error:
-            holder.close()
-            if error.errno != errno.EADDRINUSE:
-                raise
-            continue
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        return HeldPort(holder)
+        claim = _claim(port) if port else None
+        holder = _bind(port) or (_bind(port, in_time_wait=True) if claim is not None else None)
+        if holder is not None:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            return HeldPort(holder, claim)
+        if claim is not None:
+            claim.close()
     raise PlacementError(
         f"None of the {len(candidates)} ports {format_ports(candidates)} is free on this host. Give a larger range.",
         requested=1,
         available=0,
     )
+
+
+def _bind(port: int, *, in_time_wait: bool = False) -> socket.socket | None:
+    """Return a socket bound to the port; None if it is in use."""
+    holder = _wildcard_socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, in_time_wait)
+    try:
+        holder.bind(("", port))
+    except OSError as error:
+        holder.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return holder
+
+
+def _claim(port: int) -> socket.socket | None:
+    """Return what keeps the port claimed while it is open; None if another process has claimed it, or off Linux."""
+    if sys.platform != "linux":
+        return None
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0tf4slurm-port-{port}")
+    except OSError:
+        claim.close()
+        return None
+    return claim
 
 
 def parse_ports(text: str) -> tuple[int, ...]:

@@ -223,7 +223,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             return {}
         granted, on_node, per_task = self._outline.visible_devices, self._outline.gpus_on_node, self._gpus_per_task
         most_tasks, limit = max(self._task_configuration.values()), self._gpus_per_node
-        visible: Sequence[str] = next(filter(None, granted.values()), ())
+        visible: Sequence[str] = next(iter(granted.values()), ())
         hidden_from = set() if not visible else {name for name in self._jobs if not self._sees_gpus(name)}
         sees_gpus = [self._names[rank] not in hidden_from for rank in self._node_ranks]
         if not visible:

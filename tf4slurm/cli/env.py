@@ -1,0 +1,36 @@
+"""`tf4slurm env`: what this process sees."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from tf4slurm.observe.environment import describe_environment
+
+
+@click.command()
+@click.option("--interface", help="The network whose address would be taken.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+@click.pass_obj
+def env(environ: dict[str, str], /, interface: str | None, as_json: bool) -> None:
+    """Show what this process sees: its step, the layout, the address it would take, TF_CONFIG, and what is doubtful."""
+    description = describe_environment(environ, interface)
+    click.echo(json.dumps(description, indent=2) if as_json else _text(description))
+
+
+def _text(description: dict[str, Any]) -> str:
+    lines = [f"where: {description['where']}"]
+    for name, value in (description["step"] or {}).items():
+        if value not in (None, [], ""):
+            lines.append(f"{name}: {value}")
+    if description["nodes_by_rank"]:
+        ranks = (f"{rank}={node}" for rank, node in enumerate(description["nodes_by_rank"]))
+        lines.append(f"layout: {' '.join(ranks)}")
+    lines.append(f"address: {description['address']}")
+    for name, addresses in description["interfaces"].items():
+        lines.append(f"interface {name}: {', '.join(addresses) or 'down, or without an address'}")
+    if description["tf_config"]:
+        lines.append(f"TF_CONFIG: {json.dumps(description['tf_config'])}")
+    return "\n".join([*lines, *(f"doubtful: {doubt}" for doubt in description["doubts"])])
