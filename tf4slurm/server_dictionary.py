@@ -67,7 +67,7 @@ def get_server_dictionary(
         RendezvousTimeoutError: Not all tasks came in time; the text names those that did not.
         RendezvousError: The tasks did not agree; the text says why.
     """
-    counts = {role: tasks.get(role, 0) for role in TASK_TYPES} if isinstance(tasks, Mapping) else _count(tasks)
+    counts = _count(tasks)
     launched = launched_dictionary()
     if launched is not None:
         _check_counts(launched, counts)
@@ -98,12 +98,13 @@ def get_server_dictionary(
     return ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task)
 
 
-def _count(roles: Sequence[str]) -> dict[str, int]:
-    unknown = sorted(set(roles) - set(TASK_TYPES))
+def _count(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
+    counts = tasks if isinstance(tasks, Mapping) else Counter(tasks)
+    unknown = sorted(set(counts) - set(TASK_TYPES))
     if unknown:
         text = f"{unknown[0]!r} is not a role: expected one of {', '.join(TASK_TYPES)} for each rank."
-        raise PlacementError(text, requested=len(roles), available=0)
-    return {role: list(roles).count(role) for role in TASK_TYPES}
+        raise PlacementError(text, requested=sum(counts.values()), available=0)
+    return {role: counts.get(role, 0) for role in TASK_TYPES}
 
 
 def launched_dictionary() -> ServerDictionary | None:
