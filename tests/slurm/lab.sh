@@ -158,7 +158,6 @@ configure() {
   cat >"$LAB/etc/slurm.conf" <<END
 ClusterName=lab
 SlurmctldHost=ctl($SUBNET.254)
-SrunPortRange=60001-63000
 AuthType=auth/munge
 AuthInfo=socket=$LAB/munge/munge.socket.2,cred_expire=10
 CredType=cred/munge

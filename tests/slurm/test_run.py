@@ -335,3 +335,23 @@ def test_more_gpus_than_there_are_end_the_job_with_the_reason(job: Job) -> None:
     job.start(*ROLES, "--gpus-per-worker", "2", prefix=("salloc", "-Q", "-N2", "--ntasks-per-node=2", "--gres=gpu:2"))
     assert job.wait() == 3
     assert "2 GPUs for each of 2 tasks are 4" in job.stderr.partition("Root cause:")[2]
+
+
+def test_ps_on_a_component_of_their_own(job: Job, lab: SlurmLab) -> None:
+    roles = ("--no-chief", "--ps", "1", "--workers", "2", "--placement", "ps,worker,worker")
+    runs = ("--runs-directory", str(job.directory / "runs"))
+    task = [TF4SLURM, "task", *runs, *roles, "--", sys.executable, str(CHILD), str(job.children)]
+    components = ("-N1", "-n1", "-w", "r1-n10", *task, ":", "-N2", "-n2", "-w", "gpu-09,r1-n2", *task)
+    step = lab.popen("srun", "-Q", *components, stdout=subprocess.DEVNULL)
+    hosts = {name: job.wait_for_child(name)["host"] for name in ("ps-0", "worker-0", "worker-1")}
+    assert hosts["ps-0"] == "r1-n10"
+    assert {hosts["worker-0"], hosts["worker-1"]} == {"gpu-09", "r1-n2"}
+    for name in ("worker-0", "worker-1"):
+        job.end_child(name)
+    assert step.wait(30) == 0
+
+
+def test_run_in_a_heterogeneous_allocation_says_what_to_do(job: Job) -> None:
+    job.start(*ROLES, prefix=("salloc", "-Q", "-N1", "-n1", ":", "-N2", "-n2"))
+    assert job.wait() == 3
+    assert "--het-group=0" in job.stderr

@@ -169,6 +169,16 @@ def test_env_tells_what_a_task_sees(tmp_path: Path, lab: SlurmLab) -> None:
         assert seen["nodes_by_rank"][rank] == seen["step"]["node"]
         assert seen["address"] == {"r1-n9": "172.29.0.2", "r1-n10": "172.29.0.3"}[seen["step"]["node"]]
         assert seen["doubts"] == []
+    line = '"$0" env --json --tasks ps,worker,worker > $SLURM_PROCID'
+    lab.run(*command, "bash", "-c", line, tf4slurm, cwd=tmp_path)
+    configs = [json.loads((tmp_path / str(rank)).read_text())["tf_config"] for rank in range(3)]
+    assert [config["task"] for config in configs] == [
+        {"type": "ps", "index": 0},
+        {"type": "worker", "index": 0},
+        {"type": "worker", "index": 1},
+    ]
+    assert [address.partition(":")[0] for address in configs[0]["cluster"]["worker"]] == ["r1-n10", "r1-n9"]
+    assert all(config["cluster"] == configs[0]["cluster"] for config in configs)
     text = lab.run(*command[:4], tf4slurm, "env", cwd=tmp_path).stdout
     assert "layout: 0=" in text
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -141,3 +143,14 @@ def test_a_list_says_it_of_each_rank() -> None:
 def test_a_placement_that_does_not_fit(placement: str, words: str) -> None:
     with pytest.raises(PlacementError, match=re.escape(words)):
         place_tasks({"ps": 1, "worker": 2}, placement, ["n"] * 3)
+
+
+@pytest.mark.parametrize("num_tasks", range(1, 7))
+def test_every_small_layout_is_spread_evenly(num_tasks: int) -> None:
+    """Every way in which up to 6 ranks can be on up to 3 nodes, with every number of ps."""
+    for nodes in itertools.product("abc", repeat=num_tasks):
+        for ps in range(num_tasks + 1):
+            tasks = place_tasks({"ps": ps, "worker": num_tasks - ps}, SPREAD, nodes)
+            held = Counter(node for node, task in zip(nodes, tasks, strict=True) if task.task_type == "ps")
+            assert sum(held.values()) == ps
+            assert all(held[a] <= held[b] + 1 or held[b] == nodes.count(b) for a in set(nodes) for b in set(nodes))

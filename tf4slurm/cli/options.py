@@ -37,7 +37,9 @@ else:
     _PortsType = click.ParamType  # not generic before click 8.3
 
 
-class _Ports(_PortsType):
+class Ports(_PortsType):
+    """Ports as Slurm writes them, as an option's value."""
+
     name = "PORTS"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
@@ -74,7 +76,7 @@ _OPTIONS = (
         help="Where run directories are made; all hosts must share it.",
     ),
     click.option("--interface", help="Network interface whose address is used. [default: the route to the launcher]"),
-    click.option("--ports", type=_Ports(), default=(), help="Ports to choose from, such as 40000-40099."),
+    click.option("--ports", type=Ports(), default=(), help="Ports to choose from, such as 40000-40099."),
     click.option(
         "--start-timeout", type=_SECONDS, default=300.0, show_default=True, help="Seconds to form the cluster."
     ),

@@ -41,6 +41,13 @@ def run(environ: dict[str, str], /, local: bool, **options: Any) -> None:
             'run starts it; or use "srun tf4slurm task".',
             variable="SLURM_STEP_NUM_TASKS",
         )
+    if allocation is not None and allocation.components > 1:
+        raise SlurmEnvironmentError(
+            f'"tf4slurm run" starts one step, but this heterogeneous job has {allocation.components} components. Start '
+            "the tasks yourself, roles in rank order: srun --het-group=0 tf4slurm task --placement ps,worker,worker … "
+            ": --het-group=1 tf4slurm task --placement ps,worker,worker …",
+            variable="SLURM_HET_SIZE",
+        )
     plan = make_plan(allocation.num_tasks if allocation else None, **options)
     check_command(plan.command)
     if allocation is None:

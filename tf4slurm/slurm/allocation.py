@@ -10,6 +10,7 @@ _NUM_TASKS = "SLURM_NTASKS"
 _NUM_NODES = "SLURM_JOB_NUM_NODES"
 _TASKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
 _CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
+_HET_SIZE = "SLURM_HET_SIZE"
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,14 @@ class SlurmAllocation:
 
     Attributes:
         num_tasks: Number of tasks asked for; None if the job only asked for nodes.
+        components: Of a heterogeneous job; 1 of any other.
         cpus_per_task: As asked for; srun no longer inherits it since Slurm 22.05.
     """
 
     job_id: str
     num_tasks: int | None
     cpus_per_task: int | None
+    components: int = 1
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SlurmAllocation | None:
@@ -35,7 +38,7 @@ class SlurmAllocation:
         per_node, num_nodes = _number(environ, _TASKS_PER_NODE), _number(environ, _NUM_NODES)
         if num_tasks is None and per_node is not None and num_nodes is not None:
             num_tasks = per_node * num_nodes
-        return cls(job_id, num_tasks, _number(environ, _CPUS_PER_TASK))
+        return cls(job_id, num_tasks, _number(environ, _CPUS_PER_TASK), _number(environ, _HET_SIZE) or 1)
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int | None:
