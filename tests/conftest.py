@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 
@@ -14,6 +15,13 @@ from tests.processes import MARK_VARIABLE, kill_leftovers
 settings.register_profile("normal", max_examples=100, deadline=None, database=None)
 settings.register_profile("long", max_examples=100_000, deadline=None, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
+
+
+def pytest_configure() -> None:
+    """Let what the tests start get signals as from a terminal, also where the suite runs in the background."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
