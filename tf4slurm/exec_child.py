@@ -1,7 +1,7 @@
 """Becomes a child: `python -I -S exec_child.py COMMAND…` asks the kernel to kill it when its agent dies, then executes.
 
 The agent cannot ask for it between fork and exec itself: gRPC's threads and fork handlers do not survive a fork. This
-file is run, never imported, and imports nothing of tf4slurm, so that it costs 20 ms.
+file is run as a program (child.py imports it for its path) and imports nothing of tf4slurm, so that it costs 20 ms.
 """
 
 import ctypes

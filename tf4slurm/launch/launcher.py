@@ -11,7 +11,6 @@ import platform
 import signal
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 from tf4slurm import __version__
@@ -197,7 +196,9 @@ def _result_json(result: Result) -> dict[str, Any]:
 
 
 def _task_json(record: TaskRecord, started_at: float) -> dict[str, Any]:
-    since: Callable[[float | None], float | None] = lambda at: None if at is None else round(at - started_at, 3)  # noqa: E731
+    def since_start(at: float | None) -> float | None:
+        return None if at is None else round(at - started_at, 3)
+
     return {
         "task": str(record.task),
         "rank": record.rank,
@@ -206,6 +207,6 @@ def _task_json(record: TaskRecord, started_at: float) -> dict[str, Any]:
         "starts": record.status.starts,
         "state": record.status.state if record.has_joined else "missing",
         "returncode": record.status.returncode,
-        "started_seconds": since(record.started_at),
-        "ended_seconds": since(record.ended_at),
+        "started_seconds": since_start(record.started_at),
+        "ended_seconds": since_start(record.ended_at),
     }
