@@ -113,7 +113,7 @@ def measure_training(directory: Path, runs: int) -> list[Figure]:
     ours, theirs = [], []
     for number in range(runs):
         pair = (directory / f"ours-{number}", directory / f"theirs-{number}")
-        command = [sys.executable, str(DIGITS), "--epochs", "40", "--report-json"]
+        command = [sys.executable, str(DIGITS), "--epochs", "80", "--report-json"]
         for report in pair if number % 2 == 0 else reversed(pair):
             if report is pair[0]:
                 run = [

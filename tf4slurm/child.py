@@ -1,4 +1,4 @@
-"""One child process: started in its own session, read, signalled, and never left behind.
+"""One child process: started in its own process group, read, signalled, and never left behind.
 
 On Linux the kernel kills the child when its agent dies (see exec_child.py), and orphans of the child become the agent's
 own (PR_SET_CHILD_SUBREAPER), so that they too are ended. Elsewhere only the process group is.
@@ -63,7 +63,7 @@ class Child:
     async def start(
         cls, command: Sequence[str], environment: Mapping[str, str], on_output: Callable[[bytes], None]
     ) -> Child:
-        """Start `command` in a session of its own.
+        """Start `command` in a process group of its own.
 
         Its standard output and error arrive together at `on_output`, as they come, in a thread of its own: a file
         system that hangs holds up the child, not its agent.
@@ -76,7 +76,6 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=writable,
             stderr=writable,
-            start_new_session=True,
         )
         os.close(writable)
         has_drained = asyncio.Event()
@@ -109,6 +108,9 @@ class Child:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
             os.killpg(self.process_id, number)
+            return
+        if self._process.returncode is None:  # exec_child.py has not made the group yet
+            self._process.send_signal(number)
 
 
 def _read(readable: int, on_output: Callable[[bytes], None], on_end: Callable[[], object]) -> None:

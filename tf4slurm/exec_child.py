@@ -18,6 +18,7 @@ def main(agent: int, command: list[str]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != agent:
             sys.exit(137)  # the agent died before it could be asked for
+    os.setpgid(0, 0)  # not a session: see launch/spawn_local.py
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # this Python ignores them, and exec would pass that on
         signal.signal(number, signal.SIG_DFL)
     try:

@@ -115,8 +115,8 @@ def test_the_child_has_the_environment_it_is_given_and_no_more() -> None:
     assert not {line for line in lines if line.startswith(("HOME=", "PYTEST"))}
 
 
-def test_the_child_reads_nothing_and_leads_its_own_session() -> None:
-    code = "import os, sys; print(repr(sys.stdin.read()), os.getsid(0) == os.getpid() == os.getpgid(0))"
+def test_the_child_reads_nothing_and_leads_its_own_process_group() -> None:
+    code = "import os, sys; print(repr(sys.stdin.read()), os.getpid() == os.getpgid(0))"
     assert run_child(PYTHON, "-c", code) == (0, "'' True\n")
 
 

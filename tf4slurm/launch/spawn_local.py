@@ -27,7 +27,10 @@ _KILL_SECONDS = 2.0
 
 
 class LocalSpawner:
-    """One agent process per task on this host, each in a session of its own: Ctrl-C reaches the launcher alone."""
+    """One agent process per task on this host, each in a process group of its own: Ctrl-C reaches the launcher alone.
+
+    Not in a session of its own: Linux may share out processor time by session (autogroup), which slows training.
+    """
 
     is_local = True
 
@@ -74,7 +77,7 @@ class _ForkedAgent:
 
 def _be_agent(command: Sequence[str], receiver: _Connection, sender: _Connection, output: int) -> None:
     """Run in the fork: become a process of its own, wait for the environment, then live the agent's life."""
-    os.setsid()
+    os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the launcher holds its signals back while it forks
     sender.close()
     for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
