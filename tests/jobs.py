@@ -14,6 +14,9 @@ from tests.processes import wait_until
 
 CHILD = Path(__file__).with_name("child.py")
 TF4SLURM = str(Path(sys.executable).with_name("tf4slurm"))
+ROLES = ("--ps", "1", "--workers", "2")
+NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
+"""The children of a job with these options."""
 
 
 class Job:

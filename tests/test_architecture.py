@@ -22,8 +22,8 @@ FLOORS = [
     ["network", "placement", "run_directory"],
     ["slurm"],
     ["control"],
-    ["join"],
-    ["agent", "agreement", "observe"],
+    ["join", "line", "silence"],
+    ["agent", "agreement", "observe", "script"],
     ["server_dictionary"],
     ["launch", "tensorflow", "ServerDictionary"],
     ["cli"],
@@ -32,9 +32,9 @@ FLOORS = [
 """A file imports from lower floors only."""
 
 INSIDE = {
-    "network": [["interfaces", "ports", "proof"]],
+    "network": [["answer", "interfaces", "ports", "proof"]],
     "slurm": [["allocation", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
-    "control": [["auth", "limits", "messages", "verdict"], ["record"], ["state"], ["client", "service"]],
+    "control": [["auth", "limits", "messages", "verdict"], ["record"], ["barriers"], ["state"], ["client", "service"]],
     "observe": [["environment", "events"]],
     "launch": [["plan", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
     "tensorflow": [["resolver"]],

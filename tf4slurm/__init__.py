@@ -13,9 +13,20 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _LAZY = {
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
+    "barrier": "tf4slurm.script",
     "get_server_dictionary": "tf4slurm.server_dictionary",
+    "on_stop": "tf4slurm.script",
+    "report": "tf4slurm.script",
+    "should_stop": "tf4slurm.script",
 }
-__all__ = ["__version__", "get_server_dictionary"]  # a star import must not load tensorflow: no SlurmClusterResolver
+__all__ = [
+    "__version__",
+    "barrier",
+    "get_server_dictionary",
+    "on_stop",
+    "report",
+    "should_stop",
+]  # a star import must not load tensorflow: no SlurmClusterResolver
 
 
 def __getattr__(name: str) -> Any:

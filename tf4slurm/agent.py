@@ -15,16 +15,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tf4slurm.child import Child, adopt_orphans, kill_descendants, reap_orphans
-from tf4slurm.cluster import Cluster, Task
+from tf4slurm.cluster import Address, Cluster, Task
+from tf4slurm.control.messages import Report
 from tf4slurm.control.verdict import exit_code_of
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousError, Tf4SlurmError
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
+from tf4slurm.line import LINE_VARIABLE, Line
 from tf4slurm.output import LineSplitter, LineWriter
 from tf4slurm.roles import role_of
 from tf4slurm.run_directory import RunDirectory
+from tf4slurm.silence import wait_for_silence
 from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
 
 logger = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""What asks the whole job to save and stop, to whichever of its processes it is sent."""
 
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
@@ -45,6 +51,8 @@ class Agent:
         self._writer = writer
         self._child: Child | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._line = Line(self._membership.note)
+        self._was_told_to_stop = False
 
     async def run(self, run_directory: RunDirectory) -> int:
         """Live the task's life; return the exit code of this process.
@@ -53,9 +61,10 @@ class Agent:
         if this task could not take part or lost its launcher.
         """
         adopt_orphans()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
+        await self._line.open()
         member = asyncio.create_task(self._membership.run())
         obedience = asyncio.create_task(self._obey(run_directory))
         try:
@@ -73,17 +82,37 @@ class Agent:
             obedience.cancel()
             member.cancel()
             await self._end_child(_ORPHAN_SECONDS)
+            self._line.close()
             kill_descendants()
 
     async def _obey(self, run_directory: RunDirectory) -> None:
-        """Do what the launcher's latest order says, until that is to leave."""
-        cluster = await self._join.agree()
-        while not self._membership.order.leave:
-            if cluster is not None and self._membership.order.starts > self._membership.status.starts:
-                await self._start_child(cluster, self._membership.order.attempt, run_directory)
+        """Do what the launcher's latest order says, attempt by attempt, until that is to leave."""
+        while True:
+            cluster = await self._join.agree()
+            if cluster is not None:
+                await self._train(cluster, run_directory)
+            order = self._membership.order
+            await self._end_child(order.leave_seconds)
+            if order.leave:
+                self._membership.report(state="left")
+                return
+            kill_descendants()  # what the child left behind may hold its port, or its GPU
+            self._join.renew(order.attempt)
+
+    async def _train(self, cluster: Cluster, run_directory: RunDirectory) -> None:
+        """Have the child started as often as the launcher says, and tell it what it may know, in one attempt."""
+        attempt = self._membership.status.attempt
+        task = cluster.members[self._join.place.rank].task
+        while (order := self._membership.order).attempt == attempt and not order.leave:
+            if order.starts > self._membership.status.starts:
+                await self._start_child(cluster, attempt, run_directory)
+            self._line.tell(order)
+            if order.stop and not self._was_told_to_stop:
+                self._was_told_to_stop = True
+                is_waited_for = role_of(task.task_type, has_chief=cluster.has_chief).is_waited_for
+                if self._child is not None and is_waited_for and not self._membership.status.report.heeds_stop:
+                    self._child.signal(self._join.settings.stop_signal)
             await self._membership.wait_for_change()
-        await self._end_child(self._membership.order.leave_seconds)
-        self._membership.report(state="left")
 
     # The child
 
@@ -97,11 +126,19 @@ class Agent:
             words = (str(error),)
             self._membership.report(state="exited", starts=starts, returncode=error.exit_code, tail=words)
             return
-        self._child = await Child.start(self._command, environment, log.write)
+        role = role_of(task.task_type, has_chief=cluster.has_chief)
+        self._child = await Child.start(self._command, environment, log.write, is_shielded=not role.is_waited_for)
         self._membership.report(
-            state="running", starts=starts, process_id=self._child.process_id, returncode=None, tail=()
+            state="running",
+            starts=starts,
+            process_id=self._child.process_id,
+            returncode=None,
+            detail=None,
+            tail=(),
+            report=Report(),
         )
-        self._watching = asyncio.create_task(self._watch_child(self._child, log))
+        address = cluster.members[self._join.place.rank].address if role.is_in_cluster else None
+        self._watching = asyncio.create_task(self._watch_child(self._child, log, address))
 
     def _child_environment(self, cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
         """Return the environment of a child: ours, its place in the cluster, its GPUs, nothing of the job's secret."""
@@ -110,6 +147,7 @@ class Agent:
         result["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the port: TensorFlow's server listens beside it
         result["TF4SLURM_TASK"] = str(task)
         result["TF4SLURM_ATTEMPT"] = str(attempt)
+        result[LINE_VARIABLE] = self._line.name
         result.setdefault("PYTHONUNBUFFERED", "1")
         result.update(self._gpu_environ(cluster, task))
         if any(result.get(name) or result.get(name.upper()) for name in _PROXIES):
@@ -126,11 +164,25 @@ class Agent:
         sees_gpus = [role_of(member.task.task_type, has_chief=has_chief).sees_gpus for member in here]
         return gpu_environ(place.step, sees_gpus, self._join.settings.gpus_per_worker)
 
-    async def _watch_child(self, child: Child, log: _ChildLog) -> None:
-        returncode = await child.wait()
+    async def _watch_child(self, child: Child, log: _ChildLog, address: Address | None) -> None:
+        """Tell of the child's end; a child that counts as dead is ended first."""
+        ending = asyncio.create_task(child.wait())
+        dead_after_seconds = self._join.settings.dead_after_seconds
+        silence = asyncio.create_task(wait_for_silence(child.process_id, address, dead_after_seconds))
+        try:
+            await asyncio.wait({ending, silence}, return_when=asyncio.FIRST_COMPLETED)
+            detail = silence.result() if silence.done() and not ending.done() else None
+            if detail is not None:
+                child.signal(signal.SIGKILL)
+            returncode = await ending
+        finally:
+            silence.cancel()
+            ending.cancel()
         self._child = None
         tail = log.close()
-        self._membership.report(state="exited", returncode=returncode, tail=() if returncode == 0 else tail)
+        self._membership.report(
+            state="exited", returncode=returncode, detail=detail, tail=() if returncode == 0 else tail
+        )
 
     async def _end_child(self, grace_seconds: float) -> None:
         """End the child if it still runs. What it exits with then is our doing, and not reported as its failure."""

@@ -12,10 +12,12 @@ import ctypes
 import functools
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from tf4slurm import exec_child
 
@@ -61,9 +63,14 @@ class Child:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str], on_output: Callable[[bytes], None]
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        *,
+        is_shielded: bool = False,
     ) -> Child:
-        """Start `command` in a process group of its own.
+        """Start `command` in a process group of its own; shielded, it ignores signals for the whole job.
 
         Its standard output and error arrive together at `on_output`, as they come, in a thread of its own: a file
         system that hangs holds up the child, not its agent.
@@ -71,7 +78,7 @@ class Child:
         """
         readable, writable = os.pipe()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), *command),
+            *(sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), str(int(is_shielded)), *command),
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=writable,
@@ -89,7 +96,7 @@ class Child:
         Its process group is gone then, and its output has arrived, but for what a daemon of its own still holds.
         """
         returncode = await self._process.wait()
-        self._signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         try:
             await asyncio.wait_for(self._has_drained.wait(), _DRAIN_SECONDS)
         except asyncio.TimeoutError:
@@ -97,15 +104,21 @@ class Child:
         return returncode
 
     async def end(self, grace_seconds: float) -> None:
-        """Ask the child to end (SIGTERM), and kill it after `grace_seconds`; `wait` tells when it is gone."""
-        self._signal(signal.SIGTERM)
+        """Ask the child to end (SIGTERM), and kill it after `grace_seconds`; `wait` tells when it is gone.
+
+        One that ignores SIGTERM with all its descendants is killed at once.
+        """
+        self.signal(signal.SIGTERM)
+        if _ignores(self.process_id, signal.SIGTERM):
+            self.signal(signal.SIGKILL)
         try:
             await asyncio.wait_for(self._process.wait(), grace_seconds)
         except asyncio.TimeoutError:
             logger.warning("child %d did not end within %g s of SIGTERM: killed", self.process_id, grace_seconds)
-            self._signal(signal.SIGKILL)
+            self.signal(signal.SIGKILL)
 
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
+        """Send a signal to the child's process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
             os.killpg(self.process_id, number)
             return
@@ -119,3 +132,14 @@ def _read(readable: int, on_output: Callable[[bytes], None], on_end: Callable[[]
             on_output(data)
     with contextlib.suppress(RuntimeError):  # the event loop is gone: nobody waits any more
         on_end()
+
+
+def _ignores(process_id: int, number: int) -> bool:
+    """Whether a process and all its descendants ignore a signal; False where /proc does not tell."""
+    own = Path(f"/proc/{process_id}")
+    try:
+        (mask,) = re.findall(r"^SigIgn:\s*([0-9a-f]+)$", (own / "status").read_text(), re.MULTILINE)
+        descendants = (own / "task" / str(process_id) / "children").read_text().split()
+    except (OSError, ValueError):
+        return False
+    return bool(int(mask, 16) >> (number - 1) & 1) and all(_ignores(int(each), number) for each in descendants)

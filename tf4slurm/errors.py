@@ -12,6 +12,7 @@ Tf4SlurmError
 │  ├─ RendezvousTimeoutError     not all tasks came in time (also TimeoutError)
 │  ├─ RendezvousConnectionError  the control service cannot be reached (also ConnectionError)
 │  ├─ RendezvousClosedError      the control service refused this task, for a reason it gave
+│  ├─ BarrierError               not all tasks came to a barrier in time, or one never will
 │  └─ AuthenticationError        a message does not carry the job's secret
 ├─ MessageError                a control message that is not one (also ValueError)
 └─ LaunchError                 a program that was started to launch tasks failed
@@ -120,6 +121,14 @@ class RendezvousClosedError(RendezvousError):
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class BarrierError(RendezvousError):
+    """The barrier `name` broke: the text names the tasks that did not come."""
+
+    def __init__(self, message: str, *, name: str) -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class AuthenticationError(RendezvousError):

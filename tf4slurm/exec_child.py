@@ -1,4 +1,8 @@
-"""Becomes a child: `python -I -S exec_child.py COMMAND…` asks the kernel to kill it when its agent dies, then executes.
+"""Becomes a child: `python -I -S exec_child.py AGENT SHIELDED COMMAND…` asks the kernel to kill it when its agent dies,
+then executes.
+
+A shielded child ignores the signals that Slurm sends to every process of a job that is to stop: while the chief saves,
+the ps must stay. A script that installs a handler of its own gets them.
 
 The agent cannot ask for it between fork and exec itself: gRPC's threads and fork handlers do not survive a fork. This
 file is run as a program (child.py imports it for its path) and imports nothing of tf4slurm, so that it costs 20 ms.
@@ -12,7 +16,7 @@ import sys
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def main(agent: int, command: list[str]) -> None:
+def main(agent: int, is_shielded: bool, command: list[str]) -> None:
     """Execute `command`; where that is not possible, say why and exit as a shell does (127, 126)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -21,6 +25,9 @@ def main(agent: int, command: list[str]) -> None:
     os.setpgid(0, 0)  # not a session: see launch/spawn_local.py
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # this Python ignores them, and exec would pass that on
         signal.signal(number, signal.SIG_DFL)
+    if is_shielded:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
     try:
         os.execvp(command[0], command)
     except FileNotFoundError:
@@ -33,4 +40,4 @@ def main(agent: int, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2] == "1", sys.argv[3:])

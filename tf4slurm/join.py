@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.client import Membership
 from tf4slurm.control.messages import Hello
-from tf4slurm.errors import Tf4SlurmError
+from tf4slurm.errors import PlacementError, Tf4SlurmError
 from tf4slurm.network.interfaces import interface_address, route_address
 from tf4slurm.network.ports import HeldPort, hold_port
 from tf4slurm.network.proof import ProofServer, find_unproved, members_to_prove
@@ -44,6 +45,7 @@ class JoinSettings:
         ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
         join_seconds: How long the control service is looked for.
         gpus_per_worker: How many GPUs each task that uses them gets; None for an even share of what Slurm gave.
+        stop_signal: Number of the signal that tells a script to save and stop, where it does not ask by itself.
     """
 
     run_directory: str
@@ -53,6 +55,7 @@ class JoinSettings:
     dead_after_seconds: float = 10.0
     join_seconds: float = 300.0
     gpus_per_worker: int | None = None
+    stop_signal: int = signal.SIGTERM
 
 
 @dataclass(frozen=True)
@@ -159,22 +162,48 @@ class Join:
         """Agree with the other tasks on the cluster: answer on the held port, prove what is asked, wait for the others.
 
         Returns:
-            The cluster, once every address in it is proved; None if this task is told to leave before that.
+            The cluster, once every address in it is proved; None if this task is told to leave, or to begin another
+            attempt (`renew`), before that.
         """
         proof = ProofServer()
+        attempt = self.membership.status.attempt
         try:
             while True:
                 await self.membership.wait_for_change()
-                order = self.membership.order
-                cluster = self.membership.map.to_cluster() if self.membership.map else None
-                if order.starts or order.leave:
-                    return cluster if order.starts else None
+                order, agreed = self.membership.order, self.membership.map
+                if order.leave or order.attempt != attempt:
+                    return None
+                cluster = agreed.to_cluster() if agreed is not None and agreed.attempt == attempt else None
+                if order.starts:
+                    return cluster
                 if self.listener is not None:
                     await proof.start(self.listener, self.secret, self.place.rank)
                 if cluster is not None and self.membership.status.state == "joined":
                     await self._prove(cluster)
         finally:
             proof.close()
+
+    def renew(self, attempt: int) -> None:
+        """Begin another attempt, with another port than before; a failure is told to the launcher."""
+        before = self.held_port
+        fresh: dict[str, object] = {}
+        try:
+            try:
+                self._hold_port()
+            except PlacementError:  # of a narrow range, the old one has to do
+                if before is not None:
+                    before.close()
+                self._hold_port()
+            fresh["port"] = self.held_port.port if self.held_port is not None else 0
+        except (Tf4SlurmError, OSError) as error:
+            fresh.update(state="unproved", detail=f"rank {self.place.rank} has no port: {str(error).rstrip('.')}")
+        if before is not None:
+            before.close()
+        self.membership.begin_attempt(attempt, **fresh)
+
+    def _hold_port(self) -> None:
+        self.held_port = hold_port(self.settings.ports or self.place.reserved_ports)
+        self.listener = self.held_port.listen()  # before anyone can know the address and ask for proof
 
     async def _prove(self, cluster: Cluster) -> None:
         """Prove the addresses that are ours to prove, and hold the map against what Slurm told this task."""
@@ -203,9 +232,8 @@ class Join:
                 if settings.interface
                 else route_address(service.host)
             )
-            self.held_port = hold_port(settings.ports or self.place.reserved_ports)
-            port = self.held_port.port
-            self.listener = self.held_port.listen()  # before anyone can know the address and ask for proof
+            self._hold_port()
+            port = self.held_port.port if self.held_port is not None else 0
         except (Tf4SlurmError, OSError) as error:
             self.failure = error
         incarnation = f"{os.getpid()}-{time.time_ns():x}-{secrets.token_hex(4)}"

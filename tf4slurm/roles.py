@@ -15,13 +15,15 @@ class Role:
     Attributes:
         is_waited_for: The job is done only when every task of this role has exited with 0.
         is_wait_bounded: Waited for a limited time only, after the other waited tasks are done.
-        is_restarted: A crash restarts the child in place, at the same address; any other crash ends the job.
+        is_restarted: A crash restarts the child in place, at the same address; any other crash costs an attempt.
+        serves: It only serves the others: it may go when they need it no more.
         is_in_cluster: It has an entry in TensorFlow's cluster spec.
         sees_gpus: Its child sees the GPUs of its task; else they are hidden from it.
     """
 
     is_waited_for: bool
     is_restarted: bool
+    serves: bool = False
     is_in_cluster: bool = True
     is_wait_bounded: bool = False
     sees_gpus: bool = False
@@ -29,7 +31,7 @@ class Role:
 
 _ROLES = {
     "chief": Role(is_waited_for=True, is_restarted=False),
-    "ps": Role(is_waited_for=False, is_restarted=False),
+    "ps": Role(is_waited_for=False, is_restarted=False, serves=True),
     "worker": Role(is_waited_for=False, is_restarted=True, sees_gpus=True),
     "evaluator": Role(is_waited_for=True, is_restarted=True, is_in_cluster=False, is_wait_bounded=True),
 }

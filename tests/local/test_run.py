@@ -11,26 +11,13 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.jobs import CHILD, TF4SLURM, Job
+from tests.jobs import CHILD, NAMES, ROLES, TF4SLURM, Job
 from tests.processes import marked_processes, wait_until, wait_until_gone
-
-ROLES = ("--ps", "1", "--workers", "2")
-NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path)
-    yield job
-    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
-        job.process.kill()
-        job.process.wait()
 
 
 def agent_of(child: int) -> psutil.Process:

@@ -169,19 +169,50 @@ def test_sigterm_is_asked_first() -> None:
     asyncio.run(run())
 
 
-def test_who_ignores_sigterm_is_killed_after_the_grace() -> None:
+def seconds_to_end(script: str, grace_seconds: float, *, is_shielded: bool = False) -> tuple[float, int]:
+    """Start a shell script, end it once it has said "ready"; return how long that took, and its return code."""
+
     async def run() -> tuple[float, int]:
         output = Output()
-        child = await Child.start(["sh", "-c", "trap '' TERM; echo ready; sleep 300; sleep 300"], os.environ, output)
+        child = await Child.start(["sh", "-c", script], os.environ, output, is_shielded=is_shielded)
         await output.wait_for(b"ready")
         before = time.monotonic()
-        await child.end(0.2)
+        await child.end(grace_seconds)
         returncode = await child.wait()
         return time.monotonic() - before, returncode
 
-    seconds, returncode = asyncio.run(run())
+    return asyncio.run(run())
+
+
+def test_who_goes_on_after_sigterm_is_killed_after_the_grace() -> None:
+    seconds, returncode = seconds_to_end("trap : TERM; echo ready; while :; do sleep 0.1; done", 0.3)
     assert returncode == -signal.SIGKILL
-    assert 0.2 <= seconds < 2
+    assert 0.3 <= seconds < 2
+
+
+@pytest.mark.parametrize(("script", "is_shielded"), [("trap '' TERM; ", False), ("", True)])
+def test_who_ignores_sigterm_is_killed_at_once(script: str, is_shielded: bool) -> None:
+    seconds, returncode = seconds_to_end(f"{script}echo ready; sleep 300; sleep 300", 20, is_shielded=is_shielded)
+    assert returncode == -signal.SIGKILL
+    assert seconds < 10
+
+
+def test_a_shielded_childs_own_handler_has_its_grace() -> None:
+    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True); signal.pause()"
+    _, returncode = seconds_to_end(f'{PYTHON} -c "{code}"; exit $?', 20, is_shielded=True)
+    assert returncode == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_shielded_child_ignores_what_slurm_sends_to_all(number: signal.Signals) -> None:
+    async def run() -> int:
+        output = Output()
+        child = await Child.start(["sh", "-c", "read line; sleep 0.2; exit 6"], os.environ, output, is_shielded=True)
+        await poll(lambda: psutil.Process(child.process_id).name() == "sh")
+        child.signal(number)
+        return await child.wait()
+
+    assert asyncio.run(run()) == 6
 
 
 def test_a_stopped_child_is_killed_too() -> None:

@@ -31,6 +31,7 @@ def test_what_a_role_means(
         is_wait_bounded=bounded,
         is_restarted=restarted,
         is_in_cluster=in_cluster,
+        serves=task_type == "ps",
         sees_gpus=gpus,
     )
 

@@ -280,7 +280,7 @@ def test_a_whole_life() -> None:
 
 def test_a_change_is_told_at_once_and_not_at_the_next_beat() -> None:
     async def story() -> None:
-        slow = Limits(beat_seconds=30, dead_after_seconds=100)
+        slow = Limits(beat_seconds=30, dead_after_seconds=100, grace_seconds=0)
         state = JobState([Task("worker", 0)], slow, time.monotonic(), lambda *_: None)
         service = ControlService(state, SECRET)
         address = Address("127.0.0.1", await service.start())

@@ -6,7 +6,7 @@ import dataclasses
 import signal
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Hello, Order, TaskState
+from tf4slurm.control.messages import Hello, Order, Report, Status, TaskState, Waiting
 from tf4slurm.control.record import TaskRecord
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.control.verdict import Verdict
@@ -27,9 +27,12 @@ LIMITS = Limits(
     dead_after_seconds=10,
     reconnect_seconds=1.5,
     leave_seconds=5,
-    evaluator_seconds=30,
+    finish_seconds=30,
+    grace_seconds=0,
     max_worker_restarts=2,
 )
+GRACEFUL = dataclasses.replace(LIMITS, grace_seconds=20)
+TWO_ATTEMPTS = dataclasses.replace(LIMITS, max_attempts=2)
 TICK = 0.2
 FULL = "chief ps worker worker"
 """Ranks 0 to 3 of most jobs here."""
@@ -39,7 +42,7 @@ PHASES = list(Phase)
 class Job:
     """A job's state, the clock, and tasks that do what they are told; `roles` are in rank order."""
 
-    def __init__(self, roles: str = FULL, limits: Limits = LIMITS) -> None:
+    def __init__(self, roles: str = FULL, limits: Limits = LIMITS, *, has_agents: bool = True) -> None:
         counts: Counter[str] = Counter()
         tasks = []
         for task_type in roles.split():
@@ -47,7 +50,7 @@ class Job:
             counts[task_type] += 1
         self.now = 1000.0
         self.events: list[tuple[str, str | None, str]] = []
-        self.state = JobState(tasks, limits, self.now, lambda *event: self.events.append(event))
+        self.state = JobState(tasks, limits, self.now, lambda *event: self.events.append(event), has_agents=has_agents)
         self.ranks = range(len(tasks))
 
     # What the tests look at
@@ -110,6 +113,20 @@ class Job:
     def join(self, *ranks: int) -> Job:
         for rank in ranks or self.ranks:
             self.hello(rank)
+        return self
+
+    def join_again(self, *ranks: int) -> Job:
+        """These tasks have a new port for the attempt they are told of."""
+        for rank in ranks:
+            attempt = self.order(rank).attempt
+            self.state.on_status(rank, Status(attempt=attempt, port=5000 + rank), self.now)
+        return self
+
+    def prove_and_run(self) -> Job:
+        for rank in self.ranks:
+            self.say(rank, "proved")
+        for rank in self.ranks:
+            self.run_child(rank)
         return self
 
     def train(self) -> Job:
@@ -477,12 +494,325 @@ def test_without_restarts_the_first_crash_ends_the_job() -> None:
     assert job.verdict.cause == Task("worker", 0)
 
 
-def test_a_worker_that_is_done_does_not_end_the_job() -> None:
+def test_a_worker_that_says_it_is_done_may_exit() -> None:
     job = Job().train()
-    job.end_child(2, 0)
-    job.end_child(3, 0)
+    for rank in (2, 3):
+        job.say(rank, "running", report=Report(done="done"))
+        job.end_child(rank, 0)
     assert job.phase() is Phase.TRAINING
     assert [job.order(rank).starts for rank in job.ranks] == [1, 1, 1, 1]
+
+
+def test_a_worker_under_a_chief_that_exits_too_early_is_started_again_then_done_without() -> None:
+    job = Job().train()
+    job.end_child(2, 0)
+    assert job.order(2).starts == 2
+    for _ in range(2):
+        job.restart_and_end_child(2, 0)
+    assert job.texts("given_up") == ["worker/0 on n2 is not restarted again; the job goes on without it"]
+    job.turn(LIMITS.finish_seconds + 1)
+    assert job.phase() is Phase.TRAINING
+
+
+def test_without_any_worker_a_chief_has_its_time_to_end() -> None:
+    job = Job("chief ps worker").train()
+    job.end_child(2, 0)
+    for _ in range(2):
+        job.restart_and_end_child(2, 0)
+    job.turn(LIMITS.finish_seconds + 1)
+    assert job.verdict.exit_code == 7
+    assert job.verdict.reason == (
+        "worker/0 on n2 exited with code 0 before the job was done. Then: chief/0 on n0 did not end within 30 s."
+    )
+
+
+# A ps that leaves by itself
+
+
+def test_a_ps_may_leave_when_its_workers_are_done() -> None:
+    job = Job("ps worker worker").train()
+    job.end_child(1, 0)
+    job.say(2, "running", report=Report(done="done"))
+    assert job.order(0).is_training_over
+    job.end_child(0, 0)
+    assert job.phase() is Phase.TRAINING
+    job.end_child(2, 0)
+    assert job.verdict.exit_code == 0
+
+
+def test_a_ps_that_left_too_early_is_the_cause_of_what_follows() -> None:
+    job = Job().train()
+    job.end_child(1, 0)
+    job.end_child(0, 1, tail=("UnavailableError",))
+    assert job.verdict == Verdict(
+        7,
+        "ps/0 on n1 exited with code 0 before the job was done. Then: chief/0 on n0 exited with code 1.",
+        Task("ps", 0),
+        ("UnavailableError",),
+    )
+
+
+def test_after_a_ps_has_left_the_others_have_their_time_to_end() -> None:
+    job = Job("ps worker worker").train()
+    job.end_child(0, 0)
+    job.end_child(1, 0)
+    job.turn(LIMITS.finish_seconds + 1)
+    assert job.verdict.exit_code == 7
+    assert job.verdict.cause == Task("ps", 0)
+    assert "worker/1 on n2 did not end within 30 s" in job.verdict.reason
+
+
+@pytest.mark.parametrize(("end", "failed"), [("done", ()), ("failed", ("worker/0",))])
+def test_a_ps_learns_when_training_is_over_and_who_failed(
+    end: Literal["done", "failed"], failed: tuple[str, ...]
+) -> None:
+    job = Job().train()
+    for rank in (0, 3):
+        job.say(rank, "running", report=Report(done="done"))
+    assert not job.order(1).is_training_over
+    job.state.take_changed()
+    job.say(2, "running", report=Report(done=end))
+    assert job.state.take_changed() == {0, 1, 2, 3}
+    assert (job.order(1).is_training_over, job.order(1).failed) == (True, failed)
+
+
+# Tasks without agents
+
+
+def free_job() -> Job:
+    job = Job("ps worker worker", has_agents=False)
+    job.join()
+    for rank in job.ranks:
+        job.say(rank, "proved")
+    return job
+
+
+def test_tasks_without_agents_come_and_go_by_themselves() -> None:
+    job = free_job()
+    job.say(1, "left", report=Report(done="done"))
+    job.state.on_disconnect(2, job.now)
+    job.turn(LIMITS.reconnect_seconds + 1)
+    assert job.texts("lost") == ["worker/1 on n2 is lost: its connection broke and did not come back"]
+    assert (job.order(0).is_training_over, job.order(0).failed) == (True, ("worker/1",))
+    assert job.state.verdict is None
+    job.say(0, "left")
+    assert job.phase() is Phase.ENDED
+
+
+# Attempts
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_loss_of_a_ps_or_the_chief_costs_an_attempt(rank: int) -> None:
+    job = Job(limits=TWO_ATTEMPTS).train()
+    job.say(2, "running", report=Report(step=7))
+    job.end_child(rank, -9)
+    assert (job.phase(), job.state.attempt, job.state.map) == (Phase.FORMING, 2, None)
+    assert [job.order(each) for each in job.ranks] == [Order(attempt=2, leave_seconds=5)] * 4
+    job.join_again(0, 1, 2)
+    assert job.phase() is Phase.FORMING
+    job.join_again(3)
+    assert job.phase() is Phase.PROVING
+    assert job.state.map is not None
+    assert job.state.map.attempt == 2
+    assert [entry[4] for entry in job.state.map.entries] == [5000, 5001, 5002, 5003]
+    job.prove_and_run()
+    job.end_child(0, 0)
+    assert job.verdict.exit_code == 0
+
+
+def test_the_last_attempt_is_the_last() -> None:
+    job = Job(limits=TWO_ATTEMPTS).train()
+    job.end_child(1, -9)
+    job.join_again(0, 1, 2, 3).prove_and_run()
+    job.end_child(0, 3, tail=("boom",))
+    assert job.verdict == Verdict(3, "chief/0 on n0 exited with code 3.", Task("chief", 0), ("boom",))
+
+
+def test_what_becomes_of_an_earlier_attempt_counts_no_more() -> None:
+    job = Job(limits=TWO_ATTEMPTS).train()
+    job.end_child(1, -9)
+    job.state.on_status(0, Status("exited", starts=1, returncode=1), job.now)
+    job.state.on_status(2, Status("proved"), job.now)
+    job.join_again(0, 1, 2)
+    assert (job.phase(), job.state.count("proved")) == (Phase.FORMING, 0)
+    job.state.on_status(3, Status("running", starts=1, stop_signal="SIGTERM"), job.now)
+    assert job.verdict.exit_code == 143
+
+
+def test_an_attempt_that_does_not_form_ends_the_job() -> None:
+    job = Job(limits=TWO_ATTEMPTS).train()
+    job.end_child(1, -9)
+    job.join_again(0, 1, 2)
+    job.turn(LIMITS.start_timeout_seconds + 1)
+    assert job.verdict.exit_code == 6
+    assert job.verdict.cause == Task("worker", 1)
+
+
+def test_the_loss_of_an_agent_ends_the_job_whatever_attempts_are_left() -> None:
+    job = Job(limits=TWO_ATTEMPTS).train()
+    job.state.on_agent_exit(1, -9, job.now)
+    assert job.verdict.exit_code == 7
+
+
+def test_a_worker_without_a_chief_costs_an_attempt() -> None:
+    job = Job("ps worker worker", limits=TWO_ATTEMPTS).train()
+    job.end_child(2, -9)
+    assert job.state.attempt == 2
+
+
+def test_a_child_that_its_agent_killed_for_its_silence_counts_as_lost() -> None:
+    job = Job().train()
+    job.say(2, "exited", returncode=-9, detail="was stopped for 10 s")
+    assert job.order(2).starts == 2
+    job.say(1, "exited", returncode=-9, detail="was stopped for 10 s", tail=("last words",))
+    assert job.verdict == Verdict(7, "ps/0 on n1 was stopped for 10 s.", Task("ps", 0), ("last words",))
+
+
+def test_no_new_step_for_the_stall_limit_is_a_failure() -> None:
+    job = Job(limits=dataclasses.replace(LIMITS, stall_seconds=15)).train()
+    job.turn(50)
+    job.say(0, "running", report=Report(step=1))
+    job.turn(10)
+    job.say(0, "running", report=Report(step=2))
+    job.turn(14)
+    assert job.phase() is Phase.TRAINING
+    job.turn(2)
+    assert job.verdict.exit_code == 7
+    assert job.verdict.reason == (
+        "Training has stalled: no task has reported a new step for 15 s; the last was step 2 of chief/0 on n0."
+    )
+
+
+# Save and stop
+
+
+def test_a_job_that_is_to_stop_has_its_grace() -> None:
+    job = Job(limits=GRACEFUL).train()
+    job.state.take_changed()
+    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    assert job.phase() is Phase.STOPPING
+    assert job.state.take_changed() == {0, 1, 2, 3}
+    order = job.order(0)
+    assert (order.stop, order.grace_seconds) == ("The job was stopped: the launcher got SIGTERM.", 20)
+    assert not order.leave
+    job.turn(19)
+    assert job.phase() is Phase.STOPPING
+    job.turn(2)
+    assert job.phase() is Phase.LEAVING
+    assert job.verdict == Verdict(143, "The job was stopped: the launcher got SIGTERM.")
+
+
+@pytest.mark.parametrize("returncode", [0, 1, -15])
+def test_a_job_that_is_to_stop_leaves_when_its_chief_has_ended(returncode: int) -> None:
+    job = Job(limits=GRACEFUL).train()
+    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.end_child(2, -15)
+    assert (job.phase(), job.order(2).starts) == (Phase.STOPPING, 1)
+    job.end_child(0, returncode)
+    assert (job.phase(), job.verdict.exit_code) == (Phase.LEAVING, 143)
+
+
+def test_a_job_that_is_to_stop_leaves_when_all_it_waits_for_have_saved() -> None:
+    job = Job("ps worker worker", limits=GRACEFUL).train()
+    job.say(1, "running", stop_signal="SIGTERM")
+    job.say(1, "running", report=Report(has_saved=True))
+    assert job.phase() is Phase.STOPPING
+    job.say(2, "running", report=Report(has_saved=True))
+    assert job.verdict == Verdict(143, "The job was stopped: worker/0 on n1 got SIGTERM.")
+
+
+def test_without_a_ps_nothing_can_be_saved() -> None:
+    job = Job(limits=GRACEFUL).train()
+    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.end_child(1, -9)
+    assert (job.phase(), job.verdict.exit_code) == (Phase.LEAVING, 143)
+
+
+def test_who_asks_again_waits_no_longer() -> None:
+    job = Job(limits=GRACEFUL).train()
+    job.state.hurry(job.now)
+    assert job.phase() is Phase.TRAINING
+    job.state.on_stop(signal.SIGINT, "the launcher got SIGINT", job.now)
+    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    assert job.phase() is Phase.STOPPING
+    job.state.hurry(job.now)
+    assert (job.phase(), job.verdict.exit_code) == (Phase.LEAVING, 130)
+
+
+def test_a_stopped_job_begins_no_other_attempt() -> None:
+    job = Job(limits=dataclasses.replace(GRACEFUL, max_attempts=2)).train()
+    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.end_child(0, 1)
+    assert (job.state.attempt, job.verdict.exit_code) == (1, 143)
+
+
+# Barriers
+
+
+def arrive(job: Job, *ranks: int, name: str = "start", roles: tuple[str, ...] = (), seconds: float = 30) -> None:
+    for rank in ranks:
+        job.say(rank, "running", report=Report(waiting=Waiting(name, f"token-{rank}", seconds, roles)))
+
+
+def released(job: Job, *ranks: int) -> list[tuple[str, str]]:
+    return [(job.order(rank).released, job.order(rank).broke) for rank in ranks]
+
+
+def test_a_barrier_is_over_when_the_last_has_come() -> None:
+    job = Job().train()
+    arrive(job, 0, 1, 3)
+    assert released(job, 0, 1, 3) == [("", "")] * 3
+    job.state.take_changed()
+    arrive(job, 2)
+    assert released(job, 0, 1, 2, 3) == [(f"token-{rank}", "") for rank in range(4)]
+    assert job.state.take_changed() == {0, 1, 2, 3}
+
+
+def test_a_barrier_of_some_roles_waits_for_no_others() -> None:
+    job = Job().train()
+    arrive(job, 2, 3, roles=("worker",))
+    assert released(job, 2, 3) == [("token-2", ""), ("token-3", "")]
+    arrive(job, 1, roles=("worker",))
+    assert released(job, 1) == [("token-1", "barrier 'start' is not for a ps")]
+
+
+def test_a_barrier_breaks_when_its_time_is_over() -> None:
+    job = Job().train()
+    arrive(job, 2, 3, seconds=30)
+    job.turn(31)
+    why = "chief/0 on n0 and ps/0 on n1 did not come to barrier 'start' in time"
+    assert released(job, 2, 3) == [("token-2", why), ("token-3", why)]
+
+
+def test_a_barrier_breaks_at_once_when_somebody_will_never_come() -> None:
+    job = Job("ps worker worker").train()
+    arrive(job, 1, roles=("worker",))
+    job.end_child(2, 0)
+    job.turn(TICK)
+    assert released(job, 1) == [("token-1", "worker/1 on n2 ended without coming to barrier 'start'")]
+    arrive(job, 1, name="second", roles=("worker",))
+    assert released(job, 1)[0][1] == "worker/1 on n2 ended without coming to barrier 'second'"
+
+
+def test_a_barrier_waits_for_a_worker_that_is_restarted() -> None:
+    job = Job().train()
+    arrive(job, 2, 3, roles=("worker", "chief"))
+    job.end_child(2, -9)
+    job.say(2, "running", starts=2, report=Report())
+    arrive(job, 0, roles=("worker", "chief"))
+    assert released(job, 0, 3) == [("", "")] * 2
+    arrive(job, 2, roles=("worker", "chief"))
+    assert [broke for _, broke in released(job, 0, 2, 3)] == [""] * 3
+    assert released(job, 2)[0][0] == "token-2"
+
+
+def test_a_name_may_be_used_again() -> None:
+    job = Job("worker worker").train()
+    arrive(job, 0, 1)
+    for rank in (0, 1):
+        job.say(rank, "running", report=Report(waiting=Waiting("start", f"again-{rank}", 30)))
+    assert released(job, 0, 1) == [("again-0", ""), ("again-1", "")]
 
 
 @pytest.mark.parametrize(
@@ -748,10 +1078,10 @@ LIKELY = st.lists(st.tuples(st.just("hello"), RANKS, st.just("")) | st.tuples(st
 class Trial(Job):
     """A job to which anything may happen, and what must hold all the time."""
 
-    def __init__(self, roles: str) -> None:
-        super().__init__(roles)
+    def __init__(self, roles: str, limits: Limits = LIMITS) -> None:
+        super().__init__(roles, limits)
         self.ever_proved: set[int] = set()
-        self.seen_phase = Phase.FORMING
+        self.seen_phase = (1, Phase.FORMING)
         self.seen_verdict: Verdict | None = None
 
     def step(self, what: str, *details: Any) -> None:
@@ -760,7 +1090,11 @@ class Trial(Job):
 
     def check(self) -> None:
         state = self.state
-        assert PHASES.index(state.phase) >= PHASES.index(self.seen_phase)
+        attempt, phase = self.seen_phase
+        assert (state.attempt, PHASES.index(state.phase)) >= (attempt, PHASES.index(phase))
+        assert state.attempt <= state.limits.max_attempts
+        if state.attempt != attempt:
+            self.ever_proved.clear()
         if self.seen_verdict is not None:
             assert state.verdict is self.seen_verdict
         assert (state.verdict is not None) is (state.phase in (Phase.LEAVING, Phase.ENDED))
@@ -771,7 +1105,7 @@ class Trial(Job):
             assert order.starts <= 1 + LIMITS.max_worker_restarts
             assert order.leave is (state.verdict is not None)
             assert order.prove is (state.map is not None)
-        self.seen_phase, self.seen_verdict = state.phase, state.verdict
+        self.seen_phase, self.seen_verdict = (state.attempt, state.phase), state.verdict
 
     def do_hello(self, rank: int, how: str) -> None:
         changes = {
@@ -787,7 +1121,7 @@ class Trial(Job):
 
     def do_say(self, rank: int, state: TaskState, starts: int, returncode: int) -> None:
         if self.state.records[rank].is_connected:
-            if state == "proved":
+            if state == "proved" and self.state.map is not None:
                 self.ever_proved.add(rank)
             self.say(rank, state, starts=starts, returncode=returncode)
 
@@ -796,6 +1130,8 @@ class Trial(Job):
         order, status = self.order(rank), self.state.records[rank].status
         if order.leave:
             self.do_say(rank, "left", status.starts, 0)
+        elif order.attempt > self.state.records[rank].attempt > 0:
+            self.join_again(rank)
         elif order.starts > status.starts:
             self.do_say(rank, "running", order.starts, 0)
         elif order.prove and status.state == "joined":
@@ -823,16 +1159,17 @@ class Trial(Job):
 
 @given(
     roles=st.sampled_from([FULL, "ps worker worker worker", "chief ps worker evaluator"]),
+    limits=st.sampled_from([LIMITS, GRACEFUL, TWO_ATTEMPTS, dataclasses.replace(GRACEFUL, max_attempts=3)]),
     beginning=LIKELY,
     steps=st.lists(STEPS, max_size=20),
 )
 def test_whatever_happens_the_job_moves_on_and_ends(
-    roles: str, beginning: list[tuple[Any, ...]], steps: list[tuple[Any, ...]]
+    roles: str, limits: Limits, beginning: list[tuple[Any, ...]], steps: list[tuple[Any, ...]]
 ) -> None:
-    trial = Trial(roles)
+    trial = Trial(roles, limits)
     for step in (*beginning, *steps):
         trial.step(*step)
-    enough = LIMITS.start_timeout_seconds + LIMITS.evaluator_seconds + LIMITS.leave_seconds + 60
+    enough = LIMITS.start_timeout_seconds + LIMITS.finish_seconds + LIMITS.leave_seconds + 100
     trial.turn(enough, talking=(), tick=0.9)  # everyone falls silent
     trial.check()
     assert trial.phase() is Phase.ENDED

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from tf4slurm.agent import STOP_SIGNALS
 from tf4slurm.control.limits import Limits
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.network.ports import parse_ports
@@ -29,6 +31,7 @@ class _Seconds(click.FloatRange):
 
 
 _SECONDS = _Seconds(min=0, min_open=True)
+_GRACE = _Seconds(min=0)
 
 
 if TYPE_CHECKING:
@@ -85,6 +88,37 @@ _OPTIONS = (
     ),
     click.option("--beat", type=_SECONDS, default=1.0, show_default=True, help="Seconds between two signs of life."),
     click.option("--max-worker-restarts", type=_COUNT, default=3, show_default=True, help="In place, of each worker."),
+    click.option(
+        "--max-attempts",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="How often the cluster is formed: after the loss of a ps or the chief it is formed anew.",
+    ),
+    click.option(
+        "--grace",
+        type=_GRACE,
+        default=25.0,
+        show_default=True,
+        help="Seconds that the script has to save and stop, once that is asked; 0 for none.",
+    ),
+    click.option(
+        "--stop-signal",
+        type=click.Choice([number.name for number in STOP_SIGNALS]),
+        default="SIGTERM",
+        show_default=True,
+        help="What the chief (without one, the workers) is sent then, unless it asks by itself.",
+    ),
+    click.option(
+        "--finish-timeout",
+        type=_SECONDS,
+        default=300.0,
+        show_default=True,
+        help="Seconds for an evaluator after all others are done, and for all others after a ps has left by itself.",
+    ),
+    click.option(
+        "--stall-after", type=_SECONDS, help="Seconds without a new step, once steps are reported. [default: no limit]"
+    ),
     click.argument("command", nargs=-1, type=click.UNPROCESSED),
 )
 
@@ -113,6 +147,11 @@ def make_plan(
     dead_after: float,
     beat: float,
     max_worker_restarts: int,
+    max_attempts: int,
+    grace: float,
+    stop_signal: str,
+    finish_timeout: float,
+    stall_after: float | None,
     command: tuple[str, ...],
 ) -> LaunchPlan:
     """Make the plan from the values of the options; `available_tasks` is what Slurm gives, None if not limited."""
@@ -130,7 +169,11 @@ def make_plan(
         start_timeout_seconds=start_timeout,
         dead_after_seconds=dead_after,
         beat_seconds=beat,
+        grace_seconds=grace,
+        finish_seconds=finish_timeout,
+        stall_seconds=stall_after,
         max_worker_restarts=max_worker_restarts,
+        max_attempts=max_attempts,
     )
     return LaunchPlan(
         counts=counts,
@@ -142,6 +185,7 @@ def make_plan(
         ports=ports,
         placement=placement,
         gpus_per_worker=gpus_per_worker,
+        stop_signal=signal.Signals[stop_signal],
     )
 
 

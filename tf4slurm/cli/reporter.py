@@ -17,6 +17,10 @@ from tf4slurm.run_directory import RunDirectory
 _SELDOM = (
     "proving",
     "training",
+    "stopping",
+    "overtime",
+    "attempt",
+    "departed",
     "restarting",
     "given_up",
     "disconnected",
@@ -83,9 +87,10 @@ class LiveReporter(PlainReporter):
     def on_event(self, event: Event, state: JobState) -> None:
         super().on_event(event, state)
         done = {
-            "forming": sum(record.has_joined for record in state.records),
+            "forming": sum(record.attempt == state.attempt for record in state.records),
             "proving": state.count("proved"),
             "training": state.count("running"),
+            "stopping": state.count("running"),
             "leaving": sum(record.is_gone for record in state.records),
         }.get(state.phase.value, self._num_tasks)
         self._state = f"{state.phase.value} {done}/{self._num_tasks}"
@@ -135,7 +140,7 @@ def summary(result: Result) -> list[str]:
     ]
     if verdict.tail and verdict.cause is not None:
         lines += [
-            f"The last lines of {result.run_directory.log(verdict.cause, 1)}:",
+            f"The last lines of {result.run_directory.log(verdict.cause, result.attempt)}:",
             *(f"    {t}" for t in verdict.tail),
         ]
     for record in result.records:

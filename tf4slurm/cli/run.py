@@ -13,7 +13,7 @@ import click
 from tf4slurm.cli.options import job_options, make_plan
 from tf4slurm.cli.reporter import make_reporter
 from tf4slurm.errors import SlurmEnvironmentError
-from tf4slurm.launch.launcher import STOP_SIGNALS, Launcher
+from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher
 from tf4slurm.launch.plan import check_command, check_ports
 from tf4slurm.launch.spawn_local import LocalSpawner
 from tf4slurm.launch.spawn_srun import SrunSpawner
@@ -54,7 +54,7 @@ def run(environ: dict[str, str], /, local: bool, **options: Any) -> None:
         check_ports(plan.ports, plan.num_tasks)
         if plan.interface is not None:
             interface_address(plan.interface)
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the launcher can take them
+    signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the launcher can take them
     run_directory = RunDirectory.create(plan.runs_directory, f"{plan.name}-{_job_id(allocation)}")
     spawner: Spawner
     if allocation is None:

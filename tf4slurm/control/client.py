@@ -15,7 +15,7 @@ import grpc.aio
 
 from tf4slurm.cluster import Address
 from tf4slurm.control import auth
-from tf4slurm.control.messages import METHOD, SERVICE, Beat, Hello, Map, Order, Status, decode, encode
+from tf4slurm.control.messages import METHOD, SERVICE, Beat, Hello, Map, Order, Report, Status, decode, encode
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousConnectionError
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,17 @@ class Membership:
         """Change fields of `status` and tell the launcher; on a broken connection, as soon as there is one again."""
         self.status = dataclasses.replace(self.status, **changes)
         self._woken.set()
+
+    def note(self, report: Report) -> None:
+        """Change the script's report; what is only progress goes out with the next beat."""
+        before, self.status = self.status, dataclasses.replace(self.status, report=report)
+        if dataclasses.replace(report, step=before.report.step, metrics=before.report.metrics) != before.report:
+            self._woken.set()
+
+    def begin_attempt(self, attempt: int, **changes: Any) -> None:
+        """Forget what was of the last attempt."""
+        self.status = Status(attempt=attempt, stop_signal=self.status.stop_signal)
+        self.report(**changes)
 
     async def wait_for_change(self) -> None:
         """Wait until the launcher has said something new since the last call."""

@@ -15,8 +15,12 @@ class Limits:
         dead_after_seconds: Silence of a task, or of the launcher, that counts as its death.
         reconnect_seconds: A broken connection (not a silent one) that is not back by then counts as the task's death.
         leave_seconds: From SIGTERM to SIGKILL for a child that is told to leave.
-        evaluator_seconds: How long a bounded wait lasts after all other waited tasks are done.
+        finish_seconds: How long a bounded wait lasts: for an evaluator after all others are done, and for all others
+            after a ps has left by itself.
+        grace_seconds: From the request to stop until every task is told to leave; 0 for at once.
+        stall_seconds: No new step for so long, once steps are reported, counts as the job's failure; None for no limit.
         max_worker_restarts: Of each worker.
+        max_attempts: How often the cluster is formed, the first time included.
     """
 
     start_timeout_seconds: float = 300.0
@@ -24,5 +28,8 @@ class Limits:
     dead_after_seconds: float = 10.0
     reconnect_seconds: float = 1.5
     leave_seconds: float = 5.0
-    evaluator_seconds: float = 300.0
+    finish_seconds: float = 300.0
+    grace_seconds: float = 25.0
+    stall_seconds: float | None = None
     max_worker_restarts: int = 3
+    max_attempts: int = 1

@@ -18,7 +18,7 @@ SERVICE = "tf4slurm.Control"
 METHOD = "Join"
 """The one gRPC method: a stream of `Hello` and `Status` from a task, of `Map`, `Order` and `Beat` to it."""
 
-StopSignal = Literal["SIGTERM", "SIGINT"]
+StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
 TaskState = Literal["joined", "proved", "unproved", "running", "exited", "left"]
 
 
@@ -41,17 +41,53 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """A script waits at a barrier: of this name, for the tasks of these roles (all if none), for so many seconds.
+
+    `token` tells one arrival from the next, of this process or of the one that took its place.
+    """
+
+    name: str
+    token: str
+    timeout_seconds: float
+    roles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the script of a task says of itself, where it uses tf4slurm.
+
+    Attributes:
+        step: The training step it has reached, and `metrics` of that step, as (name, value).
+        heeds_stop: It asks whether to stop, or has given a callback: it needs no signal for that.
+        has_saved: It was asked to stop, and all its callbacks have returned.
+        done: It has signalled that it needs the others no more, and how its work ended.
+        waiting: The barrier at which it waits.
+    """
+
+    step: int | None = None
+    metrics: tuple[tuple[str, float], ...] = ()
+    heeds_stop: bool = False
+    has_saved: bool = False
+    done: Literal["done", "failed"] | None = None
+    waiting: Waiting | None = None
+
+
+@dataclass(frozen=True)
 class Status:
     """What a task is doing; said at every change, and every beat.
 
     Attributes:
         state: joined -> proved or unproved (the addresses asked of it) -> running -> exited -> running again … -> left.
-        starts: How often the child was started.
+        starts: How often the child was started in this attempt.
         process_id: Of the child's last start.
         returncode: Of the child's last end: its exit code, or minus the number of the signal that ended it.
-        detail: What is `unproved`, in a sentence.
+        detail: What is `unproved`, or why the agent killed a silent child, in a clause.
         tail: The last lines the child printed, once it has failed.
         stop_signal: Name of the signal that asks the job to stop, once the agent has got one.
+        attempt: Which forming of the cluster it is in, from 1. In a later one than the first, `port` is where its child
+            will listen.
+        report: What the running script says of itself.
     """
 
     state: TaskState = "joined"
@@ -61,6 +97,9 @@ class Status:
     detail: str | None = None
     tail: tuple[str, ...] = ()
     stop_signal: StopSignal | None = None
+    attempt: int = 1
+    port: int = 0
+    report: Report = Report()
 
 
 @dataclass(frozen=True)
@@ -85,7 +124,17 @@ class Map:
 
 @dataclass(frozen=True)
 class Order:
-    """What a task should do: prove the map, have started its child `starts` times, or leave, and for what `reason`."""
+    """What a task should do, and what its script may know.
+
+    Attributes:
+        attempt: Be in this forming of the cluster; a task in an earlier one ends its child and takes a new port.
+        prove: Prove the map.
+        starts: Have started the child so often.
+        leave: End the child, at most `leave_seconds` after SIGTERM, and leave, for this `reason`.
+        stop: Why the script should save and stop; empty if it should not. `grace_seconds` is how long it has.
+        released: Token of the script's last arrival at a barrier that is over, and why if it `broke`.
+        is_training_over: No task but the ps still needs the others; `failed` are those of them that failed.
+    """
 
     attempt: int = 1
     prove: bool = False
@@ -93,6 +142,12 @@ class Order:
     leave: bool = False
     leave_seconds: float = 0.0
     reason: str = ""
+    stop: str = ""
+    grace_seconds: float = 0.0
+    released: str = ""
+    broke: str = ""
+    is_training_over: bool = False
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,18 +155,16 @@ class Beat:
     """The service lives; said when it has said nothing else for a beat."""
 
 
-Message = Hello | Status | Map | Order | Beat
+Message = Hello | Status | Report | Map | Order | Beat
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
-_HINTS = {kind: get_type_hints(kind) for kind in _KINDS.values()}
+_HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Waiting)}
 _M = TypeVar("_M")
 
 
 def encode(message: Message) -> bytes:
     """Return the wire form of a message."""
-    fields = {f.name: value for f in dataclasses.fields(message) if (value := getattr(message, f.name)) != f.default}
-    return json.dumps([type(message).__name__, fields], separators=(",", ":"), ensure_ascii=False).encode(
-        errors="replace"
-    )
+    content = [type(message).__name__, _said_fields(message)]
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=_said_fields).encode(errors="replace")
 
 
 def decode(payload: bytes, expected: type[_M]) -> _M:
@@ -125,8 +178,7 @@ def decode(payload: bytes, expected: type[_M]) -> _M:
         kind = _KINDS[name]
         if kind not in (get_args(expected) or (expected,)):
             raise ValueError(f"{name} is not expected here")
-        hints = _HINTS[kind]
-        return kind(**{key: _checked(value, hints[key]) for key, value in fields.items()})  # type: ignore[no-any-return]
+        return _checked(fields, kind)  # type: ignore[no-any-return]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MessageError(
             f"{payload[:80]!r} is not a control message of this version of tf4slurm ({error}). "
@@ -134,8 +186,15 @@ def decode(payload: bytes, expected: type[_M]) -> _M:
         ) from error
 
 
+def _said_fields(message: Any) -> dict[str, Any]:
+    """Return the fields that differ from what a reader takes without them."""
+    return {f.name: value for f in dataclasses.fields(message) if (value := getattr(message, f.name)) != f.default}
+
+
 def _checked(value: Any, hint: Any) -> Any:
-    """Return a JSON value as the type that a field declares; lists become tuples."""
+    """Return a JSON value as the type that a field declares; lists become tuples, objects the messages they are."""
+    if hint in _HINTS:
+        return hint(**{key: _checked(field, _HINTS[hint][key]) for key, field in value.items()})
     arguments = get_args(hint)
     origin = getattr(hint, "__origin__", None)
     if type(None) in arguments:  # such as "int | None"

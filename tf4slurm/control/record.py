@@ -16,9 +16,11 @@ class TaskRecord:
     Attributes:
         is_placed: Whether its task is known already; before, it only stands for the number of them.
         is_gone: Its agent has left or is lost.
+        attempt: The last forming of the cluster for which it has an address.
         is_done: Its child has ended and nobody waits for it any more.
         heard_at: When its agent last said something.
-        wanted_starts: How often its child should have been started by now.
+        wanted_starts: How often its child should have been started by now in this attempt.
+        released: Token of its script's last arrival at a barrier that is over, and why if it `broke`.
     """
 
     rank: int
@@ -27,6 +29,7 @@ class TaskRecord:
     is_placed: bool = True
     node: str = ""
     address: Address | None = None
+    attempt: int = 0
     incarnation: str = ""
     is_connected: bool = False
     is_gone: bool = False
@@ -36,6 +39,25 @@ class TaskRecord:
     status: Status = field(default_factory=Status)
     started_at: float | None = None
     ended_at: float | None = None
+    released: str = ""
+    broke: str = ""
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Forget what was of the last attempt."""
+        self.status = Status(attempt=attempt, stop_signal=self.status.stop_signal)
+        self.wanted_starts, self.is_done = 0, False
+        self.started_at = self.ended_at = None
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether a ps must stay for it."""
+        return not (self.role.serves or self.is_done or self.is_gone or self.status.report.done)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its work ended badly."""
+        is_lost = self.is_gone and self.status.state != "left"
+        return is_lost or self.status.report.done == "failed" or bool(self.status.returncode)
 
     @property
     def has_joined(self) -> bool:

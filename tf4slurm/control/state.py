@@ -6,14 +6,16 @@ knows of processes and signals; every rule can be tested by a table.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import signal
 from collections.abc import Callable, Sequence
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
+from tf4slurm.control.barriers import Barriers
 from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Hello, Map, Order, Status
+from tf4slurm.control.messages import Hello, Map, Order, Report, Status
 from tf4slurm.control.record import TaskRecord
 from tf4slurm.control.verdict import Verdict, describe_end, exit_code_of
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, RendezvousClosedError
@@ -22,11 +24,12 @@ from tf4slurm.roles import role_of
 
 
 class Phase(enum.Enum):
-    """Where the job stands. It only ever moves on."""
+    """Where the job stands. It only ever moves on, but for a new attempt, which is forming again."""
 
     FORMING = "forming"  # waiting for every task to join
     PROVING = "proving"  # every task has the map and proves addresses
     TRAINING = "training"  # the children run
+    STOPPING = "stopping"  # the children are asked to save and stop
     LEAVING = "leaving"  # there is a verdict; every task is told to leave
     ENDED = "ended"
 
@@ -44,10 +47,13 @@ class JobState:
         now: float,
         on_event: Callable[[str, str | None, str], None],
         place: Callable[[Sequence[str]], Sequence[Task]] | None = None,
+        *,
+        has_agents: bool = True,
     ) -> None:
         """`tasks[rank]` is the task of a rank. `on_event(kind, task, text)` is told of each change of life.
 
-        `place(nodes_by_rank)` says it anew once every task has joined and its node is known.
+        `place(nodes_by_rank)` says it anew once every task has joined and its node is known. Tasks without agents come
+        and go by themselves: once they have the map, the loss of one is only told to the others.
         """
         has_chief = any(task.task_type == "chief" for task in tasks)
         self.limits = limits
@@ -61,21 +67,35 @@ class JobState:
         ]
         self._on_event = on_event
         self._place = place
+        self._has_agents = has_agents
         self._changed: set[int] = set()
         self._now = now
         self._phase_deadline = now + limits.start_timeout_seconds
+        self._stop: Verdict | None = None
+        self._departed: TaskRecord | None = None
+        self._stepped_at: float | None = None
+        self._is_training_over = False
+        self._failed: tuple[str, ...] = ()
+        self._barriers = Barriers(self.records, lambda record: self._changed.add(record.rank))
 
     # What goes out
 
     def order_for(self, rank: int) -> Order:
         """Return what the task of this rank should do now."""
+        record = self.records[rank]
         return Order(
             attempt=self.attempt,
             prove=self.map is not None,
-            starts=self.records[rank].wanted_starts,
+            starts=record.wanted_starts,
             leave=self.verdict is not None,
             leave_seconds=self.limits.leave_seconds,
             reason=self.verdict.reason if self.verdict is not None else "",
+            stop=self._stop.reason if self._stop is not None else "",
+            grace_seconds=self.limits.grace_seconds if self._stop is not None else 0.0,
+            released=record.released,
+            broke=record.broke,
+            is_training_over=self._is_training_over,
+            failed=self._failed,
         )
 
     def take_changed(self) -> set[int]:
@@ -105,11 +125,9 @@ class JobState:
             record.incarnation, record.node, record.is_gone = hello.incarnation, hello.node, True
             self._decide(Verdict(EXIT_PREFLIGHT, f"{record} cannot take part. {hello.failure}", record.task))
             return record
-        record.incarnation, record.node, record.address = hello.incarnation, hello.node, Address(hello.host, hello.port)
-        self._emit("joined", record, f"joined from {record.node} at {record.address}")
+        record.incarnation, record.node = hello.incarnation, hello.node
         self._changed.add(record.rank)
-        if self.phase is Phase.FORMING and all(r.has_joined for r in self.records):
-            self._complete_map()
+        self._take_address(record, Address(hello.host, hello.port))
         return record
 
     def on_status(self, rank: int, status: Status, now: float) -> None:
@@ -117,10 +135,18 @@ class JobState:
         self._advance(now)
         record = self.records[rank]
         record.heard_at = now
-        before, record.status = record.status, status
+        before = record.status
+        if status.attempt == self.attempt or status.state == "left":
+            record.status = status
+        else:  # what becomes of an earlier attempt is of no interest any more
+            record.status = dataclasses.replace(before, stop_signal=status.stop_signal)
         if status.stop_signal is not None and status.stop_signal != before.stop_signal:
             self.on_stop(signal.Signals[status.stop_signal], f"{record} got {status.stop_signal}", now)
-        if (status.state, status.starts) == (before.state, before.starts):
+        if record.status.report != before.report:
+            self._on_report(record, before.report, now)
+        if record.attempt < status.attempt == self.attempt and record.address is not None and status.port:
+            self._take_address(record, Address(record.address.host, status.port))
+        if (record.status.state, record.status.starts) == (before.state, before.starts):
             return
         if status.state == "unproved":
             reason = (
@@ -135,12 +161,13 @@ class JobState:
             self._emit("started", record, f"started (process {status.process_id})")
         elif status.state == "exited":
             self._on_exit(record, status.returncode or 0, now)
-        elif status.state == "left" and self.verdict is None:
+        elif status.state == "left" and self.verdict is None and self._has_agents:
             self._lose(record, "it left without being told to")
         elif status.state == "left":
             self._set_gone(record)
             self._emit("left", record, "left")
             self._end_if_all_gone()
+        self._note_end_of_training()
 
     def on_disconnect(self, rank: int, now: float) -> None:
         """A task's connection has ended. It may come back."""
@@ -171,9 +198,23 @@ class JobState:
         self._decide(Verdict(0, "Every task has the map."))
 
     def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
-        """Someone asks the whole job to stop."""
+        """Someone asks the whole job to stop: it is told so once, and has its grace."""
         self._advance(now)
-        self._decide(Verdict(128 + number, f"The job was stopped: {what}."))
+        if self._stop is not None or self.verdict is not None:
+            return
+        self._stop = Verdict(128 + number, f"The job was stopped: {what}.")
+        if self.phase is not Phase.TRAINING or not self.limits.grace_seconds:
+            self._decide(self._stop)
+            return
+        self._phase_deadline = now + self.limits.grace_seconds
+        self._move_on(Phase.STOPPING, f"{what}: the job has {self.limits.grace_seconds:g} s to save and stop")
+        self._leave_if_saved()
+
+    def hurry(self, now: float) -> None:
+        """Who has asked the job to stop asks again: it has no grace any more."""
+        self._advance(now)
+        if self._stop is not None:
+            self._decide(self._stop)
 
     def on_tick(self, now: float) -> None:
         """Time has passed: judge silence and deadlines. Call it several times per beat."""
@@ -182,14 +223,25 @@ class JobState:
             if record.has_joined and not record.is_gone and now - record.heard_at > self.limits.dead_after_seconds:
                 silence = f"nothing was heard of it for {self.limits.dead_after_seconds:g} s"
                 self._lose(record, silence if record.is_connected else "its connection broke and did not come back")
+        self._barriers.settle(now)
+        stall = self.limits.stall_seconds
+        if stall is not None and self._stepped_at is not None and now - self._stepped_at > stall:
+            self._on_stall(stall)
         if now < self._phase_deadline:
             return
         if self.phase in (Phase.FORMING, Phase.PROVING):
             self._decide(self._not_formed())
         elif self.phase is Phase.TRAINING:
             self._phase_deadline = _EVER
-            waiting = [r for r in self.records if r.role.is_wait_bounded and not r.is_done]
-            self._complete(f"all but {format_tasks(waiting)}, waited for {self.limits.evaluator_seconds:g} s")
+            waiting = [r for r in self.records if r.role.is_waited_for and not r.is_done]
+            if self._departed is not None:
+                late = f"{format_tasks(waiting)} did not end within {self.limits.finish_seconds:g} s"
+                self._fail(Verdict(EXIT_TASK_LOST, f"{late}.", waiting[0].task))
+            else:
+                self._complete(f"all but {format_tasks(waiting)}, waited for {self.limits.finish_seconds:g} s")
+        elif self.phase is Phase.STOPPING and self._stop is not None:
+            self._emit("overtime", None, f"the grace of {self.limits.grace_seconds:g} s is over")
+            self._decide(self._stop)
         elif self.phase is Phase.LEAVING:
             stragglers = [record for record in self.records if record.has_joined and not record.is_gone]
             self._emit("stragglers", None, f"{format_tasks(stragglers)} did not leave in time")
@@ -216,6 +268,12 @@ class JobState:
             self._decide(Verdict(EXIT_NOT_FORMED, text))
         return _refusal(reason)
 
+    def _take_address(self, record: TaskRecord, address: Address) -> None:
+        record.address, record.attempt = address, self.attempt
+        self._emit("joined", record, f"joined from {record.node} at {record.address}")
+        if self.phase is Phase.FORMING and all(r.attempt == self.attempt for r in self.records):
+            self._complete_map()
+
     def _complete_map(self) -> None:
         if self._place is not None:
             has_chief = any(record.task.task_type == "chief" for record in self.records)
@@ -239,23 +297,93 @@ class JobState:
 
     def _on_exit(self, record: TaskRecord, returncode: int, now: float) -> None:
         record.ended_at = now
-        self._emit("exited", record, describe_end(returncode))
+        self._barriers.depart(record)
+        why = record.status.detail or describe_end(returncode)
+        self._emit("exited", record, why)
+        if self.phase is Phase.STOPPING:
+            record.is_done = True
+            self._leave_if_saved()
         if self.phase is not Phase.TRAINING:
             return
-        if returncode == 0:
+        if returncode == 0 and (record.role.is_waited_for or record.status.report.done):
             record.is_done = True
             self._complete_if_done(now)
         elif record.role.is_restarted and record.wanted_starts <= self.limits.max_worker_restarts:
             record.wanted_starts += 1
             self._changed.add(record.rank)
             self._emit("restarting", record, f"restart {record.wanted_starts - 1} in place")
-        elif record.role.is_wait_bounded:
+        elif record.role.is_wait_bounded or (returncode == 0 and record.role.is_restarted):
             record.is_done = True
             self._emit("given_up", record, "is not restarted again; the job goes on without it")
             self._complete_if_done(now)
+            workers = [r for r in self.records if r.role.is_restarted and r.role.is_in_cluster]
+            if workers and all(worker.is_done for worker in workers):
+                self._depart(record, now)
+        elif returncode == 0:
+            self._depart(record, now)
         else:
-            reason = f"{record} {describe_end(returncode)}."
-            self._decide(Verdict(exit_code_of(returncode), reason, record.task, record.status.tail))
+            exit_code = EXIT_TASK_LOST if record.status.detail else exit_code_of(returncode)
+            self._fail(Verdict(exit_code, f"{record} {why}.", record.task, record.status.tail))
+
+    def _on_report(self, record: TaskRecord, before: Report, now: float) -> None:
+        report = record.status.report
+        if report.step is not None and report.step != before.step:
+            self._stepped_at = now
+        if report.waiting is not None and report.waiting != before.waiting:
+            self._barriers.arrive(record, report.waiting, now)
+        elif report.waiting is None:
+            self._barriers.depart(record)
+        self._note_end_of_training()
+        self._leave_if_saved()
+
+    def _on_stall(self, seconds: float) -> None:
+        self._stepped_at = None
+        if self.phase is Phase.TRAINING:
+            furthest = max(self.records, key=lambda record: record.status.report.step or 0)
+            what = f"no task has reported a new step for {seconds:g} s; the last was step {furthest.status.report.step}"
+            self._fail(Verdict(EXIT_TASK_LOST, f"Training has stalled: {what} of {furthest}.", furthest.task))
+
+    def _depart(self, record: TaskRecord, now: float) -> None:
+        """A ps, or the last worker under a chief, has left by itself. If all are done, the others soon end too."""
+        record.is_done = True
+        if self._departed is None:
+            self._departed = record
+            self._phase_deadline = now + self.limits.finish_seconds
+            self._emit("departed", record, f"has left; the others have {self.limits.finish_seconds:g} s to end")
+
+    def _fail(self, verdict: Verdict) -> None:
+        """A task on which the job depends has failed: form the cluster anew if an attempt is left."""
+        departed = self._departed
+        if departed is not None and departed.task != verdict.cause:
+            reason = f"{departed} exited with code 0 before the job was done. Then: {verdict.reason}"
+            verdict = Verdict(EXIT_TASK_LOST, reason, departed.task, verdict.tail)
+        if self.attempt >= self.limits.max_attempts:
+            self._decide(verdict)
+            return
+        self.attempt += 1
+        self.map = self._departed = self._stepped_at = None
+        self._is_training_over, self._failed = False, ()
+        self._barriers.forget()
+        for record in self.records:
+            record.begin_attempt(self.attempt)
+        self._phase_deadline = self._now + self.limits.start_timeout_seconds
+        self._emit("attempt", None, f"attempt {self.attempt} of {self.limits.max_attempts}, because: {verdict.reason}")
+        self._move_on(Phase.FORMING, "every task ends its child and takes a new port")
+
+    def _leave_if_saved(self) -> None:
+        """Once those that the job waits for have saved or ended, or nothing can be saved any more, the rest may go."""
+        if self.phase is not Phase.STOPPING or self._stop is None:
+            return
+        waited = [r for r in self.records if r.role.is_waited_for and not r.role.is_wait_bounded]
+        are_saved = all(record.is_done or record.status.report.has_saved for record in waited)
+        if are_saved or any(record.is_done and record.role.serves for record in self.records):
+            self._decide(self._stop)
+
+    def _note_end_of_training(self) -> None:
+        if not self._is_training_over and not any(record.needs_others for record in self.records):
+            self._is_training_over = True
+            self._failed = tuple(r.name for r in self.records if r.has_failed and not r.role.serves)
+            self._changed.update(range(len(self.records)))
 
     def _complete_if_done(self, now: float) -> None:
         waited = [record for record in self.records if record.role.is_waited_for]
@@ -264,7 +392,8 @@ class JobState:
         if all(record.is_done for record in waited):
             self._complete("all that the job waits for")
         else:
-            self._phase_deadline = min(self._phase_deadline, now + self.limits.evaluator_seconds)
+            self._departed = None
+            self._phase_deadline = min(self._phase_deadline, now + self.limits.finish_seconds)
 
     def _complete(self, what: str) -> None:
         self._decide(Verdict(0, f"Training is done: {what} exited with code 0."))
@@ -274,7 +403,10 @@ class JobState:
             return
         self._set_gone(record)
         self._emit("lost", record, f"is lost: {why}")
-        self._decide(Verdict(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task))
+        self._barriers.depart(record)
+        if self._has_agents or self.phase in (Phase.FORMING, Phase.PROVING):
+            self._decide(Verdict(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task))
+        self._note_end_of_training()
         self._end_if_all_gone()
 
     def _decide(self, verdict: Verdict) -> None:
@@ -287,11 +419,12 @@ class JobState:
             self._end_if_all_gone()
 
     def _end_if_all_gone(self) -> None:
-        if self.phase is Phase.LEAVING and all(r.is_gone or not r.has_joined for r in self.records):
+        is_leaving = self.phase is Phase.LEAVING or (self.phase is Phase.TRAINING and not self._has_agents)
+        if is_leaving and all(r.is_gone or not r.has_joined for r in self.records):
             self.phase = Phase.ENDED
 
     def _not_formed(self) -> Verdict:
-        missing = [record for record in self.records if not record.has_joined]
+        missing = [record for record in self.records if record.attempt != self.attempt]
         late = missing or [record for record in self.records if record.status.state != "proved"]
         what = "did not join" if missing else "did not prove the addresses of other tasks"
         return Verdict(
@@ -307,6 +440,8 @@ class JobState:
         self._now = now
         if lag > 0:
             self._phase_deadline += lag
+            if self._stepped_at is not None:
+                self._stepped_at += lag
             for record in self.records:
                 record.heard_at += lag
 

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from tf4slurm import __version__
+from tf4slurm.agent import STOP_SIGNALS
 from tf4slurm.child import adopt_orphans
 from tf4slurm.cluster import Address
 from tf4slurm.control.auth import new_secret
@@ -32,19 +33,20 @@ from tf4slurm.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a job went: its verdict, what is known of each task, and how long it took."""
+    """How a job went: its verdict, what is known of each task in the last attempt, and how long it took."""
 
     verdict: Verdict
     records: tuple[TaskRecord, ...]
     run_directory: RunDirectory
     seconds: float
     started_at: float
+    attempt: int = 1
 
 
 class Reporter:
@@ -130,10 +132,10 @@ class Launcher:
 
     def _take_signals(self) -> None:
         """From here on a stop signal ends the job in order; one that came before was held back for this moment."""
-        for number in STOP_SIGNALS:
+        for number in LAUNCHER_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and what a script starts in the background
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
 
     def _locate(self, port: int) -> Service:
         """Return the addresses under which the tasks may find the service, the likeliest first."""
@@ -146,8 +148,10 @@ class Launcher:
         return Service(tuple(Address(host, port) for host in hosts), self._secret)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        name = signal.Signals(number).name
-        self._state.on_stop(signal.Signals(number), f"the launcher got {name}", time.monotonic())
+        now = time.monotonic()
+        if number == signal.SIGINT and self._state.phase is Phase.STOPPING:
+            self._state.hurry(now)  # Ctrl-C again
+        self._state.on_stop(signal.Signals(number), f"the launcher got {signal.Signals(number).name}", now)
         self._service.publish()
 
     def _on_event(self, kind: str, task: str | None, text: str) -> None:
@@ -158,7 +162,9 @@ class Launcher:
         assert verdict is not None
         assert self._state.phase is Phase.ENDED
         seconds = time.monotonic() - self._started_at
-        result = Result(verdict, tuple(self._state.records), self._run_directory, seconds, self._started_at)
+        result = Result(
+            verdict, tuple(self._state.records), self._run_directory, seconds, self._started_at, self._state.attempt
+        )
         try:
             self._run_directory.write_result(_result_json(result))
         except RunDirectoryError as error:  # a full disk does not change how the job went
@@ -191,6 +197,7 @@ def _result_json(result: Result) -> dict[str, Any]:
         "cause": str(verdict.cause) if verdict.cause else None,
         "tail": list(verdict.tail),
         "seconds": round(result.seconds, 3),
+        "attempts": result.attempt,
         "tasks": [_task_json(record, result.started_at) for record in result.records],
     }
 

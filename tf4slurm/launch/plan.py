@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ class LaunchPlan:
         gpus_per_worker: How many of a node's GPUs each task that uses them gets; None for an even share.
         placement: Which rank has which role; see `placement.place_tasks`.
         name: The first half of the run directory's name.
+        stop_signal: Number of the signal that tells a script to save and stop, where it does not ask by itself.
         interface: Name of a network interface, or None for the route to the launcher.
         ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
     """
@@ -41,6 +43,7 @@ class LaunchPlan:
     ports: tuple[int, ...] = ()
     placement: str = PACK
     gpus_per_worker: int | None = None
+    stop_signal: int = signal.SIGTERM
 
     @property
     def num_tasks(self) -> int:
@@ -55,6 +58,7 @@ class LaunchPlan:
             dead_after_seconds=self.limits.dead_after_seconds,
             join_seconds=self.limits.start_timeout_seconds,
             gpus_per_worker=self.gpus_per_worker,
+            stop_signal=int(self.stop_signal),
         )
 
 

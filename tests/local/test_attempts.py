@@ -1,0 +1,104 @@
+"""`tf4slurm run` on this host: attempts after the loss of a ps or the chief, and children that are silent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import psutil
+import pytest
+
+from tests.jobs import NAMES, ROLES, Job
+from tests.processes import wait_until, wait_until_gone
+
+
+def addresses(child: dict[str, object]) -> set[str]:
+    config = child["config"]
+    assert isinstance(config, dict)
+    return {address for role in config["cluster"].values() for address in role}
+
+
+@pytest.mark.parametrize("victim", ["ps-0", "chief-0"])
+def test_the_loss_of_a_ps_or_the_chief_forms_the_cluster_anew(job: Job, victim: str, process_mark: str) -> None:
+    job.start(*ROLES, "--max-attempts", "2")
+    first = {name: job.wait_for_child(name) for name in NAMES}
+    os.kill(first[victim]["pid"], signal.SIGKILL)
+    second = {name: job.wait_for_child(name, number=2) for name in NAMES}
+    assert not any(psutil.pid_exists(child["pid"]) for child in first.values())
+    assert not addresses(first["chief-0"]) & addresses(second["chief-0"])
+    assert all(addresses(child) == addresses(second["chief-0"]) for child in second.values())
+    assert [child["environ"]["TF4SLURM_ATTEMPT"] for child in (*first.values(), *second.values())] == ["1"] * 4 + [
+        "2"
+    ] * 4
+    for name in NAMES:
+        assert (job.run_directory / "logs" / f"{name}.2.log").exists()
+    job.end_child("chief-0")
+    assert job.wait() == 0
+    assert job.result["attempts"] == 2
+    assert wait_until_gone(process_mark, timeout_seconds=1) == []
+
+
+def test_the_last_attempt_ends_the_job_with_its_cause(job: Job) -> None:
+    job.start(*ROLES, "--max-attempts", "2")
+    os.kill(job.wait_for_child("ps-0")["pid"], signal.SIGKILL)
+    os.kill(job.wait_for_child("ps-0", number=2)["pid"], signal.SIGSEGV)
+    assert job.wait() == 139
+    assert "attempt 2 of 2, because: ps/0" in job.stderr
+    assert job.stderr.count("Root cause:") == 1
+    assert "ps-0.2.log" in job.stderr
+
+
+def test_a_narrow_range_of_ports_is_enough_for_a_second_attempt(job: Job) -> None:
+    first = 41000 + os.getpid() % 20000
+    job.start(*ROLES, "--max-attempts", "2", "--ports", f"{first}-{first + 4}")
+    os.kill(job.wait_for_child("ps-0")["pid"], signal.SIGKILL)
+    job.wait_for_child("chief-0", number=2)
+    job.end_child("chief-0")
+    assert job.wait() == 0
+
+
+@pytest.mark.parametrize(("victim", "code"), [("ps-0", 7), ("chief-0", 7)])
+def test_a_stopped_child_counts_as_dead(job: Job, victim: str, code: int, process_mark: str) -> None:
+    job.start(*ROLES, "--dead-after", "1", "--beat", "0.2")
+    for name in NAMES:
+        job.wait_for_child(name)
+    os.kill(job.wait_for_child(victim)["pid"], signal.SIGSTOP)
+    assert job.seconds_to_end() < 5
+    assert job.wait() == code
+    assert "was stopped for 1 s." in job.stderr.partition("Root cause:")[2]
+    assert wait_until_gone(process_mark, timeout_seconds=1) == []
+
+
+def test_a_stopped_worker_is_started_again(job: Job) -> None:
+    job.start(*ROLES, "--dead-after", "1", "--beat", "0.2")
+    os.kill(job.wait_for_child("worker-1")["pid"], signal.SIGSTOP)
+    assert job.wait_for_child("worker-1", number=2)
+    job.end_child("chief-0")
+    assert job.wait() == 0
+
+
+ANSWERING = """
+import json, os, select, socket, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+role, index = config["task"]["type"], config["task"]["index"]
+port = int(config["cluster"][role][index].rpartition(":")[2])
+listener = socket.create_server(("", port), reuse_port=True)
+open(f"{sys.argv[1]}/{role}-{index}", "w").close()
+while not (role == "ps" and os.path.exists(f"{sys.argv[1]}/silent")):  # a server that answers as HTTP/2 does
+    if select.select([listener], [], [], 0.05)[0]:
+        connection, _ = listener.accept()
+        if connection.recv(100):
+            connection.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            open(f"{sys.argv[1]}/answered-{role}", "w").close()
+time.sleep(1000)
+"""
+
+
+def test_a_server_that_has_answered_and_falls_silent_counts_as_dead(job: Job) -> None:
+    command = (sys.executable, "-c", ANSWERING, str(job.children))
+    job.start("--ps", "1", "--workers", "1", "--dead-after", "2", "--beat", "0.2", command=command)
+    assert wait_until((job.children / "answered-ps").exists, 20)
+    (job.children / "silent").touch()
+    assert job.wait() == 7
+    assert "did not answer at its port for 2 s." in job.stderr.partition("Root cause:")[2]

@@ -1,0 +1,198 @@
+"""`tf4slurm run` on this host: what a script says to its job, and how it saves and stops."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import ROLES, Job
+from tests.processes import wait_until
+
+PREAMBLE = """
+import json, os, pathlib, signal, sys, threading, time
+import tf4slurm
+config = json.loads(os.environ["TF_CONFIG"])
+role, index = config["task"]["type"], config["task"]["index"]
+directory = pathlib.Path(sys.argv[1])
+def mark(what): (directory / f"{role}-{index}-{what}").touch()
+"""
+SERVE = """
+if role != "chief":
+    mark("ready")
+    threading.Event().wait()
+"""
+
+
+def start(job: Job, script: str, *options: str) -> None:
+    job.start(*ROLES, *options, command=(sys.executable, "-c", PREAMBLE + script, str(job.children)))
+
+
+def wait_for(job: Job, *names: str) -> None:
+    for name in names:
+        path: Path = job.children / name
+        assert wait_until(path.exists, 30), f"no {name}: {job.stderr}"
+
+
+def send(job: Job, number: signal.Signals) -> None:
+    assert job.process is not None
+    job.process.send_signal(number)
+
+
+CHIEF_READY = ("chief-0-ready", "ps-0-ready", "worker-0-ready", "worker-1-ready")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_script_that_asks_saves_and_stops(job: Job, number: signal.Signals) -> None:
+    script = (
+        SERVE
+        + """
+tf4slurm.should_stop()
+mark("ready")
+while not tf4slurm.should_stop():
+    time.sleep(0.02)
+time.sleep(1)
+mark("saved")
+"""
+    )
+    start(job, script)
+    wait_for(job, *CHIEF_READY)
+    send(job, number)
+    assert job.wait() == 128 + number
+    wait_for(job, "chief-0-saved")
+    assert f"the launcher got {number.name}" in job.stderr
+    assert {task["task"]: task["returncode"] for task in job.result["tasks"]}["chief/0"] == 0
+
+
+def test_a_callback_saves_and_then_the_job_ends(job: Job) -> None:
+    script = (
+        SERVE
+        + """
+def save():
+    time.sleep(1)
+    mark("saved")
+tf4slurm.on_stop(save)
+mark("ready")
+threading.Event().wait()
+"""
+    )
+    start(job, script)
+    wait_for(job, *CHIEF_READY)
+    send(job, signal.SIGTERM)
+    assert job.seconds_to_end() < 10
+    assert job.wait() == 143
+    wait_for(job, "chief-0-saved")
+
+
+def test_a_script_that_knows_nothing_gets_the_signal_and_its_ps_stays(job: Job) -> None:
+    script = (
+        SERVE
+        + """
+def handle(number, frame):
+    time.sleep(1)
+    mark("saved")
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, handle)
+mark("ready")
+while True:
+    time.sleep(0.1)
+"""
+    )
+    start(job, script, "--stop-signal", "SIGUSR1")
+    wait_for(job, *CHIEF_READY)
+    send(job, signal.SIGTERM)
+    assert job.wait() == 143
+    wait_for(job, "chief-0-saved")
+    ends = {event["task"]: event["seconds"] for event in job.events if event["kind"] in ("exited", "left")}
+    assert ends["ps/0"] > ends["chief/0"]
+
+
+def test_after_the_grace_all_is_ended(job: Job) -> None:
+    start(job, SERVE + "tf4slurm.should_stop()\nmark('ready')\nthreading.Event().wait()", "--grace", "1")
+    wait_for(job, *CHIEF_READY)
+    send(job, signal.SIGTERM)
+    seconds = job.seconds_to_end()
+    assert 1 <= seconds < 6
+    assert job.wait() == 143
+    assert "the grace of 1 s is over" in job.stderr
+
+
+def test_ctrl_c_twice_does_not_wait(job: Job) -> None:
+    start(job, SERVE + "tf4slurm.should_stop()\nmark('ready')\nthreading.Event().wait()")
+    wait_for(job, *CHIEF_READY)
+    send(job, signal.SIGINT)
+    job.wait_for_event("stopping")
+    send(job, signal.SIGINT)
+    assert job.seconds_to_end() < 5
+    assert job.wait() == 130
+
+
+def test_a_script_that_stalls_ends_its_job(job: Job) -> None:
+    script = (
+        SERVE
+        + """
+for step in range(5):
+    tf4slurm.report(step=step, loss=1 / (step + 1))
+    time.sleep(0.1)
+threading.Event().wait()
+"""
+    )
+    start(job, script, "--stall-after", "1")
+    assert job.wait() == 7
+    assert "no task has reported a new step for 1 s; the last was step 4 of chief/0" in job.stderr
+
+
+BARRIER = """
+for turn in range(3):
+    tf4slurm.barrier("turn", timeout_seconds=20)
+    mark(turn)
+if role != "chief":
+    threading.Event().wait()
+tf4slurm.barrier("end", roles=("chief",))
+"""
+
+
+def test_scripts_meet_at_barriers(job: Job) -> None:
+    start(job, BARRIER)
+    assert job.wait() == 0
+    wait_for(job, *(f"{name}-2" for name in ("chief-0", "ps-0", "worker-0", "worker-1")))
+
+
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [("threading.Event().wait()", "did not come to barrier 'start' in time"), ("sys.exit(0)", "ended without coming")],
+)
+def test_a_barrier_breaks_when_somebody_does_not_come(job: Job, absent: str, words: str) -> None:
+    script = f"""
+if role == "ps":
+    {absent}
+started = time.monotonic()
+try:
+    tf4slurm.barrier("start", timeout_seconds=2)
+except tf4slurm.errors.BarrierError as error:
+    print(error, flush=True)
+    mark("broke")
+if role != "chief":
+    threading.Event().wait()
+time.sleep(0.5)
+"""
+    started = time.monotonic()
+    start(job, script, "--finish-timeout", "20")
+    wait_for(job, "chief-0-broke", "worker-0-broke", "worker-1-broke")
+    assert time.monotonic() - started < 15
+    job.wait()
+    assert words in job.stdout
+
+
+def test_without_an_agent_a_report_is_nothing_and_a_barrier_is_refused() -> None:
+    import tf4slurm
+    from tf4slurm.errors import RendezvousConnectionError
+
+    tf4slurm.report(step=1)
+    tf4slurm.on_stop(lambda: None)
+    assert tf4slurm.should_stop() is False
+    with pytest.raises(RendezvousConnectionError, match="has no agent"):
+        tf4slurm.barrier("start")

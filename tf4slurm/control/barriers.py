@@ -1,0 +1,74 @@
+"""Where scripts wait for each other: who has come to which barrier, and when it is over. Pure, like `state.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tf4slurm.cluster import format_tasks
+from tf4slurm.control.messages import Waiting
+from tf4slurm.control.record import TaskRecord
+
+
+@dataclass
+class _Barrier:
+    """One barrier that somebody waits at: who is to come, and who has, with the time until which they wait."""
+
+    awaited: list[TaskRecord]
+    come: dict[int, tuple[str, float]] = field(default_factory=dict)
+
+
+class Barriers:
+    """All barriers of a job. A barrier is over when every awaited task has come, or breaks when one never will."""
+
+    def __init__(self, records: Sequence[TaskRecord], on_release: Callable[[TaskRecord], None]) -> None:
+        """`on_release(record)` is told after `record.released` and `record.broke` have been set."""
+        self._records = records
+        self._on_release = on_release
+        self._open: dict[tuple[str, tuple[str, ...]], _Barrier] = {}
+
+    def arrive(self, record: TaskRecord, waiting: Waiting, now: float) -> None:
+        """The script of a task waits from now on; what it said before of this barrier is replaced."""
+        key = (waiting.name, waiting.roles)
+        if key not in self._open:
+            roles = waiting.roles
+            self._open[key] = _Barrier([r for r in self._records if not roles or r.task.task_type in roles])
+        barrier = self._open[key]
+        barrier.come[record.rank] = (waiting.token, now + waiting.timeout_seconds)
+        if all(awaited.rank != record.rank for awaited in barrier.awaited):
+            self._end(key, f"barrier {waiting.name!r} is not for a {record.task.task_type}")
+        elif len(barrier.come) == len(barrier.awaited):
+            self._end(key, "")
+        else:
+            self._break_if_hopeless(key)
+
+    def depart(self, record: TaskRecord) -> None:
+        """The script of a task waits no more, or is gone; it may come again."""
+        for barrier in self._open.values():
+            barrier.come.pop(record.rank, None)
+
+    def settle(self, now: float) -> None:
+        """Break those barriers for which somebody has waited long enough, or somebody never comes."""
+        for key, barrier in list(self._open.items()):
+            if any(deadline <= now for _, deadline in barrier.come.values()):
+                missing = [record for record in barrier.awaited if record.rank not in barrier.come]
+                self._end(key, f"{format_tasks(missing)} did not come to barrier {key[0]!r} in time")
+            else:
+                self._break_if_hopeless(key)
+
+    def forget(self) -> None:
+        """A new attempt begins: nobody waits any more."""
+        self._open.clear()
+
+    def _break_if_hopeless(self, key: tuple[str, tuple[str, ...]]) -> None:
+        barrier = self._open[key]
+        ended = [r for r in barrier.awaited if (r.is_gone or r.is_done) and r.rank not in barrier.come]
+        if ended:
+            self._end(key, f"{format_tasks(ended)} ended without coming to barrier {key[0]!r}")
+
+    def _end(self, key: tuple[str, tuple[str, ...]], broke: str) -> None:
+        barrier = self._open.pop(key)
+        for rank, (token, _) in barrier.come.items():
+            record = self._records[rank]
+            record.released, record.broke = token, broke
+            self._on_release(record)

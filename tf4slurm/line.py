@@ -1,0 +1,91 @@
+"""The agent's end of the line to the script of its child: a Unix socket on which each says how things stand.
+
+One JSON line each: a `Report` from the script whenever it has something new to say, an `Order` to it. The other end is
+`script.py`. Only processes of the same user may connect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import secrets
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tf4slurm.control.messages import Order, Report, decode, encode
+from tf4slurm.errors import MessageError
+
+LINE_VARIABLE = "TF4SLURM_LINE"
+"""Where a child finds its agent: a path, or "@" and a name in Linux's abstract namespace."""
+
+_MAX_LINE_BYTES = 65536
+
+
+class Line:
+    """Listens until `close`; `name` is the value of LINE_VARIABLE for the child."""
+
+    def __init__(self, on_report: Callable[[Report], None]) -> None:
+        self.name = ""
+        self._on_report = on_report
+        self._order = Order()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.AbstractServer | None = None
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+
+    async def open(self) -> None:
+        if sys.platform == "linux":  # abstract: nothing is left of it when this process is killed
+            self.name = f"@tf4slurm-{os.getpid()}-{secrets.token_hex(8)}"
+        else:
+            self._directory = tempfile.TemporaryDirectory(prefix="tf4slurm-")
+            self.name = str(Path(self._directory.name) / "line")
+        self._server = await asyncio.start_unix_server(self._serve, to_path(self.name), limit=_MAX_LINE_BYTES)
+
+    def tell(self, order: Order) -> None:
+        """Tell the script, and whoever connects later, what the launcher says."""
+        if order != self._order:
+            self._order = order
+            for writer in self._writers:
+                writer.write(encode(order) + b"\n")
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.close()
+        if self._directory is not None:
+            self._directory.cleanup()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        report: Report | None = None
+        try:
+            if not _is_own_user(writer.get_extra_info("socket")):
+                return
+            self._writers.add(writer)
+            writer.write(encode(self._order) + b"\n")
+            while line := await reader.readline():
+                report = decode(line, Report)
+                self._on_report(report)
+        except (OSError, MessageError, ValueError):  # ValueError: a line that is too long
+            pass  # not a script that uses tf4slurm as it is meant
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+            if report is not None:  # the process has ended or gone: it waits nowhere
+                self._on_report(dataclasses.replace(report, waiting=None))
+
+
+def to_path(name: str) -> str:
+    """Return the address of a socket of this name."""
+    return f"\0{name[1:]}" if name.startswith("@") else name
+
+
+def _is_own_user(connection: socket.socket) -> bool:
+    if sys.platform != "linux":
+        return True  # the socket is in a directory that only this user may enter
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid in (os.getuid(), 0)

@@ -1,0 +1,216 @@
+"""What a script can say to its job, and ask of it: `report`, `should_stop`, `on_stop`, `barrier`.
+
+Under an agent of tf4slurm all of it works; in a script that was started by hand, `report` and `should_stop` do nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+from tf4slurm.control.messages import Order, Report, Waiting, decode, encode
+from tf4slurm.errors import BarrierError, RendezvousConnectionError
+from tf4slurm.line import LINE_VARIABLE, to_path
+
+_REPORT_SECONDS = 0.2  # steps follow each other faster than anybody wants to know
+_LATE_SECONDS = 30.0  # how much later than its own timeout a barrier's answer may come
+_SLURMS_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def report(*, step: int | None = None, **metrics: float) -> None:
+    """Tell the job how far training is: its step, and figures such as loss=0.2. Cheap enough for every step.
+
+    `tf4slurm run --stall-after SECONDS` ends a job, or begins another attempt, when no task reports a new step for so
+    long.
+    """
+    line = _find_line()
+    if line is not None:
+        figures = tuple((name, float(value)) for name, value in metrics.items())
+        before = line.report
+        line.say_soon(step=before.step if step is None else int(step), metrics=figures or before.metrics)
+
+
+def should_stop() -> bool:
+    """Whether the job was asked to stop: save, and exit. Ask it at every step.
+
+    The job has its grace then (`tf4slurm run --grace`). From the first call on, and in the main thread, this process
+    ignores the SIGTERM, SIGUSR1 and SIGUSR2 that Slurm sends to every process of a job, unless it handles them itself.
+    """
+    line = _find_line()
+    if line is None:
+        return False
+    _heed(line)
+    return bool(line.order.stop)
+
+
+def on_stop(save: Callable[[], object]) -> None:
+    """Have `save()` called, in a thread of its own, when the job is asked to stop.
+
+    When all such callbacks of all tasks that the job waits for have returned, the job is ended; so let it save, not
+    only note that it should. Signals are ignored as by `should_stop`.
+    """
+    line = _find_line()
+    if line is not None:
+        line.add_callback(save)
+        _heed(line)
+
+
+def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] = ()) -> None:
+    """Wait until every task of these roles (every task of the job, if none are given) waits at this barrier.
+
+    A name may be used again once all have passed. One barrier at a time for each process.
+
+    Raises:
+        BarrierError: A task did not come in time, or has ended and will never come; the text names it.
+        RendezvousConnectionError: This process has no agent, or it is gone.
+    """
+    line = _find_line()
+    if line is None:
+        raise RendezvousConnectionError(
+            f"There is nobody to meet at barrier {name!r}: this process has no agent. Start the script with "
+            '"tf4slurm run", or under srun call tf4slurm.get_server_dictionary() first.',
+            address="",
+        )
+    token = secrets.token_hex(8)
+    line.say(waiting=Waiting(name, token, float(timeout_seconds), tuple(roles)))
+    try:
+        if not line.wait_until(lambda: line.order.released == token, timeout_seconds + _LATE_SECONDS):
+            raise BarrierError(f"Nothing was heard of barrier {name!r} within {timeout_seconds:g} s.", name=name)
+        if line.order.broke:
+            raise BarrierError(f"The barrier broke: {line.order.broke}.", name=name)
+    finally:
+        line.say(waiting=None)
+
+
+class ScriptLine:
+    """This process's end of the line to its agent; the other is `line.py`."""
+
+    def __init__(self, name: str) -> None:
+        """Connect to the agent.
+
+        Raises:
+            OSError: It does not answer.
+        """
+        self.order = Order()
+        self.report = Report()
+        self.is_open = True
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(to_path(name))
+        self._said_at = 0.0
+        self._late: threading.Timer | None = None
+        self._callbacks: list[Callable[[], object]] = []
+        self._is_saving = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._listen, name="tf4slurm-line", daemon=True).start()
+
+    def say(self, **changes: object) -> None:
+        """Change fields of `report` and tell the agent now."""
+        with self._changed:
+            self.report = dataclasses.replace(self.report, **changes)  # type: ignore[arg-type]
+            self._send()
+
+    def say_soon(self, **changes: object) -> None:
+        """The same, but of many changes within a fifth of a second only the last is told."""
+        with self._changed:
+            self.report = dataclasses.replace(self.report, **changes)  # type: ignore[arg-type]
+            wait = self._said_at + _REPORT_SECONDS - time.monotonic()
+            if wait <= 0:
+                self._send()
+            elif self._late is None:
+                self._late = threading.Timer(wait, self.say)  # not a daemon: the last step is told too
+                self._late.start()
+
+    def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
+        """Wait until the agent has said what fulfils the condition; return whether it did.
+
+        Raises:
+            RendezvousConnectionError: The agent is gone.
+        """
+        with self._changed:
+            found = self._changed.wait_for(lambda: condition() or not self.is_open, timeout_seconds)
+            if found and not condition():
+                raise RendezvousConnectionError("The agent of this process is gone.", address="")
+            return found
+
+    def add_callback(self, save: Callable[[], object]) -> None:
+        with self._changed:
+            self._callbacks.append(save)
+        self._save_if_asked()
+
+    def _send(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        self._said_at = time.monotonic()
+        try:
+            self._socket.sendall(encode(self.report) + b"\n")
+        except OSError:
+            self.is_open = False  # the agent is gone; whoever waits is told by the reading thread
+
+    def _listen(self) -> None:
+        try:
+            with self._socket.makefile("rb") as lines:
+                for line in lines:
+                    order = decode(line, Order)
+                    with self._changed:
+                        self.order = order
+                        self._changed.notify_all()
+                    self._save_if_asked()
+        except OSError:
+            pass
+        with self._changed:
+            self.is_open = False
+            self._changed.notify_all()
+
+    def _save_if_asked(self) -> None:
+        with self._changed:
+            if self._is_saving or not (self.order.stop and self._callbacks):
+                return
+            self._is_saving = True
+        threading.Thread(target=self._save, name="tf4slurm-on-stop").start()
+
+    def _save(self) -> None:
+        done = 0
+        while done < len(self._callbacks):
+            try:
+                self._callbacks[done]()
+            except Exception:
+                traceback.print_exc()
+            done += 1
+        self.say(has_saved=True)
+
+
+_line: ScriptLine | None = None
+_line_process = 0
+
+
+def _find_line() -> ScriptLine | None:
+    """Return this process's line to its agent; None without an agent. After a fork it is a new one."""
+    global _line, _line_process
+    name = os.environ.get(LINE_VARIABLE)
+    if name is None:
+        return None
+    if _line is None or _line_process != os.getpid():
+        try:
+            _line, _line_process = ScriptLine(name), os.getpid()
+        except OSError:
+            return None
+    return _line
+
+
+def _heed(line: ScriptLine) -> None:
+    """Say that this script needs no signal; the agent tells it to stop, so Slurm's signals must not end it first."""
+    if line.report.heeds_stop:
+        return
+    line.say(heeds_stop=True)
+    if threading.current_thread() is threading.main_thread():
+        for number in _SLURMS_SIGNALS:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,48 @@
+"""When a child that still runs counts as dead: it is stopped, or its server, which has answered before, is silent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from tf4slurm.cluster import Address
+from tf4slurm.network.answer import is_answering
+
+_CHECKS = 8  # in the dead time
+
+
+async def wait_for_silence(process_id: int, address: Address | None, dead_after_seconds: float) -> str:
+    """Return, in a clause, why the child counts as dead; a healthy child is watched for ever: cancel this.
+
+    Time in which this process did not run itself (the whole job was suspended) does not count.
+    """
+    pause = dead_after_seconds / _CHECKS
+    alive_at = checked_at = time.monotonic()
+    has_answered = False
+    why = ""
+    while True:
+        await asyncio.sleep(pause)
+        lag = time.monotonic() - checked_at - 2 * pause  # the sleep, and an answer that did not come
+        if lag > 0:
+            alive_at += lag
+        checked_at = time.monotonic()
+        if _is_stopped(process_id):
+            why = "was stopped"
+        else:
+            answers = await is_answering(address, pause) if address is not None else None
+            if answers is not False or not has_answered:
+                has_answered = has_answered or answers is True
+                alive_at = checked_at
+            why = "did not answer at its port"
+        if time.monotonic() - alive_at >= dead_after_seconds:
+            return f"{why} for {dead_after_seconds:g} s"
+
+
+def _is_stopped(process_id: int) -> bool:
+    """Whether the process is stopped by a signal; False where /proc does not tell."""
+    try:
+        stat = Path(f"/proc/{process_id}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
