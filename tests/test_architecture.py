@@ -33,10 +33,10 @@ FLOORS = [
 
 INSIDE = {
     "network": [["answer", "interfaces", "ports", "proof"]],
-    "slurm": [["allocation", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
+    "slurm": [["allocation", "job", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
     "control": [["auth", "limits", "messages", "verdict"], ["record"], ["barriers"], ["state"], ["client", "service"]],
     "observe": [["environment", "events"]],
-    "launch": [["plan", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
+    "launch": [["plan", "requeue", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
     "tensorflow": [["resolver"]],
     "cli": [["main", "options", "reporter"], ["env", "run", "task", "nodes"]],
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from tf4slurm.cli.reporter import make_reporter
 from tf4slurm.errors import SlurmEnvironmentError
 from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher
 from tf4slurm.launch.plan import check_command, check_ports
+from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.spawn_local import LocalSpawner
 from tf4slurm.launch.spawn_srun import SrunSpawner
 from tf4slurm.launch.spawner import Spawner
@@ -23,12 +25,21 @@ from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.step import SlurmStep, is_in_step
 
+logger = logging.getLogger(__name__)
+
 
 @click.command()
 @click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
+@click.option(
+    "--requeue",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Put a batch job that is stopped back into Slurm's queue: at most N times for its time limit, always after a "
+    "preemption.",
+)
 @job_options
 @click.pass_obj
-def run(environ: dict[str, str], /, local: bool, **options: Any) -> None:
+def run(environ: dict[str, str], /, local: bool, requeue: int | None, **options: Any) -> None:
     """Run COMMAND once per task as one TensorFlow cluster, and end it whatever happens.
 
     On a laptop the tasks are local processes; inside a Slurm allocation they are started with srun. COMMAND stands
@@ -48,6 +59,10 @@ def run(environ: dict[str, str], /, local: bool, **options: Any) -> None:
             ": --het-group=1 tf4slurm task --placement ps,worker,worker …",
             variable="SLURM_HET_SIZE",
         )
+    if requeue is not None and allocation is None:
+        raise click.UsageError("--requeue needs a job of Slurm: there is no queue here.")
+    if allocation is not None and allocation.restart_count:
+        logger.warning("this job was put back into the queue %d times", allocation.restart_count)
     plan = make_plan(allocation.num_tasks if allocation else None, **options)
     check_command(plan.command)
     if allocation is None:
@@ -61,9 +76,10 @@ def run(environ: dict[str, str], /, local: bool, **options: Any) -> None:
         spawner = LocalSpawner(plan.num_tasks, plan.command, environ)
     else:
         spawner = SrunSpawner(allocation, plan.num_tasks, plan.command, environ)
+    requeuer = Requeue(allocation.job_id, requeue) if allocation is not None and requeue is not None else None
     reporter = make_reporter(plan.num_tasks)
     try:
-        result = asyncio.run(Launcher(plan, spawner, run_directory, reporter).run())
+        result = asyncio.run(Launcher(plan, spawner, run_directory, reporter, requeuer).run())
     finally:
         reporter.close()
     sys.exit(result.verdict.exit_code)

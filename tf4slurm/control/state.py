@@ -103,6 +103,11 @@ class JobState:
         changed, self._changed = self._changed, set()
         return changed
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the job ends because someone asked for it."""
+        return self.verdict is not None and self.verdict is self._stop
+
     def count(self, *states: str) -> int:
         """Return how many tasks that have joined are in one of these states."""
         return sum(record.has_joined and record.status.state in states for record in self.records)

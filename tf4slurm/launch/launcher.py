@@ -22,9 +22,10 @@ from tf4slurm.control.record import TaskRecord
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.control.verdict import Verdict, describe_end
-from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST, RunDirectoryError
+from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_REQUEUED, EXIT_TASK_LOST, RunDirectoryError
 from tf4slurm.join import Service, settings_to_environ
 from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.launch.requeue import Reason, Requeue
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.observe.events import Event, EventLog
@@ -47,6 +48,7 @@ class Result:
     seconds: float
     started_at: float
     attempt: int = 1
+    requeued: Reason | None = None
 
 
 class Reporter:
@@ -72,9 +74,15 @@ class Launcher:
     """Runs one job to its end."""
 
     def __init__(
-        self, plan: LaunchPlan, spawner: Spawner | None, run_directory: RunDirectory, reporter: Reporter
+        self,
+        plan: LaunchPlan,
+        spawner: Spawner | None,
+        run_directory: RunDirectory,
+        reporter: Reporter,
+        requeue: Requeue | None = None,
     ) -> None:
         """Without a spawner the tasks come by themselves (plain srun), and find the service in the run directory."""
+        self._requeue = requeue
         self._plan = plan
         self._spawner = spawner
         self._run_directory = run_directory
@@ -96,6 +104,8 @@ class Launcher:
         try:
             self._run_directory.write_job(_describe(self._plan))
             self._reporter.on_run_directory(self._run_directory)
+            for doubt in self._requeue.find_doubts() if self._requeue is not None else ():
+                logger.warning("%s", doubt)
             service = self._locate(await self._service.start())
             self._run_directory.write_control(service.to_json())
             if self._spawner is not None and self._state.verdict is None:
@@ -162,16 +172,33 @@ class Launcher:
         assert verdict is not None
         assert self._state.phase is Phase.ENDED
         seconds = time.monotonic() - self._started_at
-        result = Result(
-            verdict, tuple(self._state.records), self._run_directory, seconds, self._started_at, self._state.attempt
+        records = tuple(self._state.records)
+        result = Result(verdict, records, self._run_directory, seconds, self._started_at, self._state.attempt)
+        if self._requeue is not None and self._state.was_stopped:
+            result = self._put_back(result, self._requeue)
+        self._write(result)
+        self._events.close()
+        self._reporter.on_result(result)
+        return result
+
+    def _put_back(self, result: Result, requeue: Requeue) -> Result:
+        """Put the job back into the queue, if that is what its stop calls for; Slurm then ends this process."""
+        reason = requeue.find_reason(result.verdict, result.run_directory)
+        if reason is None:
+            return result
+        signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)
+        verdict = dataclasses.replace(
+            result.verdict, exit_code=EXIT_REQUEUED, reason=f"{result.verdict.reason} It is requeued ({reason})."
         )
+        requeued = dataclasses.replace(result, verdict=verdict, requeued=reason)
+        self._write(requeued)  # before Slurm knows: it may end us at once
+        return requeued if requeue.carry_out() else result
+
+    def _write(self, result: Result) -> None:
         try:
             self._run_directory.write_result(_result_json(result))
         except RunDirectoryError as error:  # a full disk does not change how the job went
             logger.error("%s", error)
-        self._events.close()
-        self._reporter.on_result(result)
-        return result
 
 
 def _describe(plan: LaunchPlan) -> dict[str, Any]:
@@ -198,6 +225,7 @@ def _result_json(result: Result) -> dict[str, Any]:
         "tail": list(verdict.tail),
         "seconds": round(result.seconds, 3),
         "attempts": result.attempt,
+        "requeued": result.requeued,
         "tasks": [_task_json(record, result.started_at) for record in result.records],
     }
 

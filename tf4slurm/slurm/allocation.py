@@ -11,6 +11,7 @@ _NUM_NODES = "SLURM_JOB_NUM_NODES"
 _TASKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
 _CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
 _HET_SIZE = "SLURM_HET_SIZE"
+_RESTART_COUNT = "SLURM_RESTART_COUNT"
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class SlurmAllocation:
     Attributes:
         num_tasks: Number of tasks asked for; None if the job only asked for nodes.
         components: Of a heterogeneous job; 1 of any other.
+        restart_count: How often Slurm has put the job back into the queue.
         cpus_per_task: As asked for; srun no longer inherits it since Slurm 22.05.
     """
 
@@ -27,6 +29,7 @@ class SlurmAllocation:
     num_tasks: int | None
     cpus_per_task: int | None
     components: int = 1
+    restart_count: int = 0
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SlurmAllocation | None:
@@ -38,7 +41,13 @@ class SlurmAllocation:
         per_node, num_nodes = _number(environ, _TASKS_PER_NODE), _number(environ, _NUM_NODES)
         if num_tasks is None and per_node is not None and num_nodes is not None:
             num_tasks = per_node * num_nodes
-        return cls(job_id, num_tasks, _number(environ, _CPUS_PER_TASK), _number(environ, _HET_SIZE) or 1)
+        return cls(
+            job_id,
+            num_tasks,
+            _number(environ, _CPUS_PER_TASK),
+            _number(environ, _HET_SIZE) or 1,
+            _number(environ, _RESTART_COUNT) or 0,
+        )
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.job import SlurmJob, parse_fields, parse_job
 from tf4slurm.slurm.step import SlurmStep
 
 _SATTACH = "sattach"
@@ -35,6 +37,31 @@ def cancel_step(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -
         LaunchError: scancel failed.
     """
     _run(("scancel", f"{step.job_id}.{step.step_id}"), timeout_seconds)
+
+
+def ask_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJob:
+    """Ask the controller what it knows of a job, and what preemption does in its partition.
+
+    Raises:
+        LaunchError: scontrol failed, or answered something else.
+    """
+    command = ("scontrol", "show", "job", job_id)
+    answer = _run(command, timeout_seconds)
+    try:
+        job = parse_job(answer)
+    except ValueError as error:
+        raise LaunchError(f"{' '.join(command)}: {error}", command=command, returncode=0, stderr=answer) from error
+    partition = parse_fields(_run(("scontrol", "show", "partition", job.partition), timeout_seconds))
+    return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
+
+
+def requeue_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+    """Put a running batch job back into the queue; Slurm ends it then.
+
+    Raises:
+        LaunchError: Slurm refused; the text has its words.
+    """
+    _run(("scontrol", "requeue", job_id), timeout_seconds)
 
 
 def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:

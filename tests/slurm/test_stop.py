@@ -1,0 +1,132 @@
+"""Save and stop on a real Slurm: scancel, the time limit and preemption, and back into the queue."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import TF4SLURM
+from tests.processes import wait_until
+from tests.slurm.lab import SlurmLab
+
+SCRIPT = """
+import json, os, pathlib, sys, threading, time
+import tf4slurm
+config = json.loads(os.environ["TF_CONFIG"])
+role, index = config["task"]["type"], config["task"]["index"]
+directory = pathlib.Path(sys.argv[1])
+run = os.environ.get("SLURM_RESTART_COUNT", "0")
+if role != "chief":
+    (directory / f"{role}-{index}-ready-{run}").touch()
+    threading.Event().wait()
+tf4slurm.should_stop()
+(directory / f"chief-0-ready-{run}").touch()
+while not (directory / "finish").exists():
+    if tf4slurm.should_stop():
+        time.sleep(1)
+        (directory / f"saved-{run}").touch()
+        sys.exit(0)
+    time.sleep(0.02)
+"""
+NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
+
+
+def submit(lab: SlurmLab, directory: Path, *options: str, run_options: tuple[str, ...] = ()) -> str:
+    script = directory / "train.py"
+    script.write_text(SCRIPT)
+    command = [TF4SLURM, "run", "--runs-directory", str(directory / "runs"), "--ps", "1", *run_options, "--"]
+    line = shlex.join([*command, sys.executable, str(script), str(directory)])
+    batch = directory / "job.sh"
+    batch.write_text(f"#!/bin/bash\nexec {line}\n")
+    output = ("-o", str(directory / "slurm.out"), "--open-mode=append")
+    return lab.run("sbatch", "--parsable", "-N4", "-n4", *output, *options, batch).stdout.strip()
+
+
+def wait_for(directory: Path, *names: str, timeout_seconds: float = 60) -> None:
+    for name in names:
+        assert wait_until((directory / name).exists, timeout_seconds), f"no {name}: {output(directory)}"
+
+
+def wait_until_ready(directory: Path, run: int = 0) -> None:
+    wait_for(directory, *(f"{name}-ready-{run}" for name in NAMES))
+
+
+def output(directory: Path) -> str:
+    path = directory / "slurm.out"
+    return path.read_text() if path.exists() else "no output"
+
+
+def results(directory: Path) -> list[dict[str, object]]:
+    return [json.loads(path.read_text()) for path in sorted((directory / "runs").glob("*/result.json"))]
+
+
+def test_scancel_lets_the_chief_save(lab: SlurmLab, tmp_path: Path) -> None:
+    job = submit(lab, tmp_path)
+    wait_until_ready(tmp_path)
+    lab.run("scancel", job)
+    wait_for(tmp_path, "saved-0", timeout_seconds=10)
+    assert lab.wait_for_job(job)[0] == "CANCELLED"
+    assert wait_until(lambda: bool(results(tmp_path)), 10)
+    (result,) = results(tmp_path)
+    assert result["exit_code"] == 143
+    states = {task["task"]: task["state"] for task in result["tasks"]}  # type: ignore[attr-defined]
+    assert states["ps/0"] == "left", output(tmp_path)
+
+
+@pytest.mark.parametrize("victim", ["launcher", "step"])
+def test_a_signal_to_the_batch_script_or_to_the_step_stops_the_job(lab: SlurmLab, tmp_path: Path, victim: str) -> None:
+    job = submit(lab, tmp_path)
+    wait_until_ready(tmp_path)
+    lab.run("scancel", "--signal=USR1", *(["--batch", job] if victim == "launcher" else [job]))
+    assert lab.wait_for_job(job) == ("FAILED", f"{128 + signal.SIGUSR1}:0")
+    wait_for(tmp_path, "saved-0")
+    assert "got SIGUSR1" in output(tmp_path)
+
+
+def test_the_time_limit_requeues_once_and_the_job_goes_on(lab: SlurmLab, tmp_path: Path) -> None:
+    options = ("-t1", "--requeue", "--signal=B:USR1@30")  # known to come 60 s early: at once
+    job = submit(lab, tmp_path, *options, run_options=("--requeue", "1"))
+    wait_for(tmp_path, "saved-0")
+    wait_until_ready(tmp_path, run=1)
+    (tmp_path / "finish").touch()
+    assert lab.wait_for_job(job, timeout_seconds=60) == ("COMPLETED", "0:0")
+    first, second = results(tmp_path)
+    assert (first["exit_code"], first["requeued"]) == (75, "time limit")
+    assert (second["exit_code"], second["requeued"]) == (0, None)
+    assert "this job was put back into the queue 1 times" in output(tmp_path)
+
+
+@pytest.mark.parametrize(("partition", "doubt"), [("low", ""), ("lowc", "Preemption does not requeue here")])
+def test_preemption_saves_and_requeues(lab: SlurmLab, tmp_path: Path, partition: str, doubt: str) -> None:
+    job = submit(lab, tmp_path, "-p", partition, "--requeue", "--exclusive", run_options=("--requeue", "0"))
+    wait_until_ready(tmp_path)
+    urgent = lab.run("sbatch", "--parsable", "-p", "high", "-N4", "--exclusive", "--wrap", "sleep 1", cwd=tmp_path)
+    wait_for(tmp_path, "saved-0")
+    lab.wait_for_job(urgent.stdout.strip(), timeout_seconds=60)
+    wait_until_ready(tmp_path, run=1)
+    (tmp_path / "finish").touch()
+    assert lab.wait_for_job(job, timeout_seconds=60)[0] == "COMPLETED"
+    assert results(tmp_path)[0]["requeued"] == "preemption"
+    assert doubt in output(tmp_path)
+
+
+def test_a_job_that_cannot_be_requeued_says_so_at_the_start(lab: SlurmLab, tmp_path: Path) -> None:
+    job = submit(lab, tmp_path, "--no-requeue", run_options=("--requeue", "1"))
+    wait_until_ready(tmp_path)
+    assert "Slurm has Requeue=0 for it" in output(tmp_path)
+    (tmp_path / "finish").touch()
+    assert lab.wait_for_job(job) == ("COMPLETED", "0:0")
+
+
+def test_requeue_needs_slurm(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [TF4SLURM, "run", "--requeue", "1", "--", "true"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "--requeue needs a job of Slurm" in done.stderr

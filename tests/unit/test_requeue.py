@@ -1,0 +1,105 @@
+"""Whether a stopped job goes back into the queue; Slurm's answers are those of a real controller, recorded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tf4slurm.control.verdict import Verdict
+from tf4slurm.errors import LaunchError
+from tf4slurm.launch import requeue
+from tf4slurm.launch.requeue import Requeue
+from tf4slurm.run_directory import RunDirectory
+from tf4slurm.slurm.job import SlurmJob, parse_job
+
+ANSWER = """JobId=7 JobName=wrap
+   JobState=RUNNING Reason=None Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   PreemptEligibleTime=2026-11-21T07:27:59 PreemptTime=None
+   Partition=low AllocNode:Sid=ctl:3617
+   NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+"""
+RUNNING = SlurmJob("RUNNING", is_batch=True, can_requeue=True, is_preempted=False, partition="low")
+STOPPED = Verdict(143, "The job was stopped: the launcher got SIGTERM.")
+
+
+def test_what_the_controller_says_is_read() -> None:
+    assert parse_job(ANSWER) == RUNNING
+    text = ANSWER.replace("PreemptTime=None", "PreemptTime=2026-11-21T07:30:00").replace("BatchFlag=1", "BatchFlag=0")
+    assert parse_job(text) == SlurmJob("RUNNING", False, True, True, "low")
+    with pytest.raises(ValueError, match="is not what scontrol show job writes"):
+        parse_job("slurm_load_jobs error: Invalid job id specified")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path, "train-7")
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, job: SlurmJob) -> None:
+    monkeypatch.setattr(requeue, "ask_job", lambda job_id: job)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "job", "reason"),
+    [
+        (143, RUNNING, "time limit"),
+        (138, RUNNING, "time limit"),
+        (130, RUNNING, None),
+        (129, RUNNING, None),
+        (143, SlurmJob("COMPLETING", True, True, False, "low"), None),
+        (143, SlurmJob("RUNNING", True, True, True, "low"), "preemption"),
+    ],
+)
+def test_why_a_job_goes_back(
+    monkeypatch: pytest.MonkeyPatch, directory: RunDirectory, exit_code: int, job: SlurmJob, reason: str | None
+) -> None:
+    answer_with(monkeypatch, job)
+    assert Requeue("7", 1).find_reason(Verdict(exit_code, ""), directory) == reason
+
+
+def test_the_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answer_with(monkeypatch, RUNNING)
+    for name, reason in (("train-7", "time limit"), ("train-7-2", "preemption"), ("train-77", "time limit")):
+        RunDirectory.create(tmp_path, name).write_result({"requeued": reason})
+    (tmp_path / "train-7-3").mkdir()
+    (tmp_path / "train-7-3" / "result.json").write_text("{")
+    directory = RunDirectory.create(tmp_path, "train-7")
+    assert directory.path.name == "train-7-4"
+    assert Requeue("7", 2).find_reason(STOPPED, directory) == "time limit"
+    assert Requeue("7", 1).find_reason(STOPPED, directory) is None
+    answer_with(monkeypatch, parse_job(ANSWER.replace("PreemptTime=None", "PreemptTime=2026-11-21T07:30:00")))
+    assert Requeue("7", 0).find_reason(STOPPED, directory) == "preemption"
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (RUNNING, ""),
+        (SlurmJob("RUNNING", False, True, False, "low"), "it is not a batch job"),
+        (SlurmJob("RUNNING", True, False, False, "low"), "Requeue=0"),
+        (SlurmJob("RUNNING", True, True, False, "lowc", "CANCEL"), "PreemptMode=CANCEL in partition lowc"),
+    ],
+)
+def test_what_stands_against_it_is_said(monkeypatch: pytest.MonkeyPatch, job: SlurmJob, words: str) -> None:
+    answer_with(monkeypatch, job)
+    (doubt,) = Requeue("7", 1).find_doubts() or [""]
+    assert words in doubt
+    assert bool(doubt) is bool(words)
+
+
+def test_a_controller_that_does_not_answer_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(job_id: str) -> SlurmJob:
+        raise LaunchError("scontrol exited with 1: busy", command=("scontrol",), returncode=1, stderr="busy")
+
+    monkeypatch.setattr(requeue, "ask_job", refuse)
+    monkeypatch.setattr(requeue, "requeue_job", refuse)
+    with caplog.at_level(logging.ERROR):
+        assert Requeue("7", 1).find_reason(STOPPED, directory) is None
+        assert not Requeue("7", 1).carry_out()
+    assert caplog.text.count("busy") == 2
+    assert "busy" in Requeue("7", 1).find_doubts()[0]
