@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tf4slurm import __version__
@@ -26,6 +26,7 @@ from tf4slurm.slurm.step import SlurmStep
 logger = logging.getLogger(__name__)
 
 _PROOF_SECONDS = 5.0
+_FAILURE_CHARACTERS = 900  # a hello is at most 4 KB
 _CONTROL = "TF4SLURM_CONTROL"
 _SECRET = "TF4SLURM_SECRET"
 _SETTINGS = "TF4SLURM_SETTINGS"
@@ -88,7 +89,7 @@ class Service:
     """Where the control service of the job may be reached, and the secret to show there."""
 
     addresses: tuple[Address, ...]
-    secret: str
+    secret: str = field(repr=False)
 
     def to_environ(self) -> dict[str, str]:
         return {_CONTROL: ",".join(map(str, self.addresses)), _SECRET: self.secret}
@@ -209,5 +210,5 @@ class Join:
         except (Tf4SlurmError, OSError) as error:
             self.failure = error
         incarnation = f"{os.getpid()}-{time.time_ns():x}-{secrets.token_hex(4)}"
-        failure = None if self.failure is None else str(self.failure)
+        failure = None if self.failure is None else str(self.failure)[:_FAILURE_CHARACTERS]
         return Hello(self.place.rank, self.place.node, host, port, incarnation, __version__, failure)

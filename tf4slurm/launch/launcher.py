@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Launcher:
         try:
             self._run_directory.write_job(_describe(self._plan))
             self._reporter.on_run_directory(self._run_directory)
-            service = self._locate(await self._service.start())
+            service = self._locate(await self._service.start(self._listen_host()))
             self._run_directory.write_control(service.to_json())
             if self._spawner is not None and self._state.verdict is None:
                 settings = self._plan.to_settings(self._run_directory.path)
@@ -135,10 +136,13 @@ class Launcher:
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
+    def _listen_host(self) -> str:
+        return _LOOPBACK if self._spawner is not None and self._spawner.is_local else "[::]"
+
     def _locate(self, port: int) -> Service:
         """Return the addresses under which the tasks may find the service, the likeliest first."""
-        if self._spawner is not None and self._spawner.is_local:
-            hosts: tuple[str, ...] = ("127.0.0.1",)
+        if self._listen_host() == _LOOPBACK:
+            hosts: tuple[str, ...] = (_LOOPBACK,)
         elif self._plan.interface is not None and self._spawner is None:
             hosts = (interface_address(self._plan.interface),)
         else:
