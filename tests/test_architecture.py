@@ -34,7 +34,7 @@ FLOORS = [
 INSIDE = {
     "network": [["interfaces", "ports", "proof"]],
     "slurm": [["allocation", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
-    "control": [["auth", "limits", "messages", "verdict"], ["record"], ["state"], ["client", "service"]],
+    "control": [["auth", "limits", "messages", "munge", "verdict"], ["record"], ["state"], ["client", "service"]],
     "observe": [["environment", "events"]],
     "launch": [["plan", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
     "tensorflow": [["resolver"]],
