@@ -136,11 +136,11 @@ class Membership:
                 reading = asyncio.ensure_future(_read(call))
                 await asyncio.wait({reading, writing}, timeout=silence, return_when=asyncio.FIRST_COMPLETED)
                 if self.status.state == "left":
-                    reading.cancel()
+                    _forget(reading)
                     await asyncio.wait({writing}, timeout=_GOODBYE_SECONDS)
                     return writing.done() and writing.result()
                 if writing.done() or not reading.done():  # the connection has ended, or the service is silent too long
-                    reading.cancel()
+                    _forget(reading)
                     return writing.done() and writing.result()
                 self._receive(incoming.open(reading.result()))
         finally:
@@ -171,6 +171,12 @@ class Membership:
                 return code.done() and code.result() is grpc.StatusCode.OK
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), self._beat_seconds)
+
+
+def _forget(reading: asyncio.Future[bytes]) -> None:
+    """Wait no more; an error that has come with the connection's end is not told as one that nobody saw."""
+    if not reading.cancel() and not reading.cancelled():
+        reading.exception()
 
 
 async def _read(call: _Call) -> bytes:
