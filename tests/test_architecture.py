@@ -23,7 +23,7 @@ FLOORS = [
     ["slurm"],
     ["control"],
     ["join", "line", "silence"],
-    ["agent", "agreement", "observe", "script"],
+    ["agent", "agreement", "companion", "observe", "script"],
     ["server_dictionary"],
     ["launch", "tensorflow", "ServerDictionary"],
     ["cli"],
@@ -34,7 +34,13 @@ FLOORS = [
 INSIDE = {
     "network": [["answer", "interfaces", "ports", "proof"]],
     "slurm": [["allocation", "job", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
-    "control": [["auth", "limits", "messages", "verdict"], ["record"], ["barriers"], ["state"], ["client", "service"]],
+    "control": [
+        ["auth", "limits", "messages", "munge", "verdict"],
+        ["record"],
+        ["barriers"],
+        ["state"],
+        ["client", "service"],
+    ],
     "observe": [["environment", "events"]],
     "launch": [["plan", "requeue", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
     "tensorflow": [["resolver"]],

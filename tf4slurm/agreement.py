@@ -1,124 +1,84 @@
-"""The tasks of a step agreeing on a map among themselves: rank 0 hosts the control service until all have it."""
+"""The tasks of a step agreeing on a map among themselves: each script has a companion that does it."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import threading
-import time
+import atexit
+import builtins
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from tf4slurm.cluster import Address, Cluster
-from tf4slurm.control.auth import new_secret
-from tf4slurm.control.limits import Limits
-from tf4slurm.control.service import ControlService
-from tf4slurm.control.state import JobState, Phase
-from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
-from tf4slurm.join import Join, JoinSettings, Place, Service
-from tf4slurm.network.interfaces import host_addresses, interface_address
-from tf4slurm.placement import SPREAD, place_tasks
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm import errors
+from tf4slurm.cluster import Cluster
+from tf4slurm.control.messages import Map
+from tf4slurm.errors import RendezvousError
+from tf4slurm.join import JoinSettings
+from tf4slurm.line import LINE_VARIABLE
 from tf4slurm.slurm.step import SlurmStep
 
-_LEAVE_SECONDS = 10.0
-_held: list[Join] = []
-"""The joins of this process: the ports that they hold stay held until it ends."""
+_LEAVE_SECONDS = 15.0
+# Not "-m tf4slurm.companion": that would let a json.py in the user's directory take the place of Python's own.
+_MAIN = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
+    "from tf4slurm.companion import main; main()"
+)
+_HOME = str(Path(errors.__file__).parents[1])
+_companions: list[subprocess.Popen[str]] = []
 
 
-class Agreement:
-    """The tasks of a step agreeing on a map: in a thread, so that the caller may have an event loop of its own."""
+def agree(counts: Mapping[str, int], placement: str, settings: JoinSettings, step: SlurmStep) -> Cluster:
+    """Agree with the other tasks of the step on the cluster; afterwards `script.py` has its line to them.
 
-    def __init__(self, counts: Mapping[str, int], placement: str, settings: JoinSettings, step: SlurmStep) -> None:
-        self._counts = counts
-        self._placement = placement
-        self._settings = settings
-        self._step = step
-        self._found: Cluster | RendezvousError | BaseException | None = None
-        self._is_found = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tf4slurm-agreement")
+    The companion process goes on until this process ends. Where this is rank 0, and its script waits for the others or
+    tells them its end, the process does not exit before they have: its companion serves them.
 
-    def wait(self) -> Cluster:
-        """Return the cluster, or raise what kept the tasks from agreeing.
-
-        The thread goes on until the others have the map too; the interpreter waits for it at its end.
-        """
-        self._thread.start()
-        self._is_found.wait()
-        if isinstance(self._found, BaseException):
-            raise self._found
-        assert self._found is not None
-        return self._found
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._agree())
-        except BaseException as error:
-            self._tell(error)
-
-    def _tell(self, found: Cluster | BaseException) -> None:
-        if not self._is_found.is_set():
-            self._found = found
-            self._is_found.set()
-
-    async def _agree(self) -> None:
-        path = Path(self._settings.run_directory)
-        directory = RunDirectory.open(path) if self._step.rank == 0 else RunDirectory(path.absolute())
-        hosting = asyncio.create_task(self._host(directory)) if self._step.rank == 0 else None
-        place = Place.from_step(self._step)
-        join = Join(place, self._settings, lambda: Service.from_file(directory.control))
-        member = asyncio.create_task(join.membership.run())
-        agreeing = asyncio.create_task(join.agree())
-        try:
-            await asyncio.wait({member, agreeing, *filter(None, [hosting])}, return_when=asyncio.FIRST_COMPLETED)
-            if not agreeing.done():
-                await (hosting if hosting is not None and hosting.done() else member)
-            cluster = await agreeing
-            if cluster is None:
-                raise _failure(join)
-            _held.append(join)
-            if join.listener is not None:
-                join.listener.close()
-            self._tell(cluster)
-        finally:
-            join.membership.report(state="left")
-            await asyncio.wait({member}, timeout=_LEAVE_SECONDS)
-            if hosting is not None:
-                await hosting
-
-    async def _host(self, directory: RunDirectory) -> None:
-        """Host the control service until every task has the map and has left."""
-        place = functools.partial(place_tasks, self._counts, self._placement)
-        limits = Limits(
-            start_timeout_seconds=self._settings.join_seconds,
-            beat_seconds=self._settings.beat_seconds,
-            dead_after_seconds=self._settings.dead_after_seconds,
-            leave_seconds=0,
-        )
-        needs_nodes = self._placement == SPREAD
-        tasks = place([""] * self._step.num_tasks)
-        state = JobState(tasks, limits, time.monotonic(), lambda *_: None, place if needs_nodes else None)
-        secret = new_secret()
-        service = ControlService(state, secret)
-        port = await service.start()
-        interface = self._settings.interface
-        hosts = (interface_address(interface),) if interface else host_addresses()
-        directory.write_control(Service(tuple(Address(host, port) for host in hosts), secret).to_json())
-        try:
-            ending = asyncio.create_task(service.wait_for_end())
-            while not ending.done():
-                if state.phase is Phase.TRAINING:
-                    state.finish(time.monotonic())
-                    service.publish()
-                await asyncio.wait({ending}, timeout=limits.beat_seconds / 10)
-            ending.result()
-        finally:
-            await service.close()
-            directory.control.unlink(missing_ok=True)
+    Raises:
+        Tf4SlurmError: What kept the tasks from agreeing, whatever it was.
+    """
+    number = len(_companions) + 1  # every task calls as often
+    if number > 1:
+        settings = dataclasses.replace(settings, run_directory=f"{settings.run_directory}.{number}")
+    request = {"counts": dict(counts), "placement": placement, "settings": dataclasses.asdict(settings)}
+    companion = subprocess.Popen(
+        [sys.executable, "-c", _MAIN, _HOME, json.dumps(request)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "GRPC_VERBOSITY": "ERROR"},
+    )
+    _companions.append(companion)
+    atexit.register(_let_go, companion, is_host=step.rank == 0)
+    assert companion.stdout is not None
+    line = companion.stdout.readline()  # its own limits see to it that this comes
+    answer: dict[str, Any] = json.loads(line) if line else {"error": ["RendezvousError", "The companion ended.", {}]}
+    if "error" in answer:
+        raise _rebuild(*answer["error"])
+    os.environ[LINE_VARIABLE] = answer["line"]
+    return Map(1, tuple(map(tuple, answer["entries"]))).to_cluster()
 
 
-def _failure(join: Join) -> Exception:
-    if join.failure is not None:
-        return join.failure
-    reason = join.membership.order.reason or "The tasks did not agree on a map."
-    return RendezvousTimeoutError(reason) if "did not form within" in reason else RendezvousError(reason)
+def _let_go(companion: subprocess.Popen[str], *, is_host: bool) -> None:
+    """This process ends: its companion leaves."""
+    assert companion.stdin is not None
+    with contextlib.suppress(OSError):
+        companion.stdin.close()
+    try:
+        companion.wait(None if is_host else _LEAVE_SECONDS)  # the host stays until all have left, or are dead
+    except subprocess.TimeoutExpired:
+        companion.kill()
+        companion.wait()
+
+
+def _rebuild(name: str, message: str, facts: dict[str, object]) -> Exception:
+    """Return the error that the companion met."""
+    kind: type[Exception] = getattr(errors, name, getattr(builtins, name, RendezvousError))
+    error: Exception = kind.__new__(kind)
+    Exception.__init__(error, message)
+    vars(error).update(facts)
+    return error

@@ -9,13 +9,15 @@ import os
 import secrets
 import signal
 import socket
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster
+from tf4slurm.control import munge
 from tf4slurm.control.client import Membership
 from tf4slurm.control.messages import Hello
 from tf4slurm.errors import PlacementError, Tf4SlurmError
@@ -27,6 +29,9 @@ from tf4slurm.slurm.step import SlurmStep
 logger = logging.getLogger(__name__)
 
 _PROOF_SECONDS = 5.0
+_FAILURE_CHARACTERS = 900  # a hello is at most 4 KB
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe that someone put there is not waited for
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _CONTROL = "TF4SLURM_CONTROL"
 _SECRET = "TF4SLURM_SECRET"
 _SETTINGS = "TF4SLURM_SETTINGS"
@@ -91,7 +96,7 @@ class Service:
     """Where the control service of the job may be reached, and the secret to show there."""
 
     addresses: tuple[Address, ...]
-    secret: str
+    secret: str = field(repr=False)
 
     def to_environ(self) -> dict[str, str]:
         return {_CONTROL: ",".join(map(str, self.addresses)), _SECRET: self.secret}
@@ -105,18 +110,31 @@ class Service:
         return cls(tuple(dict.fromkeys(addresses)), environ[_SECRET])
 
     def to_json(self) -> dict[str, object]:
-        return {"addresses": list(map(str, self.addresses)), "secret": self.secret}
+        """Return what a file (0600) may say of the service: the secret itself only where MUNGE does not work."""
+        credential = munge.seal_for_this_user(self.secret)
+        secret = {"secret": self.secret} if credential is None else {"munge": credential}
+        return {"addresses": list(map(str, self.addresses)), **secret}
 
     @classmethod
     def from_file(cls, path: Path) -> Service | None:
-        """Read what the task that hosts the service wrote; None if it is not there yet, or is another user's file."""
+        """Read what the task that hosts the service wrote; None if it is not there yet, or is not this user's alone.
+
+        The file says whether the secret is sealed with MUNGE. Nobody else can write it, so nobody else can choose.
+
+        Raises:
+            AuthenticationError: MUNGE does not open the secret on this host.
+        """
         try:
-            with path.open(encoding="utf-8") as file:
-                if os.fstat(file.fileno()).st_uid != os.getuid():
+            with open(os.open(path, _READ_FLAGS), encoding="utf-8") as file:
+                facts = os.fstat(file.fileno())
+                if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & _OTHERS_WRITE:
                     return None
                 content = json.load(file)
-            return cls(tuple(map(Address.from_text, content["addresses"])), content["secret"])
-        except (OSError, ValueError, KeyError, TypeError):
+            addresses = tuple(map(Address.from_text, content["addresses"]))
+            if "munge" in content:
+                return cls(addresses, munge.open_from_this_user(content["munge"]))
+            return cls(addresses, content["secret"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
 
@@ -237,5 +255,5 @@ class Join:
         except (Tf4SlurmError, OSError) as error:
             self.failure = error
         incarnation = f"{os.getpid()}-{time.time_ns():x}-{secrets.token_hex(4)}"
-        failure = None if self.failure is None else str(self.failure)
+        failure = None if self.failure is None else str(self.failure)[:_FAILURE_CHARACTERS]
         return Hello(self.place.rank, self.place.node, host, port, incarnation, __version__, failure)

@@ -27,10 +27,14 @@ _MAX_LINE_BYTES = 65536
 
 
 class Line:
-    """Listens until `close`; `name` is the value of LINE_VARIABLE for the child."""
+    """Listens until `close`; `name` is the value of LINE_VARIABLE for the child.
+
+    `was_used` tells whether a script has ever connected.
+    """
 
     def __init__(self, on_report: Callable[[Report], None]) -> None:
         self.name = ""
+        self.was_used = False
         self._on_report = on_report
         self._order = Order()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -65,6 +69,7 @@ class Line:
         try:
             if not _is_own_user(writer.get_extra_info("socket")):
                 return
+            self.was_used = True
             self._writers.add(writer)
             writer.write(encode(self._order) + b"\n")
             while line := await reader.readline():

@@ -2,7 +2,7 @@
 
 runs/<name>-<id>/
     job.json          the plan, the versions, the command
-    control.json      0600: where the control service listens, and the job's secret
+    control.json      0600: where the control service listens, and the job's secret, sealed with MUNGE where that works
     events.jsonl      every change of state
     logs/<role>-<index>.<attempt>.log   what the task's child printed
     result.json       the verdict, and the life of each task
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,13 +52,18 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """Make the run directory at exactly this path, or take the one that is there.
+        """Make the run directory at exactly this path, or take the one that is there if it is this user's own.
 
         Raises:
-            RunDirectoryError: It cannot be made.
+            RunDirectoryError: It cannot be made, or someone else has made it, or a link in its place.
         """
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            facts = path.lstat()
+            if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+                raise _cannot_write(path, "a link, or another user's directory, is in its place")
+            if facts.st_mode & 0o077:
+                path.chmod(0o700)
             (path / "logs").mkdir(exist_ok=True)
         except OSError as error:
             raise _cannot_write(path, error.strerror) from error

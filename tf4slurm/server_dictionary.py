@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tf4slurm.agreement import Agreement
+from tf4slurm.agreement import agree
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.errors import InterfaceError, PlacementError
 from tf4slurm.join import JoinSettings
@@ -41,8 +41,8 @@ def get_server_dictionary(
     """Return the address map of the step this process is a task of, agreed upon by all its tasks.
 
     Under an agent of tf4slurm it is the map that the launcher agreed on. Under plain srun the tasks agree among
-    themselves, through the control service that rank 0 hosts in a thread until all have the map. From then on this
-    process holds its port, and TF_GRPC_REUSE_PORT is set in its environment, so that TensorFlow's server can take it.
+    themselves: each has a companion process from then on, that of rank 0 hosts the control service. The companion holds
+    the port, and TF_GRPC_REUSE_PORT is set in this process's environment, so that TensorFlow's server can take it.
 
     Args:
         tasks: The role of each rank ("ps", "worker", "chief", "evaluator"), in rank order; or the number of tasks of
@@ -93,7 +93,7 @@ def get_server_dictionary(
         ports=tuple(ports or ()),
         join_seconds=timeout_seconds,
     )
-    cluster = Agreement(counts, placement, settings, step).wait()
+    cluster = agree(counts, placement, settings, step)
     os.environ["TF_GRPC_REUSE_PORT"] = "true"
     return ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
-from tf4slurm.control.messages import Beat, Hello, Map, Message, Order, Status, TaskState, decode, encode
+from tf4slurm.control.messages import Beat, Hello, Map, Message, Order, Refusal, Status, TaskState, decode, encode
 from tf4slurm.errors import MessageError
 
 KINDS: tuple[type[Message], ...] = typing.get_args(Message)
@@ -36,6 +36,7 @@ MESSAGES = st.one_of(
     st.builds(Map, NUMBER, st.lists(ENTRY, max_size=3).map(tuple)),
     st.builds(Order, NUMBER, st.booleans(), NUMBER, st.booleans(), st.floats(allow_nan=False)),
     st.just(Beat()),
+    st.builds(Refusal, WORDS),
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

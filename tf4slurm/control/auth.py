@@ -2,7 +2,8 @@
 
 The two ends of a connection each choose a nonce; secret and nonces give the key of this connection, and each message is
 sealed with its direction and its number. So a message of another job, another connection, another moment or the other
-direction does not open.
+direction does not open. The service's nonce comes sealed, as its message number 0: a task says nothing of itself before
+the service has proved that it knows the secret. Messages are sealed, not hidden: who listens on the network reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import secrets
 from tf4slurm.errors import AuthenticationError
 
 NONCE_BYTES = 16
-_MAC_BYTES = 32
+MAC_BYTES = 32
 TO_SERVICE = b"to-service"
 TO_TASK = b"to-task"
 
@@ -40,6 +41,33 @@ def connection_key(secret: str, client_nonce: bytes, service_nonce: bytes) -> by
     return hmac.new(secret.encode(), b"connection" + client_nonce + service_nonce, hashlib.sha256).digest()
 
 
+def answer_task(secret: str, client_nonce: bytes) -> tuple[bytes, Seal, Seal]:
+    """Return the service's answer to a task's nonce, and the seals of what comes in and what goes out after it.
+
+    Raises:
+        AuthenticationError: A nonce of the wrong length.
+    """
+    service_nonce = new_nonce()
+    key = connection_key(secret, client_nonce, service_nonce)
+    outgoing = Seal(key, TO_TASK)
+    return outgoing.seal(service_nonce), Seal(key, TO_SERVICE), outgoing
+
+
+def check_service(secret: str, client_nonce: bytes, answer: bytes) -> tuple[Seal, Seal]:
+    """Return the seals of what comes in and what goes out, if the answer to a task's nonce was made with the secret.
+
+    Raises:
+        AuthenticationError: It was not.
+    """
+    key = connection_key(secret, client_nonce, answer[MAC_BYTES:])
+    incoming = Seal(key, TO_TASK)
+    try:
+        incoming.open(answer)
+    except AuthenticationError:
+        raise AuthenticationError("The service there does not know this job's secret: it is another job's.") from None
+    return incoming, Seal(key, TO_SERVICE)
+
+
 class Seal:
     """Seals or opens the messages of one direction of one connection, in their order."""
 
@@ -58,7 +86,7 @@ class Seal:
         Raises:
             AuthenticationError: Not sealed with this key as the next message of this direction.
         """
-        mac, payload = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
+        mac, payload = sealed[:MAC_BYTES], sealed[MAC_BYTES:]
         if not hmac.compare_digest(mac, self._next_mac(payload)):
             raise AuthenticationError(
                 "A control message does not carry this job's secret, or is not the next of its connection. "

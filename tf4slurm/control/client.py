@@ -15,7 +15,7 @@ import grpc.aio
 
 from tf4slurm.cluster import Address
 from tf4slurm.control import auth
-from tf4slurm.control.messages import METHOD, SERVICE, Beat, Hello, Map, Order, Report, Status, decode, encode
+from tf4slurm.control.messages import METHOD, SERVICE, Beat, Hello, Map, Order, Refusal, Report, Status, decode, encode
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousConnectionError
 
 logger = logging.getLogger(__name__)
@@ -23,12 +23,13 @@ logger = logging.getLogger(__name__)
 _CONNECT_SECONDS = 3.0
 _RETRY_SECONDS = 0.1
 _GOODBYE_SECONDS = 1.0
+_MAX_MESSAGE_BYTES = 16 * 2**20  # more than the map of 100,000 tasks
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
 )
 _Call = Any  # grpc.aio.StreamStreamCall: grpcio ships no types
 
@@ -51,7 +52,7 @@ class Membership:
     ) -> None:
         """`find_service()` tells where the service may listen, and the secret; it is asked before each try.
 
-        `make_hello(address)` is asked once, with the address of the service that answered first.
+        `make_hello(address)` is asked once, with the address of the service that proved itself first.
         """
         self.order = Order()
         self.map: Map | None = None
@@ -59,6 +60,7 @@ class Membership:
         self._find_service = find_service
         self._make_hello = make_hello
         self._hello: Hello | None = None
+        self._at = ""
         self._beat_seconds = beat_seconds
         self._dead_after_seconds = dead_after_seconds
         self._deadline = time.monotonic() + join_seconds
@@ -114,6 +116,7 @@ class Membership:
 
     async def _serve(self, address: Address, secret: str, connect_seconds: float) -> bool:
         """Connect once and serve that connection to its end; return whether the leave was told, or raise."""
+        self._at = str(address)
         async with grpc.aio.insecure_channel(str(address), options=_OPTIONS) as channel:
             call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
             try:
@@ -129,8 +132,7 @@ class Membership:
     async def _shake_hands(self, call: _Call, address: Address, secret: str) -> tuple[auth.Seal, auth.Seal]:
         client_nonce = auth.new_nonce()
         await call.write(client_nonce)
-        key = auth.connection_key(secret, client_nonce, await _read(call))
-        incoming, outgoing = auth.Seal(key, auth.TO_TASK), auth.Seal(key, auth.TO_SERVICE)
+        incoming, outgoing = auth.check_service(secret, client_nonce, await _read(call))
         if self._hello is None:
             self._hello = self._make_hello(address)
         await call.write(outgoing.seal(encode(self._hello)))
@@ -145,11 +147,11 @@ class Membership:
                 reading = asyncio.ensure_future(_read(call))
                 await asyncio.wait({reading, writing}, timeout=silence, return_when=asyncio.FIRST_COMPLETED)
                 if self.status.state == "left":
-                    reading.cancel()
+                    _forget(reading)
                     await asyncio.wait({writing}, timeout=_GOODBYE_SECONDS)
                     return writing.done() and writing.result()
                 if writing.done() or not reading.done():  # the connection has ended, or the service is silent too long
-                    reading.cancel()
+                    _forget(reading)
                     return writing.done() and writing.result()
                 self._receive(incoming.open(reading.result()))
         finally:
@@ -157,7 +159,10 @@ class Membership:
 
     def _receive(self, payload: bytes) -> None:
         self._deadline = time.monotonic() + self._dead_after_seconds
-        message = decode(payload, Map | Order | Beat)  # type: ignore[arg-type]
+        message = decode(payload, Map | Order | Beat | Refusal)  # type: ignore[arg-type]
+        if isinstance(message, Refusal):
+            text = f"The control service at {self._at} refused this task: {message.reason.removesuffix('.')}."
+            raise RendezvousClosedError(text, reason=message.reason)
         if isinstance(message, Map):
             self.map = message
         elif isinstance(message, Order):
@@ -179,6 +184,12 @@ class Membership:
                 await asyncio.wait_for(self._woken.wait(), self._beat_seconds)
 
 
+def _forget(reading: asyncio.Future[bytes]) -> None:
+    """Wait no more; an error that has come with the connection's end is not told as one that nobody saw."""
+    if not reading.cancel() and not reading.cancelled():
+        reading.exception()
+
+
 async def _read(call: _Call) -> bytes:
     data = await call.read()
     if not isinstance(data, bytes):  # grpc.aio.EOF
@@ -187,9 +198,7 @@ async def _read(call: _Call) -> bytes:
 
 
 def _translated(error: grpc.aio.AioRpcError, address: Address) -> Exception:
-    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-        reason = error.details() or ""
-        return RendezvousClosedError(f"The control service at {address} refused this task: {reason}.", reason=reason)
+    """Return a reason to try again, never one to give up: anybody who listens at that address can say such a code."""
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
         return AuthenticationError(f"The service at {address} is another job's.")
     return ConnectionError(f"{error.code().name}: {error.details()}")

@@ -16,7 +16,7 @@ from tf4slurm.errors import MessageError
 
 SERVICE = "tf4slurm.Control"
 METHOD = "Join"
-"""The one gRPC method: a stream of `Hello` and `Status` from a task, of `Map`, `Order` and `Beat` to it."""
+"""The one gRPC method: a stream of `Hello` and `Status` from a task, of `Map`, `Order`, `Beat` or `Refusal` to it."""
 
 StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
 TaskState = Literal["joined", "proved", "unproved", "running", "exited", "left"]
@@ -155,7 +155,14 @@ class Beat:
     """The service lives; said when it has said nothing else for a beat."""
 
 
-Message = Hello | Status | Report | Map | Order | Beat
+@dataclass(frozen=True)
+class Refusal:
+    """The service's last word to a task that cannot be one of this job's, and why: trying again does not help."""
+
+    reason: str
+
+
+Message = Hello | Status | Report | Map | Order | Beat | Refusal
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 _HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Waiting)}
 _M = TypeVar("_M")

@@ -2,6 +2,10 @@
 
 The handler is generic and the messages are JSON: no generated code, so TensorFlow alone decides on protobuf's version.
 Orders are levels, not events: a task is sent what it should do *now*, so nothing queues up for a slow one.
+
+Anybody can connect. Who does not prove within 3 s that it knows the secret is sent away, at whatever step it stops:
+before it speaks HTTP/2, opens a stream, says its nonce or its hello. Until then it is told nothing of the job, may say
+4 KB, and is one of a bounded number; a task that finds no place among them tries again.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import time
 from typing import Any
 
@@ -16,20 +21,28 @@ import grpc
 import grpc.aio
 
 from tf4slurm.control import auth
-from tf4slurm.control.messages import METHOD, SERVICE, Beat, Hello, Map, Message, Order, Status, decode, encode
+from tf4slurm.control.messages import METHOD, SERVICE, Beat, Hello, Map, Message, Order, Refusal, Status, decode, encode
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousError
 
 logger = logging.getLogger(__name__)
 
-_HANDSHAKE_SECONDS = 10.0
+_HANDSHAKE_SECONDS = 3.0  # as long as a task waits for it
+_MAX_HELLO_BYTES = 4096
 _MAX_MESSAGE_BYTES = 65536
+_STRANGERS = 500  # connections beside two of each task; a silent one costs about 15 KB
+_OWN_FILES = 128  # of this process, beside its connections and four of each task: pipes, logs, gRPC's own
 _TICKS_PER_BEAT = 5
 _STOP_SECONDS = 0.2  # for handlers to end by themselves: else clients log that they were cut off
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", 8192),
+    ("grpc.absolute_max_metadata_size", 8192),
+    ("grpc.max_concurrent_streams", 1),
+    ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_SECONDS * 1000)),
+    ("grpc.max_connection_idle_ms", int(_HANDSHAKE_SECONDS * 1000)),  # idle is without a stream: no task ever is
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: 64 KB could become 64 MB
 )
 
 _Context = Any  # grpc.aio.ServicerContext[bytes, bytes]: grpcio ships no types
@@ -46,13 +59,14 @@ class ControlService:
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
 
-    async def start(self) -> int:
-        """Listen on all addresses of this host; return the port."""
+    async def start(self, host: str = "[::]") -> int:
+        """Listen on one address of this host, or on all of them; return the port."""
         grpc.aio.init_grpc_aio()  # for good: its shutdown at the last object's end has been seen to hang
-        self._server = grpc.aio.server(options=_OPTIONS)
+        connections = _make_room(len(self.state.records))
+        self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)))
         handlers: Any = {METHOD: grpc.stream_stream_rpc_method_handler(self._join)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        port: int = self._server.add_insecure_port("[::]:0")
+        port: int = self._server.add_insecure_port(f"{host}:0")
         await self._server.start()
         self._ticker = asyncio.create_task(self._tick())
         return port
@@ -92,23 +106,26 @@ class ControlService:
     async def _serve(self, context: _Context) -> None:
         """Serve one connection, from its handshake to its end."""
         try:
-            seals, hello = await asyncio.wait_for(self._shake_hands(context), _HANDSHAKE_SECONDS)
+            incoming, outgoing, said = await asyncio.wait_for(self._shake_hands(context), _HANDSHAKE_SECONDS)
+        except (AuthenticationError, asyncio.TimeoutError):
+            logger.debug("%s does not show the job's secret", context.peer())
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED)  # without a word: it may be anybody
+        try:
+            hello = decode(said, Hello)
             self.state.on_hello(hello, time.monotonic())
-        except (AuthenticationError, MessageError) as error:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        except RendezvousClosedError as error:
+        except (RendezvousClosedError, MessageError) as error:
             self.publish()  # a refusal may be a verdict
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.reason)
-        except asyncio.TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello in time")
-        session = _Session(self.state, hello.rank, seals[1], context)
+            reason = error.reason if isinstance(error, RendezvousClosedError) else str(error)
+            await context.write(outgoing.seal(encode(Refusal(reason))))
+            return
+        session = _Session(self.state, hello.rank, outgoing, context)
         before = self._sessions.get(hello.rank)
         self._sessions[hello.rank] = session
         if before is not None:
             before.close()
         self.publish()
         try:
-            await self._read(session, seals[0], context)
+            await self._read(session, incoming, context)
         except (RendezvousError, MessageError) as error:
             logger.warning("rank %d: connection ended: %s", hello.rank, error)
         finally:
@@ -118,14 +135,14 @@ class ControlService:
                 self.state.on_disconnect(hello.rank, time.monotonic())
                 self.publish()
 
-    async def _shake_hands(self, context: _Context) -> tuple[tuple[auth.Seal, auth.Seal], Hello]:
-        service_nonce = auth.new_nonce()
-        client_nonce = await _read_bytes(context)
-        key = auth.connection_key(self._secret, client_nonce, service_nonce)
-        await context.write(service_nonce)
-        incoming, outgoing = auth.Seal(key, auth.TO_SERVICE), auth.Seal(key, auth.TO_TASK)
-        hello = decode(incoming.open(await _read_bytes(context)), Hello)
-        return (incoming, outgoing), hello
+    async def _shake_hands(self, context: _Context) -> tuple[auth.Seal, auth.Seal, bytes]:
+        """Return the seals of what comes in and what goes out, and the hello, which opened with them."""
+        answer, incoming, outgoing = auth.answer_task(self._secret, await _read_bytes(context))
+        await context.write(answer)
+        sealed = await _read_bytes(context)
+        if len(sealed) > _MAX_HELLO_BYTES:
+            raise AuthenticationError("A task's hello is never this long.")
+        return incoming, outgoing, incoming.open(sealed)
 
     async def _read(self, session: _Session, incoming: auth.Seal, context: _Context) -> None:
         while data := await _read_bytes(context):
@@ -175,6 +192,22 @@ class _Session:
 
     async def _send(self, message: Message) -> None:
         await self._context.write(self._seal.seal(encode(message)))
+
+
+def _make_room(num_tasks: int) -> int:
+    """Return how many connections may be open at a time; raise the limit of open files if that takes it.
+
+    At the limit of files gRPC takes no new connection, this process can open nothing, and the silence of those that
+    are connected is not even noticed: so connections are refused well before.
+    """
+    connections, own = _STRANGERS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= connections + own:
+        return connections
+    most = connections + own if hard == resource.RLIM_INFINITY else min(connections + own, hard)
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(2 * num_tasks, most - own)
 
 
 async def _read_bytes(context: _Context) -> bytes:

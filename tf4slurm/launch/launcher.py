@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Launcher:
             self._reporter.on_run_directory(self._run_directory)
             for doubt in self._requeue.find_doubts() if self._requeue is not None else ():
                 logger.warning("%s", doubt)
-            service = self._locate(await self._service.start())
+            service = self._locate(await self._service.start(self._listen_host()))
             self._run_directory.write_control(service.to_json())
             if self._spawner is not None and self._state.verdict is None:
                 settings = self._plan.to_settings(self._run_directory.path)
@@ -147,10 +148,13 @@ class Launcher:
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
 
+    def _listen_host(self) -> str:
+        return _LOOPBACK if self._spawner is not None and self._spawner.is_local else "[::]"
+
     def _locate(self, port: int) -> Service:
         """Return the addresses under which the tasks may find the service, the likeliest first."""
-        if self._spawner is not None and self._spawner.is_local:
-            hosts: tuple[str, ...] = ("127.0.0.1",)
+        if self._listen_host() == _LOOPBACK:
+            hosts: tuple[str, ...] = (_LOOPBACK,)
         elif self._plan.interface is not None and self._spawner is None:
             hosts = (interface_address(self._plan.interface),)
         else:
