@@ -15,15 +15,18 @@ _LAZY = {
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
     "get_server_dictionary": "tf4slurm.server_dictionary",
 }
-__all__ = ["__version__", "get_server_dictionary"]  # a star import must not load tensorflow: no SlurmClusterResolver
+_ROOMS = ("shutdown",)
+__all__ = ["__version__", "get_server_dictionary", "shutdown"]  # a star import must not load tensorflow: no resolver
 
 
 def __getattr__(name: str) -> Any:
     """Import what is public when it is first asked for."""
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'tf4slurm' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, *_ROOMS})
