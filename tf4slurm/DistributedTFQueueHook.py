@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import warnings
 from typing import Any
 
@@ -19,6 +21,7 @@ def create_done_queue(i: int, WorkersNumber: int) -> Any:
     A ps that has taken as many items from it as there are workers may exit.
     """
     _warn("create_done_queue", "tf4slurm.shutdown.wait_for_workers")
+    atexit.register(gc.freeze)  # the ps leaves in 0.1 s in place of 0.8 s, as in wait_for_workers
     return make_queue(i, done_queue_name(i), WorkersNumber)
 
 
