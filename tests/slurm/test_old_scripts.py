@@ -54,7 +54,7 @@ def test_an_old_script_ends_with_the_old_batch_lines(
     for name, text in (("wrapper.sh", WRAPPER), ("job.sh", BATCH)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    command = [sys.executable, OLD_SCRIPTS / script, "-ps", str(ps), "-workers", str(workers)]
+    command = [sys.executable, str(OLD_SCRIPTS / script), "-ps", str(ps), "-workers", str(workers)]
     options = ["-N4", "--ntasks-per-node=1", f"-n{ps + workers}", "-c1", "-o", "output"]
     job_id = lab.run("sbatch", "--parsable", *options, "job.sh", *command, cwd=tmp_path).stdout.strip()
     state = lab.wait_for_job(job_id, timeout_seconds=120)

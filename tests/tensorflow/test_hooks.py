@@ -44,7 +44,7 @@ def test_synchronous_training_ends_without_the_two_minutes_that_tensorflow_waits
         tasks.wait_for_line(name, "stopped at step")
     stopped = time.monotonic()
     assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 0]
-    assert time.monotonic() - stopped < 15
+    assert time.monotonic() - stopped < 60
 
 
 def test_a_late_worker_neither_waits_30_seconds_nor_finds_the_leader_gone(tasks: Tasks, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_late_worker_neither_waits_30_seconds_nor_finds_the_leader_gone(tasks:
     tasks.wait_for_line("worker/1", "QueueManagementHook is now")
     came = time.monotonic()
     assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 0]
-    assert time.monotonic() - came < 25
+    assert time.monotonic() - came < 29  # TensorFlow alone would look again after 30 s
 
 
 def test_no_worker_trains_before_all_have_come(tasks: Tasks, tmp_path: Path) -> None:
@@ -98,3 +98,13 @@ def test_a_worker_that_raises_lets_the_ps_go(tasks: Tasks, tmp_path: Path) -> No
     tasks.start("worker/1", broken, *NUMBERS)
     assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 1]
     assert "RuntimeError: broken" in tasks.output("worker/1")
+
+
+def test_a_chief_that_raises_lets_the_workers_of_synchronous_training_end(tasks: Tasks, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    text = (OLD_SCRIPTS / "synchronous.py").read_text()
+    broken.write_text(text.replace("train_op])[:2]\n", "train_op])[:2]\n            assert step < 20, 'broken'\n"))
+    for name, script in (("ps/0", broken), ("worker/0", broken), ("worker/1", OLD_SCRIPTS / "synchronous.py")):
+        tasks.start(name, script, *NUMBERS)
+    assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 1, 0]
+    assert "AssertionError: broken" in tasks.output("worker/0")

@@ -94,7 +94,7 @@ def test_sigterm_is_served_at_once_by_a_ps_that_waits(make_tasks: Callable[[int,
     sent = time.monotonic()
     tasks.signal("ps/0", signal.SIGTERM)
     assert tasks.wait("ps/0") == 77
-    assert time.monotonic() - sent < 5  # the interpreter with TensorFlow needs 1 s to exit; the handler nothing
+    assert time.monotonic() - sent < 10  # the interpreter with TensorFlow needs 1 s to exit; the handler nothing
 
 
 def test_a_worker_that_was_killed_is_named_when_the_time_is_over(

@@ -120,9 +120,9 @@ class DoneHook(_MusterHook):
         """
         if self._is_done:
             self._wait_for_all()
-            for operation in self._close_tokens:
-                with contextlib.suppress(tf.errors.OpError):  # its own runner may have closed it, or the ps is gone
-                    session.run(operation, options=tf.compat.v1.RunOptions(timeout_in_ms=_CLOSE_MILLISECONDS))
+        for operation in self._close_tokens:
+            with contextlib.suppress(tf.errors.OpError):  # its own runner may have closed it, or the ps is gone
+                session.run(operation, options=tf.compat.v1.RunOptions(timeout_in_ms=_CLOSE_MILLISECONDS))
         session.close()
         join(*arguments, **options)
         if self._is_done:
@@ -131,8 +131,8 @@ class DoneHook(_MusterHook):
     def _wait_for_all(self) -> None:
         try:
             self._muster.wait_for_all(_LEAVE_SECONDS)
-        except TimeoutError:
-            logger.warning("%s leaves, though not all workers have come in %g s", self._own.task, _LEAVE_SECONDS)
+        except (TimeoutError, ShutdownError) as error:
+            logger.warning("%s leaves, though not all workers have come: %r", self._own.task, error)
 
 
 class StartBarrierHook(_MusterHook):
