@@ -18,15 +18,16 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 FLOORS = [
     ["errors", "roles", "output", "exec_child"],
-    ["cluster", "child"],
-    ["network", "placement", "run_directory"],
+    ["cluster", "child", "last_word"],
+    ["network", "placement", "run_directory", "own_dictionary"],
     ["slurm"],
     ["control"],
-    ["join", "line", "silence"],
-    ["agent", "agreement", "companion", "observe", "script"],
+    ["join", "script", "silence"],
+    ["line"],
+    ["agent", "agreement", "companion", "observe"],
     ["server_dictionary"],
     ["launch", "tensorflow", "ServerDictionary"],
-    ["cli"],
+    ["cli", "shutdown", "DistributedTFQueueHook"],
     ["__main__"],
 ]
 """A file imports from lower floors only."""
@@ -43,10 +44,14 @@ INSIDE = {
     ],
     "observe": [["environment", "events"]],
     "launch": [["plan", "requeue", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
-    "tensorflow": [["resolver"]],
+    "tensorflow": [["resolver", "queues"], ["done", "muster"], ["hooks"]],
+    "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],
     "cli": [["main", "options", "reporter"], ["env", "run", "task", "nodes"]],
 }
 """The same inside each folder."""
+
+USERS_OF_TENSORFLOW = {"shutdown.queues", "DistributedTFQueueHook"}
+"""Those that import it through the room tensorflow."""
 
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -123,6 +128,12 @@ def test_importing_the_package_is_light() -> None:
     assert not loaded & {"tensorflow", "grpc", "asyncio", "click", "rich", "psutil"}
 
 
+def test_importing_the_room_shutdown_is_light() -> None:
+    loaded = imported_by("import tf4slurm; tf4slurm.shutdown.wait_for_workers; from tf4slurm import shutdown")
+    assert "tf4slurm.shutdown.ps" in loaded
+    assert not loaded & {"tensorflow", "grpc", "asyncio"}
+
+
 def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
     loaded = imported_by("import tf4slurm.agent, tf4slurm.cli.task")
     assert not loaded & {"tensorflow", "rich", "psutil", "tf4slurm.launch.launcher"}
@@ -132,13 +143,14 @@ def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
 def test_only_the_room_tensorflow_imports_it(module: str) -> None:
     tree = ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert not any("tensorflow" in ast.unparse(node).replace("tf4slurm", "") for node in imports)
+    room = "tf4slurm.tensorflow" if module in USERS_OF_TENSORFLOW else "tf4slurm"
+    assert not any("tensorflow" in ast.unparse(node).replace(room, "") for node in imports)
 
 
 def test_the_public_list_is_what_there_is() -> None:
     assert set(tf4slurm._LAZY) <= set(dir(tf4slurm))
     loads_tensorflow = {name for name, module in tf4slurm._LAZY.items() if "tensorflow" in module.split(".")}
-    assert set(tf4slurm.__all__) == {"__version__", *tf4slurm._LAZY} - loads_tensorflow
+    assert set(tf4slurm.__all__) == {"__version__", *tf4slurm._LAZY, *tf4slurm._ROOMS} - loads_tensorflow
     for name, module in tf4slurm._LAZY.items():
         tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
         assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}

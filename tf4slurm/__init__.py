@@ -19,6 +19,7 @@ _LAZY = {
     "report": "tf4slurm.script",
     "should_stop": "tf4slurm.script",
 }
+_ROOMS = ("shutdown",)
 __all__ = [
     "__version__",
     "barrier",
@@ -26,15 +27,18 @@ __all__ = [
     "on_stop",
     "report",
     "should_stop",
-]  # a star import must not load tensorflow: no SlurmClusterResolver
+    "shutdown",
+]  # a star import must not load tensorflow: no resolver
 
 
 def __getattr__(name: str) -> Any:
     """Import what is public when it is first asked for."""
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'tf4slurm' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, *_ROOMS})

@@ -20,10 +20,11 @@ from tf4slurm.control.messages import Report
 from tf4slurm.control.verdict import exit_code_of
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousError, Tf4SlurmError
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
-from tf4slurm.line import LINE_VARIABLE, Line
+from tf4slurm.line import Line
 from tf4slurm.output import LineSplitter, LineWriter
 from tf4slurm.roles import role_of
 from tf4slurm.run_directory import RunDirectory
+from tf4slurm.script import LINE_VARIABLE
 from tf4slurm.silence import wait_for_silence
 from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
 

@@ -19,7 +19,7 @@ from tf4slurm.cluster import Cluster
 from tf4slurm.control.messages import Map
 from tf4slurm.errors import RendezvousError
 from tf4slurm.join import JoinSettings
-from tf4slurm.line import LINE_VARIABLE
+from tf4slurm.script import LINE_VARIABLE
 from tf4slurm.slurm.step import SlurmStep
 
 _LEAVE_SECONDS = 15.0

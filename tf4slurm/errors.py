@@ -14,6 +14,8 @@ Tf4SlurmError
 │  ├─ RendezvousClosedError      the control service refused this task, for a reason it gave
 │  ├─ BarrierError               not all tasks came to a barrier in time, or one never will
 │  └─ AuthenticationError        a message does not carry the job's secret
+├─ ShutdownError               a ps or a worker cannot tell the other that training is over
+│  └─ ShutdownTimeoutError       not all workers signalled in time (also TimeoutError)
 ├─ MessageError                a control message that is not one (also ValueError)
 └─ LaunchError                 a program that was started to launch tasks failed
 """
@@ -134,6 +136,21 @@ class BarrierError(RendezvousError):
 
 class AuthenticationError(RendezvousError):
     """A message was not made with this job's secret, or was made for another connection or moment."""
+
+
+class ShutdownError(Tf4SlurmError):
+    """A ps cannot wait for its workers, or a worker cannot tell a ps that it is done."""
+
+    exit_code = EXIT_TASK_LOST
+
+
+class ShutdownTimeoutError(ShutdownError, TimeoutError):
+    """After `seconds` the tasks in `missing`, such as "worker/1", had not signalled."""
+
+    def __init__(self, message: str, *, missing: Sequence[str], seconds: float) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+        self.seconds = seconds
 
 
 class MessageError(Tf4SlurmError, ValueError):

@@ -19,9 +19,7 @@ from pathlib import Path
 
 from tf4slurm.control.messages import Order, Report, decode, encode
 from tf4slurm.errors import MessageError
-
-LINE_VARIABLE = "TF4SLURM_LINE"
-"""Where a child finds its agent: a path, or "@" and a name in Linux's abstract namespace."""
+from tf4slurm.script import to_path
 
 _MAX_LINE_BYTES = 65536
 
@@ -82,11 +80,6 @@ class Line:
             writer.close()
             if report is not None:  # the process has ended or gone: it waits nowhere
                 self._on_report(dataclasses.replace(report, waiting=None))
-
-
-def to_path(name: str) -> str:
-    """Return the address of a socket of this name."""
-    return f"\0{name[1:]}" if name.startswith("@") else name
 
 
 def _is_own_user(connection: socket.socket) -> bool:

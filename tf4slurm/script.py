@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 
 from tf4slurm.control.messages import Order, Report, Waiting, decode, encode
 from tf4slurm.errors import BarrierError, RendezvousConnectionError
-from tf4slurm.line import LINE_VARIABLE, to_path
+
+LINE_VARIABLE = "TF4SLURM_LINE"
+"""Where a child finds its agent: a path, or "@" and a name in Linux's abstract namespace."""
 
 _REPORT_SECONDS = 0.2  # steps follow each other faster than anybody wants to know
 _LATE_SECONDS = 30.0  # how much later than its own timeout a barrier's answer may come
@@ -30,7 +32,7 @@ def report(*, step: int | None = None, **metrics: float) -> None:
     `tf4slurm run --stall-after SECONDS` ends a job, or begins another attempt, when no task reports a new step for so
     long.
     """
-    line = _find_line()
+    line = find_line()
     if line is not None:
         figures = tuple((name, float(value)) for name, value in metrics.items())
         before = line.report
@@ -43,7 +45,7 @@ def should_stop() -> bool:
     The job has its grace then (`tf4slurm run --grace`). From the first call on, and in the main thread, this process
     ignores the SIGTERM, SIGUSR1 and SIGUSR2 that Slurm sends to every process of a job, unless it handles them itself.
     """
-    line = _find_line()
+    line = find_line()
     if line is None:
         return False
     _heed(line)
@@ -56,7 +58,7 @@ def on_stop(save: Callable[[], object]) -> None:
     When all such callbacks of all tasks that the job waits for have returned, the job is ended; so let it save, not
     only note that it should. Signals are ignored as by `should_stop`.
     """
-    line = _find_line()
+    line = find_line()
     if line is not None:
         line.add_callback(save)
         _heed(line)
@@ -71,7 +73,7 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
         BarrierError: A task did not come in time, or has ended and will never come; the text names it.
         RendezvousConnectionError: This process has no agent, or it is gone.
     """
-    line = _find_line()
+    line = find_line()
     if line is None:
         raise RendezvousConnectionError(
             f"There is nobody to meet at barrier {name!r}: this process has no agent. Start the script with "
@@ -87,6 +89,11 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
             raise BarrierError(f"The barrier broke: {line.order.broke}.", name=name)
     finally:
         line.say(waiting=None)
+
+
+def to_path(name: str) -> str:
+    """Return the address of the socket that LINE_VARIABLE names."""
+    return f"\0{name[1:]}" if name.startswith("@") else name
 
 
 class ScriptLine:
@@ -191,7 +198,7 @@ _line: ScriptLine | None = None
 _line_process = 0
 
 
-def _find_line() -> ScriptLine | None:
+def find_line() -> ScriptLine | None:
     """Return this process's line to its agent; None without an agent. After a fork it is a new one."""
     global _line, _line_process
     name = os.environ.get(LINE_VARIABLE)

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from tf4slurm.agreement import agree
-from tf4slurm.cluster import Address, Cluster, Member, Task
+from tf4slurm.cluster import Address, Cluster, Member
 from tf4slurm.errors import InterfaceError, PlacementError
 from tf4slurm.join import JoinSettings
 from tf4slurm.network.interfaces import INFINIBAND
+from tf4slurm.own_dictionary import ServerDictionary, keep_dictionary, launched_dictionary
 from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import TASK_TYPES
 from tf4slurm.slurm.step import SlurmStep
-
-
-class ServerDictionary(NamedTuple):
-    """The address map, and which of its tasks this process is; unpacks as (cluster, task_type, task_index)."""
-
-    cluster: dict[str, list[str]]
-    task_type: str
-    task_index: int
 
 
 def get_server_dictionary(
@@ -71,7 +62,7 @@ def get_server_dictionary(
     launched = launched_dictionary()
     if launched is not None:
         _check_counts(launched, counts)
-        return launched
+        return keep_dictionary(launched)
     if not isinstance(tasks, Mapping):
         placement = ",".join(tasks)
     step = SlurmStep.from_environ(os.environ)
@@ -86,7 +77,7 @@ def get_server_dictionary(
     interface = INFINIBAND if infiniband else interface
     if not exchange:
         cluster = _from_environment(step, counts, placement, interface, ports)
-        return ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task)
+        return keep_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))
     settings = JoinSettings(
         run_directory=str(Path(directory) / f"step-{step.job_id}.{step.step_id}-{step.restart_count}"),
         interface=interface,
@@ -95,7 +86,7 @@ def get_server_dictionary(
     )
     cluster = agree(counts, placement, settings, step)
     os.environ["TF_GRPC_REUSE_PORT"] = "true"
-    return ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task)
+    return keep_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))
 
 
 def _count(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
@@ -105,14 +96,6 @@ def _count(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
         text = f"{unknown[0]!r} is not a role: expected one of {', '.join(TASK_TYPES)} for each rank."
         raise PlacementError(text, requested=sum(counts.values()), available=0)
     return {role: counts.get(role, 0) for role in TASK_TYPES}
-
-
-def launched_dictionary() -> ServerDictionary | None:
-    """Return the map on which the launcher agreed; None if this process has no agent of tf4slurm."""
-    if "TF4SLURM_TASK" not in os.environ or "TF_CONFIG" not in os.environ:
-        return None
-    config = json.loads(os.environ["TF_CONFIG"])
-    return ServerDictionary(config["cluster"], *Task(config["task"]["type"], config["task"]["index"]))
 
 
 def _check_counts(launched: ServerDictionary, counts: Mapping[str, int]) -> None:

@@ -51,7 +51,8 @@ class TaskRecord:
     @property
     def needs_others(self) -> bool:
         """Whether a ps must stay for it."""
-        return not (self.role.serves or self.is_done or self.is_gone or self.status.report.done)
+        is_out = self.role.serves or not self.role.is_in_cluster
+        return not (is_out or self.is_done or self.is_gone or self.status.report.done)
 
     @property
     def has_failed(self) -> bool:

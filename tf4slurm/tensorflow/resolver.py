@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.errors import LayoutError, PlacementError
+from tf4slurm.own_dictionary import launched_dictionary
 from tf4slurm.roles import TASK_TYPES, role_of
-from tf4slurm.server_dictionary import get_server_dictionary, launched_dictionary
+from tf4slurm.server_dictionary import get_server_dictionary
 from tf4slurm.slurm.commands import layout_of
 from tf4slurm.slurm.gpus import is_own_list, share_environ
 from tf4slurm.slurm.layout import Component, deal_ranks, rename_nodes

@@ -1,0 +1,63 @@
+"""Scripts for tf4slurm as it was before 0.1, under plain srun with the old sbatch lines, to the end of every task."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.lab import SlurmLab
+
+pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+OLD_SCRIPTS = Path(__file__).parents[1] / "tensorflow" / "old_scripts"
+WRAPPER = """#!/bin/bash
+ip -4 -o address show dev ib0 | awk '{print $4}' | cut -d/ -f1
+"""
+BATCH = """#!/bin/bash
+export TFSERVER=$(srun -n $SLURM_NNODES --ntasks-per-node=1 ./wrapper.sh)
+export GRPC_POLL_STRATEGY=poll
+srun -n $SLURM_NTASKS -c $SLURM_CPUS_PER_TASK --resv-ports=$SLURM_NTASKS_PER_NODE -l "$@"
+"""
+
+
+def check_end(output: str, ps: int, workers: int) -> None:
+    """Every ps has been told by every worker; every worker got to its last line."""
+    told = re.findall(r"ps (\d) received done (\d)", output)
+    assert sorted(told) == sorted((str(i), str(j)) for i in range(ps) for j in range(workers)), output
+    assert sorted(re.findall(r"worker (\d) (?:made|stopped)", output)) == [str(index) for index in range(workers)]
+
+
+@pytest.mark.parametrize(
+    ("script", "ps", "workers", "nodes"),
+    [
+        ("asynchronous.py", 2, 2, 1),
+        ("synchronous.py", 1, 3, 4),
+    ],
+)
+def test_an_old_script_ends_under_plain_srun(
+    tmp_path: Path, lab: SlurmLab, script: str, ps: int, workers: int, nodes: int
+) -> None:
+    command = [sys.executable, str(OLD_SCRIPTS / script), "-ps", str(ps), "-workers", str(workers)]
+    options = [f"-N{nodes}", f"-n{ps + workers}"]
+    result = lab.run("srun", "-Q", *options, *command, cwd=tmp_path, check=False, timeout_seconds=120)
+    assert result.returncode == 0, result.stderr
+    check_end(result.stdout, ps, workers)
+
+
+@pytest.mark.parametrize(("script", "ps", "workers"), [("asynchronous.py", 1, 3)])
+def test_an_old_script_ends_with_the_old_batch_lines(
+    tmp_path: Path, lab: SlurmLab, script: str, ps: int, workers: int
+) -> None:
+    for name, text in (("wrapper.sh", WRAPPER), ("job.sh", BATCH)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    command = [sys.executable, str(OLD_SCRIPTS / script), "-ps", str(ps), "-workers", str(workers)]
+    options = ["-N4", "--ntasks-per-node=1", f"-n{ps + workers}", "-c1", "-o", "output"]
+    job_id = lab.run("sbatch", "--parsable", *options, "job.sh", *command, cwd=tmp_path).stdout.strip()
+    state = lab.wait_for_job(job_id, timeout_seconds=120)
+    output = (tmp_path / "output").read_text()
+    assert state == ("COMPLETED", "0:0"), output
+    check_end(output, ps, workers)

@@ -1,0 +1,69 @@
+"""The tasks of one small cluster as processes on this host, each told by TF_CONFIG."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.processes import wait_until
+
+
+class Tasks:
+    """A cluster of ps and workers that run scripts; `end` kills what is left."""
+
+    def __init__(self, directory: Path, ps: int, workers: int) -> None:
+        addresses = _free_addresses(ps + workers)
+        self.cluster = {"ps": addresses[:ps], "worker": addresses[ps:]}
+        self._directory = directory
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, script: Path, *arguments: str) -> None:
+        """Start the task "ps/0" of the cluster, as an agent would."""
+        role, _, index = name.partition("/")
+        config = {"cluster": self.cluster, "task": {"type": role, "index": int(index)}}
+        environ = {"TF_CONFIG": json.dumps(config), "TF4SLURM_TASK": name, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        with self._path(name).open("wb") as output:
+            command = [sys.executable, "-u", str(script), *arguments]
+            self._processes[name] = subprocess.Popen(
+                command, env=os.environ | environ, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def output(self, name: str) -> str:
+        return self._path(name).read_text(errors="replace")
+
+    def wait_for_line(self, name: str, text: str, timeout_seconds: float = 60) -> None:
+        assert wait_until(lambda: text in self.output(name), timeout_seconds), self.output(name)
+
+    def wait(self, name: str, timeout_seconds: float = 60) -> int:
+        """Wait for the end of a task; return its exit code."""
+        assert wait_until(lambda: self._processes[name].poll() is not None, timeout_seconds), self.output(name)
+        return self._processes[name].wait()
+
+    def wait_all(self, names: Sequence[str], timeout_seconds: float = 90) -> list[int]:
+        deadline = time.monotonic() + timeout_seconds
+        return [self.wait(name, deadline - time.monotonic()) for name in names]
+
+    def signal(self, name: str, number: int) -> None:
+        self._processes[name].send_signal(number)
+
+    def end(self) -> None:
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name.replace('/', '-')}.output"
+
+
+def _free_addresses(count: int) -> list[str]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]

@@ -1,0 +1,110 @@
+"""The hooks in scripts as users of the old package have them, on this host."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tensorflow.tasks import Tasks
+
+pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+OLD_SCRIPTS = Path(__file__).with_name("old_scripts")
+WORKERS = ["worker/0", "worker/1"]
+NUMBERS = ("-ps", "1", "-workers", "2")
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Iterator[Tasks]:
+    tasks = Tasks(tmp_path, ps=1, workers=2)
+    yield tasks
+    tasks.end()
+
+
+def with_hook(directory: Path, hook: str) -> Path:
+    """Write the asynchronous script with one more hook."""
+    text = (OLD_SCRIPTS / "asynchronous.py").read_text()
+    changed = text.replace(
+        "    hooks = [\n", f"    from tf4slurm.tensorflow.hooks import StartBarrierHook\n    hooks = [{hook},\n"
+    )
+    assert changed != text
+    path = directory / "script.py"
+    path.write_text(changed)
+    return path
+
+
+def test_synchronous_training_ends_without_the_two_minutes_that_tensorflow_waits(tasks: Tasks) -> None:
+    for name in ["ps/0", *WORKERS]:
+        tasks.start(name, OLD_SCRIPTS / "synchronous.py", *NUMBERS)
+    for name in WORKERS:
+        tasks.wait_for_line(name, "stopped at step")
+    stopped = time.monotonic()
+    assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 0]
+    assert time.monotonic() - stopped < 60
+
+
+def test_a_late_worker_neither_waits_30_seconds_nor_finds_the_leader_gone(tasks: Tasks, tmp_path: Path) -> None:
+    for name in ["ps/0", "worker/0"]:
+        tasks.start(name, OLD_SCRIPTS / "asynchronous.py", *NUMBERS)
+    tasks.wait_for_line("worker/0", "QueueManagementHook is now")  # it is about to ask for its session
+    tasks.start("worker/1", OLD_SCRIPTS / "asynchronous.py", *NUMBERS)
+    tasks.wait_for_line("worker/1", "QueueManagementHook is now")
+    came = time.monotonic()
+    assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 0]
+    assert time.monotonic() - came < 29  # TensorFlow alone would look again after 30 s
+
+
+def test_no_worker_trains_before_all_have_come(tasks: Tasks, tmp_path: Path) -> None:
+    script = with_filters(with_hook(tmp_path, "StartBarrierHook()"))
+    for name in ["ps/0", "worker/0"]:
+        tasks.start(name, script, *NUMBERS, "-steps", "1000")
+    tasks.wait_for_line("worker/0", "QueueManagementHook is now")  # alone it would make its 1000 steps in 1 s
+    tasks.start("worker/1", script, *NUMBERS, "-steps", "1000")
+    assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 0]
+    for name in WORKERS:
+        found = re.search(r"made (\d+) steps", tasks.output(name))
+        assert found is not None
+        assert int(found[1]) > 100
+
+
+def test_a_start_that_not_all_come_to_is_an_error_that_names_who(tasks: Tasks, tmp_path: Path) -> None:
+    script = with_hook(tmp_path, "StartBarrierHook(start_timeout_seconds=2)")
+    tasks.start("ps/0", script, *NUMBERS)
+    tasks.start("worker/0", with_filters(script), *NUMBERS)
+    assert tasks.wait("worker/0") == 1
+    assert "RendezvousTimeoutError: worker/1 did not come to the start within 2 s" in tasks.output("worker/0")
+
+
+def with_filters(script: Path) -> Path:
+    """Let each worker look at itself and the ps only, so that it gets a session while another is missing."""
+    text = script.read_text()
+    filters = 'config=tf.ConfigProto(device_filters=["/job:ps", "/job:worker/task:%d" % task_index])'
+    changed = text.replace("is_chief=is_chief, hooks", f"is_chief=is_chief, {filters}, hooks")
+    assert changed != text
+    script.write_text(changed)
+    return script
+
+
+def test_a_worker_that_raises_lets_the_ps_go(tasks: Tasks, tmp_path: Path) -> None:
+    text = (OLD_SCRIPTS / "asynchronous.py").read_text()
+    broken = tmp_path / "broken.py"
+    broken.write_text(text.replace("steps += 1", 'steps += 1; raise RuntimeError("broken")'))
+    tasks.start("ps/0", OLD_SCRIPTS / "asynchronous.py", *NUMBERS)
+    tasks.start("worker/0", OLD_SCRIPTS / "asynchronous.py", *NUMBERS)
+    tasks.start("worker/1", broken, *NUMBERS)
+    assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 1]
+    assert "RuntimeError: broken" in tasks.output("worker/1")
+
+
+def test_a_chief_that_raises_lets_the_workers_of_synchronous_training_end(tasks: Tasks, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    text = (OLD_SCRIPTS / "synchronous.py").read_text()
+    broken.write_text(text.replace("train_op])[:2]\n", "train_op])[:2]\n            assert step < 20, 'broken'\n"))
+    for name, script in (("ps/0", broken), ("worker/0", broken), ("worker/1", OLD_SCRIPTS / "synchronous.py")):
+        tasks.start(name, script, *NUMBERS)
+    assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 1, 0]
+    assert "AssertionError: broken" in tasks.output("worker/0")

@@ -1,0 +1,115 @@
+"""tf4slurm.shutdown by queues: real ps and workers that end in each way."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tensorflow.tasks import Tasks
+
+pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+PS = """
+import signal, sys
+import tensorflow as tf
+import tf4slurm
+from tf4slurm.own_dictionary import own_dictionary
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(77))
+server = tf.distribute.Server(*own_dictionary())
+print("serving")
+ending = tf4slurm.shutdown.serve_until_done(server, timeout_seconds={timeout})
+print("done:", *ending.done, "failed:", *ending.failed)
+"""
+WORKER = """
+import sys, time
+from tf4slurm import shutdown
+import tensorflow
+print("ready")
+{body}
+"""
+BODIES = {
+    "block": "with shutdown.done_at_end(): pass\nshutdown.signal_done(failed=True)",  # the first word stands
+    "raises in block": "with shutdown.done_at_end(): raise RuntimeError('no')",
+    "exits in block": "with shutdown.done_at_end(): sys.exit(3)",
+    "raises": "shutdown.signal_at_exit()\nraise RuntimeError('no')",
+    "ends": "shutdown.signal_at_exit()",
+    "says so": "shutdown.signal_done(failed=True)",
+}
+
+
+@pytest.fixture
+def make_tasks(tmp_path: Path) -> Iterator[Callable[[int, int], Tasks]]:
+    made: list[Tasks] = []
+
+    def make(ps: int, workers: int) -> Tasks:
+        made.append(Tasks(tmp_path, ps, workers))
+        return made[-1]
+
+    yield make
+    for tasks in made:
+        tasks.end()
+
+
+def start_ps(tasks: Tasks, directory: Path, timeout: float | None = 100) -> None:
+    script = directory / "ps.py"
+    script.write_text(PS.format(timeout=timeout))
+    tasks.start("ps/0", script)
+    tasks.wait_for_line("ps/0", "serving")
+
+
+def start_worker(tasks: Tasks, directory: Path, index: int, how: str) -> None:
+    script = directory / f"worker-{index}.py"
+    script.write_text(WORKER.format(body=BODIES[how]))
+    tasks.start(f"worker/{index}", script)
+
+
+@pytest.mark.parametrize(
+    ("ways", "codes", "told"),
+    [
+        (("block", "raises in block", "raises"), [0, 1, 1], "done: worker/0 failed: worker/1 worker/2"),
+        (("ends", "exits in block", "says so"), [0, 3, 0], "done: worker/0 failed: worker/1 worker/2"),
+    ],
+)
+def test_the_ps_learns_how_each_worker_ended(
+    make_tasks: Callable[[int, int], Tasks], tmp_path: Path, ways: tuple[str, ...], codes: list[int], told: str
+) -> None:
+    tasks = make_tasks(1, 3)
+    start_ps(tasks, tmp_path)
+    for index, how in enumerate(ways):
+        start_worker(tasks, tmp_path, index, how)
+    assert tasks.wait_all(["worker/0", "worker/1", "worker/2"]) == codes
+    ended = time.monotonic()
+    assert tasks.wait("ps/0") == 0
+    assert time.monotonic() - ended < 2  # the last worker's signal came before its end
+    assert told in tasks.output("ps/0")
+
+
+def test_sigterm_is_served_at_once_by_a_ps_that_waits(make_tasks: Callable[[int, int], Tasks], tmp_path: Path) -> None:
+    tasks = make_tasks(1, 1)
+    start_ps(tasks, tmp_path)
+    sent = time.monotonic()
+    tasks.signal("ps/0", signal.SIGTERM)
+    assert tasks.wait("ps/0") == 77
+    assert time.monotonic() - sent < 10  # the interpreter with TensorFlow needs 1 s to exit; the handler nothing
+
+
+def test_a_worker_that_was_killed_is_named_when_the_time_is_over(
+    make_tasks: Callable[[int, int], Tasks], tmp_path: Path
+) -> None:
+    tasks = make_tasks(1, 2)
+    start_ps(tasks, tmp_path, timeout=1)
+    assert tasks.wait("ps/0") == 1
+    assert "ShutdownTimeoutError: worker/0 and worker/1 did not signal within 1 s" in tasks.output("ps/0")
+
+
+def test_without_a_ps_a_worker_ends_all_the_same_and_says_why(
+    make_tasks: Callable[[int, int], Tasks], tmp_path: Path
+) -> None:
+    tasks = make_tasks(1, 1)
+    start_worker(tasks, tmp_path, 0, "ends")
+    assert tasks.wait("worker/0") == 0
+    assert "ShutdownError: /job:ps/task:0 at grpc://127.0.0.1:" in tasks.output("worker/0")

@@ -1,0 +1,48 @@
+"""Which map a process has, and what it says of the tasks in it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tf4slurm import own_dictionary as module
+from tf4slurm.cluster import Task
+from tf4slurm.errors import SlurmEnvironmentError
+from tf4slurm.own_dictionary import ServerDictionary, keep_dictionary, own_dictionary
+
+CLUSTER = {"worker": ["h:3", "h:4"], "ps": ["h:1"], "chief": ["h:2"]}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_kept", [])
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+def test_what_is_given_comes_first_then_what_was_kept_then_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"cluster": CLUSTER, "task": {"type": "ps", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    assert own_dictionary() == (CLUSTER, "ps", 0)
+    keep_dictionary(ServerDictionary(CLUSTER, "worker", 1))
+    assert own_dictionary() == (CLUSTER, "worker", 1)
+    assert own_dictionary({"ps": ("a:1",)}, "ps", 0) == ({"ps": ["a:1"]}, "ps", 0)
+
+
+def test_a_process_without_a_cluster_is_told_what_to_do() -> None:
+    with pytest.raises(SlurmEnvironmentError, match="get_server_dictionary") as caught:
+        own_dictionary()
+    assert caught.value.variable == "TF_CONFIG"
+
+
+def test_a_part_is_refused() -> None:
+    with pytest.raises(ValueError, match="all three or none"):
+        own_dictionary(CLUSTER, task_index=0)
+
+
+def test_everyone_but_the_ps_trains_and_the_chief_leads() -> None:
+    tasks = (Task("chief", 0), Task("worker", 0), Task("worker", 1))
+    assert ServerDictionary(CLUSTER, "ps", 0).training_tasks == tasks
+    assert [ServerDictionary(CLUSTER, *task).leads for task in tasks] == [True, False, False]
+    assert not ServerDictionary(CLUSTER, "ps", 0).leads
+    assert ServerDictionary({"ps": ["h:1"], "worker": ["h:2"]}, "worker", 0).leads
