@@ -90,6 +90,10 @@ class TrainingJob:
             (found,) = [process.pid for process in marked if _is_child_of(process, victim)]
         return found
 
+    def waiting_for(self, process_id: int) -> list[int]:
+        """Return the processes that only wait for this one: its ancestors, of which one may be salloc."""
+        return [process.pid for process in psutil.Process(process_id).parents()]
+
     def children_on(self, node: str) -> list[MarkedProcess]:
         return [p for p in marked_processes(self._mark) if p.host == node and any(_is_child_of(p, t) for t in TASKS)]
 

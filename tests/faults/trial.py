@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.faults.cases import Case, Form, Outcome
 from tests.faults.disk import fill, small_disk
 from tests.faults.job import TASKS, TrainingJob
-from tests.processes import wait_until, wait_until_gone
+from tests.processes import marked_processes, wait_until, wait_until_gone
 from tests.slurm.lab import SlurmLab
 
 _FROM_THE_START = ("exception at import", "starts late", "never starts", "disk full from the start")
@@ -87,7 +87,7 @@ class Trial:
 
     def _start(self) -> None:
         case, fault = self._case, self._case.fault
-        misbehaviours = {task: fault for task in case.tasks if fault not in ("never starts",) and " of " not in task}
+        misbehaviours = dict.fromkeys(case.tasks, fault)
         if not case.knows_tf4slurm:
             misbehaviours["chief/0"] = "knows nothing of tf4slurm"
         if fault == "disk full from the start":
@@ -99,7 +99,8 @@ class Trial:
         """Do what the case says; return when."""
         case, job = self._case, self._job
         if case.fault.startswith("SIG"):
-            victims = [job.process_of(v) for v in (case.victim.split() if len(case.tasks) > 1 else [case.victim])]
+            names = case.tasks if len(case.tasks) > 1 else (case.victim,)
+            victims = [job.process_of(name) for name in names]
             now = time.time()
             for victim in victims:
                 os.kill(victim, signal.Signals[case.fault])
@@ -161,7 +162,7 @@ class Trial:
         job = self._job
         settled_at = faulted_at + 1.0
         job.wait_for(lambda: any(at > settled_at for _, _, at in job.steps()), 150, "training did not go on")
-        if self._case.victim == "batch script":
+        if self._case.victim == "batch script":  # it hears of the end of the job when it may go on itself
             self._finish()
             job.wait_for_event("verdict", _PATIENCE_SECONDS)
             script = job.process_of("batch script")
@@ -170,7 +171,7 @@ class Trial:
         if self._case.victim == "run directory":  # which tells nothing any more
             self._finish()
             finished_at = time.time()
-            assert job.wait_for_exit_code(_PATIENCE_SECONDS) == 0
+            self._check_exit_code()
             self._wait_until_gone(since=finished_at)
             return
         self._end_in_order()
@@ -185,9 +186,9 @@ class Trial:
             self._measure("first step again", ran_at - faulted_at - slowest)
         self._end_in_order()
         starts = {task["task"]: task["starts"] for task in job.result["tasks"]}
-        assert starts == {task: 2 if task in case.tasks else 1 for task in TASKS}
+        assert starts == {task: 2 if task in case.tasks else 1 for task in TASKS}, f"starts: {starts}"
         exits = " ".join(event["text"] for event in job.events if event["kind"] == "exited")
-        assert case.cause in exits
+        assert case.cause in exits, f"{case.cause!r} is not in: {exits}"
 
     def _wait_for_second_import(self, task: str) -> tuple[float, float]:
         """Return how long it took, and when it was over."""
@@ -210,29 +211,30 @@ class Trial:
         self._measure("training again", first_at - faulted_at - max(imports))
         self._end_in_order()
         assert first_step > 40, f"it began at step {first_step}, and had reached {saved}"
-        assert job.result["attempts"] == 2
-        assert self._words(case.cause) in (job.event("attempt") or {})["text"]
+        assert job.result["attempts"] == 2, f"attempts: {job.result['attempts']}"
+        why = str((job.event("attempt") or {})["text"])
+        assert self._words(case.cause) in why, f"{self._words(case.cause)!r} is not in: {why}"
 
     def _judge_dying_out(self, faulted_at: float) -> None:
         case, job = self._case, self._job
-        if case.fault == "SIGSTOP":  # what remains is the launcher, or the batch script, itself
+        if case.fault == "SIGSTOP":
             stopped = job.process_of(case.victim)
-            is_gone = wait_until(lambda: not any(job.children_on(node) for node in self._lab.nodes), _PATIENCE_SECONDS)
-            assert is_gone
+            remain = {stopped, *job.waiting_for(stopped)}
+            is_gone = wait_until(lambda: {p.pid for p in marked_processes(self._mark)} <= remain, _PATIENCE_SECONDS)
+            assert is_gone, f"left behind: {marked_processes(self._mark)}"
             self._measure("gone", time.time() - faulted_at)
             os.kill(stopped, signal.SIGCONT)
-            assert wait_until_gone(self._mark, _PATIENCE_SECONDS) == []
         else:
             self._wait_until_gone(since=faulted_at)
         if not self._is_on_host:
-            assert job.wait_for_exit_code(_SLURM_SECONDS) == case.exit_code
+            self._check_exit_code()
 
     def _judge_refusal(self, faulted_at: float) -> None:
         job = self._job
-        assert job.wait_for_exit_code(_PATIENCE_SECONDS) == self._case.exit_code
+        self._check_exit_code()
         self._wait_until_gone(since=faulted_at)
-        assert self._case.cause in job.output
-        assert "Traceback" not in job.output
+        assert self._case.cause in job.output, job.output
+        assert "Traceback" not in job.output, job.output
 
     # Means
 
@@ -244,7 +246,8 @@ class Trial:
         self._measured.append(Measured(what, round(seconds, 3), self._case.within[what]))
 
     def _wait_until_gone(self, since: float) -> None:
-        assert wait_until_gone(self._mark, _PATIENCE_SECONDS) == []
+        left = wait_until_gone(self._mark, _PATIENCE_SECONDS)
+        assert not left, f"left behind: {'; '.join(map(str, left))}"
         self._measure("gone", time.time() - since)
 
     def _finish(self) -> None:
@@ -258,12 +261,16 @@ class Trial:
 
     def _check_result(self) -> None:
         case, job = self._case, self._job
-        assert job.result["exit_code"] == case.exit_code, job.result
+        assert job.result["exit_code"] == case.exit_code, f"exit code {case.exit_code} was expected: {job.result}"
         if not (self._is_on_host and case.form is Form.BATCH):  # there Slurm has an opinion of its own
-            assert job.wait_for_exit_code(_SLURM_SECONDS) == case.exit_code
+            self._check_exit_code()
         _, heading, cause = job.output.partition("Root cause:")
         if case.exit_code == 0:
-            assert not heading, cause
+            assert not heading, f"a cause is told where there is none: {cause}"
         else:
-            assert job.output.count("Root cause:") == 1
-            assert self._words(case.cause) in cause
+            assert job.output.count("Root cause:") == 1, f"not one root cause: {job.output[-6000:]}"
+            assert self._words(case.cause) in cause, f"{self._words(case.cause)!r} is not in the cause: {cause}"
+
+    def _check_exit_code(self) -> None:
+        code = self._job.wait_for_exit_code(_SLURM_SECONDS)
+        assert code == self._case.exit_code, f"exit code {code}, not {self._case.exit_code}: {self._job.output[-6000:]}"
