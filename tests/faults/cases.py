@@ -196,9 +196,7 @@ _AGENTS = (
 
 _JOB = (
     _dies_out("launcher", "SIGKILL", 137),
-    _dies_out(
-        "launcher", "SIGKILL", 0, form=Form.SALLOC
-    ),  # Slurm 22.05: salloc exits with 0 when its command is killed
+    _dies_out("launcher", "SIGKILL", 0, form=Form.SALLOC),  # salloc says 0 when its command is killed
     _dies_out("launcher", "SIGSTOP", 7, *_QUICK),
     _dies_out("launcher", "SIGSTOP", 7, *_QUICK, form=Form.SALLOC),
     _stops("launcher", "SIGTERM"),
