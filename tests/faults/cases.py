@@ -139,7 +139,7 @@ def _dies_out(victim: str, fault: str, exit_code: int, *options: str, form: Form
 _KILLED = "was killed by signal 9 (SIGKILL)"
 _STOPPED = "was stopped for 3 s"
 _TASKS = ("chief/0", "ps/0", "worker/1")
-_NO_MODULE = "a_module_that_is_not_there"
+_NO_MODULE = "No module named 'a_module_that_is_not_there'"  # it stands in the end of the log that is shown
 
 _CHILDREN = (
     *(_ends(task, "SIGKILL", 137, f"{task} on NODE {_KILLED}", CRASH_SECONDS) for task in ("chief/0", "ps/0")),
@@ -166,7 +166,7 @@ _CHILDREN = (
     _ends("chief/0", "exit 0 too early", 0, "", CRASH_SECONDS),
     _ends("ps/0", "exit 0 too early", 7, "ps/0 on NODE exited with code 0 before the job was done", CRASH_SECONDS),
     _restarted("worker/1", "exit 0 too early", "exited with code 0"),
-    *(_ends(task, "exception at import", 1, f"{task} on NODE exited with code 1", CRASH_SECONDS) for task in _TASKS),
+    *(_ends(task, "exception at import", 1, _NO_MODULE, CRASH_SECONDS) for task in _TASKS),
     _ends("chief/0", "hang in atexit", 7, "Training has stalled", QUICK_SILENCE_SECONDS, "--stall-after", "3"),
     *(_goes_on(task, "hang in atexit") for task in ("ps/0", "worker/1")),
     *(_goes_on(task, "starts late") for task in _TASKS),

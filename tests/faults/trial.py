@@ -270,6 +270,8 @@ class Trial:
         else:
             assert job.output.count("Root cause:") == 1, f"not one root cause: {job.output[-6000:]}"
             assert self._words(case.cause) in cause, f"{self._words(case.cause)!r} is not in the cause: {cause}"
+            culprits = (None, *case.tasks) if case.tasks else (job.result["cause"],)
+            assert job.result["cause"] in culprits, job.result
 
     def _check_exit_code(self) -> None:
         code = self._job.wait_for_exit_code(_SLURM_SECONDS)
