@@ -66,6 +66,10 @@ class TrainingJob:
         options = ("--parsable", "--no-requeue", "-N4", "-n4", "-o", str(self.directory / "output"))
         self._job_id = self.lab.run("sbatch", *options, script, *command, env=environ).stdout.strip()
 
+    def finish(self) -> None:
+        """Let training come to its end in order."""
+        (self.directory / "finish").touch()
+
     def cancel(self) -> None:
         self.lab.run("scancel", self._job_id)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.faults.cases import Case, Form, Outcome
 from tests.faults.disk import fill, small_disk
+from tests.faults.injection import inject
 from tests.faults.job import TASKS, TrainingJob
 from tests.processes import marked_processes, wait_until, wait_until_gone
 from tests.slurm.lab import SlurmLab
@@ -67,7 +68,7 @@ class Trial:
                 self._job.wait_until_training()
                 if self._is_on_host:
                     self._node = self._job.node_of(case.victim.removeprefix("host of "))
-                faulted_at = self._inject()
+                faulted_at = inject(case, self._job, self._node)
             else:
                 faulted_at = time.time()
             judge = {
@@ -94,41 +95,6 @@ class Trial:
             fill(self._job.runs)
         absent = case.victim if fault == "never starts" else None
         self._job.start(case.form, case.options, misbehaviours, absent)
-
-    def _inject(self) -> float:
-        """Do what the case says; return when."""
-        case, job = self._case, self._job
-        if case.fault.startswith("SIG"):
-            names = case.tasks if len(case.tasks) > 1 else (case.victim,)
-            victims = [job.process_of(name) for name in names]
-            now = time.time()
-            for victim in victims:
-                os.kill(victim, signal.Signals[case.fault])
-            return now
-        if case.fault.startswith("exit ") and case.tasks:
-            order = job.directory / f"{case.victim.replace('/', '-')}.order"
-            draft = order.with_suffix(".draft")
-            draft.write_text(case.fault.split()[1])
-            draft.replace(order)
-            job.wait_for(lambda: job.time_in("faulted") is not None, 5, f"{case.victim} did not exit")
-            return job.time_in("faulted") or 0.0
-        now = time.time()
-        if case.fault == "exit 0 too early":
-            job.exit_file.touch()
-        elif case.fault == "hang in atexit":
-            if case.victim == "chief/0":
-                self._finish()
-        elif case.fault == "scancel":
-            job.cancel()
-        elif case.fault == "cable pulled":
-            self._lab.partition(self._node)
-        elif case.fault == "power off":
-            self._lab.crash(self._node)
-        elif case.fault == "disk full":
-            fill(job.runs)
-        else:
-            raise ValueError(f"There is no fault {case.fault!r}.")
-        return now
 
     def _repair(self) -> None:
         if self._node and self._case.fault == "cable pulled":
@@ -163,13 +129,13 @@ class Trial:
         settled_at = faulted_at + 1.0
         job.wait_for(lambda: any(at > settled_at for _, _, at in job.steps()), 150, "training did not go on")
         if self._case.victim == "batch script":  # it hears of the end of the job when it may go on itself
-            self._finish()
+            self._job.finish()
             job.wait_for_event("verdict", _PATIENCE_SECONDS)
             script = job.process_of("batch script")
             job.wait_for(lambda: (job.run_directory / "result.json").exists(), 10, "there was no result")
             os.kill(script, signal.SIGCONT)
         if self._case.victim == "run directory":  # which tells nothing any more
-            self._finish()
+            self._job.finish()
             finished_at = time.time()
             self._check_exit_code()
             self._wait_until_gone(since=finished_at)
@@ -250,11 +216,8 @@ class Trial:
         assert not left, f"left behind: {'; '.join(map(str, left))}"
         self._measure("gone", time.time() - since)
 
-    def _finish(self) -> None:
-        (self._job.directory / "finish").touch()
-
     def _end_in_order(self) -> None:
-        self._finish()
+        self._job.finish()
         verdict_at = self._job.wait_for_event("verdict", _PATIENCE_SECONDS)
         self._wait_until_gone(since=verdict_at)
         self._check_result()
