@@ -72,7 +72,7 @@ class Case:
             words.append("plain script")
         if self.outcome is Outcome.IS_FORMED_ANEW or "--max-attempts" in self.options:
             words.append("attempts left")
-        if _is_silence(self.fault) and "--dead-after" not in self.options:
+        if self.outcome is Outcome.ENDS and _is_silence(self.fault) and "--dead-after" not in self.options:
             words.append("defaults")
         return ", ".join(words)
 
