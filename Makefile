@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SLURM_PACKAGES := slurm-wlm munge iproute2
 
-.PHONY: demo test check slurm bench fuzz clean
+.PHONY: demo test check slurm bench faults soak fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
@@ -20,6 +20,14 @@ check: $(VENV)/installed
 
 bench: $(VENV)/installed slurm
 	$(BIN)/python -m benchmarks
+
+# The fault matrix as a table, kept in benchmarks/results/faults.md: a quarter of an hour. `make test` runs it too.
+faults: $(VENV)/installed slurm
+	$(BIN)/python -m benchmarks faults
+
+# 200 jobs in a row, each disturbed at a random moment; a failure prints how to run it again alone.
+soak: $(VENV)/installed
+	$(BIN)/python -m tests.faults.soak
 
 # 100,000 broken environments and nodelists of each kind: some minutes.
 fuzz: $(VENV)/installed

@@ -27,7 +27,7 @@ class Limits:
     beat_seconds: float = 1.0
     dead_after_seconds: float = 10.0
     reconnect_seconds: float = 1.5
-    leave_seconds: float = 5.0
+    leave_seconds: float = 4.0
     finish_seconds: float = 300.0
     grace_seconds: float = 25.0
     stall_seconds: float | None = None

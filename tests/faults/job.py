@@ -1,0 +1,210 @@
+"""One training job (train.py) on the hosts of a lab, as the fault trials see it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.faults.cases import Form
+from tests.jobs import ROLES, TF4SLURM
+from tests.processes import MarkedProcess, marked_processes, wait_until
+from tests.slurm.lab import SlurmLab
+
+TRAIN = Path(__file__).with_name("train.py")
+TASKS = ("chief/0", "ps/0", "worker/0", "worker/1")
+_START_SECONDS = 120.0  # four imports of TensorFlow at once, on a busy machine
+
+_SCRIPTS = {
+    Form.BATCH: 'exec "$@"',
+    # Bash would become a last command that stands alone.
+    Form.SCRIPT: '"$@" & until [ -e "$EXIT_FILE" ] || ! kill -0 $! 2>/dev/null; do sleep 0.1; done\n'
+    '[ ! -e "$EXIT_FILE" ] || exit 0\nwait $!',
+}
+_SRUN = """#!/bin/bash
+# srun as it is, but the agent of rank $ABSENT_RANK never starts
+options=(); while [[ "$1" == --* ]]; do options+=("$1"); shift; done
+exec /usr/bin/srun "${options[@]}" bash -c \\
+  'if [ "$SLURM_PROCID" = "$ABSENT_RANK" ]; then exec sleep 1000; fi; exec "$@"' bash "$@"
+"""
+
+
+class TrainingJob:
+    """A job of one chief, one ps and two workers, each on a host of its own."""
+
+    def __init__(self, directory: Path, lab: SlurmLab, mark: str) -> None:
+        self.directory = directory
+        self.lab = lab
+        self.runs = directory / "runs"
+        self.exit_file = directory / "exit"
+        self._mark = mark
+        self._form = Form.BATCH
+        self._job_id = ""
+        self._salloc: subprocess.Popen[str] | None = None
+
+    def start(self, form: Form, options: Sequence[str], misbehaviours: Mapping[str, str], absent: str | None) -> None:
+        """Start it; `misbehaviours` by task, `absent` is the task whose agent never starts."""
+        self._form = form
+        environ = {"EXIT_FILE": str(self.exit_file), **(self._hide_srun(absent) if absent else {})}
+        arguments = [f"{task}={what}" for task, what in misbehaviours.items()]
+        command = [TF4SLURM, "run", "--runs-directory", str(self.runs), *ROLES, *options]
+        command += ["--", sys.executable, str(TRAIN), str(self.directory), *arguments]
+        if form is Form.SALLOC:
+            with (self.directory / "output").open("w") as output:
+                salloc = ("salloc", "-Q", "-N4", "-n4", *command)
+                self._salloc = self.lab.popen(*salloc, env=environ, stdout=output, stderr=subprocess.STDOUT)
+            return
+        script = self.directory / "job.sh"
+        script.write_text(f"#!/bin/bash\n{_SCRIPTS[form]}\n")
+        options = ("--parsable", "--no-requeue", "-N4", "-n4", "-o", str(self.directory / "output"))
+        self._job_id = self.lab.run("sbatch", *options, script, *command, env=environ).stdout.strip()
+
+    def finish(self) -> None:
+        """Let training come to its end in order."""
+        (self.directory / "finish").touch()
+
+    def cancel(self) -> None:
+        self.lab.run("scancel", self._job_id)
+
+    def close(self) -> None:
+        """End what a failed trial has left; Slurm's own part is the lab's business."""
+        if self._salloc is not None and self._salloc.poll() is None:
+            self._salloc.kill()
+            self._salloc.wait()
+
+    # Who is who
+
+    def process_of(self, victim: str) -> int:
+        """Return the id that this host has for a task's child, for "agent of TASK", "launcher" or "batch script"."""
+        if victim.startswith("agent of "):
+            return psutil.Process(self.process_of(victim.removeprefix("agent of "))).ppid()
+        marked = marked_processes(self._mark)
+        if victim == "launcher":
+            (found,) = [process.pid for process in marked if _arguments(process)[1:3] == [TF4SLURM, "run"]]
+        elif victim == "batch script":
+            (found,) = [process.pid for process in marked if "slurm_script" in process.command.partition(TF4SLURM)[0]]
+        else:
+            (found,) = [process.pid for process in marked if _is_child_of(process, victim)]
+        return found
+
+    def waiting_for(self, process_id: int) -> list[int]:
+        """Return the processes that only wait for this one: its ancestors, of which one may be salloc."""
+        return [process.pid for process in psutil.Process(process_id).parents()]
+
+    def children_on(self, node: str) -> list[MarkedProcess]:
+        return [p for p in marked_processes(self._mark) if p.host == node and any(_is_child_of(p, t) for t in TASKS)]
+
+    def node_of(self, task: str) -> str:
+        """Return the node of a task, or of "launcher"."""
+        if task == "launcher":
+            return next(p.host for p in marked_processes(self._mark) if p.pid == self.process_of("launcher"))
+        joined = next(event["text"] for event in self.events if event["kind"] == "joined" and event["task"] == task)
+        (node,) = re.findall(r"joined from (\S+) at", str(joined))
+        return str(node)
+
+    # What it writes
+
+    @property
+    def run_directory(self) -> Path:
+        (found,) = self.runs.iterdir()
+        return found
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The event log as far as it is written; empty before there is one."""
+        found = list(self.runs.glob("*/events.jsonl"))
+        return [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
+
+    def event(self, kind: str) -> dict[str, Any] | None:
+        return next((event for event in self.events if event["kind"] == kind), None)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run_directory / "result.json").read_text())
+        return found
+
+    @property
+    def output(self) -> str:
+        path = self.directory / "output"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def import_seconds(self, task: str) -> list[tuple[int, float, float]]:
+        """Return attempt, seconds and end of each import of TensorFlow in a task, the first one first."""
+        lines = [line.split() for line in _lines(self.directory / "imports")]
+        return [(int(attempt), float(took), float(at)) for name, attempt, took, at in lines if name == task]
+
+    def steps(self) -> list[tuple[int, int, float]]:
+        """Return attempt, step and time of what the chief has seen done."""
+        lines = [line.split() for line in _lines(self.directory / "steps")]
+        return [(int(attempt), int(step), float(at)) for attempt, step, at in lines]
+
+    def worker_ran_at(self, task: str) -> list[float]:
+        """Return the times at which a worker has run a closure, in all attempts."""
+        logs = self.run_directory.glob(f"logs/{task.replace('/', '-')}.*.log")
+        return sorted(int(at) / 1000 for log in logs for at in re.findall(r"^ran at (\d+)$", log.read_text(), re.M))
+
+    def time_in(self, name: str) -> float | None:
+        """Return the time that the script wrote into a file."""
+        path = self.directory / name
+        return float(path.read_text()) if path.exists() and path.read_text() else None
+
+    # Waiting
+
+    def wait_until_training(self) -> None:
+        """Wait until there is a checkpoint and both workers take part."""
+
+        def trains() -> bool:
+            return self.time_in("saved") is not None and all(self.worker_ran_at(t) for t in TASKS if "worker" in t)
+
+        self.wait_for(trains, _START_SECONDS, "training did not begin")
+
+    def wait_for_event(self, kind: str, timeout_seconds: float) -> float:
+        """Return the time of the first event of this kind."""
+        self.wait_for(lambda: self.event(kind) is not None, timeout_seconds, f"there was no {kind}")
+        return float(next(event for event in self.events if event["kind"] == kind)["time"])
+
+    def wait_for(self, condition: Any, timeout_seconds: float, otherwise: str) -> None:
+        is_so = wait_until(condition, timeout_seconds)
+        assert is_so, f"{otherwise} within {timeout_seconds:g} s; the job printed:\n{self.output[-6000:]}"
+
+    def wait_for_exit_code(self, timeout_seconds: float) -> int:
+        """Return the exit code of the batch job, or of salloc, as a shell has it."""
+        if self._salloc is not None:
+            code = self._salloc.wait(timeout_seconds)
+            return 128 - code if code < 0 else code
+        _, code_and_signal = self.lab.wait_for_job(self._job_id, timeout_seconds)
+        code, number = map(int, code_and_signal.split(":"))
+        return 128 + number if number else code
+
+    def _hide_srun(self, absent: str) -> dict[str, str]:
+        wrapper = self.directory / "bin" / "srun"
+        wrapper.parent.mkdir()
+        wrapper.write_text(_SRUN)
+        wrapper.chmod(0o755)
+        path = subprocess.run(["printenv", "PATH"], capture_output=True, text=True, check=True).stdout.strip()
+        return {"PATH": f"{wrapper.parent}:{path}", "ABSENT_RANK": str(TASKS.index(absent))}
+
+
+def _is_child_of(process: MarkedProcess, task: str) -> bool:
+    try:
+        environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"TF4SLURM_TASK={task}".encode() in environ and _arguments(process)[1:2] == [str(TRAIN)]
+
+
+def _arguments(process: MarkedProcess) -> list[str]:
+    return shlex.split(process.command) if process.command.count("'") % 2 == 0 else []
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the whole lines of a file that is being written."""
+    text = path.read_text() if path.exists() else ""
+    return text[: text.rfind("\n") + 1].splitlines()

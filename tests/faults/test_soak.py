@@ -1,0 +1,21 @@
+"""A short run of the soak, always the same; `make soak` runs the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.soak import mishap_of, run_job
+
+SEED = 52
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_a_job_with_a_mishap_ends_as_it_has_to(tmp_path: Path, process_mark: str, number: int) -> None:
+    assert run_job(SEED, number, tmp_path)
+
+
+def test_these_jobs_meet_all_kinds_of_victims() -> None:
+    kinds = {mishap_of(SEED, number).kind for number in range(10)}
+    assert kinds == {"chief", "ps", "worker", "agent", "launcher"}

@@ -1,0 +1,139 @@
+"""A small real training on parameter servers, which can be told to misbehave.
+
+    python train.py DIRECTORY [TASK=MISBEHAVIOUR…]
+
+Written under DIRECTORY, all times in seconds of the wall clock, which the hosts of the lab share:
+
+    imports      "task attempt seconds time": how long TensorFlow's import took, and when it was over
+    steps        "attempt step time": each time the chief has seen its closures done
+    saved        the time of the latest save
+    checkpoints/ every tenth turn, and at the end; the training resumes from there
+    faulted      when a task last misbehaved by itself
+
+Read there: `finish` ends the training in order; `worker-1.order` makes worker/1 exit with the code that it holds.
+Each closure prints "ran at MILLISECONDS" in the worker that runs it, and thus in its log.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import tf4slurm
+
+TASK = os.environ.get("TF4SLURM_TASK", "")
+ATTEMPT = os.environ.get("TF4SLURM_ATTEMPT", "1")
+LATE_SECONDS = 30.0
+_TURNS_PER_SAVE = 10
+_PAUSE_SECONDS = 0.02
+
+
+def main(directory: Path, misbehaviour: str) -> None:
+    if misbehaviour == "exception at import":
+        note_fault(directory)
+        importlib.import_module("a_module_that_is_not_there")
+    elif misbehaviour == "never serves":
+        note_fault(directory)
+        threading.Event().wait()
+    elif misbehaviour == "starts late":
+        time.sleep(LATE_SECONDS)
+    elif misbehaviour == "hang in atexit":
+        atexit.register(lambda: threading.Event().wait())
+        if not TASK.startswith("chief"):  # told to leave, it leaves as a program does that cleans up behind itself
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    tf = import_tensorflow(directory)
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if resolver.task_type == "chief":
+        lead(tf, resolver, directory, knows_tf4slurm=misbehaviour != "knows nothing of tf4slurm")
+    else:
+        serve(tf, resolver, directory)
+
+
+def import_tensorflow(directory: Path) -> Any:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    started = time.monotonic()
+    tf = importlib.import_module("tensorflow")
+    append(directory / "imports", f"{TASK} {ATTEMPT} {time.monotonic() - started:.3f} {time.time():.3f}")
+    return tf
+
+
+def serve(tf: Any, resolver: Any, directory: Path) -> None:
+    """Be a ps or a worker. The server works in threads of its own; this one waits to be told to misbehave."""
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+    server = tf.distribute.Server(
+        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
+    )
+    while server is not None:
+        obey(directory)
+        time.sleep(_PAUSE_SECONDS)
+
+
+def lead(tf: Any, resolver: Any, directory: Path, *, knows_tf4slurm: bool) -> None:
+    """Be the chief: train until told to finish or to stop, and save."""
+    tf.get_logger().setLevel("ERROR")
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        step = tf.Variable(0, dtype=tf.int64)
+        weight = tf.Variable(0.0)
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(step=step, weight=weight), str(directory / "checkpoints"), max_to_keep=2
+    )
+    manager.restore_or_initialize()
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def train() -> None:
+        weight.assign_add(1.0)
+        step.assign_add(1)
+        tf.print("ran at", tf.cast(tf.timestamp() * 1000, tf.int64), output_stream=sys.stdout)
+
+    def save() -> None:
+        manager.save()
+        (directory / "saved").write_text(f"{time.time():.3f}")
+
+    turn = 0
+    while not (directory / "finish").exists() and not (knows_tf4slurm and tf4slurm.should_stop()):
+        for _ in range(2 * strategy._num_workers):  # two for each worker, so that each has some
+            coordinator.schedule(train)
+        coordinator.join()
+        reached = int(step.numpy())
+        append(directory / "steps", f"{ATTEMPT} {reached} {time.time():.3f}")
+        if knows_tf4slurm:
+            tf4slurm.report(step=reached)
+        turn += 1
+        if turn % _TURNS_PER_SAVE == 0:
+            save()
+        obey(directory)
+        time.sleep(_PAUSE_SECONDS)
+    save()
+
+
+def obey(directory: Path) -> None:
+    """Exit at once if there is an order to; an order is carried out once."""
+    order = directory / f"{TASK.replace('/', '-')}.order"
+    if order.exists():
+        code = int(order.read_text())
+        order.unlink()
+        note_fault(directory)
+        os._exit(code)
+
+
+def note_fault(directory: Path) -> None:
+    (directory / "faulted").write_text(f"{time.time():.3f}")
+
+
+def append(path: Path, line: str) -> None:
+    with path.open("a") as file:
+        file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    _misbehaviours = dict(argument.split("=", 1) for argument in sys.argv[2:])
+    main(Path(sys.argv[1]), _misbehaviours.get(TASK, ""))

@@ -1,0 +1,241 @@
+"""One trial: a training job meets one fault, and what comes of it is measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.cases import Case, Form, Outcome
+from tests.faults.disk import fill, small_disk
+from tests.faults.injection import inject
+from tests.faults.job import TASKS, TrainingJob
+from tests.processes import marked_processes, wait_until, wait_until_gone
+from tests.slurm.lab import SlurmLab
+
+_FROM_THE_START = ("exception at import", "starts late", "never starts", "disk full from the start")
+_PATIENCE_SECONDS = 60.0  # after it we give up waiting; the bounds are far below
+_SLURM_SECONDS = 60.0  # until Slurm itself has noticed all
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One time of one trial, and its bound; both in seconds."""
+
+    what: str
+    seconds: float
+    bound: float
+
+    @property
+    def is_kept(self) -> bool:
+        return self.seconds < self.bound
+
+
+def run_trial(case: Case, lab: SlurmLab, directory: Path, mark: str) -> list[Measured]:
+    """Run one case on a lab that is whole and idle, and is so again afterwards; return what was measured.
+
+    Args:
+        mark: Is in the environment of all that is started.
+
+    Raises:
+        AssertionError: Not that came of the fault which had to.
+    """
+    if case.victim != "run directory":
+        return Trial(case, lab, directory, mark).run()
+    with small_disk(directory / "runs"), SlurmLab() as fresh_lab:  # hosts see what was mounted before they came up
+        return Trial(case, fresh_lab, directory, mark).run()
+
+
+class Trial:
+    """One case on one lab; see `run_trial`."""
+
+    def __init__(self, case: Case, lab: SlurmLab, directory: Path, mark: str) -> None:
+        self._case = case
+        self._lab = lab
+        self._mark = mark
+        self._job = TrainingJob(directory, lab, mark)
+        self._node = ""
+        self._is_on_host = case.victim.startswith("host of ")
+        self._measured: list[Measured] = []
+
+    def run(self) -> list[Measured]:
+        case = self._case
+        try:
+            self._start()
+            if case.fault not in _FROM_THE_START:
+                self._job.wait_until_training()
+                if self._is_on_host:
+                    self._node = self._job.node_of(case.victim.removeprefix("host of "))
+                faulted_at = inject(case, self._job, self._node)
+            else:
+                faulted_at = time.time()
+            judge = {
+                Outcome.ENDS: self._judge_end,
+                Outcome.GOES_ON: self._judge_going_on,
+                Outcome.IS_RESTARTED: self._judge_restart,
+                Outcome.IS_FORMED_ANEW: self._judge_attempt,
+                Outcome.DIES_OUT: self._judge_dying_out,
+                Outcome.IS_REFUSED: self._judge_refusal,
+            }[case.outcome]
+            judge(faulted_at)
+            return self._measured
+        finally:
+            self._job.close()
+            self._repair()
+            self._lab.cancel_all(_SLURM_SECONDS)
+
+    def _start(self) -> None:
+        case, fault = self._case, self._case.fault
+        misbehaviours = dict.fromkeys(case.tasks, fault)
+        if not case.knows_tf4slurm:
+            misbehaviours["chief/0"] = "knows nothing of tf4slurm"
+        if fault == "disk full from the start":
+            fill(self._job.runs)
+        absent = case.victim if fault == "never starts" else None
+        self._job.start(case.form, case.options, misbehaviours, absent)
+
+    def _repair(self) -> None:
+        if self._node and self._case.fault == "cable pulled":
+            self._lab.heal(self._node)
+        elif self._node:
+            self._lab.boot(self._node)
+        self._node = ""
+
+    # What has to come of it
+
+    def _judge_end(self, faulted_at: float) -> None:
+        case, job = self._case, self._job
+        verdict_at = job.wait_for_event("verdict", _PATIENCE_SECONDS)
+        if case.fault == "never starts":
+            faulted_at = verdict_at - float((job.event("verdict") or {})["seconds"])
+        elif case.fault in _FROM_THE_START:
+            faulted_at = job.time_in("faulted") or 0.0
+        self._measure("verdict", verdict_at - faulted_at)
+        if "child of the cut-off host" in case.within:
+            gone = wait_until(lambda: not job.children_on(self._node), _PATIENCE_SECONDS)
+            assert gone, f"children are left on {self._node}"
+            self._measure("child of the cut-off host", time.time() - faulted_at)
+        if self._is_on_host:
+            self._repair()
+        self._wait_until_gone(since=verdict_at)
+        self._check_result()
+        if case.saves:
+            assert (job.time_in("saved") or 0.0) >= faulted_at, "the chief did not save"
+
+    def _judge_going_on(self, faulted_at: float) -> None:
+        job = self._job
+        settled_at = faulted_at + 1.0
+        job.wait_for(lambda: any(at > settled_at for _, _, at in job.steps()), 150, "training did not go on")
+        if self._case.victim == "batch script":  # it hears of the end of the job when it may go on itself
+            self._job.finish()
+            job.wait_for_event("verdict", _PATIENCE_SECONDS)
+            script = job.process_of("batch script")
+            job.wait_for(lambda: (job.run_directory / "result.json").exists(), 10, "there was no result")
+            os.kill(script, signal.SIGCONT)
+        if self._case.victim == "run directory":  # which tells nothing any more
+            self._job.finish()
+            finished_at = time.time()
+            self._check_exit_code()
+            self._wait_until_gone(since=finished_at)
+            return
+        self._end_in_order()
+        assert all(task["starts"] == 1 for task in job.result["tasks"]), job.result
+
+    def _judge_restart(self, faulted_at: float) -> None:
+        case, job = self._case, self._job
+        imports = [self._wait_for_second_import(task) for task in case.tasks]
+        for task, (_, imported_at) in zip(case.tasks, imports, strict=True):
+            ran_at = self._wait_for_step(task, imported_at)
+            slowest = max(seconds for seconds, _ in imports)  # TensorFlow takes none back until all are back
+            self._measure("first step again", ran_at - faulted_at - slowest)
+        self._end_in_order()
+        starts = {task["task"]: task["starts"] for task in job.result["tasks"]}
+        assert starts == {task: 2 if task in case.tasks else 1 for task in TASKS}, f"starts: {starts}"
+        exits = " ".join(event["text"] for event in job.events if event["kind"] == "exited")
+        assert case.cause in exits, f"{case.cause!r} is not in: {exits}"
+
+    def _wait_for_second_import(self, task: str) -> tuple[float, float]:
+        """Return how long it took, and when it was over."""
+        imports = self._job.import_seconds
+        self._job.wait_for(lambda: len(imports(task)) > 1, _PATIENCE_SECONDS, f"{task} was not restarted")
+        return imports(task)[1][1:]
+
+    def _wait_for_step(self, task: str, since: float) -> float:
+        """Return when a worker first ran a closure after that time."""
+        runs = self._job.worker_ran_at
+        self._job.wait_for(lambda: runs(task)[-1] > since, _PATIENCE_SECONDS, f"{task} did not run a step again")
+        return next(at for at in runs(task) if at > since)
+
+    def _judge_attempt(self, faulted_at: float) -> None:
+        case, job = self._case, self._job
+        saved = job.steps()[-1][1]
+        job.wait_for(lambda: job.steps()[-1][0] == 2, _PATIENCE_SECONDS, "there was no step of attempt 2")
+        _, first_step, first_at = next(step for step in job.steps() if step[0] == 2)
+        imports = [seconds for task in TASKS for attempt, seconds, _ in job.import_seconds(task) if attempt == 2]
+        self._measure("training again", first_at - faulted_at - max(imports))
+        self._end_in_order()
+        assert first_step > 40, f"it began at step {first_step}, and had reached {saved}"
+        assert job.result["attempts"] == 2, f"attempts: {job.result['attempts']}"
+        why = str((job.event("attempt") or {})["text"])
+        assert self._words(case.cause) in why, f"{self._words(case.cause)!r} is not in: {why}"
+
+    def _judge_dying_out(self, faulted_at: float) -> None:
+        case, job = self._case, self._job
+        if case.fault == "SIGSTOP":
+            stopped = job.process_of(case.victim)
+            remain = {stopped, *job.waiting_for(stopped)}
+            is_gone = wait_until(lambda: {p.pid for p in marked_processes(self._mark)} <= remain, _PATIENCE_SECONDS)
+            assert is_gone, f"left behind: {marked_processes(self._mark)}"
+            self._measure("gone", time.time() - faulted_at)
+            os.kill(stopped, signal.SIGCONT)
+        else:
+            self._wait_until_gone(since=faulted_at)
+        if not self._is_on_host:
+            self._check_exit_code()
+
+    def _judge_refusal(self, faulted_at: float) -> None:
+        job = self._job
+        self._check_exit_code()
+        self._wait_until_gone(since=faulted_at)
+        assert self._case.cause in job.output, job.output
+        assert "Traceback" not in job.output, job.output
+
+    # Means
+
+    def _words(self, text: str) -> str:
+        """Put the victim's node in place of NODE."""
+        return text.replace("NODE", self._job.node_of(self._case.tasks[0])) if "NODE" in text else text
+
+    def _measure(self, what: str, seconds: float) -> None:
+        self._measured.append(Measured(what, round(seconds, 3), self._case.within[what]))
+
+    def _wait_until_gone(self, since: float) -> None:
+        left = wait_until_gone(self._mark, _PATIENCE_SECONDS)
+        assert not left, f"left behind: {'; '.join(map(str, left))}"
+        self._measure("gone", time.time() - since)
+
+    def _end_in_order(self) -> None:
+        self._job.finish()
+        verdict_at = self._job.wait_for_event("verdict", _PATIENCE_SECONDS)
+        self._wait_until_gone(since=verdict_at)
+        self._check_result()
+
+    def _check_result(self) -> None:
+        case, job = self._case, self._job
+        assert job.result["exit_code"] == case.exit_code, f"exit code {case.exit_code} was expected: {job.result}"
+        if not (self._is_on_host and case.form is Form.BATCH):  # there Slurm has an opinion of its own
+            self._check_exit_code()
+        _, heading, cause = job.output.partition("Root cause:")
+        if case.exit_code == 0:
+            assert not heading, f"a cause is told where there is none: {cause}"
+        else:
+            assert job.output.count("Root cause:") == 1, f"not one root cause: {job.output[-6000:]}"
+            assert self._words(case.cause) in cause, f"{self._words(case.cause)!r} is not in the cause: {cause}"
+            culprits = (None, *case.tasks) if case.tasks else (job.result["cause"],)
+            assert job.result["cause"] in culprits, job.result
+
+    def _check_exit_code(self) -> None:
+        code = self._job.wait_for_exit_code(_SLURM_SECONDS)
+        assert code == self._case.exit_code, f"exit code {code}, not {self._case.exit_code}: {self._job.output[-6000:]}"
