@@ -37,6 +37,8 @@ _TAIL_LINES = 20
 _TAIL_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
 _GOODBYE_SECONDS = 2.0
 _ORPHAN_SECONDS = 2.0  # from SIGTERM to SIGKILL for the child of an agent without a launcher
+# gRPC doubles its pauses from 1 s to 2 min: a worker that is back, or a ps that is late, would wait for the chief's.
+_QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500"
 _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 
 
@@ -150,6 +152,7 @@ class Agent:
         result["TF4SLURM_ATTEMPT"] = str(attempt)
         result[LINE_VARIABLE] = self._line.name
         result.setdefault("PYTHONUNBUFFERED", "1")
+        result.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
         result.update(self._gpu_environ(cluster, task))
         if any(result.get(name) or result.get(name.upper()) for name in _PROXIES):
             hosts = dict.fromkeys(member.address.host for member in cluster.members)
