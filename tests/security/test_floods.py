@@ -109,7 +109,7 @@ def test_ten_thousand_strangers_are_sent_away_and_the_job_goes_on(kind: str) -> 
 
 
 def test_who_opens_stream_after_stream_does_not_stay() -> None:
-    """gRPC lets a connection that has its age open streams for 20 s more, and a few for longer: they lose their hold."""
+    """gRPC lets a connection that has its age open streams for 20 s more, and a few for longer."""
 
     async def story() -> None:
         async with serving() as job:
