@@ -4,8 +4,8 @@
 
 KIND is how far each goes: "silent" says nothing, "http2" completes HTTP/2, "stream" opens a stream, "nonce" says a
 nonce, "half" begins a message of 60 KB that never ends, "slow" says HTTP/2's first words a byte a second, "garbage"
-speaks something else. It ends with its stdin, when all connections are closed, or after SECONDS; its last line is a
-JSON object.
+speaks something else, "reopen" ends its stream each second and opens another. It ends with its stdin, when all
+connections are closed, or after SECONDS; its last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _HEADERS = {
 }
 
 
-def frame(kind: int, flags: int, payload: bytes) -> bytes:
-    """Return an HTTP/2 frame of stream 1."""
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags, 0, 0, 0, 1)) + payload
+def frame(kind: int, flags: int, payload: bytes, stream: int = 1) -> bytes:
+    """Return an HTTP/2 frame."""
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
 def _literal(text: str) -> bytes:
     return bytes((len(text),)) + text.encode()
 
 
-STREAM = frame(1, 4, b"".join(b"\0" + _literal(name) + _literal(value) for name, value in _HEADERS.items()))
+_BLOCK = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in _HEADERS.items())
+STREAM = frame(1, 4, _BLOCK)
 NONCE = frame(0, 0, b"\0" + (16).to_bytes(4, "big") + b"n" * 16)
 HALF = frame(0, 0, b"\0" + (60_000).to_bytes(4, "big") + b"h" * 16_000) + frame(0, 0, b"h" * 16_000) * 2
 
@@ -49,6 +50,7 @@ WORDS = {
     "nonce": PREFACE + SETTINGS_TAKEN + STREAM + NONCE,
     "half": PREFACE + SETTINGS_TAKEN + STREAM + HALF,
     "slow": b"",
+    "reopen": PREFACE + SETTINGS_TAKEN + STREAM,
     "garbage": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"\xff" * 1000,
 }
 
@@ -90,11 +92,17 @@ class Flood:
             if event & ~select.EPOLLOUT and not self._is_open(stranger):
                 self._drop(stranger)
 
-    def say_slowly(self) -> None:
-        """Say the next byte on each connection."""
+    def say_more(self) -> None:
+        """Say on each connection what its kind says each second."""
         for stranger, said in self._said.items():
+            if said < 0:
+                continue
+            if self._kind == "slow":
+                words = PREFACE[said : said + 1]
+            else:
+                words = frame(3, 0, bytes(4), 2 * said + 1) + frame(1, 4, _BLOCK, 2 * said + 3)
             with contextlib.suppress(OSError):
-                stranger.send(PREFACE[said : said + 1])
+                stranger.send(words)
             self._said[stranger] = said + 1
 
     def _is_open(self, stranger: socket.socket) -> bool:
@@ -125,8 +133,8 @@ def main(kind: str, host: str, port: str, connections: str, seconds: str) -> Non
     print("flooding", flush=True)
     while flood.open and time.monotonic() < end and not select.select([sys.stdin], [], [], 0)[0]:
         flood.step()
-        if kind == "slow" and time.monotonic() >= next_word:
-            flood.say_slowly()
+        if kind in ("slow", "reopen") and time.monotonic() >= next_word:
+            flood.say_more()
             next_word += 1
     taken = round(time.monotonic() - began, 2)
     print(json.dumps({"opened": flood.opened, "closed": flood.closed, "open": flood.open, "seconds": taken}))

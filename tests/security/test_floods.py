@@ -48,6 +48,8 @@ class Floods:
 
     def reports(self) -> list[dict[str, float]]:
         """Wait for the end of all; return what each says became of its connections."""
+        for process in self._processes:
+            process.wait(timeout=80)
         answers = [process.communicate(timeout=60)[0] for process in self._processes]
         return [json.loads(answer.splitlines()[-1]) for answer in answers]
 
@@ -95,11 +97,27 @@ def test_ten_thousand_strangers_are_sent_away_and_the_job_goes_on(kind: str) -> 
                     meter.look()
                     await asyncio.sleep(0.02)
                 reports = floods.reports()
-            print(kind, reports, meter.memory >> 20, meter.files)
             assert sum(report["opened"] for report in reports) == 10_000
             assert [report["open"] for report in reports] == [0] * PROCESSES
             assert meter.memory < MEMORY
             assert meter.files < 600
+            assert job.events == before
+            members[0].report(state="exited", starts=1, returncode=0)
+            await until(lambda: members[1].order.leave)
+
+    live(story)
+
+
+def test_who_opens_stream_after_stream_does_not_stay() -> None:
+    """gRPC lets a connection that has its age open streams for 20 s more, and a few for longer."""
+
+    async def story() -> None:
+        async with serving() as job:
+            members = await job.form(2)
+            before = list(job.events)
+            with flooding("reopen", job.port, 400, 40) as floods:
+                reports = await asyncio.to_thread(floods.reports)
+            assert sum(report["closed"] for report in reports) >= 300, reports
             assert job.events == before
             members[0].report(state="exited", starts=1, returncode=0)
             await until(lambda: members[1].order.leave)

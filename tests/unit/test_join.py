@@ -19,7 +19,7 @@ from tf4slurm.cluster import Address, Task
 from tf4slurm.control.limits import Limits
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
-from tf4slurm.errors import InterfaceError, PlacementError, SlurmEnvironmentError
+from tf4slurm.errors import AuthenticationError, InterfaceError, PlacementError, SlurmEnvironmentError
 from tf4slurm.join import (
     LAUNCHER_VARIABLES,
     Join,
@@ -127,6 +127,37 @@ def test_a_file_of_another_user_is_no_service(tmp_path: Path) -> None:
     assert Service.from_file(path) == SERVICE
     os.chown(path, 12345, -1)
     assert Service.from_file(path) is None
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_may_write_is_no_service(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "control.json"
+    path.write_text(json.dumps(SERVICE.to_json()))
+    path.chmod(mode)
+    assert Service.from_file(path) is None
+
+
+def test_a_link_or_a_pipe_is_no_service_and_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(json.dumps(SERVICE.to_json()))
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    assert Service.from_file(tmp_path / "file") == SERVICE
+    assert Service.from_file(tmp_path / "link") is None
+    assert Service.from_file(tmp_path / "pipe") is None
+
+
+def test_a_secret_sealed_with_munge_needs_munge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "control.json"
+    path.write_text(json.dumps({"addresses": ["n1:1"], "munge": "MUNGE:nonsense:"}))
+    path.chmod(0o600)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(AuthenticationError, match="must run on every host of the job or on none"):
+        Service.from_file(path)
+    assert "secret" in SERVICE.to_json()
+
+
+def test_a_service_does_not_show_its_secret() -> None:
+    assert SERVICE.secret not in repr(SERVICE)
 
 
 # Joining a service

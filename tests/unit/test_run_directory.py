@@ -68,6 +68,37 @@ def test_open_makes_it_or_takes_the_one_that_is_there(tmp_path: Path) -> None:
     assert json.loads((path / "job.json").read_text()) == {"name": "digits"}
 
 
+def test_a_directory_of_the_users_own_is_closed_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "digits-1.0"
+    path.mkdir(mode=0o777)
+    path.chmod(0o777)
+    RunDirectory.open(path)
+    assert mode_of(path) == 0o700
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_what_another_user_has_put_there_is_not_taken(tmp_path: Path) -> None:
+    """In a directory that all may write, such as /tmp."""
+    tmp_path.chmod(0o1777)
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 12345, 12345)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    os.chown(tmp_path / "link", 12345, 12345, follow_symlinks=False)
+    for name in ("theirs", "link"):
+        with pytest.raises(RunDirectoryError, match="a link, or another user's directory, is in its place"):
+            RunDirectory.open(tmp_path / name)
+        assert RunDirectory.create(tmp_path, name).path.name == f"{name}-2"
+    assert list((tmp_path / "mine").iterdir()) == list((tmp_path / "theirs").iterdir()) == []
+
+
+def test_a_draft_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "control.draft").symlink_to(tmp_path / "victim")
+    RunDirectory.open(tmp_path).write_control({"secret": "s"})
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
 def test_where_its_files_are(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     assert directory.events == tmp_path / "events.jsonl"

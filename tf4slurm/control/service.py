@@ -42,7 +42,8 @@ _OPTIONS = (
     ("grpc.max_concurrent_streams", 1),
     ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_SECONDS * 1000)),
     ("grpc.max_connection_idle_ms", int(_HANDSHAKE_SECONDS * 1000)),  # idle is without a stream: no task ever is
-    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: 64 KB could become 64 MB
+    ("grpc.max_connection_age_ms", int(_HANDSHAKE_SECONDS * 1000)),  # then no new stream; the one there is goes on
+    ("grpc.per_message_decompression", 0),  # no task compresses: 64 KB could become 64 MB
 )
 
 _Context = Any  # grpc.aio.ServicerContext[bytes, bytes]: grpcio ships no types

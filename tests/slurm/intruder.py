@@ -1,0 +1,73 @@
+"""Another user on a host of a job: tries to get at its secret and to join it, and prints what it got as JSON.
+
+    python intruder.py RUN-DIRECTORY MARK HOST PORT    (as root; standard input is a stolen MUNGE credential)
+
+It imports what it needs, becomes the user nobody, and looks at all processes that carry the test's MARK in their names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.processes import marked_processes
+from tf4slurm import __version__
+from tf4slurm.cluster import Address
+from tf4slurm.control import munge
+from tf4slurm.control.client import Membership
+from tf4slurm.control.messages import Hello
+from tf4slurm.errors import Tf4SlurmError
+from tf4slurm.join import Service
+
+NOBODY = 65534
+
+
+def attempt(what: Any, *arguments: Any) -> str:
+    """Return what comes of it: what it returns, or the name of its error."""
+    try:
+        return str(what(*arguments))
+    except (OSError, Tf4SlurmError) as error:
+        return type(error).__name__
+
+
+def join(address: Address, secret: str) -> str:
+    hello = Hello(0, "n", "h", 1, "intruder", __version__)
+    member = Membership(
+        lambda: ([address], secret), lambda _: hello, beat_seconds=1, dead_after_seconds=3, join_seconds=2
+    )
+    found = attempt(asyncio.run, member.run())
+    return f"{found} {member.map}"
+
+
+def main(run_directory: Path, mark: str, host: str, port: int) -> None:
+    credential = sys.stdin.read()
+    pids = [process.pid for process in marked_processes(mark) if process.pid != os.getppid()]
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    control = run_directory / "control.json"
+    found = {
+        "list": attempt(os.listdir, run_directory),
+        "read": attempt(control.read_text),
+        "find": attempt(Service.from_file, control),
+        "plant": attempt((run_directory / "control.json").write_text, "{}"),
+        "open": attempt(munge.open_from_this_user, credential),
+        "environ": sorted({attempt(Path(f"/proc/{pid}/environ").read_bytes) for pid in pids}),
+        "memory": sorted({attempt(Path(f"/proc/{pid}/mem").open) for pid in pids}),
+        "join": join(Address(host, port), "guessed"),
+        "processes": len(pids),
+    }
+    sealed = [
+        subprocess.run(["munge", "--restrict-uid=0", *options], input=text, capture_output=True).stdout.decode()
+        for text, options in ((b"tf4slurm control secret: mine", ()), (b"", ()))
+    ]
+    print(json.dumps({**found, "sealed": sealed}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -1,0 +1,135 @@
+"""Who gets the secret of a job on a real Slurm with MUNGE: its own tasks, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs import CHILD, TF4SLURM, Job
+from tests.processes import marked_processes, wait_until
+from tests.slurm.lab import SlurmLab
+from tf4slurm.cluster import Address
+
+ROOT = Path(__file__).parent.parent.parent
+ROLES = ("--ps", "1", "--workers", "2")
+NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
+
+
+class Step:
+    """A job of four hosts without a launcher: `srun tf4slurm task`, with all that it says kept."""
+
+    def __init__(self, directory: Path, lab: SlurmLab, *prefix: str) -> None:
+        self.job = Job(directory)
+        self._said = directory / "said"
+        task = [*prefix, TF4SLURM, "task", "--runs-directory", str(directory / "runs"), *ROLES, "--"]
+        with self._said.open("w") as said:
+            self.srun = lab.popen(
+                *("srun", "-Q", "-N4", "-n4", *task, sys.executable, str(CHILD), str(self.job.children)),
+                stdout=said,
+                stderr=said,
+                env={"TF4SLURM_LOG": "DEBUG"},
+            )
+
+    def wait_until_training(self) -> dict[str, Any]:
+        """Return what control.json says."""
+        for name in NAMES:
+            self.job.wait_for_child(name)
+        control: dict[str, Any] = json.loads((self.job.run_directory / "control.json").read_text())
+        return control
+
+    def end(self) -> None:
+        self.job.end_child("chief-0")
+        assert self.srun.wait(30) == 0, self._said.read_text()
+
+    def close(self) -> None:
+        if self.srun.poll() is None:
+            self.srun.terminate()  # srun ends its tasks
+            self.srun.wait(30)
+
+
+@pytest.fixture
+def step(tmp_path: Path, lab: SlurmLab) -> Iterator[Step]:
+    step = Step(tmp_path, lab)
+    yield step
+    step.close()
+
+
+def secret_in(control: dict[str, Any], lab: SlurmLab) -> str:
+    code = "import sys; from tf4slurm.control import munge; print(munge.open_from_this_user(sys.argv[1]))"
+    return lab.on(lab.nodes[0], sys.executable, "-c", code, control["munge"]).stdout.strip()
+
+
+def test_the_secret_travels_by_munge_and_is_found_nowhere(step: Step, lab: SlurmLab, process_mark: str) -> None:
+    control = step.wait_until_training()
+    assert set(control) == {"addresses", "munge"}
+    secret = secret_in(control, lab)
+    assert len(bytes.fromhex(secret)) == 32
+    slurm = [lab.run("scontrol", "-o", "show", what).stdout for what in ("job", "step")]
+    processes = [Path(f"/proc/{p.pid}") for p in marked_processes(process_mark)]
+    seen = [(process / name).read_bytes() for process in processes for name in ("cmdline", "environ")]
+    assert len(seen) > 2 * len(NAMES)
+    step.end()
+    files = [path for path in step.job.directory.rglob("*") if path.is_file()]
+    assert {"events.jsonl", "job.json", "result.json", "said", "chief-0.1"} <= {path.name for path in files}
+    for text in (*(path.read_bytes() for path in files), *seen, *(text.encode() for text in slurm)):
+        assert secret.encode() not in text
+    assert not (step.job.run_directory / "control.json").exists()
+
+
+def test_another_user_gets_nothing(step: Step, lab: SlurmLab, process_mark: str) -> None:
+    control = step.wait_until_training()
+    host, port = Address.from_text(control["addresses"][0])
+    arguments = (str(step.job.run_directory), process_mark, host, str(port))
+    with (step.job.directory / "intruder").open("w+") as output:
+        intruder = lab.popen_on(
+            lab.nodes[1],
+            *(sys.executable, "-m", "tests.slurm.intruder", *arguments),
+            stdin=subprocess.PIPE,
+            stdout=output,
+        )
+        intruder.communicate(control["munge"], timeout=60)
+        output.seek(0)
+        found = json.load(output)
+    assert found["processes"] > 0
+    assert found["list"] == found["read"] == found["plant"] == "PermissionError"
+    assert found["find"] == "None"
+    assert found["open"] == "AuthenticationError"
+    assert found["environ"] == found["memory"] == ["PermissionError"]
+    assert found["join"] == "RendezvousConnectionError None"
+    for credential in found["sealed"]:  # what another user has sealed for this one is not believed
+        assert credential.startswith("MUNGE:")
+        code = "import sys; from tf4slurm.control import munge; munge.open_from_this_user(sys.argv[1])"
+        refused = lab.on(lab.nodes[1], sys.executable, "-c", code, credential, check=False)
+        assert "was not sealed by this user for this user" in refused.stderr
+    step.end()
+
+
+def test_without_munge_a_file_of_the_users_own_carries_the_secret(tmp_path: Path, lab: SlurmLab) -> None:
+    step = Step(tmp_path, lab, "env", "PATH=/nowhere")
+    try:
+        control = step.wait_until_training()
+        assert set(control) == {"addresses", "secret"}
+        assert (step.job.run_directory / "control.json").stat().st_mode & 0o777 == 0o600
+        assert step.job.run_directory.stat().st_mode & 0o777 == 0o700
+        step.end()
+    finally:
+        step.close()
+
+
+def test_a_host_without_munge_says_so(tmp_path: Path, lab: SlurmLab) -> None:
+    script = tmp_path / "task.sh"
+    script.write_text('#!/bin/sh\n[ "$SLURM_PROCID" != 2 ] || PATH=/nowhere\nexec "$@"\n')
+    script.chmod(0o755)
+    step = Step(tmp_path, lab, str(script))
+    try:
+        said = tmp_path / "said"
+        assert wait_until(lambda: "'unmunge' does not work on r1-n9: FileNotFoundError" in said.read_text(), 30)
+        assert "which must run on every host of the job or on none" in said.read_text()
+    finally:
+        step.close()
