@@ -138,15 +138,9 @@ def summary(result: Result) -> list[str]:
         f"FAILED with exit code {verdict.exit_code} after {result.seconds:.1f} s.",
         f"Root cause: {verdict.reason}",
     ]
-    if verdict.tail and verdict.cause is not None:
-        lines += [
-            f"The last lines of {result.run_directory.log(verdict.cause, result.attempt)}:",
-            *(f"    {t}" for t in verdict.tail),
-        ]
-    for record in result.records:
-        if record.task != verdict.cause and record.status.returncode:
-            lines.append(f"Then {record} {describe_end(record.status.returncode)}.")
-    return lines
+    if verdict.tail and result.cause_log is not None:
+        lines += [f"The last lines of {result.cause_log}:", *(f"    {line}" for line in verdict.tail)]
+    return [*lines, *(f"Then {what}." for what in result.collateral)]
 
 
 def _row(result: Result, record: TaskRecord) -> tuple[str, ...]:

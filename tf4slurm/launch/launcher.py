@@ -11,6 +11,7 @@ import platform
 import signal
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 from tf4slurm import __version__
@@ -50,6 +51,18 @@ class Result:
     started_at: float
     attempt: int = 1
     requeued: Reason | None = None
+
+    @property
+    def cause_log(self) -> Path | None:
+        """What the task that failed first has printed; None if no single task did."""
+        cause = self.verdict.cause
+        return self.run_directory.log(cause, self.attempt) if cause is not None else None
+
+    @property
+    def collateral(self) -> list[str]:
+        """What else failed in the last attempt, one line each."""
+        others = (record for record in self.records if record.task != self.verdict.cause)
+        return [f"{r} {describe_end(r.status.returncode)}" for r in others if r.status.returncode]
 
 
 class Reporter:
@@ -227,6 +240,8 @@ def _result_json(result: Result) -> dict[str, Any]:
         "reason": verdict.reason,
         "cause": str(verdict.cause) if verdict.cause else None,
         "tail": list(verdict.tail),
+        "log": str(result.cause_log) if result.cause_log else None,
+        "collateral": [] if verdict.is_success else result.collateral,
         "seconds": round(result.seconds, 3),
         "attempts": result.attempt,
         "requeued": result.requeued,

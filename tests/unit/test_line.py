@@ -1,0 +1,127 @@
+"""The line between an agent and its script: reports up, orders down, for processes of the same user only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.processes import wait_until
+from tf4slurm.control.messages import Order, Report
+from tf4slurm.errors import RendezvousConnectionError
+from tf4slurm.line import Line
+from tf4slurm.script import ScriptLine, to_path
+
+
+def with_line(story: Callable[[Line, list[Report]], Any]) -> Any:
+    """Run a story in a thread, beside an open line in an event loop."""
+    reports: list[Report] = []
+
+    async def run() -> Any:
+        line = Line(reports.append)
+        await line.open()
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(story, line, reports), 20)
+        finally:
+            line.close()
+
+    return asyncio.run(run())
+
+
+def test_reports_go_up_and_the_last_of_many_is_told() -> None:
+    def story(line: Line, reports: list[Report]) -> None:
+        script = ScriptLine(line.name)
+        for step in range(1000):
+            script.say_soon(step=step, metrics=(("loss", 0.5),))
+        assert wait_until(lambda: bool(reports) and reports[-1].step == 999, 5)
+        assert len(reports) < 20
+        script.say(done="done")
+        assert wait_until(lambda: reports[-1] == Report(step=999, metrics=(("loss", 0.5),), done="done"), 5)
+
+    with_line(story)
+
+
+def test_who_connects_late_hears_how_things_stand() -> None:
+    async def run() -> None:
+        line = Line(lambda report: None)
+        await line.open()
+        line.tell(Order(stop="The job was stopped.", grace_seconds=5))
+        script = await asyncio.to_thread(ScriptLine, line.name)
+        heard = await asyncio.to_thread(script.wait_until, lambda: bool(script.order.stop), 5)
+        assert heard
+        line.tell(Order(stop="The job was stopped.", grace_seconds=5, released="token"))
+        assert await asyncio.to_thread(script.wait_until, lambda: script.order.released == "token", 5)
+        line.close()
+        with pytest.raises(RendezvousConnectionError, match="agent of this process is gone"):
+            await asyncio.to_thread(script.wait_until, lambda: False, 5)
+
+    asyncio.run(run())
+
+
+def test_callbacks_are_called_once_in_a_thread_of_their_own() -> None:
+    called: list[str] = []
+
+    async def run() -> list[Report]:
+        reports: list[Report] = []
+        line = Line(reports.append)
+        await line.open()
+        script = await asyncio.to_thread(ScriptLine, line.name)
+
+        def fail() -> None:
+            called.append(threading.current_thread().name)
+            raise ValueError("no space")
+
+        script.add_callback(fail)
+        script.add_callback(lambda: called.append("second"))
+        for token in ("a", "b"):
+            line.tell(Order(stop="stop", released=token))
+        await asyncio.to_thread(wait_until, lambda: bool(reports) and reports[-1].has_saved, 5)
+        line.close()
+        return reports
+
+    reports = asyncio.run(run())
+    assert called == ["tf4slurm-on-stop", "second"]
+    assert reports[-1].has_saved
+
+
+@pytest.mark.parametrize("words", [b"nonsense\n", b'["Order",{}]\n', b"x" * 100_000, b"\xff\n"])
+def test_what_is_no_report_ends_the_connection_only(words: bytes) -> None:
+    def story(line: Line, reports: list[Report]) -> None:
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.settimeout(5)
+            stranger.connect(to_path(line.name))
+            stranger.recv(1000)
+            stranger.sendall(words)
+            assert stranger.recv(1000) == b""
+        ScriptLine(line.name).say(step=1)
+        assert wait_until(lambda: reports == [Report(step=1)], 5)
+
+    with_line(story)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="becoming another user needs root, on Linux")
+def test_another_user_is_not_heard_and_hears_nothing() -> None:
+    code = (
+        "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.settimeout(5)\n"
+        "s.connect('\\0' + sys.argv[1][1:])\n"
+        'try: s.sendall(b\'["Report",{"step":1}]\\n\')\n'
+        "except OSError: pass\n"
+        "try: print(s.recv(1000))\n"
+        "except ConnectionError: print(b'')\n"
+    )
+
+    def story(line: Line, reports: list[Report]) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, line.name], capture_output=True, text=True, timeout=15, check=True
+        )
+        assert reports == []
+        return done.stdout
+
+    assert with_line(story) == "b''\n"
