@@ -16,6 +16,7 @@ _QUICK = ("--dead-after", "3", "--beat", "0.5")
 _QUICK_DEAD_SECONDS, _DEAD_SECONDS = 3.0, 10.0
 _CUT_OFF_SECONDS = 2.0
 _START_TIMEOUT_SECONDS = 6.0
+_SERVE_TIMEOUT_SECONDS = 15.0
 _GRACE_SECONDS = 25.0
 
 
@@ -236,4 +237,17 @@ _DISK = (
     ),
 )
 
-CASES = (*_CHILDREN, *_AGENTS, *_JOB, *_HOSTS, *_ATTEMPTS, *_DISK)
+_NEVER_SERVE = tuple(
+    _ends(
+        task,
+        "never serves",
+        7,
+        f"{task} on NODE",
+        _SERVE_TIMEOUT_SECONDS + CRASH_SECONDS,
+        *("--stall-after", "3", "--start-timeout", f"{_SERVE_TIMEOUT_SECONDS:g}"),
+    )
+    for task in _TASKS
+)
+"""A child that runs, and hangs before it has a server: TensorFlow's chief waits for it in C++, for ever."""
+
+CASES = (*_CHILDREN, *_NEVER_SERVE, *_AGENTS, *_JOB, *_HOSTS, *_ATTEMPTS, *_DISK)

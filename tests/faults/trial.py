@@ -15,7 +15,7 @@ from tests.faults.job import TASKS, TrainingJob
 from tests.processes import marked_processes, wait_until, wait_until_gone
 from tests.slurm.lab import SlurmLab
 
-_FROM_THE_START = ("exception at import", "starts late", "never starts", "disk full from the start")
+_FROM_THE_START = ("exception at import", "starts late", "never starts", "never serves", "disk full from the start")
 _PATIENCE_SECONDS = 60.0  # after it we give up waiting; the bounds are far below
 _SLURM_SECONDS = 60.0  # until Slurm itself has noticed all
 
@@ -108,7 +108,7 @@ class Trial:
     def _judge_end(self, faulted_at: float) -> None:
         case, job = self._case, self._job
         verdict_at = job.wait_for_event("verdict", _PATIENCE_SECONDS)
-        if case.fault == "never starts":
+        if case.fault.startswith("never "):
             faulted_at = verdict_at - float((job.event("verdict") or {})["seconds"])
         elif case.fault in _FROM_THE_START:
             faulted_at = job.time_in("faulted") or 0.0
