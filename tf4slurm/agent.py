@@ -171,8 +171,9 @@ class Agent:
     async def _watch_child(self, child: Child, log: _ChildLog, address: Address | None) -> None:
         """Tell of the child's end; a child that counts as dead is ended first."""
         ending = asyncio.create_task(child.wait())
-        dead_after_seconds = self._join.settings.dead_after_seconds
-        silence = asyncio.create_task(wait_for_silence(child.process_id, address, dead_after_seconds))
+        dead_after, serve = self._join.settings.dead_after_seconds, self._join.settings.serve_seconds
+        judging = wait_for_silence(child.process_id, address, dead_after, serve if address is not None else None)
+        silence = asyncio.create_task(judging)
         try:
             await asyncio.wait({ending, silence}, return_when=asyncio.FIRST_COMPLETED)
             detail = silence.result() if silence.done() and not ending.done() else None

@@ -50,6 +50,7 @@ class JoinSettings:
         ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
         join_seconds: How long the control service is looked for.
         gpus_per_worker: How many GPUs each task that uses them gets; None for an even share of what Slurm gave.
+        serve_seconds: How long a child may take until its server answers for the first time; None for no limit.
         stop_signal: Number of the signal that tells a script to save and stop, where it does not ask by itself.
     """
 
@@ -60,6 +61,7 @@ class JoinSettings:
     dead_after_seconds: float = 10.0
     join_seconds: float = 300.0
     gpus_per_worker: int | None = None
+    serve_seconds: float | None = None
     stop_signal: int = signal.SIGTERM
 
 

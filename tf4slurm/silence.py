@@ -1,4 +1,4 @@
-"""When a child that still runs counts as dead: it is stopped, or its server, which has answered before, is silent."""
+"""When a child that still runs counts as dead: it is stopped, or its server is silent, or never came."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from tf4slurm.network.answer import is_answering
 _CHECKS = 8  # in the dead time
 
 
-async def wait_for_silence(process_id: int, address: Address | None, dead_after_seconds: float) -> str:
+async def wait_for_silence(
+    process_id: int, address: Address | None, dead_after_seconds: float, serve_seconds: float | None = None
+) -> str:
     """Return, in a clause, why the child counts as dead; a healthy child is watched for ever: cancel this.
 
+    `serve_seconds` is how long it may take until its server answers for the first time; None for no limit.
     Time in which this process did not run itself (the whole job was suspended) does not count.
     """
     pause = dead_after_seconds / _CHECKS
-    alive_at = checked_at = time.monotonic()
+    started_at = alive_at = checked_at = time.monotonic()
     has_answered = False
     why = ""
     while True:
@@ -26,6 +29,7 @@ async def wait_for_silence(process_id: int, address: Address | None, dead_after_
         lag = time.monotonic() - checked_at - 2 * pause  # the sleep, and an answer that did not come
         if lag > 0:
             alive_at += lag
+            started_at += lag
         checked_at = time.monotonic()
         if _is_stopped(process_id):
             why = "was stopped"
@@ -37,6 +41,8 @@ async def wait_for_silence(process_id: int, address: Address | None, dead_after_
             why = "did not answer at its port"
         if time.monotonic() - alive_at >= dead_after_seconds:
             return f"{why} for {dead_after_seconds:g} s"
+        if serve_seconds is not None and not has_answered and time.monotonic() - started_at >= serve_seconds:
+            return f"had no server at its port {serve_seconds:g} s after its start"
 
 
 def _is_stopped(process_id: int) -> bool:

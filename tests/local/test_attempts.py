@@ -102,3 +102,12 @@ def test_a_server_that_has_answered_and_falls_silent_counts_as_dead(job: Job) ->
     (job.children / "silent").touch()
     assert job.wait() == 7
     assert "did not answer at its port for 2 s." in job.stderr.partition("Root cause:")[2]
+
+
+def test_with_a_stall_limit_a_task_must_have_a_server_in_time(job: Job) -> None:
+    options = ("--stall-after", "5", "--start-timeout", "2", "--dead-after", "1", "--beat", "0.2")
+    job.start(
+        *ROLES, *options, "--max-worker-restarts", "0", command=(sys.executable, "-c", "import time; time.sleep(1000)")
+    )
+    assert job.wait() == 7
+    assert "had no server at its port 2 s after its start." in job.stderr.partition("Root cause:")[2]

@@ -117,7 +117,10 @@ _OPTIONS = (
         help="Seconds for an evaluator after all others are done, and for all others after a ps has left by itself.",
     ),
     click.option(
-        "--stall-after", type=_SECONDS, help="Seconds without a new step, once steps are reported. [default: no limit]"
+        "--stall-after",
+        type=_SECONDS,
+        help="Seconds without a new step, once steps are reported; and a task that has no server after --start-timeout "
+        "counts as dead. [default: no limit]",
     ),
     click.argument("command", nargs=-1, type=click.UNPROCESSED),
 )

@@ -58,6 +58,7 @@ class LaunchPlan:
             dead_after_seconds=self.limits.dead_after_seconds,
             join_seconds=self.limits.start_timeout_seconds,
             gpus_per_worker=self.gpus_per_worker,
+            serve_seconds=self.limits.start_timeout_seconds if self.limits.stall_seconds is not None else None,
             stop_signal=int(self.stop_signal),
         )
 
