@@ -100,7 +100,7 @@ class Agent:
                 self._membership.report(state="left")
                 return
             kill_descendants()  # what the child left behind may hold its port, or its GPU
-            self._join.renew(order.attempt)
+            await self._join.renew(order.attempt)
 
     async def _train(self, cluster: Cluster, run_directory: RunDirectory) -> None:
         """Have the child started as often as the launcher says, and tell it what it may know, in one attempt."""

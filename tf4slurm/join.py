@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -29,6 +30,7 @@ from tf4slurm.slurm.step import SlurmStep
 logger = logging.getLogger(__name__)
 
 _PROOF_SECONDS = 5.0
+_PORT_SECONDS, _PORT_PAUSE_SECONDS = 3.0, 0.05
 _FAILURE_CHARACTERS = 900  # a hello is at most 4 KB
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe that someone put there is not waited for
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -203,23 +205,34 @@ class Join:
         finally:
             proof.close()
 
-    def renew(self, attempt: int) -> None:
+    async def renew(self, attempt: int) -> None:
         """Begin another attempt, with another port than before; a failure is told to the launcher."""
         before = self.held_port
         fresh: dict[str, object] = {}
         try:
             try:
                 self._hold_port()
-            except PlacementError:  # of a narrow range, the old one has to do
+            except PlacementError:  # a narrow range: all of this host give back their old ones first
                 if before is not None:
                     before.close()
-                self._hold_port()
+                await self._hold_port_in_time()
             fresh["port"] = self.held_port.port if self.held_port is not None else 0
         except (Tf4SlurmError, OSError) as error:
             fresh.update(state="unproved", detail=f"rank {self.place.rank} has no port: {str(error).rstrip('.')}")
         if before is not None:
             before.close()
         self.membership.begin_attempt(attempt, **fresh)
+
+    async def _hold_port_in_time(self) -> None:
+        deadline = time.monotonic() + _PORT_SECONDS
+        while True:
+            try:
+                self._hold_port()
+                return
+            except PlacementError:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(_PORT_PAUSE_SECONDS)
 
     def _hold_port(self) -> None:
         self.held_port = hold_port(self.settings.ports or self.place.reserved_ports)

@@ -244,7 +244,7 @@ _NEVER_SERVE = tuple(
         7,
         f"{task} on NODE",
         _SERVE_TIMEOUT_SECONDS + CRASH_SECONDS,
-        *("--stall-after", "3", "--start-timeout", f"{_SERVE_TIMEOUT_SECONDS:g}"),
+        *("--stall-after", "3", "--start-timeout", f"{_SERVE_TIMEOUT_SECONDS:g}", "--max-worker-restarts", "0"),
     )
     for task in _TASKS
 )

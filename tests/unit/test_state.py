@@ -684,6 +684,19 @@ def test_no_new_step_for_the_stall_limit_is_a_failure() -> None:
     )
 
 
+@pytest.mark.parametrize(("comes_back", "exit_code", "cause"), [(True, 1, "chief"), (False, 7, "ps")])
+def test_a_failure_waits_for_a_task_that_may_be_its_cause(comes_back: bool, exit_code: int, cause: str) -> None:
+    job = Job().train()
+    job.state.on_disconnect(1, job.now)
+    job.turn(0.2)
+    job.end_child(0, 1)
+    assert job.state.verdict is None
+    if comes_back:
+        job.hello(1)
+    job.turn(LIMITS.reconnect_seconds + TICK)
+    assert (job.verdict.exit_code, job.verdict.cause) == (exit_code, Task(cause, 0))
+
+
 # Save and stop
 
 

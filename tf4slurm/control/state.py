@@ -73,6 +73,7 @@ class JobState:
         self._phase_deadline = now + limits.start_timeout_seconds
         self._stop: Verdict | None = None
         self._departed: TaskRecord | None = None
+        self._held: Verdict | None = None
         self._stepped_at: float | None = None
         self._is_training_over = False
         self._failed: tuple[str, ...] = ()
@@ -228,6 +229,7 @@ class JobState:
             if record.has_joined and not record.is_gone and now - record.heard_at > self.limits.dead_after_seconds:
                 silence = f"nothing was heard of it for {self.limits.dead_after_seconds:g} s"
                 self._lose(record, silence if record.is_connected else "its connection broke and did not come back")
+        self._release()
         self._barriers.settle(now)
         stall = self.limits.stall_seconds
         if stall is not None and self._stepped_at is not None and now - self._stepped_at > stall:
@@ -253,6 +255,12 @@ class JobState:
             self.phase = Phase.ENDED
 
     # The rules
+
+    def _release(self) -> None:
+        """Judge the failure that was held back, if nothing stands against it any more."""
+        held, self._held = self._held, None
+        if held is not None and self.verdict is None:
+            self._fail(held)
 
     def _checked_record(self, hello: Hello) -> TaskRecord:
         if hello.version != __version__:
@@ -357,7 +365,13 @@ class JobState:
             self._emit("departed", record, f"has left; the others have {self.limits.finish_seconds:g} s to end")
 
     def _fail(self, verdict: Verdict) -> None:
-        """A task on which the job depends has failed: form the cluster anew if an attempt is left."""
+        """A task on which the job depends has failed: form the cluster anew if an attempt is left.
+
+        While another is disconnected that may be the cause, and is told apart when it is back, or lost.
+        """
+        if any(r.has_joined and not (r.is_gone or r.is_connected) for r in self.records):
+            self._held = self._held or verdict
+            return
         departed = self._departed
         if departed is not None and departed.task != verdict.cause:
             reason = f"{departed} exited with code 0 before the job was done. Then: {verdict.reason}"
@@ -367,7 +381,7 @@ class JobState:
             return
         self.attempt += 1
         self.map = self._departed = self._stepped_at = None
-        self._is_training_over, self._failed = False, ()
+        self._is_training_over, self._failed, self._held = False, (), None
         self._barriers.forget()
         for record in self.records:
             record.begin_attempt(self.attempt)
