@@ -37,7 +37,7 @@ INSIDE = {
     "control": [["auth", "limits", "messages", "verdict"], ["record"], ["state"], ["client", "service"]],
     "observe": [["environment", "events"]],
     "launch": [["plan", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
-    "tensorflow": [["resolver", "queues"], ["done", "muster"], ["hooks"]],
+    "tensorflow": [["resolver", "queues", "paths"], ["done", "muster"], ["hooks"]],
     "shutdown": [["method"], ["queues"], ["choice"], ["ps", "worker"]],
     "cli": [["main", "options", "reporter"], ["env", "run", "task", "nodes"]],
 }

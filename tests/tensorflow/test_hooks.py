@@ -108,3 +108,18 @@ def test_a_chief_that_raises_lets_the_workers_of_synchronous_training_end(tasks:
         tasks.start(name, script, *NUMBERS)
     assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 1, 0]
     assert "AssertionError: broken" in tasks.output("worker/0")
+
+
+def test_a_ps_that_comes_late_costs_synchronous_training_no_step(tmp_path: Path) -> None:
+    """The early ps has looked for the late one in vain, and its connection backs off."""
+    tasks = Tasks(tmp_path, ps=2, workers=1)
+    numbers = ("-ps", "2", "-workers", "1")
+    try:
+        tasks.start("ps/1", OLD_SCRIPTS / "synchronous.py", *numbers)
+        tasks.wait_for_line("ps/1", "create_done_queue is now")  # it is about to look for all others
+        for name in ["ps/0", "worker/0"]:
+            tasks.start(name, OLD_SCRIPTS / "synchronous.py", *numbers)
+        assert tasks.wait_all(["ps/0", "ps/1", "worker/0"]) == [0, 0, 0]
+        assert "worker 0 stopped at step 99" in tasks.output("worker/0")
+    finally:
+        tasks.end()
