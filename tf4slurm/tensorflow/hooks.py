@@ -23,7 +23,7 @@ from tf4slurm.tensorflow.paths import prove_paths
 
 logger = logging.getLogger(__name__)
 
-_LEAVE_SECONDS = 30.0
+_LEAVE_SECONDS = 60.0
 """How long a worker that is done stays for one that has no session yet, and would never get one without it."""
 
 _CLOSE_MILLISECONDS = 5000
