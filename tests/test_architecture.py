@@ -44,7 +44,7 @@ INSIDE = {
     ],
     "observe": [["environment", "events"]],
     "launch": [["plan", "requeue", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
-    "tensorflow": [["resolver", "queues"], ["done", "muster"], ["hooks"]],
+    "tensorflow": [["resolver", "queues", "paths"], ["done", "muster"], ["hooks"]],
     "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],
     "cli": [["main", "options", "reporter"], ["env", "run", "task", "nodes"]],
 }

@@ -47,15 +47,32 @@ def test_synchronous_training_ends_without_the_two_minutes_that_tensorflow_waits
     assert time.monotonic() - stopped < 60
 
 
-def test_a_late_worker_neither_waits_30_seconds_nor_finds_the_leader_gone(tasks: Tasks, tmp_path: Path) -> None:
-    for name in ["ps/0", "worker/0"]:
-        tasks.start(name, OLD_SCRIPTS / "asynchronous.py", *NUMBERS)
-    tasks.wait_for_line("worker/0", "QueueManagementHook is now")  # it is about to ask for its session
-    tasks.start("worker/1", OLD_SCRIPTS / "asynchronous.py", *NUMBERS)
-    tasks.wait_for_line("worker/1", "QueueManagementHook is now")
-    came = time.monotonic()
+def test_a_worker_that_comes_before_the_leader_does_not_look_in_vain(tasks: Tasks, tmp_path: Path) -> None:
+    """TensorFlow alone looks for the variables, says that it waits, and sleeps for 30 s."""
+    script = tmp_path / "script.py"
+    text = (OLD_SCRIPTS / "asynchronous.py").read_text()
+    line = "tf.disable_v2_behavior()\n"
+    script.write_text(text.replace(line, f"{line}tf.logging.set_verbosity(tf.logging.INFO)\n"))
+    with_filters(script)
+    for name in ["ps/0", "worker/1"]:
+        tasks.start(name, script, *NUMBERS)
+    tasks.wait_for_line("worker/1", "QueueManagementHook is now")  # it is about to ask for its session
+    tasks.start("worker/0", script, *NUMBERS)
     assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 0]
-    assert time.monotonic() - came < 29  # TensorFlow alone would look again after 30 s
+    assert "Graph was finalized" in tasks.output("worker/1")  # it would say that it waits
+    assert "Waiting for model to be ready" not in tasks.output("worker/1")
+
+
+def test_the_leader_stays_until_the_last_worker_has_its_session(tasks: Tasks, tmp_path: Path) -> None:
+    """TensorFlow makes no session while a task of the cluster is gone; this leader needs none of the others."""
+    text = (OLD_SCRIPTS / "asynchronous.py").read_text()
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    tasks.start("ps/0", OLD_SCRIPTS / "asynchronous.py", *NUMBERS)
+    tasks.start("worker/0", with_filters(script), *NUMBERS)
+    tasks.wait_for_line("worker/0", "QueueManagementHook is now")
+    tasks.start("worker/1", OLD_SCRIPTS / "asynchronous.py", *NUMBERS)
+    assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 0]
 
 
 def test_no_worker_trains_before_all_have_come(tasks: Tasks, tmp_path: Path) -> None:
@@ -108,3 +125,19 @@ def test_a_chief_that_raises_lets_the_workers_of_synchronous_training_end(tasks:
         tasks.start(name, script, *NUMBERS)
     assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 1, 0]
     assert "AssertionError: broken" in tasks.output("worker/0")
+
+
+def test_a_ps_that_comes_late_costs_synchronous_training_no_step(tmp_path: Path) -> None:
+    """The early ps has looked for the late one in vain, and its connection backs off."""
+    tasks = Tasks(tmp_path, ps=2, workers=1)
+    numbers = ("-ps", "2", "-workers", "1")
+    try:
+        for name in ["ps/1", "worker/0"]:
+            tasks.start(name, OLD_SCRIPTS / "synchronous.py", *numbers)
+        for name in ["ps/1", "worker/0"]:
+            tasks.wait_for_line(name, "DistributedTFQueueHook.")  # it is about to look for all others
+        tasks.start("ps/0", OLD_SCRIPTS / "synchronous.py", *numbers)
+        assert tasks.wait_all(["ps/0", "ps/1", "worker/0"]) == [0, 0, 0]
+        assert "worker 0 stopped at step 99" in tasks.output("worker/0")
+    finally:
+        tasks.end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,17 +19,18 @@ from tf4slurm.errors import RendezvousTimeoutError, ShutdownError
 from tf4slurm.own_dictionary import own_dictionary
 from tf4slurm.tensorflow.done import done_word
 from tf4slurm.tensorflow.muster import own_muster
+from tf4slurm.tensorflow.paths import prove_paths
 
 logger = logging.getLogger(__name__)
 
-_LEAVE_SECONDS = 30.0
+_LEAVE_SECONDS = 60.0
 """How long a worker that is done stays for one that has no session yet, and would never get one without it."""
 
 _CLOSE_MILLISECONDS = 5000
 
 
 class _MusterHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """What both hooks do: nobody asks for a session before the leader has made the variables.
+    """What both hooks do: nobody asks for a session before the leader has made the variables and every ps is connected.
 
     MonitoredTrainingSession would look, not find them, and look again 30 s later.
     """
@@ -61,11 +63,12 @@ class _MusterHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._start_seconds = start_timeout_seconds
 
     def begin(self) -> None:
-        """Wait for the leader's session; after the timeout let TensorFlow wait in its own way."""
+        """Wait for the leader's session and all ps; after the timeout let TensorFlow wait in its own way."""
         try:
             self._muster.wait_for_leader(self._start_seconds)
+            prove_paths(self._own, self._start_seconds)
         except TimeoutError:
-            logger.warning("%s: no session of the leader in %g s", self._own.task, self._start_seconds)
+            logger.warning("%s: no leader, or not every ps, in %g s", self._own.task, self._start_seconds)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Arrive."""
@@ -120,7 +123,8 @@ class DoneHook(_MusterHook):
         """
         if self._is_done:
             self._wait_for_all()
-        for operation in self._close_tokens:
+        recovers = isinstance(sys.exc_info()[1], (tf.errors.AbortedError, tf.errors.UnavailableError))
+        for operation in [] if recovers else self._close_tokens:  # a closed queue does not open again
             with contextlib.suppress(tf.errors.OpError):  # its own runner may have closed it, or the ps is gone
                 session.run(operation, options=tf.compat.v1.RunOptions(timeout_in_ms=_CLOSE_MILLISECONDS))
         session.close()
