@@ -32,7 +32,7 @@ FLOORS = [
 """A file imports from lower floors only."""
 
 INSIDE = {
-    "network": [["interfaces", "ports", "proof"]],
+    "network": [["connections", "interfaces", "ports", "proof"]],
     "slurm": [["allocation", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
     "control": [["auth", "limits", "messages", "munge", "verdict"], ["record"], ["state"], ["client", "service"]],
     "observe": [["environment", "events"]],
