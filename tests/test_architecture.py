@@ -33,7 +33,7 @@ FLOORS = [
 """A file imports from lower floors only."""
 
 INSIDE = {
-    "network": [["answer", "interfaces", "ports", "proof"]],
+    "network": [["answer", "connections", "interfaces", "ports", "proof"]],
     "slurm": [["allocation", "job", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
     "control": [
         ["auth", "limits", "messages", "munge", "verdict"],

@@ -3,9 +3,9 @@
     python flood.py KIND HOST PORT CONNECTIONS SECONDS
 
 KIND is how far each goes: "silent" says nothing, "http2" completes HTTP/2, "stream" opens a stream, "nonce" says a
-nonce, "half" begins a message of 60 KB that never ends, "slow" says HTTP/2's first words a byte a second, "garbage"
-speaks something else, "reopen" ends its stream each second and opens another. It ends with its stdin, when all
-connections are closed, or after SECONDS; its last line is a JSON object.
+nonce, "deaf" says one and takes no answer, "half" begins a message of 60 KB that never ends, "slow" says HTTP/2's first
+words a byte a second, "garbage" speaks something else, "reopen" ends its stream each second and opens another. It ends
+with its stdin, when all connections are closed, or after SECONDS; its last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import time
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+SHUT = PREFACE[:-9] + bytes((0, 0, 6, 4, 0, 0, 0, 0, 0)) + bytes((0, 4, 0, 0, 0, 0))  # a window of nothing
 SETTINGS_TAKEN = bytes((0, 0, 0, 4, 1, 0, 0, 0, 0))
 _HEADERS = {
     ":method": "POST",
@@ -48,6 +49,7 @@ WORDS = {
     "http2": PREFACE + SETTINGS_TAKEN,
     "stream": PREFACE + SETTINGS_TAKEN + STREAM,
     "nonce": PREFACE + SETTINGS_TAKEN + STREAM + NONCE,
+    "deaf": SHUT + SETTINGS_TAKEN + STREAM + NONCE,
     "half": PREFACE + SETTINGS_TAKEN + STREAM + HALF,
     "slow": b"",
     "reopen": PREFACE + SETTINGS_TAKEN + STREAM,

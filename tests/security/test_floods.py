@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -86,8 +87,8 @@ class Meter:
         self.files = max(self.files, self._process.num_fds() - self._files)
 
 
-@pytest.mark.parametrize("kind", ["silent", "http2", "stream", "nonce", "half", "slow", "garbage"])
-def test_ten_thousand_strangers_are_sent_away_and_the_job_goes_on(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["silent", "http2", "stream", "nonce", "deaf", "half", "slow", "garbage"])
+def test_ten_thousand_strangers_are_sent_away_and_the_job_goes_on(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with serving() as job:
             members = await job.form(2)
@@ -106,18 +107,17 @@ def test_ten_thousand_strangers_are_sent_away_and_the_job_goes_on(kind: str) -> 
             await until(lambda: members[1].order.leave)
 
     live(story)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_who_opens_stream_after_stream_does_not_stay() -> None:
-    """gRPC lets a connection that has its age open streams for 20 s more, and a few for longer."""
-
     async def story() -> None:
         async with serving() as job:
             members = await job.form(2)
             before = list(job.events)
-            with flooding("reopen", job.port, 400, 40) as floods:
+            with flooding("reopen", job.port, 400, 60) as floods:
                 reports = await asyncio.to_thread(floods.reports)
-            assert sum(report["closed"] for report in reports) >= 300, reports
+            assert [report["closed"] for report in reports] == [100] * PROCESSES
             assert job.events == before
             members[0].report(state="exited", starts=1, returncode=0)
             await until(lambda: members[1].order.leave)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -55,6 +56,24 @@ def test_something_else_is_told(rank: int, secret: str) -> None:
             assert faults == [f"something else than worker/1 on n1 answers at 127.0.0.1:{held.port}"]
 
     asyncio.run(run())
+
+
+def test_who_says_nothing_takes_nobodys_place() -> None:
+    async def run() -> None:
+        async with answering(1) as held:
+            silent = [await asyncio.open_connection("127.0.0.1", held.port) for _ in range(300)]
+            assert await find_unproved([member(1, held.port)], SECRET, 4) == []
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(silent[0][0].read(1), 4) == b""
+            for _, writer in silent:
+                writer.close()
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (500, hard))  # fewer than both ends of all
+    try:
+        asyncio.run(run())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_nobody_there_is_told() -> None:

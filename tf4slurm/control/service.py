@@ -24,10 +24,12 @@ from tf4slurm.control import auth
 from tf4slurm.control.messages import METHOD, SERVICE, Beat, Hello, Map, Message, Order, Refusal, Status, decode, encode
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousError
+from tf4slurm.network.connections import hang_up
 
 logger = logging.getLogger(__name__)
 
 _HANDSHAKE_SECONDS = 3.0  # as long as a task waits for it
+_HANG_UP_SECONDS = 1.0  # for a refused one to take the refusal
 _MAX_HELLO_BYTES = 4096
 _MAX_MESSAGE_BYTES = 65536
 _STRANGERS = 500  # connections beside two of each task; a silent one costs about 15 KB
@@ -42,7 +44,6 @@ _OPTIONS = (
     ("grpc.max_concurrent_streams", 1),
     ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_SECONDS * 1000)),
     ("grpc.max_connection_idle_ms", int(_HANDSHAKE_SECONDS * 1000)),  # idle is without a stream: no task ever is
-    ("grpc.max_connection_age_ms", int(_HANDSHAKE_SECONDS * 1000)),  # then no new stream; the one there is goes on
     ("grpc.per_message_decompression", 0),  # no task compresses: 64 KB could become 64 MB
 )
 
@@ -59,6 +60,8 @@ class ControlService:
         self._sessions: dict[int, _Session] = {}
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
+        self._strangers: dict[str, float] = {}
+        """The peers that have not shown the secret yet, and when their connection ends if they do not."""
 
     async def start(self, host: str = "[::]") -> int:
         """Listen on one address of this host, or on all of them; return the port."""
@@ -99,18 +102,30 @@ class ControlService:
             await asyncio.sleep(self.state.limits.beat_seconds / _TICKS_PER_BEAT)
             self.state.on_tick(time.monotonic())
             self.publish()
+            self._hang_up(time.monotonic())
+
+    def _hang_up(self, now: float) -> None:
+        """End the connections of strangers: they could open stream after stream, or never take the refusal."""
+        late = [peer for peer, deadline in self._strangers.items() if now >= deadline]
+        for peer in late:
+            del self._strangers[peer]
+        if late:
+            hang_up(late)
 
     async def _join(self, _: object, context: _Context) -> None:
-        with contextlib.suppress(asyncio.CancelledError):  # the peer is gone, or we end: nothing to tell gRPC's log
+        # The peer is gone, or does not take what is said to it, or we end: nothing to tell gRPC's log.
+        with contextlib.suppress(asyncio.CancelledError, grpc.aio.InternalError):
             await self._serve(context)
 
     async def _serve(self, context: _Context) -> None:
         """Serve one connection, from its handshake to its end."""
+        self._strangers.setdefault(context.peer(), time.monotonic() + _HANDSHAKE_SECONDS + _HANG_UP_SECONDS)
         try:
             incoming, outgoing, said = await asyncio.wait_for(self._shake_hands(context), _HANDSHAKE_SECONDS)
         except (AuthenticationError, asyncio.TimeoutError):
             logger.debug("%s does not show the job's secret", context.peer())
             await context.abort(grpc.StatusCode.UNAUTHENTICATED)  # without a word: it may be anybody
+        self._strangers.pop(context.peer(), None)
         try:
             hello = decode(said, Hello)
             self.state.on_hello(hello, time.monotonic())

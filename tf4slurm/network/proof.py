@@ -19,6 +19,7 @@ from tf4slurm.cluster import Address, Cluster, Member
 
 _NONCE_BYTES = 16
 _MAC_BYTES = 32
+_CONNECTIONS = 100  # at a time; an honest one takes a moment, so the oldest of more is no loss
 
 
 class ProofServer:
@@ -26,15 +27,28 @@ class ProofServer:
 
     def __init__(self) -> None:
         self._server: asyncio.Server | None = None
+        self._open: dict[asyncio.StreamWriter, None] = {}
 
     async def start(self, listener: socket.socket, secret: str, rank: int) -> None:
         """Answer for `rank` at `listener`; once started, starting again does nothing."""
         if self._server is None:
-            self._server = await asyncio.start_server(functools.partial(_answer, secret, rank), sock=listener)
+            self._server = await asyncio.start_server(functools.partial(self._answer, secret, rank), sock=listener)
 
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
+
+    async def _answer(self, secret: str, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection; the oldest makes room for it, so that nobody can take all places by saying nothing."""
+        self._open[writer] = None
+        if len(self._open) > _CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        try:
+            await _answer(secret, rank, reader, writer)
+        finally:
+            self._open.pop(writer, None)
 
 
 async def find_unproved(members: Sequence[Member], secret: str, timeout_seconds: float) -> list[str]:
