@@ -52,7 +52,8 @@ def test_the_last_attempt_ends_the_job_with_its_cause(job: Job) -> None:
 def test_a_narrow_range_of_ports_is_enough_for_a_second_attempt(job: Job) -> None:
     first = 41000 + os.getpid() % 20000
     job.start(*ROLES, "--max-attempts", "2", "--ports", f"{first}-{first + 4}")
-    os.kill(job.wait_for_child("ps-0")["pid"], signal.SIGKILL)
+    children = {name: job.wait_for_child(name) for name in NAMES}
+    os.kill(children["ps-0"]["pid"], signal.SIGKILL)
     job.wait_for_child("chief-0", number=2)
     job.end_child("chief-0")
     assert job.wait() == 0
