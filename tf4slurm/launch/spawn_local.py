@@ -7,6 +7,7 @@ the environment that the launcher makes later, and end if that never comes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -50,7 +51,8 @@ class LocalSpawner:
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
         for rank, agent in enumerate(self._agents):
-            agent.environment.send({**self._environ, **environment, **rank_to_environ(rank)})
+            with contextlib.suppress(BrokenPipeError):  # it has died: its exit is told below
+                agent.environment.send({**self._environ, **environment, **rank_to_environ(rank)})
             agent.environment.close()
             self._watching.append(asyncio.create_task(_watch(rank, agent, listener)))
 

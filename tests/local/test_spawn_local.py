@@ -1,0 +1,34 @@
+"""Agents as forks: one that dies before it has its environment is reported like any other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_SCRIPT = """
+import asyncio, os, signal
+from tf4slurm.launch.spawn_local import LocalSpawner
+
+class Listener:
+    def on_output(self, line): pass
+    def on_all_exit(self, returncode, words): pass
+    def on_agent_exit(self, rank, returncode): print(rank, returncode, flush=True)
+
+async def main():
+    victim = spawner._agents[1].process
+    os.kill(victim.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
+    await spawner.start({"TF4SLURM_HUGE": "x" * 200_000}, Listener())  # more than the pipe takes by itself
+    await spawner.close(0.2)
+
+spawner = LocalSpawner(3, ["true"], {})
+asyncio.run(main())
+"""
+
+
+def test_an_agent_that_dies_before_it_is_told_anything_is_reported() -> None:
+    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    codes = dict(line.split() for line in done.stdout.splitlines())
+    assert set(codes) == {"0", "1", "2"}
+    assert codes["1"] == "-9"
