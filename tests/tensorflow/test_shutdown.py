@@ -21,7 +21,7 @@ from tf4slurm.own_dictionary import own_dictionary
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(77))
 server = tf.distribute.Server(*own_dictionary())
 print("serving")
-ending = tf4slurm.shutdown.serve_until_done(server, timeout_seconds={timeout})
+ending = tf4slurm.shutdown.serve_until_done(server, method="queue", timeout_seconds={timeout})
 print("done:", *ending.done, "failed:", *ending.failed)
 """
 WORKER = """
@@ -32,12 +32,12 @@ print("ready")
 {body}
 """
 BODIES = {
-    "block": "with shutdown.done_at_end(): pass\nshutdown.signal_done(failed=True)",  # the first word stands
-    "raises in block": "with shutdown.done_at_end(): raise RuntimeError('no')",
-    "exits in block": "with shutdown.done_at_end(): sys.exit(3)",
-    "raises": "shutdown.signal_at_exit()\nraise RuntimeError('no')",
-    "ends": "shutdown.signal_at_exit()",
-    "says so": "shutdown.signal_done(failed=True)",
+    "block": "with shutdown.done_at_end(method='queue'): pass\nshutdown.signal_done(method='queue', failed=True)",  # the first word stands
+    "raises in block": "with shutdown.done_at_end(method='queue'): raise RuntimeError('no')",
+    "exits in block": "with shutdown.done_at_end(method='queue'): sys.exit(3)",
+    "raises": "shutdown.signal_at_exit(method='queue')\nraise RuntimeError('no')",
+    "ends": "shutdown.signal_at_exit(method='queue')",
+    "says so": "shutdown.signal_done(method='queue', failed=True)",
 }
 
 
