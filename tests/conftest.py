@@ -19,6 +19,14 @@ settings.register_profile("long", max_examples=100_000, deadline=None, database=
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Remember the jobs of the tests elsewhere than those of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 def pytest_configure() -> None:
     """Let what the tests start get signals as from a terminal, also where the suite runs in the background."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

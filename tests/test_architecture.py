@@ -22,7 +22,7 @@ FLOORS = [
     ["network", "placement", "run_directory", "own_dictionary"],
     ["slurm"],
     ["control"],
-    ["join", "script", "silence"],
+    ["join", "script", "silence", "usage"],
     ["line"],
     ["agent", "agreement", "companion", "observe"],
     ["server_dictionary"],
@@ -33,7 +33,7 @@ FLOORS = [
 """A file imports from lower floors only."""
 
 INSIDE = {
-    "network": [["answer", "connections", "interfaces", "ports", "proof"]],
+    "network": [["answer", "connections", "interfaces", "ports", "proof", "traffic"]],
     "slurm": [["allocation", "job", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
     "control": [
         ["auth", "limits", "messages", "munge", "verdict"],
@@ -42,7 +42,7 @@ INSIDE = {
         ["state"],
         ["client", "service"],
     ],
-    "observe": [["environment", "events"]],
+    "observe": [["environment", "events", "recorder", "registry"]],
     "launch": [["plan", "requeue", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
     "tensorflow": [["resolver", "queues", "paths"], ["done", "muster"], ["hooks"]],
     "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],

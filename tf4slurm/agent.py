@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from tf4slurm.child import Child, adopt_orphans, kill_descendants, reap_orphans
 from tf4slurm.cluster import Address, Cluster, Task
-from tf4slurm.control.messages import Report
+from tf4slurm.control.messages import Report, Usage
 from tf4slurm.control.verdict import exit_code_of
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousError, Tf4SlurmError
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
@@ -27,6 +27,7 @@ from tf4slurm.run_directory import RunDirectory
 from tf4slurm.script import LINE_VARIABLE
 from tf4slurm.silence import wait_for_silence
 from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
+from tf4slurm.usage import watch_usage
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +140,7 @@ class Agent:
             detail=None,
             tail=(),
             report=Report(),
+            usage=Usage(),
         )
         address = cluster.members[self._join.place.rank].address if role.is_in_cluster else None
         self._watching = asyncio.create_task(self._watch_child(self._child, log, address))
@@ -174,6 +176,8 @@ class Agent:
         dead_after, serve = self._join.settings.dead_after_seconds, self._join.settings.serve_seconds
         judging = wait_for_silence(child.process_id, address, dead_after, serve if address is not None else None)
         silence = asyncio.create_task(judging)
+        port = address.port if address is not None else None
+        usage = asyncio.create_task(watch_usage(child.process_id, port, self._membership.mention))
         try:
             await asyncio.wait({ending, silence}, return_when=asyncio.FIRST_COMPLETED)
             detail = silence.result() if silence.done() and not ending.done() else None
@@ -182,6 +186,7 @@ class Agent:
             returncode = await ending
         finally:
             silence.cancel()
+            usage.cancel()
             ending.cancel()
         self._child = None
         tail = log.close()

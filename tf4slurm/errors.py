@@ -16,6 +16,7 @@ Tf4SlurmError
 │  └─ AuthenticationError        a message does not carry the job's secret
 ├─ ShutdownError               a ps or a worker cannot tell the other that training is over
 │  └─ ShutdownTimeoutError       not all workers signalled in time (also TimeoutError)
+├─ UnknownJobError             no job of that id, name or path
 ├─ MessageError                a control message that is not one (also ValueError)
 └─ LaunchError                 a program that was started to launch tasks failed
 """
@@ -26,6 +27,7 @@ from collections.abc import Sequence
 
 EXIT_USAGE = 2
 EXIT_PREFLIGHT = 3
+EXIT_UNKNOWN_JOB = 5
 EXIT_NOT_FORMED = 6
 EXIT_TASK_LOST = 7
 EXIT_REQUEUED = 75
@@ -151,6 +153,16 @@ class ShutdownTimeoutError(ShutdownError, TimeoutError):
         super().__init__(message)
         self.missing = tuple(missing)
         self.seconds = seconds
+
+
+class UnknownJobError(Tf4SlurmError):
+    """There is no `job` of that id, name or path."""
+
+    exit_code = EXIT_UNKNOWN_JOB
+
+    def __init__(self, message: str, *, job: str) -> None:
+        super().__init__(message)
+        self.job = job
 
 
 class MessageError(Tf4SlurmError, ValueError):

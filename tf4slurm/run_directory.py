@@ -4,12 +4,15 @@ runs/<name>-<id>/
     job.json          the plan, the versions, the command
     control.json      0600: where the control service listens, and the job's secret, sealed with MUNGE where that works
     events.jsonl      every change of state
+    status.json       where the job stands, as of the last seconds
+    samples.jsonl     steps, metrics, memory, processor time and bytes over time
     logs/<role>-<index>.<attempt>.log   what the task's child printed
     result.json       the verdict, and the life of each task
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -89,18 +92,65 @@ class RunDirectory:
     def write_result(self, content: Mapping[str, Any]) -> None:
         _write_json(self.path / "result.json", content)
 
+    def write_status(self, content: Mapping[str, Any]) -> None:
+        _write_json(self.path / "status.json", content, indent=None)
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    def append_sample(self, content: Mapping[str, Any]) -> None:
+        path = self.path / "samples.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(content, separators=(",", ":")) + "\n")
+        except OSError as error:
+            raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
+
+    def read_job(self) -> dict[str, Any] | None:
+        """Return what job.json holds; None if it is not there, or cannot be read. So for the others."""
+        return _read_json(self.path / "job.json")
+
+    def read_result(self) -> dict[str, Any] | None:
+        return _read_json(self.path / "result.json")
+
+    def read_status(self) -> dict[str, Any] | None:
+        return _read_json(self.path / "status.json")
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Return the events so far; a line that is cut or broken is left out."""
+        return _read_lines(self.events)
+
+    def read_samples(self) -> list[dict[str, Any]]:
+        return _read_lines(self.path / "samples.jsonl")
+
+
+def _write_json(path: Path, content: Mapping[str, Any], indent: int | None = 2) -> None:
     """Write a whole file or none: readers on other hosts never see half of it."""
     draft = path.with_suffix(".draft")
     try:
         draft.unlink(missing_ok=True)
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
+            json.dump(content, file, indent=indent)
             file.write("\n")
         draft.replace(path)
     except OSError as error:
         raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    result = []
+    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):
+                content = json.loads(line)
+                if isinstance(content, dict):
+                    result.append(content)
+    return result
 
 
 def _cannot_write(path: Path, why: str | None) -> RunDirectoryError:

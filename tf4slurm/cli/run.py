@@ -21,6 +21,7 @@ from tf4slurm.launch.spawn_local import LocalSpawner
 from tf4slurm.launch.spawn_srun import SrunSpawner
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import interface_address
+from tf4slurm.observe.registry import remember
 from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.step import SlurmStep, is_in_step
@@ -70,7 +71,10 @@ def run(environ: dict[str, str], /, local: bool, requeue: int | None, **options:
         if plan.interface is not None:
             interface_address(plan.interface)
     signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the launcher can take them
-    run_directory = RunDirectory.create(plan.runs_directory, f"{plan.name}-{_job_id(allocation)}")
+    job_id = allocation.job_id if allocation else None
+    name = f"{plan.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
+    run_directory = RunDirectory.create(plan.runs_directory, name)
+    remember(name if job_id else run_directory.path.name, plan.runs_directory, environ, job_id)
     spawner: Spawner
     if allocation is None:
         spawner = LocalSpawner(plan.num_tasks, plan.command, environ)
@@ -79,11 +83,7 @@ def run(environ: dict[str, str], /, local: bool, requeue: int | None, **options:
     requeuer = Requeue(allocation.job_id, requeue) if allocation is not None and requeue is not None else None
     reporter = make_reporter(plan.num_tasks)
     try:
-        result = asyncio.run(Launcher(plan, spawner, run_directory, reporter, requeuer).run())
+        result = asyncio.run(Launcher(plan, spawner, run_directory, reporter, requeuer, job_id).run())
     finally:
         reporter.close()
     sys.exit(result.verdict.exit_code)
-
-
-def _job_id(allocation: SlurmAllocation | None) -> str:
-    return allocation.job_id if allocation else time.strftime("%Y%m%d-%H%M%S")

@@ -15,7 +15,20 @@ import grpc.aio
 
 from tf4slurm.cluster import Address
 from tf4slurm.control import auth
-from tf4slurm.control.messages import METHOD, SERVICE, Beat, Hello, Map, Order, Refusal, Report, Status, decode, encode
+from tf4slurm.control.messages import (
+    METHOD,
+    SERVICE,
+    Beat,
+    Hello,
+    Map,
+    Order,
+    Refusal,
+    Report,
+    Status,
+    Usage,
+    decode,
+    encode,
+)
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousConnectionError
 
 logger = logging.getLogger(__name__)
@@ -71,6 +84,10 @@ class Membership:
         """Change fields of `status` and tell the launcher; on a broken connection, as soon as there is one again."""
         self.status = dataclasses.replace(self.status, **changes)
         self._woken.set()
+
+    def mention(self, usage: Usage) -> None:
+        """Change what the child uses; it goes out with the next beat."""
+        self.status = dataclasses.replace(self.status, usage=usage)
 
     def note(self, report: Report) -> None:
         """Change the script's report; what is only progress goes out with the next beat."""

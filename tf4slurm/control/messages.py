@@ -74,6 +74,19 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """What a child, with all its processes, uses: resident memory now, processor time since its start.
+
+    `sent_bytes` and `received_bytes` went over the TCP connections that others made to its port.
+    """
+
+    memory_bytes: int = 0
+    cpu_seconds: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Status:
     """What a task is doing; said at every change, and every beat.
 
@@ -88,6 +101,7 @@ class Status:
         attempt: Which forming of the cluster it is in, from 1. In a later one than the first, `port` is where its child
             will listen.
         report: What the running script says of itself.
+        usage: What the running child uses.
     """
 
     state: TaskState = "joined"
@@ -100,6 +114,7 @@ class Status:
     attempt: int = 1
     port: int = 0
     report: Report = Report()
+    usage: Usage = Usage()
 
 
 @dataclass(frozen=True)
@@ -164,7 +179,7 @@ class Refusal:
 
 Message = Hello | Status | Report | Map | Order | Beat | Refusal
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
-_HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Waiting)}
+_HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Waiting, Usage)}
 _M = TypeVar("_M")
 
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import platform
 import signal
 import socket
@@ -30,6 +31,7 @@ from tf4slurm.launch.requeue import Reason, Requeue
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.observe.events import Event, EventLog
+from tf4slurm.observe.recorder import Recorder
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.run_directory import RunDirectory
 
@@ -94,8 +96,13 @@ class Launcher:
         run_directory: RunDirectory,
         reporter: Reporter,
         requeue: Requeue | None = None,
+        job_id: str | None = None,
     ) -> None:
-        """Without a spawner the tasks come by themselves (plain srun), and find the service in the run directory."""
+        """Without a spawner the tasks come by themselves (plain srun), and find the service in the run directory.
+
+        `job_id` is that of Slurm, if it runs in one.
+        """
+        self._job_id = job_id
         self._requeue = requeue
         self._plan = plan
         self._spawner = spawner
@@ -109,14 +116,16 @@ class Launcher:
         self._state = JobState(tasks, plan.limits, self._started_at, self._on_event, place if needs_nodes else None)
         self._secret = new_secret()
         self._service = ControlService(self._state, self._secret)
+        self._recorder = Recorder(run_directory, self._state, self._started_at)
 
     async def run(self) -> Result:
         """Form the cluster, watch it, end it; return how it went. Every wait in it ends by the plan's limits."""
         adopt_orphans()
         if self._spawner is not None:
             self._take_signals()
+        recording = asyncio.create_task(self._recorder.run())
         try:
-            self._run_directory.write_job(_describe(self._plan))
+            self._run_directory.write_job({**_describe(self._plan), "job_id": self._job_id})
             self._reporter.on_run_directory(self._run_directory)
             for doubt in self._requeue.find_doubts() if self._requeue is not None else ():
                 logger.warning("%s", doubt)
@@ -127,6 +136,7 @@ class Launcher:
                 await self._spawner.start({**service.to_environ(), **settings_to_environ(settings)}, self)
             await self._service.wait_for_end()
         finally:
+            recording.cancel()
             if self._spawner is not None:
                 await self._spawner.close(_CLOSE_SECONDS)
             await self._service.close()
@@ -194,6 +204,7 @@ class Launcher:
         if self._requeue is not None and self._state.was_stopped:
             result = self._put_back(result, self._requeue)
         self._write(result)
+        self._recorder.write()
         self._events.close()
         self._reporter.on_result(result)
         return result
@@ -228,6 +239,7 @@ def _describe(plan: LaunchPlan) -> dict[str, Any]:
         "interface": plan.interface,
         "ports": list(plan.ports),
         "host": socket.gethostname(),
+        "directory": os.getcwd(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": {"tf4slurm": __version__, "python": platform.python_version()},
     }

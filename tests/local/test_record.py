@@ -1,0 +1,65 @@
+"""What `tf4slurm run` writes down for those who watch: status.json, samples.jsonl, and where the job is found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.jobs import ROLES, Job
+from tests.processes import wait_until
+from tf4slurm.observe.registry import find_job
+from tf4slurm.run_directory import RunDirectory
+
+REPORTS = """
+import os, sys, time, pathlib, tf4slurm
+held = bytearray(30_000_000)
+for step in range(10**6):
+    if os.environ["TF4SLURM_TASK"] == "chief/0":
+        tf4slurm.report(step=step, loss=1 / (step + 1))
+    time.sleep(0.05)
+    if pathlib.Path(sys.argv[1]).exists():
+        break
+"""
+
+
+def test_where_a_job_stands_can_be_read_while_it_runs_and_after(job: Job, tmp_path: Path) -> None:
+    script, end = tmp_path / "reports.py", tmp_path / "end"
+    script.write_text(REPORTS)
+    job.start(*ROLES, command=(sys.executable, str(script), str(end)))
+    assert wait_until(lambda: any((job.directory / "runs").glob("*/status.json")), 20)
+    run = RunDirectory(job.run_directory)
+
+    def chief() -> dict[str, Any]:
+        return (run.read_status() or {"tasks": [{}]})["tasks"][0]  # type: ignore[no-any-return]
+
+    assert wait_until(lambda: bool(chief().get("memory_bytes") and chief().get("steps_per_second")), 20)
+    status = run.read_status()
+    assert status is not None
+    assert (status["phase"], status["attempt"]) == ("training", 1)
+    assert [task["task"] for task in status["tasks"]] == ["chief/0", "ps/0", "worker/0", "worker/1"]
+    assert {task["state"] for task in status["tasks"]} == {"running"}
+    assert chief()["metrics"]["loss"] > 0
+    assert chief()["memory_bytes"] > 30_000_000
+    assert 1 < chief()["steps_per_second"] <= 20
+    assert find_job(None, os.environ).run_directories == [run]
+    end.touch()
+    assert job.wait() == 0
+    status = run.read_status()
+    assert status is not None
+    assert (status["phase"], status["reason"]) == ("ended", (run.read_result() or {})["reason"])
+    steps = [sample["step"][0] for sample in run.read_samples()]
+    reported = [step for step in steps if step is not None]
+    assert reported == sorted(reported)
+    assert run.read_samples()[-1]["metrics"]["0"]["loss"] > 0
+
+
+def test_files_that_are_cut_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "cut")
+    assert (run.read_job(), run.read_result(), run.read_events()) == (None, None, [])
+    run.write_status({"phase": "training"})
+    (run.path / "status.json").write_text('{"phase": "trai')
+    run.events.write_text('{"kind": "joined"}\n[1]\n{"kind": "exi')
+    assert run.read_status() is None
+    assert run.read_events() == [{"kind": "joined"}]

@@ -1,0 +1,63 @@
+"""The jobs of a user are found by id, name or path, from any directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tf4slurm.errors import UnknownJobError
+from tf4slurm.observe import registry
+from tf4slurm.observe.registry import find_job, known_jobs, remember
+from tf4slurm.run_directory import RunDirectory
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path / "home")}
+
+
+def test_a_job_is_found_by_its_id_and_its_name(environ: dict[str, str], tmp_path: Path) -> None:
+    remember("train-17", tmp_path / "runs", environ, "17")
+    remember("train-1712", tmp_path / "runs", environ, "1712")
+    first = RunDirectory.create(tmp_path / "runs", "train-17")
+    second = RunDirectory.create(tmp_path / "runs", "train-17")  # it was put back into the queue
+    RunDirectory.create(tmp_path / "runs", "train-1712")
+    assert find_job("17", environ) == find_job("train-17", environ)
+    assert find_job("17", environ).run_directories == [first, second]
+    assert find_job(None, environ).job_id == "1712"
+
+
+def test_a_run_directory_is_found_by_its_path_alone(environ: dict[str, str], tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "train-9")
+    run.write_job({"job_id": "9"})
+    job = find_job(str(run.path), environ)
+    assert (job.job_id, job.run_directories) == ("9", [run])
+
+
+def test_an_unknown_job_is_answered_with_the_nearest(environ: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UnknownJobError, match="None was started yet"):
+        find_job("17", environ)
+    with pytest.raises(UnknownJobError, match="No job was started yet"):
+        find_job(None, environ)
+    remember("digits-4711", tmp_path, environ, "4711")
+    with pytest.raises(UnknownJobError, match=r"no job '4771'.*4711") as caught:
+        find_job("4771", environ)
+    assert caught.value.exit_code == 5
+
+
+def test_what_cannot_be_read_or_written_is_not_remembered(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember("a-1", tmp_path, environ, "1")
+    jobs = tmp_path / "home/.local/state/tf4slurm/jobs"
+    (jobs / "cut.json").write_text('{"job_id": "2", "na')
+    (jobs / "other.json").write_text('{"job_id": "3", "colour": "red"}')
+    assert [job.job_id for job in known_jobs(environ)] == ["1"]
+    (tmp_path / "file").touch()
+    remember("b-2", tmp_path, {"HOME": str(tmp_path / "file")}, "2")  # no error
+    monkeypatch.setattr(registry, "_MAX_JOBS", 2)
+    for number in range(4):
+        remember(f"c-{number}", tmp_path, environ, str(number))
+    assert len(list(jobs.glob("*.json"))) == 2
+    assert jobs.stat().st_mode & 0o077 == 0

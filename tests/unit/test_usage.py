@@ -1,0 +1,99 @@
+"""What a child uses: its own processes, and the connections to its port, as the kernel counts them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.processes import wait_until
+from tf4slurm import usage
+from tf4slurm.control.messages import Status, Usage, decode, encode
+from tf4slurm.network.traffic import read_traffic
+
+_SENT, _RECEIVED = 5_000, 300_000
+
+
+@pytest.fixture
+def connection() -> Iterator[tuple[int, socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as served:
+            yield port, client, served
+
+
+def exchange(client: socket.socket, served: socket.socket) -> None:
+    client.sendall(bytes(_RECEIVED))
+    _take(served, _RECEIVED)
+    served.sendall(bytes(_SENT))
+    _take(client, _SENT)
+
+
+def _take(end: socket.socket, size: int) -> None:
+    while size:
+        size -= len(end.recv(size))
+
+
+def test_both_directions_of_a_port_are_counted(connection: tuple[int, socket.socket, socket.socket]) -> None:
+    port, client, served = connection
+    exchange(client, served)
+    assert wait_until(lambda: list(read_traffic(port).values()) == [(_SENT, _RECEIVED)], 5)
+
+
+def test_a_child_is_measured_with_what_it_has_started(
+    connection: tuple[int, socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "_FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(usage, "_PAUSE_SECONDS", 0.05)
+    port, client, served = connection
+    exchange(client, served)
+    burn = (
+        "import sys; held = bytearray(80_000_000); [0 for _ in range(3_000_000)]; print('ready', flush=True); input()"
+    )
+    shell = ["sh", "-c", f'"{sys.executable}" -c "{burn}"; :']
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+            told: list[Usage] = []
+
+            async def watch() -> None:
+                task = asyncio.create_task(usage.watch_usage(child.pid, port, told.append))
+                while not told:
+                    await asyncio.sleep(0.02)
+                task.cancel()
+
+            asyncio.run(asyncio.wait_for(watch(), 10))
+        finally:
+            child.communicate(b"\n")
+    assert told[0].memory_bytes > 80_000_000
+    assert told[0].cpu_seconds > 0
+    assert (told[0].sent_bytes, told[0].received_bytes) == (_SENT, _RECEIVED)
+
+
+def test_a_child_that_has_ended_is_told_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(usage, "_PAUSE_SECONDS", 0.01)
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    child.wait()
+    told: list[Usage] = []
+
+    async def watch() -> None:
+        task = asyncio.create_task(usage.watch_usage(child.pid, None, told.append))
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        task.cancel()
+
+    asyncio.run(watch())
+    assert told == []
+
+
+def test_usage_travels_with_the_status() -> None:
+    status = Status(state="running", usage=Usage(1, 2.5, 3, 4))
+    assert decode(encode(status), Status) == status

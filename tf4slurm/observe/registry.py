@@ -1,0 +1,121 @@
+"""The jobs that this user has started, so that they are found from any directory: one small file each.
+
+They lie under $XDG_STATE_HOME/tf4slurm/jobs (by default ~/.local/state/tf4slurm/jobs), 0700, and the oldest of more
+than 1,000 are forgotten. What cannot be written there is not remembered: the job goes on, and its path finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tf4slurm.errors import UnknownJobError
+from tf4slurm.run_directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+_MAX_JOBS = 1_000
+_NEAREST = 3
+_CLOSE = 0.5
+
+
+@dataclass(frozen=True)
+class KnownJob:
+    """A job that was started: `job_id` of Slurm (None without Slurm), the name that begins its run directories.
+
+    `started` is when it was submitted or run, in seconds since 1970.
+    """
+
+    job_id: str | None
+    name: str
+    runs_directory: str
+    started: float
+
+    @property
+    def run_directories(self) -> list[RunDirectory]:
+        """Its run directories in the order they were made: none while it is pending, several if it was requeued."""
+        pattern = re.compile(re.escape(self.name) + r"(?:-(\d+))?")
+        found = []
+        with contextlib.suppress(OSError):
+            for path in Path(self.runs_directory).iterdir():
+                match = pattern.fullmatch(path.name)
+                if match and path.is_dir():
+                    found.append((int(match[1] or 1), path))
+        return [RunDirectory(path) for _, path in sorted(found)]
+
+
+def remember(name: str, runs_directory: Path, environ: Mapping[str, str], job_id: str | None = None) -> None:
+    """Remember a job: `name` is how its run directory is called, or will be."""
+    job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 3))
+    directory = _directory(environ)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=directory, delete=False, encoding="utf-8") as file:
+            json.dump(asdict(job), file)
+        os.replace(file.name, directory / f"{_key(name)}.json")
+        for path in sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MAX_JOBS]:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.info("this job is not remembered: %s", error)
+
+
+def known_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
+    """Return all that are remembered, the latest first."""
+    jobs = []
+    with contextlib.suppress(OSError):
+        for path in _directory(environ).glob("*.json"):
+            with contextlib.suppress(OSError, ValueError, TypeError):  # half written, or of another version
+                jobs.append(KnownJob(**json.loads(path.read_text(encoding="utf-8"))))
+    return sorted(jobs, key=lambda job: job.started, reverse=True)
+
+
+def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
+    """Return the job that a person means: the path of a run directory, its name, or Slurm's job id; the latest if None.
+
+    Raises:
+        UnknownJobError: There is none; the nearest ones are named.
+    """
+    jobs = known_jobs(environ)
+    if text is None:
+        if jobs:
+            return jobs[0]
+        raise UnknownJobError("No job was started yet by this user. Start one: tf4slurm run --help", job="")
+    path = Path(text)
+    if path.is_dir() and (path / "logs").is_dir():
+        path = path.absolute()
+        return KnownJob(_job_id_of(path), path.name, str(path.parent), path.stat().st_mtime)
+    for job in jobs:
+        if text in (job.job_id, job.name):
+            return job
+    words = [word for job in jobs for word in (job.job_id, job.name) if word]
+    nearest = difflib.get_close_matches(text, words, _NEAREST, _CLOSE) or words[:_NEAREST]
+    said = f"The nearest are {', '.join(nearest)}." if nearest else "None was started yet by this user."
+    raise UnknownJobError(
+        f"There is no job {text!r}. {said} Give a job id of Slurm, a run's name or its directory; "
+        '"tf4slurm list" shows them.',
+        job=text,
+    )
+
+
+def _job_id_of(path: Path) -> str | None:
+    job = RunDirectory(path).read_job()
+    job_id = job.get("job_id") if job else None
+    return str(job_id) if job_id else None
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name)[:200]
+
+
+def _directory(environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME") or "/"
+    return Path(environ.get("XDG_STATE_HOME") or f"{home}/.local/state") / "tf4slurm" / "jobs"

@@ -1,0 +1,55 @@
+"""What a child uses: memory, processor time, and the bytes over its port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tf4slurm.control.messages import Usage
+from tf4slurm.network.traffic import read_traffic
+
+_PAUSE_SECONDS = 5.0
+_FIRST_SECONDS = 1.0
+
+
+async def watch_usage(process_id: int, port: int | None, tell: Callable[[Usage], None]) -> None:
+    """Tell what a child uses, every few seconds, for as long as it runs: cancel this.
+
+    `port` is where it listens; None if it does not. Where /proc does not tell, nothing is told.
+    """
+    pause = _FIRST_SECONDS
+    connections: dict[int, tuple[int, int]] = {}  # those that have ended, too
+    while True:
+        await asyncio.sleep(pause)
+        pause = _PAUSE_SECONDS
+        if port is not None:
+            connections.update(read_traffic(port))
+        try:
+            memory, cpu = _measure(process_id)
+        except (OSError, ValueError, IndexError):
+            continue  # it has just ended, or this is no Linux
+        sent, received = (sum(each) for each in zip(*connections.values(), strict=True)) if connections else (0, 0)
+        tell(Usage(memory, round(cpu, 2), sent, received))
+
+
+def _measure(process_id: int) -> tuple[int, float]:
+    """Return (resident memory in bytes, processor seconds) of a process and what it has started."""
+    page, tick = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
+    memory, ticks = 0, 0
+    for each in _family(process_id):
+        fields = Path(f"/proc/{each}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        memory += int(fields[21]) * page
+        ticks += sum(map(int, fields[11:15]))  # its own and those of its children that have ended
+    return memory, ticks / tick
+
+
+def _family(process_id: int) -> Iterator[int]:
+    yield process_id
+    try:
+        for thread in Path(f"/proc/{process_id}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield from _family(int(child))
+    except OSError:  # ended meanwhile
+        return
