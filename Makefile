@@ -5,13 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 SLURM_PACKAGES := slurm-wlm munge iproute2
 
-.PHONY: demo test check slurm bench faults soak fuzz clean
+.PHONY: demo test test-faults check slurm bench faults soak fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
 
 test: $(VENV)/installed slurm check
 	$(BIN)/python -m pytest
+
+# The rest of the fault matrix: a quarter of an hour.
+test-faults: $(VENV)/installed slurm
+	$(BIN)/python -m pytest -m long tests/faults
 
 check: $(VENV)/installed
 	$(BIN)/ruff check --quiet .
@@ -21,7 +25,7 @@ check: $(VENV)/installed
 bench: $(VENV)/installed slurm
 	$(BIN)/python -m benchmarks
 
-# The fault matrix as a table, kept in benchmarks/results/faults.md: a quarter of an hour. `make test` runs it too.
+# The whole fault matrix as a table, kept in benchmarks/results/faults.md: 20 minutes.
 faults: $(VENV)/installed slurm
 	$(BIN)/python -m benchmarks faults
 

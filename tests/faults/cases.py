@@ -78,6 +78,11 @@ class Case:
         return ", ".join(words)
 
     @property
+    def is_quick(self) -> bool:
+        """Whether `make test` has it; `make test-faults` has all the others, which take a quarter of an hour."""
+        return self.fault == "SIGKILL"
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks that the fault is about; none for launcher, batch script and job."""
         return tuple(word for word in self.victim.split() if "/" in word)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,21 @@ from tests.slurm.lab import SlurmLab
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(", ", "-").replace(" ", "-"))
+def _parameter(case: Case) -> Any:
+    marks = [] if case.is_quick else [pytest.mark.long]
+    return pytest.param(case, id=case.name.replace(", ", "-").replace(" ", "-"), marks=marks)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", [_parameter(case) for case in CASES])
 def test_a_fault(case: Case, lab: SlurmLab, tmp_path: Path, process_mark: str) -> None:
-    measured = run_trial(case, lab, tmp_path, process_mark)
-    assert measured
-    print(case.name, measured)
-    late = [each for each in measured if not each.is_kept]
-    assert not late, measured
+    """What is late on a busy machine is measured once more: late again is a failure, anything else wrong always is."""
+    for number in (1, 2):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        measured = run_trial(case, lab, directory, process_mark)
+        assert measured
+        print(case.name, measured)
+        if all(each.is_kept for each in measured):
+            return
+    pytest.fail(f"late twice: {measured}", pytrace=False)
