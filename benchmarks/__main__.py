@@ -1,6 +1,6 @@
 """`python -m benchmarks [NAME…]`: measure, print, and keep the figures with the machine's facts under results/.
 
-`python -m benchmarks faults` runs the fault matrix instead, which takes a quarter of an hour.
+`python -m benchmarks faults` runs the fault matrix instead, which takes 20 minutes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from benchmarks.main_job import (
     measure_end_on_slurm,
     measure_imports,
     measure_memory,
+    measure_shutdown,
     measure_start,
     measure_training,
 )
@@ -29,6 +30,7 @@ MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
     "start": lambda directory: measure_start(directory, 11),
     "memory": measure_memory,
     "end": lambda directory: measure_end_on_slurm(directory, 10),
+    "shutdown": lambda directory: measure_shutdown(directory, 5),
     "training": lambda directory: measure_training(directory, 6),
     "map": lambda directory: measure_map(directory, 11),
     "infiniband": measure_infiniband,

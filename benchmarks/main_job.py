@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -22,6 +23,7 @@ from tests.slurm.lab import SlurmLab
 
 DIGITS = Path(__file__).parents[1] / "TUTORIALS" / "train_digits.py"
 SERVE_AND_LEAVE = Path(__file__).with_name("serve_and_leave.py")
+SIGNAL_AND_LEAVE = Path(__file__).with_name("signal_and_leave.py")
 ROLES = ("--ps", "1", "--workers", "2")
 
 
@@ -37,6 +39,34 @@ def measure_end_on_slurm(directory: Path, runs: int) -> list[Figure]:
     ends = zip(exit_times.read_text().split(), return_times.read_text().split(), strict=True)
     values = tuple(float(returned) - float(exited) for exited, returned in ends)
     return [Figure("chief's exit to the return of tf4slurm run, 4 hosts of a real Slurm", "s", values, "< 0.5")]
+
+
+def measure_shutdown(directory: Path, runs: int) -> list[Figure]:
+    """The last worker's signal to the end of the ps process, plain srun on four hosts."""
+    figures = []
+    with SlurmLab() as lab:
+        for method, bound in (("barrier", "< 0.3"), ("queue", "< 2")):
+            gone, returned = [], []
+            for number in range(runs):
+                place = directory / f"{method}-{number}"
+                place.mkdir()
+                step = lab.popen(
+                    *("srun", "-Q", "-N4", "-n4", sys.executable, str(SIGNAL_AND_LEAVE), str(place), method), cwd=place
+                )
+                while not (place / "done").exists() and step.poll() is None:
+                    time.sleep(0.05)
+                with (place / "ps-0").open() as held:
+                    fcntl.flock(held, fcntl.LOCK_EX)
+                    ended = time.time()
+                assert step.wait(60) == 0
+                done = float((place / "done").read_text())
+                gone.append(ended - done)
+                returned.append(float((place / "returned").read_text()) - done)
+            figures += [
+                Figure(f"last worker's signal to the ps process gone, {method}, 4 hosts", "s", tuple(gone), bound),
+                Figure(f"the same until serve_until_done returns, {method}", "s", tuple(returned), ""),
+            ]
+    return figures
 
 
 def measure_start(directory: Path, runs: int) -> list[Figure]:

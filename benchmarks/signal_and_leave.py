@@ -1,0 +1,34 @@
+"""The script whose ps are timed, by plain srun: they serve until the workers have signalled. DIRECTORY METHOD"""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import time
+from pathlib import Path
+
+import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+
+import tf4slurm
+
+
+def main(directory: Path, method: str) -> None:
+    cluster, role, index = tf4slurm.get_server_dictionary(["ps", "worker", "worker", "worker"])
+    held = (directory / f"{role}-{index}").open("w")
+    fcntl.flock(held, fcntl.LOCK_EX)  # until the kernel has taken this process away
+    if role == "ps":
+        server = tf.distribute.Server(cluster, job_name=role, task_index=index)
+        (directory / "serves").touch()
+        tf4slurm.shutdown.serve_until_done(server, method=method, timeout_seconds=60)
+        (directory / "returned").write_text(str(time.time()))
+        return
+    while not (directory / "serves").exists():
+        time.sleep(0.05)
+    time.sleep(1 + index)  # the last is alone
+    if index == 2:
+        (directory / "done").write_text(str(time.time()))
+    tf4slurm.shutdown.signal_done(method=method)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
