@@ -51,7 +51,9 @@ def measure_shutdown(directory: Path, runs: int) -> list[Figure]:
                 place = directory / f"{method}-{number}"
                 place.mkdir()
                 step = lab.popen(
-                    *("srun", "-Q", "-N4", "-n4", sys.executable, str(SIGNAL_AND_LEAVE), str(place), method), cwd=place
+                    *("srun", "-Q", "-N4", "-n4", sys.executable, str(SIGNAL_AND_LEAVE), str(place), method),
+                    cwd=place,
+                    stderr=subprocess.DEVNULL,
                 )
                 while not (place / "done").exists() and step.poll() is None:
                     time.sleep(0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import sys
 import time
 from pathlib import Path
@@ -14,8 +15,8 @@ import tf4slurm
 
 def main(directory: Path, method: str) -> None:
     cluster, role, index = tf4slurm.get_server_dictionary(["ps", "worker", "worker", "worker"])
-    held = (directory / f"{role}-{index}").open("w")
-    fcntl.flock(held, fcntl.LOCK_EX)  # until the kernel has taken this process away
+    held = os.open(directory / f"{role}-{index}", os.O_WRONLY | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)  # never given back: until the kernel has taken this process away
     if role == "ps":
         server = tf.distribute.Server(cluster, job_name=role, task_index=index)
         (directory / "serves").touch()
