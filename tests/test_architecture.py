@@ -33,7 +33,7 @@ FLOORS = [
 """A file imports from lower floors only."""
 
 INSIDE = {
-    "network": [["answer", "connections", "interfaces", "ports", "proof", "traffic"]],
+    "network": [["answer", "connections", "interfaces", "ports", "proof", "proxies", "traffic"]],
     "slurm": [["allocation", "job", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
     "control": [
         ["auth", "limits", "messages", "munge", "verdict"],

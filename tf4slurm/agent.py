@@ -21,6 +21,7 @@ from tf4slurm.control.verdict import exit_code_of
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousError, Tf4SlurmError
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
 from tf4slurm.line import Line
+from tf4slurm.network.proxies import past_proxies
 from tf4slurm.output import LineSplitter, LineWriter
 from tf4slurm.roles import role_of
 from tf4slurm.run_directory import RunDirectory
@@ -40,7 +41,6 @@ _GOODBYE_SECONDS = 2.0
 _ORPHAN_SECONDS = 2.0  # from SIGTERM to SIGKILL for the child of an agent without a launcher
 # gRPC doubles its pauses from 1 s to 2 min: a worker that is back, or a ps that is late, would wait for the chief's.
 _QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500"
-_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 
 
 class Agent:
@@ -156,10 +156,7 @@ class Agent:
         result.setdefault("PYTHONUNBUFFERED", "1")
         result.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
         result.update(self._gpu_environ(cluster, task))
-        if any(result.get(name) or result.get(name.upper()) for name in _PROXIES):
-            hosts = dict.fromkeys(member.address.host for member in cluster.members)
-            for name in ("no_proxy", "NO_PROXY"):
-                result[name] = ",".join(filter(None, (result.get(name), *hosts)))
+        result.update(past_proxies(result, (member.address.host for member in cluster.members)))
         return result
 
     def _gpu_environ(self, cluster: Cluster, task: Task) -> dict[str, str]:

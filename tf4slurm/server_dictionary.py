@@ -12,6 +12,7 @@ from tf4slurm.cluster import Address, Cluster, Member
 from tf4slurm.errors import InterfaceError, PlacementError
 from tf4slurm.join import JoinSettings
 from tf4slurm.network.interfaces import INFINIBAND
+from tf4slurm.network.proxies import past_proxies
 from tf4slurm.own_dictionary import ServerDictionary, keep_dictionary, launched_dictionary
 from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import TASK_TYPES
@@ -33,7 +34,8 @@ def get_server_dictionary(
 
     Under an agent of tf4slurm it is the map that the launcher agreed on. Under plain srun the tasks agree among
     themselves: each has a companion process from then on, that of rank 0 hosts the control service. The companion holds
-    the port, and TF_GRPC_REUSE_PORT is set in this process's environment, so that TensorFlow's server can take it.
+    the port, and this process's environment is told: TF_GRPC_REUSE_PORT, so that TensorFlow's server can take it, and
+    no_proxy, where there is a proxy.
 
     Args:
         tasks: The role of each rank ("ps", "worker", "chief", "evaluator"), in rank order; or the number of tasks of
@@ -86,6 +88,7 @@ def get_server_dictionary(
     )
     cluster = agree(counts, placement, settings, step)
     os.environ["TF_GRPC_REUSE_PORT"] = "true"
+    os.environ.update(past_proxies(os.environ, (member.address.host for member in cluster.members)))
     return keep_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))
 
 

@@ -129,9 +129,22 @@ def test_the_old_name_gives_the_right_order(
     assert result.stderr.count("DeprecationWarning") == 4
 
 
+def test_where_there_is_a_proxy_the_tasks_reach_each_other_past_it(tmp_path: Path, lab: SlurmLab) -> None:
+    call = f"(*get_server_dictionary({ROLES}), os.environ['no_proxy'])"
+    found = answers(run(lab, tmp_path, call, "-N4", "-n4", http_proxy="http://10.78.0.99:3128", no_proxy="localhost"))
+    hosts = {address.rpartition(":")[0] for role in found[0][2].values() for address in role}
+    assert {frozenset(answer[5].split(",")) for answer in found} == {frozenset({"localhost", *hosts})}
+
+
 def test_under_an_agent_it_is_the_launchers_map(tmp_path: Path, lab: SlurmLab) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=f"get_server_dictionary({ROLES})"))
+    stay = """
+import pathlib, time
+pathlib.Path(f"printed-{os.environ['SLURM_PROCID']}").touch()
+while len(list(pathlib.Path().glob("printed-*"))) < 4:  # the ps is ended once the workers are
+    time.sleep(0.05)
+"""
+    script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=f"get_server_dictionary({ROLES})") + stay)
     tf4slurm = str(Path(sys.executable).with_name("tf4slurm"))
     command = (tf4slurm, "run", "--no-chief", "--ps", "1", "--workers", "3", "--", sys.executable, str(script))
     result = lab.run("salloc", "-Q", "-N4", "-n4", *command, cwd=tmp_path)
