@@ -44,7 +44,7 @@ INSIDE = {
     ],
     "observe": [["environment", "events", "recorder", "registry"]],
     "launch": [["plan", "requeue", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
-    "tensorflow": [["resolver", "queues", "paths"], ["done", "muster"], ["hooks"]],
+    "tensorflow": [["local_cluster", "resolver", "queues", "paths", "seat"], ["done", "muster"], ["hooks"]],
     "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],
     "cli": [["main", "options", "reporter"], ["env", "run", "task", "nodes"]],
 }

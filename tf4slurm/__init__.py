@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _LAZY = {
+    "LocalCluster": "tf4slurm.tensorflow.local_cluster",
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
     "barrier": "tf4slurm.script",
     "get_server_dictionary": "tf4slurm.server_dictionary",
@@ -28,7 +29,7 @@ __all__ = [
     "report",
     "should_stop",
     "shutdown",
-]  # a star import must not load tensorflow: no resolver
+]  # a star import must not load tensorflow: neither resolver nor LocalCluster
 
 
 def __getattr__(name: str) -> Any:
