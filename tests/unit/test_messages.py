@@ -5,13 +5,28 @@ from __future__ import annotations
 import contextlib
 import json
 import typing
+import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
-from tf4slurm.control.messages import Beat, Hello, Map, Message, Order, Refusal, Status, TaskState, decode, encode
+from tf4slurm.control.messages import (
+    Beat,
+    Hello,
+    Map,
+    Message,
+    Order,
+    Refusal,
+    Status,
+    TaskState,
+    decode,
+    encode,
+    is_packed_map,
+    pack_map,
+    unpack_map,
+)
 from tf4slurm.errors import MessageError
 
 KINDS: tuple[type[Message], ...] = typing.get_args(Message)
@@ -169,3 +184,33 @@ def test_a_damaged_message_is_a_message_or_a_message_error(message: Message, dat
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(MessageError):
         assert isinstance(decode(bytes(payload), type(message)), type(message))
+
+
+MANY = Map(
+    1, tuple(("worker", index, f"node{index:05}", f"10.1.{index >> 8}.{index & 255}", 40001) for index in range(10_000))
+)
+
+
+def test_the_map_of_10_000_tasks_is_packed_small() -> None:
+    packed = pack_map(MANY)
+    assert is_packed_map(packed)
+    assert not is_packed_map(encode(MANY))
+    assert unpack_map(packed) == MANY
+    assert len(packed) < 200_000
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"x",
+        pack_map(MANY)[:-10],
+        zlib.compress(b"[" * 100),
+        zlib.compress(encode(Order())),
+        zlib.compress(bytes(100 * 2**20)),  # 100 MB in 100 KB
+    ],
+    ids=["nothing", "no zlib", "cut", "no JSON", "no map", "a bomb"],
+)
+def test_what_is_no_packed_map_is_refused_with_words(payload: bytes) -> None:
+    with pytest.raises(MessageError, match="of this version of tf4slurm"):
+        unpack_map(payload)

@@ -21,7 +21,19 @@ from tf4slurm.cluster import Address, Task
 from tf4slurm.control import auth
 from tf4slurm.control.client import Membership
 from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import METHOD, SERVICE, Hello, Map, Message, Order, Refusal, Status, decode, encode
+from tf4slurm.control.messages import (
+    METHOD,
+    SERVICE,
+    Hello,
+    Map,
+    Message,
+    Order,
+    Refusal,
+    Status,
+    decode,
+    encode,
+    unpack_map,
+)
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import AuthenticationError, RendezvousClosedError, RendezvousConnectionError
@@ -176,7 +188,8 @@ class Stranger:
     async def hear(self, kind: type[Any]) -> Any:
         """Return the next message, which must be of this kind."""
         assert self.incoming is not None
-        return decode(self.incoming.open(await self.call.read()), kind)
+        payload = self.incoming.open(await self.call.read())
+        return unpack_map(payload) if kind is Map else decode(payload, kind)
 
     async def end(self) -> tuple[grpc.StatusCode, int]:
         """Return how the service ended the connection, and how many messages it said before."""

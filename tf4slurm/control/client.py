@@ -28,6 +28,8 @@ from tf4slurm.control.messages import (
     Usage,
     decode,
     encode,
+    is_packed_map,
+    unpack_map,
 )
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousConnectionError
 
@@ -68,7 +70,8 @@ class Membership:
         `make_hello(address)` is asked once, with the address of the service that proved itself first.
         """
         self.order = Order()
-        self.map: Map | None = None
+        self._packed_map = b""
+        self._map: Map | None = None
         self.status = Status()
         self._find_service = find_service
         self._make_hello = make_hello
@@ -79,6 +82,13 @@ class Membership:
         self._deadline = time.monotonic() + join_seconds
         self._changed = asyncio.Event()
         self._woken = asyncio.Event()
+
+    @property
+    def map(self) -> Map | None:
+        """The agreed cluster of the latest attempt; None before the first."""
+        if self._map is None and self._packed_map:
+            self._map = unpack_map(self._packed_map)
+        return self._map
 
     def report(self, **changes: Any) -> None:
         """Change fields of `status` and tell the launcher; on a broken connection, as soon as there is one again."""
@@ -176,13 +186,14 @@ class Membership:
 
     def _receive(self, payload: bytes) -> None:
         self._deadline = time.monotonic() + self._dead_after_seconds
-        message = decode(payload, Map | Order | Beat | Refusal)  # type: ignore[arg-type]
+        if is_packed_map(payload):
+            self._packed_map, self._map = payload, None
+            return
+        message = decode(payload, Order | Beat | Refusal)  # type: ignore[arg-type]
         if isinstance(message, Refusal):
             text = f"The control service at {self._at} refused this task: {message.reason.removesuffix('.')}."
             raise RendezvousClosedError(text, reason=message.reason)
-        if isinstance(message, Map):
-            self.map = message
-        elif isinstance(message, Order):
+        if isinstance(message, Order):
             self.order = message
             self._changed.set()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import zlib
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -178,15 +179,39 @@ class Refusal:
 
 
 Message = Hello | Status | Report | Map | Order | Beat | Refusal
+_MAP_LEVEL = 6
+_MAX_MAP_BYTES = 32 * 2**20  # more than that of 100,000 tasks
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 _HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Waiting, Usage)}
 _M = TypeVar("_M")
 
 
 def encode(message: Message) -> bytes:
-    """Return the wire form of a message."""
+    """Return the wire form of a message. A map travels packed, see `pack_map`."""
     content = [type(message).__name__, _said_fields(message)]
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=_said_fields).encode(errors="replace")
+
+
+def pack_map(map_: Map) -> bytes:
+    """Return the wire form of a map, compressed: it is the one large message, and the same for all tasks."""
+    return zlib.compress(encode(map_), _MAP_LEVEL)
+
+
+def is_packed_map(payload: bytes) -> bool:
+    """Whether these bytes are a packed map, and not another message."""
+    return payload[:1] != b"["
+
+
+def unpack_map(payload: bytes) -> Map:
+    """Read a packed map; otherwise as `decode`."""
+    try:
+        inflater = zlib.decompressobj()
+        text = inflater.decompress(payload, _MAX_MAP_BYTES)
+        if not inflater.eof:
+            raise ValueError("it is cut, or too large")
+    except (zlib.error, ValueError) as error:
+        raise MessageError(f"{payload[:80]!r} is not a map of this version of tf4slurm ({error}).") from error
+    return decode(text, Map)
 
 
 def decode(payload: bytes, expected: type[_M]) -> _M:

@@ -15,13 +15,27 @@ import contextlib
 import logging
 import resource
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from tf4slurm.control import auth
-from tf4slurm.control.messages import METHOD, SERVICE, Beat, Hello, Map, Message, Order, Refusal, Status, decode, encode
+from tf4slurm.control.messages import (
+    METHOD,
+    SERVICE,
+    Beat,
+    Hello,
+    Map,
+    Message,
+    Order,
+    Refusal,
+    Status,
+    decode,
+    encode,
+    pack_map,
+)
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousError
 from tf4slurm.network.connections import hang_up
@@ -60,6 +74,7 @@ class ControlService:
         self._sessions: dict[int, _Session] = {}
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
+        self._packed: tuple[Map | None, bytes] = (None, b"")
         self._strangers: dict[str, float] = {}
         """The peers that have not shown the secret yet, and when their connection ends if they do not."""
 
@@ -134,7 +149,7 @@ class ControlService:
             reason = error.reason if isinstance(error, RendezvousClosedError) else str(error)
             await context.write(outgoing.seal(encode(Refusal(reason))))
             return
-        session = _Session(self.state, hello.rank, outgoing, context)
+        session = _Session(self.state, hello.rank, outgoing, context, self._pack_map)
         before = self._sessions.get(hello.rank)
         self._sessions[hello.rank] = session
         if before is not None:
@@ -150,6 +165,13 @@ class ControlService:
                 del self._sessions[hello.rank]
                 self.state.on_disconnect(hello.rank, time.monotonic())
                 self.publish()
+
+    def _pack_map(self) -> bytes:
+        """Return the wire form of the state's map, which is made once for all tasks."""
+        if self._packed[0] is not self.state.map:
+            assert self.state.map is not None
+            self._packed = (self.state.map, pack_map(self.state.map))
+        return self._packed[1]
 
     async def _shake_hands(self, context: _Context) -> tuple[auth.Seal, auth.Seal, bytes]:
         """Return the seals of what comes in and what goes out, and the hello, which opened with them."""
@@ -174,11 +196,14 @@ class ControlService:
 class _Session:
     """The sending half of one connection: writes the order of its rank whenever that has changed, and a beat."""
 
-    def __init__(self, state: JobState, rank: int, seal: auth.Seal, context: _Context) -> None:
+    def __init__(
+        self, state: JobState, rank: int, seal: auth.Seal, context: _Context, pack_map: Callable[[], bytes]
+    ) -> None:
         self.rank = rank
         self._state = state
         self._seal = seal
         self._context = context
+        self._pack_map = pack_map
         self._woken = asyncio.Event()
         self._writing = asyncio.create_task(self._write())
 
@@ -198,7 +223,7 @@ class _Session:
         while True:
             if self._state.map is not None and self._state.map is not sent_map:
                 sent_map = self._state.map
-                await self._send(sent_map)
+                await self._context.write(self._seal.seal(self._pack_map()))
             order = self._state.order_for(self.rank)
             await self._send(order if order != sent_order else Beat())
             sent_order = order

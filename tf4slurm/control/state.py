@@ -69,6 +69,9 @@ class JobState:
         self._place = place
         self._has_agents = has_agents
         self._changed: set[int] = set()
+        self._here: set[int] = set()  # ranks that have joined and are not gone
+        self._awaited = set(range(len(tasks)))  # ranks that have no address in this attempt
+        self._unproved = set(range(len(tasks)))  # ranks that have not proved the map
         self._now = now
         self._phase_deadline = now + limits.start_timeout_seconds
         self._stop: Verdict | None = None
@@ -132,6 +135,7 @@ class JobState:
             self._decide(Verdict(EXIT_PREFLIGHT, f"{record} cannot take part. {hello.failure}", record.task))
             return record
         record.incarnation, record.node = hello.incarnation, hello.node
+        self._here.add(record.rank)
         self._changed.add(record.rank)
         self._take_address(record, Address(hello.host, hello.port))
         return record
@@ -160,7 +164,8 @@ class JobState:
             )
             self._decide(Verdict(EXIT_NOT_FORMED, reason, record.task))
         elif status.state == "proved":
-            if self.phase is Phase.PROVING and self.count("proved") == len(self.records):
+            self._unproved.discard(rank)
+            if self.phase is Phase.PROVING and not self._unproved:
                 self._start_children()
         elif status.state == "running":
             record.started_at, record.ended_at = now, None
@@ -283,8 +288,9 @@ class JobState:
 
     def _take_address(self, record: TaskRecord, address: Address) -> None:
         record.address, record.attempt = address, self.attempt
+        self._awaited.discard(record.rank)
         self._emit("joined", record, f"joined from {record.node} at {record.address}")
-        if self.phase is Phase.FORMING and all(r.attempt == self.attempt for r in self.records):
+        if self.phase is Phase.FORMING and not self._awaited:
             self._complete_map()
 
     def _complete_map(self) -> None:
@@ -385,6 +391,8 @@ class JobState:
         self._barriers.forget()
         for record in self.records:
             record.begin_attempt(self.attempt)
+        self._awaited.update(range(len(self.records)))
+        self._unproved.update(range(len(self.records)))
         self._phase_deadline = self._now + self.limits.start_timeout_seconds
         self._emit("attempt", None, f"attempt {self.attempt} of {self.limits.max_attempts}, because: {verdict.reason}")
         self._move_on(Phase.FORMING, "every task ends its child and takes a new port")
@@ -439,7 +447,7 @@ class JobState:
 
     def _end_if_all_gone(self) -> None:
         is_leaving = self.phase is Phase.LEAVING or (self.phase is Phase.TRAINING and not self._has_agents)
-        if is_leaving and all(r.is_gone or not r.has_joined for r in self.records):
+        if is_leaving and not self._here:
             self.phase = Phase.ENDED
 
     def _not_formed(self) -> Verdict:
@@ -466,6 +474,7 @@ class JobState:
 
     def _set_gone(self, record: TaskRecord) -> None:
         record.is_gone, record.is_connected = True, False
+        self._here.discard(record.rank)
         if record.has_joined and record.ended_at is None:
             record.ended_at = self._now
 
