@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.control_plane import measure_control_plane
 from benchmarks.faults import measure_faults
 from benchmarks.layout import measure_map, measure_nodelist
 from benchmarks.main_job import (
@@ -34,6 +35,7 @@ MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
     "training": lambda directory: measure_training(directory, 6),
     "map": lambda directory: measure_map(directory, 11),
     "infiniband": measure_infiniband,
+    "control": lambda directory: [*measure_control_plane(100, 5), *measure_control_plane(1_000, 3)],
     "nodelist": lambda directory: measure_nodelist(directory, 51),
 }
 
