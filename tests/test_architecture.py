@@ -34,7 +34,7 @@ FLOORS = [
 
 INSIDE = {
     "network": [["answer", "connections", "interfaces", "ports", "proof", "proxies", "traffic"]],
-    "slurm": [["allocation", "job", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
+    "slurm": [["allocation", "job", "layout", "nodelist", "queue"], ["variables"], ["step"], ["commands", "gpus"]],
     "control": [
         ["auth", "limits", "messages", "munge", "verdict"],
         ["record"],
@@ -42,11 +42,14 @@ INSIDE = {
         ["state"],
         ["client", "service"],
     ],
-    "observe": [["environment", "events", "recorder", "registry"]],
+    "observe": [["environment", "events", "logs", "recorder", "registry"], ["status"]],
     "launch": [["plan", "requeue", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
     "tensorflow": [["local_cluster", "resolver", "queues", "paths", "seat"], ["done", "muster"], ["hooks"]],
     "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],
-    "cli": [["main", "options", "reporter"], ["env", "run", "task", "nodes"]],
+    "cli": [
+        ["jobs", "main", "options", "reporter"],
+        ["cancel", "completion", "env", "list", "logs", "nodes", "resume", "run", "status", "task", "wait"],
+    ],
 }
 """The same inside each folder."""
 

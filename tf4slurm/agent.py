@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -24,7 +26,7 @@ from tf4slurm.line import Line
 from tf4slurm.network.proxies import past_proxies
 from tf4slurm.output import LineSplitter, LineWriter
 from tf4slurm.roles import role_of
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.run_directory import TIMES_SUFFIX, RunDirectory
 from tf4slurm.script import LINE_VARIABLE
 from tf4slurm.silence import wait_for_silence
 from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
@@ -37,6 +39,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
+_TIMES_SECONDS = 1.0
 _GOODBYE_SECONDS = 2.0
 _ORPHAN_SECONDS = 2.0  # from SIGTERM to SIGKILL for the child of an agent without a launcher
 # gRPC doubles its pauses from 1 s to 2 min: a worker that is back, or a ps that is late, would wait for the chief's.
@@ -249,20 +252,31 @@ class _ChildLog:
         self._splitter = LineSplitter()
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._file: BinaryIO | None = None
+        self._times: BinaryIO | None = None
+        self._timed_at = float("-inf")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab", buffering=0)
+            self._times = path.with_suffix(TIMES_SUFFIX).open("ab", buffering=0)
         except OSError as error:
             self._show([f"[tf4slurm: no log file: {error}]"])
 
     def write(self, data: bytes) -> None:
         if self._file is not None:
             try:
+                self._note_time(self._file)
                 self._file.write(data)
             except OSError as error:
                 self._file = None
                 self._show([f"[tf4slurm: the log file ends here: {error}]"])
         self._show(self._splitter.split(data))
+
+    def _note_time(self, file: BinaryIO) -> None:
+        """Write down, at most every second, from which byte on the log is later than now."""
+        now = time.time()
+        if self._times is not None and not 0 <= now - self._timed_at < _TIMES_SECONDS:
+            self._timed_at = now
+            self._times.write(b"%d %.1f\n" % (file.seek(0, os.SEEK_END), now))
 
     def close(self) -> tuple[str, ...]:
         """Return the last lines."""

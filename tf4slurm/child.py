@@ -53,6 +53,27 @@ def reap_orphans(own_child: int) -> None:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
+def own_identity() -> dict[str, str | int]:
+    """Return what tells this process from all others, later ones of its number too: see `is_alive`."""
+    return {"host": os.uname().nodename, "id": os.getpid(), "started": _start_ticks(os.getpid())}
+
+
+def is_alive(identity: Mapping[str, str | int]) -> bool:
+    """Whether the process of this `own_identity` runs, on this host."""
+    same_host = identity.get("host") == os.uname().nodename
+    started = _start_ticks(int(identity.get("id", 0))) if same_host else 0
+    return bool(started) and started == identity.get("started")
+
+
+def _start_ticks(process_id: int) -> int:
+    """Return when a process was started, in clock ticks since the boot; 0 if there is none, or /proc does not tell."""
+    try:
+        fields = Path(f"/proc/{process_id}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[19]) if fields[0] != "Z" else 0
+
+
 class Child:
     """A running child process; make one with `Child.start`."""
 

@@ -7,6 +7,7 @@ runs/<name>-<id>/
     status.json       where the job stands, as of the last seconds
     samples.jsonl     steps, metrics, memory, processor time and bytes over time
     logs/<role>-<index>.<attempt>.log   what the task's child printed
+    logs/<role>-<index>.<attempt>.times when: lines "byte seconds", the log from that byte on is of that time or later
     result.json       the verdict, and the life of each task
 """
 
@@ -23,6 +24,8 @@ from typing import Any
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import RunDirectoryError
+
+TIMES_SUFFIX = ".times"
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,18 @@ from tf4slurm.errors import Tf4SlurmError
 
 _VERBS = {
     "run": "Run a job: local processes, or hosts of a Slurm allocation.",
+    "status": "Show where jobs stand, task by task.",
+    "list": "List the jobs of before.",
+    "logs": "Show what the tasks of a job printed.",
+    "wait": "Wait until jobs have ended.",
+    "cancel": "Ask jobs to save and stop.",
+    "resume": "Start a job again as it was.",
+    "completion": "Print the completion for a shell.",
     "task": "Be one task of a job (srun).",
     "nodes": "Expand, fold or count Slurm's nodelists.",
     "env": "Show what this process sees of its job.",
 }
+_FUNCTIONS = {"list": "list_"}
 
 
 class _Verbs(click.Group):
@@ -30,7 +38,7 @@ class _Verbs(click.Group):
         if cmd_name not in _VERBS:
             return None
         module = importlib.import_module(f"tf4slurm.cli.{cmd_name}")
-        command = getattr(module, cmd_name)
+        command = getattr(module, _FUNCTIONS.get(cmd_name, cmd_name))
         assert isinstance(command, click.Command)
         return command
 

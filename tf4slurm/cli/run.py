@@ -81,9 +81,10 @@ def run(environ: dict[str, str], /, local: bool, requeue: int | None, **options:
     else:
         spawner = SrunSpawner(allocation, plan.num_tasks, plan.command, environ)
     requeuer = Requeue(allocation.job_id, requeue) if allocation is not None and requeue is not None else None
+    facts = {"job_id": job_id, "arguments": sys.argv}
     reporter = make_reporter(plan.num_tasks)
     try:
-        result = asyncio.run(Launcher(plan, spawner, run_directory, reporter, requeuer, job_id).run())
+        result = asyncio.run(Launcher(plan, spawner, run_directory, reporter, requeuer, facts).run())
     finally:
         reporter.close()
     sys.exit(result.verdict.exit_code)

@@ -12,12 +12,13 @@ import platform
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tf4slurm import __version__
 from tf4slurm.agent import STOP_SIGNALS
-from tf4slurm.child import adopt_orphans
+from tf4slurm.child import adopt_orphans, own_identity
 from tf4slurm.cluster import Address
 from tf4slurm.control.auth import new_secret
 from tf4slurm.control.record import TaskRecord
@@ -96,13 +97,13 @@ class Launcher:
         run_directory: RunDirectory,
         reporter: Reporter,
         requeue: Requeue | None = None,
-        job_id: str | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         """Without a spawner the tasks come by themselves (plain srun), and find the service in the run directory.
 
-        `job_id` is that of Slurm, if it runs in one.
+        `facts` are more of what job.json should tell, such as the job's id in Slurm.
         """
-        self._job_id = job_id
+        self._facts = facts or {}
         self._requeue = requeue
         self._plan = plan
         self._spawner = spawner
@@ -125,7 +126,7 @@ class Launcher:
             self._take_signals()
         recording = asyncio.create_task(self._recorder.run())
         try:
-            self._run_directory.write_job({**_describe(self._plan), "job_id": self._job_id})
+            self._run_directory.write_job({**_describe(self._plan), **self._facts})
             self._reporter.on_run_directory(self._run_directory)
             for doubt in self._requeue.find_doubts() if self._requeue is not None else ():
                 logger.warning("%s", doubt)
@@ -240,6 +241,7 @@ def _describe(plan: LaunchPlan) -> dict[str, Any]:
         "ports": list(plan.ports),
         "host": socket.gethostname(),
         "directory": os.getcwd(),
+        "process": own_identity(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": {"tf4slurm": __version__, "python": platform.python_version()},
     }

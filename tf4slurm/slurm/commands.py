@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.job import SlurmJob, parse_fields, parse_job
+from tf4slurm.slurm.queue import SQUEUE_FORMAT, QueueEntry, parse_queue
 from tf4slurm.slurm.step import SlurmStep
 
 _SATTACH = "sattach"
@@ -53,6 +55,66 @@ def ask_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJ
         raise LaunchError(f"{' '.join(command)}: {error}", command=command, returncode=0, stderr=answer) from error
     partition = parse_fields(_run(("scontrol", "show", "partition", job.partition), timeout_seconds))
     return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
+
+
+def ask_queue(job_ids: Sequence[str], *, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[QueueEntry]:
+    """Ask what the queue has of these jobs, also of those that have just ended; of an array, each element.
+
+    Raises:
+        LaunchError: squeue failed, or there is none.
+    """
+    if not job_ids:
+        return []
+    try:
+        return parse_queue(
+            _run(("squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", SQUEUE_FORMAT), timeout_seconds)
+        )
+    except LaunchError as error:
+        if "Invalid job id" in error.stderr:  # it knows none of them any more
+            return []
+        raise
+
+
+def ask_accounting(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, int] | None:
+    """Ask how a job ended: its state and its exit code; None if the accounting does not know it.
+
+    Raises:
+        LaunchError: There is no sacct, or it has no database.
+    """
+    command = ("sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,ExitCode")
+    line = next(iter(_run(command, timeout_seconds).splitlines()), "")
+    state, _, codes = line.partition("|")
+    if not state:
+        return None
+    return state.split()[0], _exit_code(codes)
+
+
+def signal_batch(job_id: str, signal_name: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+    """Send a signal to the batch script of a job, which is its launcher.
+
+    Raises:
+        LaunchError: Slurm refused; the text has its words.
+    """
+    _run(("scancel", f"--signal={signal_name}", "--batch", job_id), timeout_seconds)
+
+
+def cancel_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+    """Take a job out of the queue, or end all its processes.
+
+    Raises:
+        LaunchError: Slurm refused; the text has its words.
+    """
+    _run(("scancel", job_id), timeout_seconds)
+
+
+def submit_script(script: Path, directory: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
+    """Give a batch script that is kept to sbatch again, to run in `directory`; return the job's id.
+
+    Raises:
+        LaunchError: sbatch refused; the text has its words.
+    """
+    answer = _run(("sbatch", "--parsable", f"--chdir={directory}", str(script)), timeout_seconds)
+    return answer.strip().partition(";")[0]
 
 
 def requeue_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
@@ -122,6 +184,12 @@ def _sattach_layout(step_name: str, timeout_seconds: float) -> list[str]:
             stderr=answer,
         )
     return [places[rank] for rank in range(num_tasks)]
+
+
+def _exit_code(codes: str) -> int:
+    """Read Slurm's "code:signal" as a shell would tell it."""
+    code, _, number = codes.partition(":")
+    return 128 + int(number) if number.isdecimal() and int(number) else int(code) if code.isdecimal() else 1
 
 
 def _run(command: Sequence[str], timeout_seconds: float) -> str:

@@ -1,0 +1,223 @@
+"""The verbs about jobs of before, from another directory: status, list, logs, wait, cancel, resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs import TF4SLURM, Job
+from tests.processes import wait_until, wait_until_gone
+
+SCRIPT = """
+import os, pathlib, sys, time, tf4slurm
+task = os.environ["TF4SLURM_TASK"]
+print("hello from", task)
+if task.startswith("ps"):
+    time.sleep(1000)
+for step in range(10**6):
+    tf4slurm.report(step=step, loss=1 / (step + 1))
+    time.sleep(0.05)
+    if tf4slurm.should_stop():
+        print("saved at the stop")
+        break
+    if pathlib.Path(sys.argv[1]).exists():
+        print("done")
+        break
+"""
+
+
+class Watched:
+    """A job that runs, and the verbs, from another directory."""
+
+    def __init__(self, job: Job, directory: Path) -> None:
+        self.job = job
+        self.end = directory / "end"
+        self._elsewhere = directory / "elsewhere"
+        self._elsewhere.mkdir()
+        script = directory / "reports.py"
+        script.write_text(SCRIPT)
+        job.start("--ps", "1", "--workers", "1", command=(sys.executable, str(script), str(self.end)))
+        assert wait_until(lambda: any((job.directory / "runs").glob("*/status.json")), 20)
+        assert wait_until(lambda: self.status()["tasks"][0].get("steps_per_second"), 20)
+
+    @property
+    def name(self) -> str:
+        return self.job.run_directory.name
+
+    def run(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [TF4SLURM, *arguments], cwd=self._elsewhere, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def status(self) -> dict[str, Any]:
+        found: list[dict[str, Any]] = json.loads(self.run("status", "--json").stdout)
+        return found[0]
+
+
+@pytest.fixture
+def watched(job: Job, tmp_path: Path) -> Watched:
+    return Watched(job, tmp_path)
+
+
+def test_a_job_is_watched_and_waited_for_from_another_directory(watched: Watched) -> None:
+    status = watched.status()
+    assert (status["name"], status["state"], status["phase"]) == (watched.name, "RUNNING", "training")
+    assert [task["task"] for task in status["tasks"]] == ["chief/0", "ps/0", "worker/0"]
+    assert status["tasks"][0]["metrics"]["loss"] > 0
+    shown = watched.run("status", watched.name).stdout
+    assert re.search(r"^chief/0 .*127\.0\.0\.1:\d+ +running +\d", shown, re.MULTILINE)
+    assert "\x1b" not in shown
+    listed = watched.run("list").stdout
+    assert re.search(rf"{watched.name} +RUNNING +- ", listed)
+    late = watched.run("wait", watched.name, "--timeout", "0.1")
+    assert late.returncode == 124
+    watched.end.touch()
+    waited = watched.run("wait")
+    assert (waited.returncode, waited.stdout) == (0, "")
+    assert f"{watched.name} COMPLETED, exit code 0" in waited.stderr
+    assert watched.status()["exit_code"] == 0
+
+
+def test_logs_of_some_tasks_and_all(watched: Watched) -> None:
+    watched.end.touch()
+    assert watched.job.wait() == 0
+    assert watched.run("logs", watched.name, "chief/0").stdout == "hello from chief/0\ndone\n"
+    assert watched.run("logs", watched.name, "*/0", "--grep", "^hello").stdout.splitlines() == [
+        "chief/0 | hello from chief/0",
+        "ps/0 | hello from ps/0",
+        "worker/0 | hello from worker/0",
+    ]
+    merged = watched.run("logs", "--merged", "--since", "1h").stdout.splitlines()
+    assert sorted(merged[:3])[1] == "ps/0 | hello from ps/0"
+    assert merged[3:]
+    assert set(merged[3:]) <= {"chief/0 | done", "worker/0 | done"}
+    assert watched.run("logs", watched.name, "chief/0", "-n", "1").stdout == "done\n"
+    assert watched.run("logs", watched.name, "--since", "0s").stdout == ""
+    unknown = watched.run("logs", watched.name, "chef/0")
+    assert unknown.returncode == 2
+    assert "It has: chief/0, ps/0, worker/0" in unknown.stderr
+
+
+def test_logs_follow_until_the_job_has_ended(watched: Watched, tmp_path: Path) -> None:
+    with (tmp_path / "followed").open("w") as output:
+        following = subprocess.Popen([TF4SLURM, "logs", "-f", watched.name, "chief/0"], stdout=output)
+    try:
+        assert wait_until(lambda: "hello from chief/0" in (tmp_path / "followed").read_text(), 20)
+        watched.end.touch()
+        assert following.wait(30) == 0
+    finally:
+        following.kill()
+        following.wait()
+    assert (tmp_path / "followed").read_text().endswith("done\n")
+
+
+def test_a_cancelled_job_saves_first_and_again_is_no_error(watched: Watched) -> None:
+    done = watched.run("cancel", watched.name)
+    assert (done.returncode, watched.job.wait()) == (0, 143)
+    assert "has ended: STOPPED, exit code 143" in done.stderr
+    assert "saved at the stop" in watched.run("logs", watched.name, "chief/0").stdout
+    again = watched.run("cancel", watched.name)
+    assert again.returncode == 0
+    assert "has ended already" in again.stderr
+    assert watched.run("wait", watched.name).returncode == 143
+
+
+def test_a_launcher_that_was_killed_is_told(watched: Watched, process_mark: str) -> None:
+    assert watched.job.process is not None
+    watched.job.process.kill()
+    watched.job.wait()
+    status = watched.status()
+    assert (status["state"], status["exit_code"]) == ("LOST", 1)
+    assert watched.run("wait").returncode == 1
+    assert not wait_until_gone(process_mark, 15)  # its agents ended by themselves
+
+
+def test_a_job_is_resumed_with_the_same_command_in_the_same_directory(watched: Watched) -> None:
+    name = watched.name
+    running = watched.run("resume", name)
+    assert running.returncode == 2
+    assert "is still RUNNING" in running.stderr
+    watched.end.touch()
+    assert watched.job.wait() == 0
+    again = watched.run("resume", name)
+    assert again.returncode == 0, again.stderr
+    assert "COMPLETED" in again.stderr
+    assert len(list((watched.job.directory / "runs").iterdir())) == 2
+    assert watched.status()["name"] != name
+
+
+def test_what_there_is_not_is_answered_with_exit_code_5(watched: Watched) -> None:
+    unknown = watched.run("status", watched.name[:-1])
+    assert unknown.returncode == 5
+    assert watched.name in unknown.stderr
+    watched.end.touch()
+    watched.job.wait()
+
+
+def test_ctrl_c_leaves_the_wait_and_says_how_to_cancel(watched: Watched) -> None:
+    waiting = subprocess.Popen([TF4SLURM, "wait", watched.name], stderr=subprocess.PIPE, text=True)
+    try:
+        assert waiting.stderr is not None
+        assert "RUNNING" in waiting.stderr.readline()
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(10) == 130
+        assert f"To end it: tf4slurm cancel {watched.name}" in waiting.stderr.read()
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert watched.status()["state"] == "RUNNING"
+    watched.end.touch()
+    watched.job.wait()
+
+
+def test_on_a_terminal_the_state_has_a_colour_unless_unwanted(watched: Watched) -> None:
+    coloured, plain = (on_terminal(["status"], {"NO_COLOR": value}) for value in ("", "1"))
+    assert "\x1b[36m\x1b[1mRUNNING" in coloured
+    assert "\x1b" not in plain
+    watching = on_terminal(["status", "--watch"], {}, stop_at="Ctrl-C leaves")
+    assert "chief/0" in watching
+    watched.end.touch()
+    watched.job.wait()
+
+
+def on_terminal(arguments: list[str], environ: dict[str, str], stop_at: str = "") -> str:
+    """Run a verb under a pseudo-terminal; return what it showed. It is interrupted once `stop_at` has been shown."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [TF4SLURM, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", **environ},
+    )
+    os.close(theirs)
+    shown, deadline, is_told = b"", time.monotonic() + 30, False
+    try:
+        while time.monotonic() < deadline:
+            if not select.select([ours], [], [], 0.5)[0]:
+                continue
+            try:
+                data = os.read(ours, 65536)
+            except OSError:  # it has ended
+                break
+            shown += data
+            if not is_told and stop_at and stop_at.encode() in shown:
+                process.send_signal(signal.SIGINT)
+                is_told = True
+        assert process.wait(10) == (130 if stop_at else 0), shown
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return shown.decode()

@@ -1,0 +1,106 @@
+"""The logs of a job: which there are, in what order, from where on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tf4slurm.observe.logs import LogReader, find_logs, merge
+from tf4slurm.run_directory import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path, "run")
+
+
+def write(run: RunDirectory, name: str, text: str, times: str = "") -> None:
+    (run.path / "logs" / f"{name}.log").write_text(text)
+    (run.path / "logs" / f"{name}.times").write_text(times)
+
+
+def reader(run: RunDirectory, *patterns: str) -> LogReader:
+    return LogReader(find_logs([run], patterns)[0])
+
+
+def texts(reader: LogReader, *, is_final: bool = True) -> list[str]:
+    return [line.text for line in reader.read(is_final=is_final)]
+
+
+def test_tasks_are_found_by_pattern_and_in_order(run: RunDirectory, tmp_path: Path) -> None:
+    for name in ("worker-10.1", "worker-2.1", "chief-0.2", "chief-0.1", "ps-0.1"):
+        write(run, name, "")
+    (run.path / "logs" / "notes.log").touch()
+    again = RunDirectory.create(tmp_path, "run")
+    write(again, "chief-0.1", "")
+    found = find_logs([run, again])
+    assert [(str(log.task), log.run, log.attempt) for log in found] == [
+        ("chief/0", 1, 1),
+        ("ps/0", 1, 1),
+        ("worker/2", 1, 1),
+        ("worker/10", 1, 1),
+        ("chief/0", 1, 2),
+        ("chief/0", 2, 1),
+    ]
+    assert [str(log.task) for log in find_logs([run], ["worker/*"])] == ["worker/2", "worker/10"]
+    assert find_logs([run], ["worker"]) == []
+    assert find_logs([RunDirectory(tmp_path / "gone")]) == []
+
+
+def test_lines_have_the_time_that_the_index_tells(run: RunDirectory) -> None:
+    write(run, "chief-0.1", "a\nbb\nc\n", "0 100.0\n5 200.0\ncut")
+    assert [(line.time, line.text) for line in reader(run).read()] == [(100.0, "a"), (100.0, "bb"), (200.0, "c")]
+    write(run, "chief-0.1", "a\n")
+    assert [line.time for line in reader(run).read()] == [0.0]
+
+
+def test_the_tasks_are_merged_in_time(run: RunDirectory) -> None:
+    write(run, "chief-0.1", "first\nthird\n", "0 100.0\n6 300.0\n")
+    write(run, "worker-0.1", "second\nfourth\n", "0 200.0\n7 400.0\n")
+    merged = merge([LogReader(log) for log in find_logs([run])])
+    assert [line.text for line in merged] == ["first", "second", "third", "fourth"]
+
+
+@pytest.mark.parametrize(("since", "expected"), [(0.0, ["a", "b", "c"]), (150.0, ["c"]), (200.0, ["c"]), (201.0, [])])
+def test_what_is_surely_older_is_left_out(run: RunDirectory, since: float, expected: list[str]) -> None:
+    write(run, "chief-0.1", "a\nb\nc\n", "0 100.0\n4 200.0\n")
+    log = reader(run)
+    log.skip_until(since)
+    assert texts(log) == expected
+
+
+def test_a_growing_log_is_read_on_and_a_half_line_waits(run: RunDirectory) -> None:
+    write(run, "chief-0.1", "a\nhal")
+    log = reader(run)
+    assert texts(log, is_final=False) == ["a"]
+    write(run, "chief-0.1", "a\nhalf\nb")
+    assert texts(log, is_final=False) == ["half"]
+    assert texts(log) == ["b"]
+    assert texts(log) == []
+
+
+@given(
+    lines=st.lists(st.text("ab\x00é", max_size=6).map(lambda text: text.encode()), max_size=30),
+    number=st.integers(0, 40),
+    ends=st.booleans(),
+)
+def test_the_tail_is_the_last_lines(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], number: int, ends: bool
+) -> None:
+    run = RunDirectory.create(tmp_path_factory.mktemp("tail"), "run")
+    data = b"\n".join(lines) + (b"\n" if ends and lines else b"")
+    (run.path / "logs" / "chief-0.1.log").write_bytes(data)
+    everything = texts(reader(run))
+    log = reader(run)
+    log.skip_to_tail(number)
+    assert texts(log) == everything[len(everything) - min(number, len(everything)) :]
+
+
+def test_the_tail_of_a_large_log_is_found_without_reading_it_whole(run: RunDirectory) -> None:
+    write(run, "chief-0.1", "".join(f"line {number:06}\n" for number in range(100_000)))
+    log = reader(run)
+    log.skip_to_tail(7_000)
+    assert texts(log) == [f"line {number:06}" for number in range(93_000, 100_000)]

@@ -1,0 +1,175 @@
+"""Where a job stands, from what its run directory and Slurm's queue tell."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tf4slurm.child import is_alive, own_identity
+from tf4slurm.observe.registry import KnownJob
+from tf4slurm.observe.status import read_status
+from tf4slurm.run_directory import RunDirectory
+from tf4slurm.slurm.queue import QueueEntry, parse_queue
+
+TASK = {
+    "task": "worker/0",
+    "rank": 2,
+    "node": "n1",
+    "address": "10.0.0.1:4000",
+    "state": "running",
+    "starts": 1,
+    "returncode": None,
+    "is_gone": False,
+    "heard_seconds": 0.5,
+    "started_seconds": 1.0,
+    "step": 100,
+    "steps_per_second": 10.0,
+    "step_seconds": 0.1,
+    "metrics": {"loss": 0.5},
+    "memory_bytes": 10**8,
+}
+STATUS = {
+    "seconds": 11.0,
+    "phase": "training",
+    "attempt": 1,
+    "max_attempts": 1,
+    "reason": "",
+    "dead_after_seconds": 10.0,
+    "tasks": [TASK],
+}
+
+
+def entry(state: str, **changes: str) -> QueueEntry:
+    fields = {"reason": "None", "elapsed": "0:11", "limit": "1:00:00", "start": "N/A", "num_nodes": "1", "nodes": "n1"}
+    return QueueEntry(job_id="17", state=state, **{**fields, **changes})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory.create(tmp_path, "train-17")
+    run.write_job({"process": own_identity()})
+    return run
+
+
+def write_status(run: RunDirectory, age: float = 0.0, **changes: Any) -> None:
+    run.write_status({**STATUS, "time": time.time() - age, **changes})
+
+
+def job(tmp_path: Path, job_id: str | None = "17") -> KnownJob:
+    return KnownJob(job_id, "train-17", str(tmp_path), 0.0)
+
+
+def test_a_pending_job_says_why(tmp_path: Path) -> None:
+    status = read_status(job(tmp_path), entry("PENDING", reason="QOSMaxGRESPerUser", start="2026-11-21T10:00:00"))
+    assert (status.state, status.has_ended, status.run_directory) == ("PENDING", False, None)
+    assert status.reason == "QOSMaxGRESPerUser: your GPU limit in this QOS is in use"
+    assert status.start == "2026-11-21T10:00:00"
+
+
+def test_a_running_job_shows_its_tasks(run: RunDirectory, tmp_path: Path) -> None:
+    write_status(run)
+    status = read_status(job(tmp_path), entry("RUNNING"))
+    (task,) = status.tasks
+    assert (status.state, status.phase, status.elapsed, status.limit) == ("RUNNING", "training", "0:11", "1:00:00")
+    assert (task.task, task.state, task.step, task.metrics) == ("worker/0", "running", 100, {"loss": 0.5})
+    assert status.to_json()["tasks"][0]["memory_bytes"] == 10**8
+    assert not status.doubts
+
+
+@pytest.mark.parametrize(
+    ("still", "step", "lived", "expected"),
+    [
+        (59.0, 100, 11.0, "running"),
+        (61.0, 100, 11.0, "STALLED"),
+        (299.0, 10, 301.0, "running"),  # 30 s a step: 300 s are ten steps
+        (301.0, 10, 301.0, "STALLED"),
+        (500.0, None, 500.0, "running"),  # it has reported none
+    ],
+)
+def test_a_task_without_new_steps_is_stalled(
+    run: RunDirectory, tmp_path: Path, still: float, step: int | None, lived: float, expected: str
+) -> None:
+    write_status(run, seconds=lived, tasks=[{**TASK, "step": step, "step_seconds": still}])
+    assert read_status(job(tmp_path), entry("RUNNING")).tasks[0].state == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"state": "missing"}, "missing"),
+        ({"state": "joined"}, "waiting"),
+        ({"state": "exited", "returncode": -9}, "exited -9"),
+        ({"is_gone": True}, "lost"),
+        ({"state": "left", "is_gone": True}, "left"),
+    ],
+)
+def test_the_words_for_a_task(run: RunDirectory, tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    write_status(run, tasks=[{**TASK, **changes}])
+    assert read_status(job(tmp_path), entry("RUNNING")).tasks[0].state == expected
+
+
+def test_a_silent_launcher_is_told(run: RunDirectory, tmp_path: Path) -> None:
+    write_status(run, age=100)
+    status = read_status(job(tmp_path), entry("RUNNING"))
+    assert "Nothing was written for 100 s" in status.doubts[0]
+    assert status.tasks[0].heard_seconds == pytest.approx(100.5, abs=1)
+
+
+@pytest.mark.parametrize(("code", "word"), [(0, "COMPLETED"), (3, "FAILED"), (7, "FAILED"), (143, "STOPPED")])
+def test_the_result_is_the_last_word(run: RunDirectory, tmp_path: Path, code: int, word: str) -> None:
+    write_status(run, phase="ended")
+    run.write_result({"exit_code": code, "reason": "so it was", "seconds": 3661.0})
+    status = read_status(job(tmp_path), None)
+    assert (status.state, status.exit_code, status.reason, status.elapsed) == (word, code, "so it was", "1:01:01")
+
+
+def test_a_requeued_job_goes_on(run: RunDirectory, tmp_path: Path) -> None:
+    run.write_result({"exit_code": 75, "reason": "It is requeued (time limit)."})
+    assert read_status(job(tmp_path), entry("PENDING", reason="BeginTime")).state == "PENDING"
+    assert read_status(job(tmp_path), entry("RUNNING")).state == "RUNNING"
+    assert read_status(job(tmp_path), None).exit_code == 75
+
+
+def test_a_local_job_is_as_alive_as_its_launcher(run: RunDirectory, tmp_path: Path) -> None:
+    write_status(run)
+    assert read_status(job(tmp_path, None), None).state == "RUNNING"
+    run.write_job({"process": {**own_identity(), "started": 1}})  # another process has its number now
+    write_status(run, age=100)
+    status = read_status(job(tmp_path, None), None)
+    assert (status.state, status.exit_code) == ("LOST", 1)
+
+
+def test_what_nobody_knows_is_unknown(tmp_path: Path) -> None:
+    assert read_status(job(tmp_path, None), None).state == "UNKNOWN"
+    status = read_status(job(tmp_path), None, ["Slurm does not answer."])
+    assert (status.state, status.has_ended, status.doubts) == ("UNKNOWN", False, ("Slurm does not answer.",))
+
+
+def test_half_written_files_are_no_error(run: RunDirectory, tmp_path: Path) -> None:
+    (run.path / "status.json").write_text('{"time": 3, "tasks": [{"ta')
+    (run.path / "job.json").write_text("")
+    assert read_status(job(tmp_path), entry("RUNNING")).tasks == ()
+    run.write_status({"tasks": [3, {}]})
+    assert [task.state for task in read_status(job(tmp_path), entry("RUNNING")).tasks] == ["None"]
+
+
+def test_the_queue_is_read_line_by_line() -> None:
+    lines = (
+        "17|RUNNING|None|1:00|2:00|2026-11-21T10:00:00|2|n[1-2]",
+        "slurm_load_jobs: hiccup",
+        "18_[1-3]|PENDING|Priority|0:00|2:00|N/A|1|",
+    )
+    running, pending = parse_queue("\n".join(lines))
+    assert (running.job_id, running.nodes, running.has_ended) == ("17", "n[1-2]", False)
+    assert (pending.job_id, pending.is_pending) == ("18_[1-3]", True)
+    assert pending.reason_in_words == "Priority: jobs of higher priority are before it"
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+    assert is_alive(own_identity())
+    assert not is_alive({**own_identity(), "started": 5})
+    assert not is_alive({**own_identity(), "host": "another"})
+    assert not is_alive({})

@@ -1,0 +1,100 @@
+"""`tf4slurm cancel`: ask jobs to save and stop, and end those that do not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import click
+
+from tf4slurm.child import is_alive
+from tf4slurm.cli.jobs import job_argument
+from tf4slurm.errors import EXIT_USAGE, LaunchError
+from tf4slurm.observe.registry import KnownJob, find_job
+from tf4slurm.observe.status import JobStatus, ask_slurm, read_status
+from tf4slurm.slurm.commands import cancel_job, signal_batch
+
+_LOOK_SECONDS = 0.3
+_MARGIN_SECONDS = 10.0
+_SLURM_SECONDS = 3.0
+
+
+@click.command()
+@job_argument(many=True)
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long it may take to save; 0 ends it at once. [default: the job's own grace and 10 s]",
+)
+@click.pass_obj
+def cancel(environ: dict[str, str], /, jobs: tuple[str, ...], grace: float | None) -> None:
+    """Ask jobs to save and stop; what has not ended after its grace is killed.
+
+    A job that has ended already stays as it is.
+    """
+    if not jobs:
+        raise click.UsageError("Which job? Give its id; tf4slurm list shows them.")
+    failed = False
+    for known in [find_job(job, environ) for job in jobs]:
+        try:
+            _cancel(known, grace)
+        except (LaunchError, click.ClickException) as error:
+            failed = True
+            click.echo(f"tf4slurm: {known.name}: {error}", err=True)
+    sys.exit(EXIT_USAGE if failed else 0)
+
+
+def _cancel(known: KnownJob, grace: float | None) -> None:
+    status = _look(known)
+    if status.has_ended:
+        click.echo(f"tf4slurm: {known.name} has ended already: {status.state}.", err=True)
+        return
+    runs = known.run_directories
+    job: dict[str, Any] = (runs[-1].read_job() if runs else None) or {}
+    if known.job_id is not None and (status.state == "PENDING" or not runs or grace == 0):
+        cancel_job(known.job_id)
+        click.echo(f"tf4slurm: {known.name} is cancelled.", err=True)
+        return
+    if known.job_id is None:
+        _signal(known, job, signal.SIGKILL if grace == 0 else signal.SIGTERM)
+    else:
+        try:
+            signal_batch(known.job_id, "TERM")
+        except LaunchError:  # no batch job: of salloc's, the launcher is none of Slurm's processes
+            cancel_job(known.job_id)
+    if grace is None:
+        grace = float(job.get("limits", {}).get("grace_seconds", 0)) + _MARGIN_SECONDS
+    click.echo(f"tf4slurm: {known.name} is asked to save and stop; it has {grace:g} s.", err=True)
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline:
+        status = _look(known)
+        if status.has_ended:
+            click.echo(f"tf4slurm: {known.name} has ended: {status.state}, exit code {status.exit_code}.", err=True)
+            return
+        time.sleep(_LOOK_SECONDS if known.job_id is None else _SLURM_SECONDS)
+    if known.job_id is not None:
+        cancel_job(known.job_id)
+    else:
+        _signal(known, job, signal.SIGKILL)  # its agents end the tasks by themselves
+    click.echo(f"tf4slurm: {known.name} did not stop in time and was killed.", err=True)
+
+
+def _look(known: KnownJob) -> JobStatus:
+    entries, doubts = ask_slurm([known]) if known.job_id else ({}, [])
+    return read_status(known, entries.get(known.job_id or ""), doubts)
+
+
+def _signal(known: KnownJob, job: dict[str, Any], number: signal.Signals) -> None:
+    """Signal the launcher of a local job, and no other process that may have its number now."""
+    process = job.get("process", {})
+    if is_alive(process):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(process["id"]), number)
+        return
+    if process.get("host") not in (None, os.uname().nodename):
+        raise click.ClickException(f"it runs on {process['host']}: cancel it there.")

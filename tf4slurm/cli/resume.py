@@ -1,0 +1,50 @@
+"""`tf4slurm resume`: a job started again as it was; its script goes on from its own checkpoint."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from tf4slurm.cli.jobs import job_argument, read_statuses
+from tf4slurm.errors import RunDirectoryError
+from tf4slurm.observe.registry import find_job, remember
+from tf4slurm.slurm.commands import submit_script
+
+
+@click.command()
+@job_argument()
+@click.pass_obj
+def resume(environ: dict[str, str], /, job: str | None) -> None:
+    """Start a job again with the same options, in the same directory.
+
+    A job that was submitted is submitted again, and its new id printed; a local one runs here. Where training goes on
+    is the script's own affair: its checkpoint.
+    """
+    known = find_job(job, environ)
+    (status,) = read_statuses([known])
+    if not status.has_ended:
+        raise click.UsageError(f"{known.name} is still {status.state}. Wait for its end, or cancel it first.")
+    script = Path(known.runs_directory) / f"{known.name}.sbatch"
+    if known.job_id is not None and script.is_file():
+        runs = known.run_directories
+        directory = (runs[-1].read_job() or {}).get("directory") if runs else None
+        job_id = submit_script(script, directory or os.getcwd())
+        remember(f"{known.name.removesuffix(f'-{known.job_id}')}-{job_id}", script.parent, environ, job_id)
+        click.echo(job_id)
+        return
+    runs = known.run_directories
+    content = (runs[-1].read_job() if runs else None) or {}
+    arguments = content.get("arguments")
+    if not arguments or known.job_id is not None:
+        raise RunDirectoryError(
+            f"How {known.name} was started is not kept: neither {script} nor job.json tells it. Start it again with "
+            "the command you used.",
+            path=str(script),
+        )
+    os.chdir(content.get("directory", "."))
+    sys.stderr.write(f"tf4slurm: in {os.getcwd()}: {' '.join(arguments)}\n")
+    sys.stderr.flush()
+    os.execvpe(sys.executable, [sys.executable, "-m", "tf4slurm", *arguments[1:]], environ)

@@ -1,0 +1,242 @@
+"""Where a job stands: what its run directory tells, and what Slurm says.
+
+As JSON (`tf4slurm status --json`) a list of
+
+    {"job_id", "name", "state", "phase", "attempt", "max_attempts", "exit_code", "reason", "elapsed", "limit", "start",
+     "nodes", "written_seconds", "run_directory", "doubts": [sentence],
+     "tasks": [{"task", "rank", "node", "address", "state", "step", "steps_per_second", "step_seconds", "memory_bytes",
+                "heard_seconds", "starts", "metrics"}]}
+
+"state" is Slurm's while Slurm has the job, else RUNNING, COMPLETED, FAILED, STOPPED, LOST (its launcher has ended
+without a word) or UNKNOWN. A task is missing, waiting, running, STALLED, exited, lost or left. What is not known is
+null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tf4slurm.child import is_alive
+from tf4slurm.errors import EXIT_REQUEUED, LaunchError
+from tf4slurm.observe.registry import KnownJob
+from tf4slurm.run_directory import RunDirectory
+from tf4slurm.slurm.commands import ask_accounting, ask_queue
+from tf4slurm.slurm.queue import QueueEntry
+
+_SLURM_SECONDS = 5.0
+_STALL_SECONDS = 60.0
+_STALL_STEPS = 10.0  # and as long as this many steps took before
+_LATE_SECONDS = 20.0  # that status.json may be old on a slow file system
+_STOP_CODES = (130, 143, 138, 140)
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """One task; see the head of this file."""
+
+    task: str
+    rank: int
+    node: str | None
+    address: str | None
+    state: str
+    step: int | None
+    steps_per_second: float | None
+    step_seconds: float | None
+    memory_bytes: int
+    heard_seconds: float | None
+    starts: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """One job; see the head of this file. Times are text as Slurm writes it, or seconds."""
+
+    job_id: str | None
+    name: str
+    state: str
+    phase: str | None
+    attempt: int | None
+    max_attempts: int | None
+    exit_code: int | None
+    reason: str
+    elapsed: str | None
+    limit: str | None
+    start: str | None
+    nodes: str | None
+    written_seconds: float | None
+    run_directory: str | None
+    doubts: tuple[str, ...]
+    tasks: tuple[TaskStatus, ...]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.exit_code is not None
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def ask_slurm(
+    jobs: Sequence[KnownJob], *, timeout_seconds: float = _SLURM_SECONDS
+) -> tuple[dict[str, QueueEntry], list[str]]:
+    """Ask Slurm for the jobs that are its own; return what it says by job id, and the doubts that remain."""
+    job_ids = [job.job_id for job in jobs if job.job_id is not None]
+    try:
+        entries = ask_queue(job_ids, timeout_seconds=timeout_seconds)
+    except LaunchError as error:
+        return {}, [f"What Slurm knows of it is not in this: {error}"]
+    found: dict[str, QueueEntry] = {}
+    for entry in entries:
+        found.setdefault(entry.job_id, entry)
+        array = entry.job_id.partition("_")[0]
+        if array not in found or found[array].has_ended:  # of an array, one that is still to end
+            found[array] = entry
+    return found, []
+
+
+def read_status(job: KnownJob, entry: QueueEntry | None, doubts: Sequence[str] = ()) -> JobStatus:
+    """Return where a job stands. `entry` is what the queue says, None if it does not have it."""
+    runs = job.run_directories
+    run = runs[-1] if runs else None
+    status = (run.read_status() if run else None) or {}
+    result = run.read_result() if run else None
+    age = time.time() - status["time"] if "time" in status else None
+    doubts = list(doubts)
+    state, exit_code, reason = _judge(job, run, entry, result, status, age, doubts)
+    is_over = exit_code is not None
+    tasks = [] if entry and entry.is_pending else _tasks(status)
+    return JobStatus(
+        job_id=job.job_id,
+        name=job.name,
+        state=state,
+        phase=status.get("phase"),
+        attempt=status.get("attempt"),
+        max_attempts=status.get("max_attempts"),
+        exit_code=exit_code,
+        reason=reason,
+        elapsed=entry.elapsed if entry else _clock(result.get("seconds") if result else _elapsed(status, age, is_over)),
+        limit=entry.limit if entry else None,
+        start=entry.start if entry and entry.is_pending and entry.start != "N/A" else None,
+        nodes=(entry.nodes if entry else None) or _nodes(status),
+        written_seconds=None if age is None else round(age, 1),
+        run_directory=str(run.path) if run else None,
+        doubts=tuple(doubts),
+        tasks=tuple(_task(task, status, age or 0.0, is_over) for task in tasks),
+    )
+
+
+def _judge(
+    job: KnownJob,
+    run: RunDirectory | None,
+    entry: QueueEntry | None,
+    result: dict[str, Any] | None,
+    status: dict[str, Any],
+    age: float | None,
+    doubts: list[str],
+) -> tuple[str, int | None, str]:
+    """Return state, exit code once it is over, and the reason in words."""
+    if entry is not None and entry.is_pending:
+        return entry.state, None, entry.reason_in_words
+    is_requeued = result is not None and result.get("exit_code") == EXIT_REQUEUED and entry is not None
+    if result is not None and not is_requeued:
+        code = int(result.get("exit_code", 1))
+        word = "COMPLETED" if code == 0 else "STOPPED" if code in _STOP_CODES else "FAILED"
+        return word, code, str(result.get("reason", ""))
+    if entry is not None and not entry.has_ended:
+        if age is not None and age > status.get("dead_after_seconds", 0) + _LATE_SECONDS:
+            doubts.append(
+                f"Nothing was written for {age:.0f} s: the launcher is stopped, or the file system is slow. The "
+                "tasks below are as they were then."
+            )
+        return entry.state, None, status.get("reason", "")
+    if job.job_id is not None:
+        return _judge_gone(job, entry, doubts)
+    process = ((run.read_job() if run else None) or {}).get("process")
+    if process is not None and is_alive(process):
+        return "RUNNING", None, ""
+    if process is not None and process.get("host") != os.uname().nodename and age is not None and age < _LATE_SECONDS:
+        return "RUNNING", None, ""  # on another host, which shares this directory
+    if run is None:
+        return "UNKNOWN", 1, f"Its run directory under {job.runs_directory} is gone."
+    return "LOST", 1, "Its launcher has ended without a word: it was killed, or its host went down."
+
+
+def _judge_gone(job: KnownJob, entry: QueueEntry | None, doubts: list[str]) -> tuple[str, int | None, str]:
+    """Judge a job of Slurm that has ended without a result: by the queue's last word, or the accounting's."""
+    assert job.job_id is not None
+    if doubts:  # Slurm does not answer: it may as well be running
+        return "UNKNOWN", None, ""
+    try:
+        accounted = ask_accounting(job.job_id, timeout_seconds=_SLURM_SECONDS)
+    except LaunchError:
+        accounted = None
+    if accounted is not None:
+        return accounted[0], accounted[1], "From Slurm's accounting; the launcher left no result."
+    if entry is not None:
+        return entry.state, 0 if entry.state == "COMPLETED" else 1, "From Slurm's queue; the launcher left no result."
+    return "UNKNOWN", 1, "Slurm no longer knows it, and the launcher left no result."
+
+
+def _tasks(status: dict[str, Any]) -> list[dict[str, Any]]:
+    tasks = status.get("tasks")
+    return [task for task in tasks if isinstance(task, dict)] if isinstance(tasks, list) else []
+
+
+def _task(task: dict[str, Any], status: dict[str, Any], age: float, is_over: bool) -> TaskStatus:
+    heard, step_seconds = task.get("heard_seconds"), task.get("step_seconds")
+    return TaskStatus(
+        task=str(task.get("task")),
+        rank=int(task.get("rank") or 0),
+        node=task.get("node"),
+        address=task.get("address"),
+        state=_task_state(task, status, 0.0 if is_over else age),
+        step=task.get("step"),
+        steps_per_second=task.get("steps_per_second"),
+        step_seconds=None if step_seconds is None else round(step_seconds + age, 1),
+        memory_bytes=int(task.get("memory_bytes") or 0),
+        heard_seconds=None if heard is None else round(heard + age, 1),
+        starts=int(task.get("starts") or 0),
+        metrics=task.get("metrics") or {},
+    )
+
+
+def _task_state(task: dict[str, Any], status: dict[str, Any], age: float) -> str:
+    state = task.get("state")
+    if state == "exited":
+        return f"exited {task.get('returncode')}"
+    if task.get("is_gone"):
+        return "left" if state == "left" else "lost"
+    if state == "running":
+        return "STALLED" if _is_stalled(task, status, age) else "running"
+    return {"joined": "waiting", "proved": "waiting", "unproved": "waiting"}.get(str(state), str(state))
+
+
+def _is_stalled(task: dict[str, Any], status: dict[str, Any], age: float) -> bool:
+    step, still = task.get("step"), task.get("step_seconds")
+    if not step or still is None or status.get("phase") != "training":
+        return False
+    lived = status.get("seconds", 0.0) - (task.get("started_seconds") or 0.0)
+    return bool(still + age > max(_STALL_SECONDS, _STALL_STEPS * lived / step))
+
+
+def _elapsed(status: dict[str, Any], age: float | None, is_over: bool) -> float | None:
+    return None if age is None else status.get("seconds", 0.0) + (0.0 if is_over else age)
+
+
+def _nodes(status: dict[str, Any]) -> str | None:
+    nodes = dict.fromkeys(task["node"] for task in _tasks(status) if task.get("node"))
+    return ",".join(nodes) or None
+
+
+def _clock(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
