@@ -18,7 +18,7 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 FLOORS = [
     ["errors", "roles", "output", "exec_child"],
-    ["cluster", "child", "last_word"],
+    ["cluster", "child", "last_word", "profiles"],
     ["network", "placement", "run_directory", "own_dictionary"],
     ["slurm"],
     ["control"],
@@ -34,7 +34,7 @@ FLOORS = [
 
 INSIDE = {
     "network": [["answer", "connections", "interfaces", "ports", "proof"]],
-    "slurm": [["allocation", "job", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
+    "slurm": [["allocation", "job", "layout", "nodelist"], ["variables"], ["step"], ["batch", "commands", "gpus"]],
     "control": [
         ["auth", "limits", "messages", "munge", "verdict"],
         ["record"],
@@ -43,10 +43,20 @@ INSIDE = {
         ["client", "service"],
     ],
     "observe": [["environment", "events"]],
-    "launch": [["plan", "requeue", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
+    "launch": [
+        ["plan", "requeue", "spawner"],
+        ["submission", "spawn_local", "spawn_srun", "launcher"],
+        ["script", "self_hosted"],
+        ["submit"],
+    ],
     "tensorflow": [["resolver", "queues", "paths"], ["done", "muster"], ["hooks"]],
     "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],
-    "cli": [["main", "options", "reporter"], ["env", "run", "task", "nodes"]],
+    "cli": [
+        ["main", "options", "reporter", "recorded"],
+        ["submission_options"],
+        ["settings"],
+        ["env", "run", "task", "nodes", "submit", "script", "config"],
+    ],
 }
 """The same inside each folder."""
 

@@ -16,6 +16,9 @@ from tf4slurm.errors import Tf4SlurmError
 
 _VERBS = {
     "run": "Run a job: local processes, or hosts of a Slurm allocation.",
+    "submit": "Give a job to Slurm: make its batch script, and sbatch it.",
+    "script": "Print the batch script that submit would give to sbatch.",
+    "config": "Show the settings, and where they come from.",
     "task": "Be one task of a job (srun).",
     "nodes": "Expand, fold or count Slurm's nodelists.",
     "env": "Show what this process sees of its job.",
