@@ -46,7 +46,7 @@ INSIDE = {
     "launch": [
         ["plan", "requeue", "spawner"],
         ["submission", "spawn_local", "spawn_srun", "launcher"],
-        ["script", "self_hosted"],
+        ["script", "snapshot", "self_hosted"],
         ["submit"],
     ],
     "tensorflow": [["resolver", "queues", "paths"], ["done", "muster"], ["hooks"]],

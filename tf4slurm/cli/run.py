@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tf4slurm.cli.options import job_options, make_plan
 from tf4slurm.cli.reporter import make_reporter
@@ -42,13 +43,14 @@ logger = logging.getLogger(__name__)
 @srun_option
 @site_option
 @job_options
-@click.pass_obj
-def run(environ: dict[str, str], /, local: bool, requeue: int | None, srun: tuple[str, ...], **options: Any) -> None:
+@click.pass_context
+def run(context: click.Context, /, local: bool, requeue: int | None, srun: tuple[str, ...], **options: Any) -> None:
     """Run COMMAND once per task as one TensorFlow cluster, and end it whatever happens.
 
     On a laptop the tasks are local processes; inside a Slurm allocation they are started with srun. COMMAND stands
     after "--" and finds its place in TF_CONFIG.
     """
+    environ: dict[str, str] = context.obj
     allocation = None if local else SlurmAllocation.from_environ(environ)
     if allocation is not None and is_in_step(environ) and SlurmStep.from_environ(environ).num_tasks > 1:
         raise SlurmEnvironmentError(
@@ -62,7 +64,7 @@ def run(environ: dict[str, str], /, local: bool, requeue: int | None, srun: tupl
             "known. Give each component --ntasks.",
             variable="SLURM_HET_SIZE",
         )
-    if requeue is not None and allocation is None:
+    if allocation is None and context.get_parameter_source("requeue") is ParameterSource.COMMANDLINE:
         raise click.UsageError("--requeue needs a job of Slurm: there is no queue here.")
     if allocation is not None and allocation.restart_count:
         logger.warning("this job was put back into the queue %d times", allocation.restart_count)

@@ -24,4 +24,6 @@ def script(context: click.Context, /, **options: Any) -> None:
     Slurm need not be there. `tf4slurm script … | sbatch` submits it.
     """
     plan, submission = make_job(context, made_by(context), options)
+    if submission.snapshot != "none":
+        raise click.UsageError('Printing a script takes no snapshot. Leave --snapshot out, or use "tf4slurm submit".')
     write_script(make_script(plan, submission))

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from tf4slurm.cli.options import make_plan
 from tf4slurm.errors import SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.launch.snapshot import place_snapshot
 from tf4slurm.launch.submission import MEMORY_OPTIONS, Submission, after, read_array_lines
 
 _SBATCH = (
@@ -80,6 +81,13 @@ _OPTIONS = (
         help="Python that has tf4slurm in the job. [default: this one; with --module, --load-env, --venv or --conda: "
         '"python" there]',
     ),
+    click.option(
+        "--snapshot",
+        type=click.Choice(["git", "copy", "none"]),
+        default="none",
+        show_default=True,
+        help="Run in a copy of this directory, taken now: of the files that git tracks, or of all.",
+    ),
     click.option("--single", is_flag=True, help="One task that runs COMMAND alone: no ps, no cluster."),
     click.option(
         "--requeue",
@@ -115,7 +123,10 @@ def make_job(
         _check_single(context)
         options.update(ps=0, workers=1, evaluators=0, chief=False)
     sbatch = _sbatch_options(context, taken)
-    plan = make_plan(1 if taken["single"] else _available_tasks(sbatch), **options)
+    available = 1 if taken["single"] else _available_tasks(sbatch)
+    if options["workers"] is None and available is None:
+        raise click.UsageError("How many workers are there? Give --workers N, or the number of all tasks with -n.")
+    plan = make_plan(available, **options)
     srun = parse_raw("--srun", taken["srun"])
     if taken["container"]:
         srun = {"container": taken["container"], **srun}
@@ -133,10 +144,20 @@ def make_job(
         made_by=made_by,
         **{
             name: taken[name]
-            for name in ("load_env", "venv", "conda", "prologue", "epilogue", "python", "gpu_flag", "gpu_type")
+            for name in (
+                "load_env",
+                "venv",
+                "conda",
+                "prologue",
+                "epilogue",
+                "python",
+                "gpu_flag",
+                "gpu_type",
+                "snapshot",
+            )
         },
     )
-    return plan, submission
+    return place_snapshot(plan, submission)
 
 
 def parse_srun(values: tuple[str, ...]) -> tuple[str, ...]:

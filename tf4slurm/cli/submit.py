@@ -40,7 +40,6 @@ def submit(context: click.Context, /, dry_run: bool, test_only: bool, **options:
         click.echo(estimate(plan, submission, environ))
         return
     job_id = submit_job(plan, submission, environ)
-    # The registry of jobs is told here: remember(job_id, plan.name, plan.runs_directory, environ)
     click.echo(job_id)
     if "time" not in submission.options:
         click.echo("No time limit is asked for (-t): the partition's own counts.", err=True)

@@ -27,7 +27,7 @@ _LIMIT_OPTIONS = {
 }
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ARGUMENTS = '"${arguments[@]}"'
-# The output of a run that follows a requeue; the name is that of Slurm's own file, which the first run has.
+# The output of a run that follows a requeue, beside Slurm's own file, which the first run has.
 _NEXT_OUTPUT = 'exec >"{name}.$SLURM_RESTART_COUNT.out" 2>&1'
 _JOB_OUTPUT = "slurm-$SLURM_JOB_ID"
 _ELEMENT_OUTPUT = "slurm-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
@@ -83,7 +83,8 @@ def _output(submission: Submission, *, is_array: bool) -> str:
     if "output" in submission.options:
         return ""
     redirect = _NEXT_OUTPUT.format(name=_ELEMENT_OUTPUT if is_array else _JOB_OUTPUT)
-    return f'if [ -n "${{SLURM_RESTART_COUNT:-}}" ]; then {redirect}; fi'
+    why = "# After a requeue: Slurm opens its own file again, and the output of each run is kept."
+    return f'{why}\nif [ -n "${{SLURM_RESTART_COUNT:-}}" ]; then {redirect}; fi'
 
 
 def _environment(submission: Submission) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from tf4slurm.errors import SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
@@ -51,7 +52,8 @@ class Submission:
         single: One task and nothing of tf4slurm: no ps, no cluster.
         modules, load_env, venv, conda, environment, prologue: What is set up before, in this order. `environment` are
             variables; `load_env`, `prologue` and `epilogue` (afterwards) are lines of bash.
-        directory: Where the job runs; None for where it is submitted.
+        snapshot: Whether the job runs in a copy of the code: of what git tracks, of all, or in none.
+        directory: Where the job runs, with a snapshot the place of that; None for where it is submitted.
         python: The Python that has tf4slurm in the job. By default the one that submits, by its absolute path; where an
             environment is set up, that environment's: it may have another TensorFlow, and the script's imports must
             come from the same.
@@ -74,6 +76,7 @@ class Submission:
     environment: Mapping[str, str] = field(default_factory=dict)
     prologue: str = ""
     epilogue: str = ""
+    snapshot: Literal["git", "copy", "none"] = "none"
     directory: Path | None = None
     python: str = ""
     program: tuple[str, ...] = field(default_factory=own_program)
@@ -203,6 +206,8 @@ def _ask_components(
     kept = {name: value for name, value in options.items() if name not in _NOT_OF_A_PS}
     ps = {**{name: value for name, value in kept.items() if not (memory and name in MEMORY_OPTIONS)}, **ps_options}
     others = {role: count for role, count in plan.counts.items() if role != "ps"}
+    for component in (ps, options):  # else the first one's would be taken for that of both
+        component.setdefault("cpus-per-task", "1")
     return (_add_tasks(ps, plan.counts["ps"]), _add_gpus(_add_tasks(options, sum(others.values())), plan, submission))
 
 

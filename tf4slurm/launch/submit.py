@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from tf4slurm.errors import RunDirectoryError
+from tf4slurm.errors import RefusedError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.script import make_script
+from tf4slurm.launch.snapshot import place_snapshot, take_snapshot
 from tf4slurm.launch.submission import Submission, ask_sbatch
 from tf4slurm.slurm.batch import estimate_start, submit_environment, submit_script
 
@@ -29,12 +31,19 @@ def submit(plan: LaunchPlan, submission: Submission, environ: Mapping[str, str] 
         RefusedError: sbatch did not take it.
         LaunchError: There is no sbatch.
     """
+    plan, submission = place_snapshot(plan, submission)
     text = make_script(plan, submission)
     draft = _write_draft(plan, text)
+    _make_output_directory(submission)
     try:
+        if submission.snapshot != "none" and submission.directory is not None:
+            take_snapshot(submission.snapshot, Path.cwd(), submission.directory, plan.command)
         job_id, words = submit_script(text, _environ_for(plan, submission, environ))
-    except BaseException:
-        draft.unlink(missing_ok=True)
+    except Tf4SlurmError as error:
+        if not (isinstance(error, RefusedError) and error.returncode < 0):  # else Slurm may have it, and use them
+            draft.unlink(missing_ok=True)
+            if submission.snapshot != "none" and submission.directory is not None:
+                shutil.rmtree(submission.directory, ignore_errors=True)
         raise
     if words:
         logger.warning("%s", words)
@@ -43,6 +52,7 @@ def submit(plan: LaunchPlan, submission: Submission, environ: Mapping[str, str] 
         draft.unlink()
     except OSError as error:
         logger.warning("the script of job %s is kept as %s: %s", job_id, draft, error.strerror)
+    # The registry of jobs is told here: remember(job_id, plan.name, plan.runs_directory, environ)
     return job_id
 
 
@@ -59,6 +69,13 @@ def kept_script(plan: LaunchPlan, job_id: str) -> Path:
 def _environ_for(plan: LaunchPlan, submission: Submission, environ: Mapping[str, str] | None) -> dict[str, str]:
     options = {name for component in ask_sbatch(plan, submission) for name in component}
     return submit_environment(os.environ if environ is None else environ, options)
+
+
+def _make_output_directory(submission: Submission) -> None:
+    """Make the directory of --output: Slurm opens that file first of all; a job that has none fails without a word."""
+    directory = Path(submission.options.get("output", "")).parent
+    if "%" not in str(directory):
+        directory.mkdir(parents=True, exist_ok=True)
 
 
 def _write_draft(plan: LaunchPlan, text: str) -> Path:
