@@ -91,7 +91,6 @@ def test_script_works_without_slurm_and_pipes_into_sbatch(tmp_path: Path, lab: S
 def test_what_slurm_refuses_is_told_in_its_words(tmp_path: Path, tf4slurm: Tf4slurm) -> None:
     for arguments, words in (
         (("-p", "nope"), "invalid partition specified: nope"),
-        (("--after", "999999"), "dependency"),
         (("--sbatch", "no-such-option=1"), "no-such-option"),
     ):
         refused = tf4slurm("submit", "--workers", "1", *arguments, "--", *ENDS_AT_ONCE, check=False)
@@ -99,6 +98,14 @@ def test_what_slurm_refuses_is_told_in_its_words(tmp_path: Path, tf4slurm: Tf4sl
         assert words in refused.stderr
         assert "sbatch: " in refused.stderr
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_job_after_one_that_does_not_exist_is_refused(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    for test_only in ((), ("--test-only",)):
+        refused = tf4slurm("submit", *test_only, "--single", "--after", "999999", "--", "true", check=False)
+        assert (refused.returncode, refused.stdout) == (4, "")
+        assert "Invalid job id specified. Slurm does not know that job" in refused.stderr
+    assert lab.queue() == []
 
 
 def test_slurms_estimate_submits_nothing(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:

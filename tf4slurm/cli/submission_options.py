@@ -12,7 +12,7 @@ from tf4slurm.cli.options import make_plan
 from tf4slurm.errors import SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.snapshot import place_snapshot
-from tf4slurm.launch.submission import MEMORY_OPTIONS, Submission, after, read_array_lines
+from tf4slurm.launch.submission import MEMORY_OPTIONS, Submission, read_array_lines
 
 _SBATCH = (
     ("-N", "--nodes", "Number of nodes."),
@@ -136,6 +136,7 @@ def make_job(
         options=sbatch,
         ps_options=parse_raw("--ps-sbatch", taken["ps_sbatch"]) if taken["het"] else None,
         srun=srun,
+        after=tuple(taken["after"]),
         requeue=taken["requeue"],
         array_lines=_read_lines(taken["array_args"]),
         single=taken["single"],
@@ -200,11 +201,8 @@ def _sbatch_options(context: click.Context, taken: Mapping[str, Any]) -> dict[st
         found = {name: value for name, value in found.items() if name not in MEMORY_OPTIONS or name in said}
     if taken["exclusive"]:
         found["exclusive"] = ""
-    dependencies = [after(tuple(taken["after"]))] if taken["after"] else []
     if taken["dependency"]:
-        dependencies.append(taken["dependency"])
-    if dependencies:
-        found["dependency"] = ",".join(dependencies)
+        found["dependency"] = taken["dependency"]
     found.update(parse_raw("--sbatch", taken["sbatch"]))
     for name in taken["no_sbatch"]:
         found.pop(_SHORT.get(name.lstrip("-"), name.lstrip("-")), None)

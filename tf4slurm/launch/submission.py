@@ -45,6 +45,7 @@ class Submission:
         options: Options of sbatch, by their long names: {"nodes": "2", "exclusive": ""}. "" is for one without a value.
         ps_options: Of a heterogeneous job: what differs on the component of the ps. None for a job of one component.
         srun: Options of srun, in the same way.
+        after: Ids of jobs that must have succeeded first.
         gpu_flag: How the GPUs that the plan gives to its workers are asked for: "gpus-per-node" or "gres".
         gpu_type: Such as "a100"; empty for any.
         requeue: How often the job goes back into the queue for its time limit; None for never.
@@ -64,6 +65,7 @@ class Submission:
     options: Mapping[str, str] = field(default_factory=dict)
     ps_options: Mapping[str, str] | None = None
     srun: Mapping[str, str] = field(default_factory=dict)
+    after: tuple[str, ...] = ()
     gpu_flag: str = "gpus-per-node"
     gpu_type: str = ""
     requeue: int | None = None
@@ -93,6 +95,13 @@ class Submission:
                 check_option(name, value)
         for options in (self.options, self.ps_options or {}):
             _check_memory(options)
+        for job_id in self.after:
+            if not _JOB.fullmatch(job_id):
+                raise SubmissionError(
+                    f"--after {job_id!r} is not the id of a job, such as 4711 or 4711_3. For other dependencies there "
+                    "is --dependency, in Slurm's words.",
+                    option="after",
+                )
         for name in self.environment:
             if not _VARIABLE.fullmatch(name):
                 raise SubmissionError(f"--env: {name!r} is not the name of a variable. Give NAME=VALUE.", option="env")
@@ -126,6 +135,9 @@ def ask_sbatch(plan: LaunchPlan, submission: Submission) -> tuple[dict[str, str]
         options["signal"] = _to_batch_script(options["signal"])
     if submission.array_lines:
         options.setdefault("array", f"0-{len(submission.array_lines) - 1}")
+    if submission.after:
+        others = [options["dependency"]] if "dependency" in options else []
+        options["dependency"] = ",".join([f"afterok:{':'.join(submission.after)}", *others])
     options = {"job-name": plan.name, **options}
     options.setdefault("open-mode", "append")  # else a requeue empties the output of the run before
     if submission.single:
@@ -176,22 +188,6 @@ def check_option(name: str, value: str) -> None:
         )
     if "\n" in value or "\r" in value:
         raise SubmissionError(f"The value of --{name} has a line break: {value!r}. sbatch cannot read it.", option=name)
-
-
-def after(job_ids: tuple[str, ...]) -> str:
-    """Return the dependency on the success of these jobs, as sbatch spells it.
-
-    Raises:
-        SubmissionError: One is not the id of a job.
-    """
-    for job_id in job_ids:
-        if not _JOB.fullmatch(job_id):
-            raise SubmissionError(
-                f"--after {job_id!r} is not the id of a job, such as 4711 or 4711_3. For other dependencies there is "
-                "--dependency, in Slurm's words.",
-                option="after",
-            )
-    return "afterok:" + ":".join(job_ids)
 
 
 def _ask_components(

@@ -14,7 +14,7 @@ from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.script import make_script
 from tf4slurm.launch.snapshot import place_snapshot, take_snapshot
 from tf4slurm.launch.submission import Submission, ask_sbatch
-from tf4slurm.slurm.batch import estimate_start, submit_environment, submit_script
+from tf4slurm.slurm.batch import check_known, estimate_start, submit_environment, submit_script
 
 logger = logging.getLogger(__name__)
 
@@ -28,17 +28,19 @@ def submit(plan: LaunchPlan, submission: Submission, environ: Mapping[str, str] 
     Raises:
         SubmissionError: The submission contradicts itself or the plan.
         RunDirectoryError: The script could not be kept; nothing is submitted.
-        RefusedError: sbatch did not take it.
+        RefusedError: sbatch did not take it, or Slurm does not know a job that it comes after.
         LaunchError: There is no sbatch.
     """
     plan, submission = place_snapshot(plan, submission)
     text = make_script(plan, submission)
+    environ = _environ_for(plan, submission, environ)
+    check_known(submission.after, environ)
     draft = _write_draft(plan, text)
     _make_output_directory(submission)
     try:
         if submission.snapshot != "none" and submission.directory is not None:
             take_snapshot(submission.snapshot, Path.cwd(), submission.directory, plan.command)
-        job_id, words = submit_script(text, _environ_for(plan, submission, environ))
+        job_id, words = submit_script(text, environ)
     except Tf4SlurmError as error:
         if not (isinstance(error, RefusedError) and error.returncode < 0):  # else Slurm may have it, and use them
             draft.unlink(missing_ok=True)
@@ -58,7 +60,9 @@ def submit(plan: LaunchPlan, submission: Submission, environ: Mapping[str, str] 
 
 def estimate(plan: LaunchPlan, submission: Submission, environ: Mapping[str, str] | None = None) -> str:
     """Ask Slurm when the job would start, without submitting it; return its words. Raises what `submit` does."""
-    return estimate_start(make_script(plan, submission), _environ_for(plan, submission, environ))
+    text, environ = make_script(plan, submission), _environ_for(plan, submission, environ)
+    check_known(submission.after, environ)
+    return estimate_start(text, environ)
 
 
 def kept_script(plan: LaunchPlan, job_id: str) -> Path:

@@ -51,7 +51,7 @@ def submit_script(
         RefusedError: It did not take it, or did not answer in time.
         LaunchError: There is no sbatch, or it answered something else than a job's id.
     """
-    done = _sbatch(("sbatch", "--parsable"), text, environ, timeout_seconds)
+    done = _run(("sbatch", "--parsable"), text, environ, timeout_seconds)
     match = _JOB_ID.fullmatch(done.stdout.strip())
     if match is None:
         raise LaunchError(
@@ -69,11 +69,36 @@ def estimate_start(text: str, environ: Mapping[str, str], *, timeout_seconds: fl
     Raises:
         RefusedError, LaunchError: As `submit_script`.
     """
-    done = _sbatch(("sbatch", "--test-only"), text, environ, timeout_seconds)
+    done = _run(("sbatch", "--test-only"), text, environ, timeout_seconds)
     return _SAID_BY_SBATCH.sub("", done.stderr).strip()
 
 
-def _sbatch(
+def check_known(
+    job_ids: Iterable[str], environ: Mapping[str, str], *, timeout_seconds: float = _TIMEOUT_SECONDS
+) -> None:
+    """Check that Slurm knows jobs: sbatch takes a dependency on one that never was, as if it had succeeded.
+
+    Raises:
+        RefusedError: It does not know one, or forgot it.
+        LaunchError: There is no scontrol.
+    """
+    for job_id in job_ids:
+        command = ("scontrol", "--oneliner", "show", "job", job_id)
+        try:
+            _run(command, "", environ, timeout_seconds)
+        except RefusedError as error:
+            if error.returncode < 0:
+                raise
+            raise RefusedError(
+                f"--after {job_id}: {error.stderr.strip()}. Slurm does not know that job: check its id. It forgets a "
+                "job some minutes after its end; if it has succeeded, leave --after out.",
+                command=command,
+                returncode=error.returncode,
+                stderr=error.stderr,
+            ) from error
+
+
+def _run(
     command: tuple[str, ...], text: str, environ: Mapping[str, str], timeout_seconds: float
 ) -> subprocess.CompletedProcess[str]:
     try:
@@ -89,15 +114,15 @@ def _sbatch(
         )
     except subprocess.TimeoutExpired as error:
         raise RefusedError(
-            f"sbatch did not answer within {timeout_seconds:g} s: Slurm's controller may be down or busy. Whether the "
-            "job was taken is not known: look with squeue --me before you submit again.",
+            f"{command[0]} did not answer within {timeout_seconds:g} s: Slurm's controller may be down or busy. Whether "
+            "a job was taken is not known: look with squeue --me before you submit again.",
             command=command,
             returncode=-1,
             stderr="",
         ) from error
     except OSError as error:
         raise LaunchError(
-            f"sbatch cannot be started: {error}. Submit where Slurm's commands are, or print the script with "
+            f"{command[0]} cannot be started: {error}. Submit where Slurm's commands are, or print the script with "
             '"tf4slurm script" and give it to sbatch there.',
             command=command,
             returncode=-1,
@@ -105,5 +130,7 @@ def _sbatch(
         ) from error
     if done.returncode != 0:
         words = done.stderr.strip() or f"it exited with {done.returncode} without a word"
-        raise RefusedError(f"sbatch refused:\n{words}", command=command, returncode=done.returncode, stderr=done.stderr)
+        raise RefusedError(
+            f"{command[0]} refused:\n{words}", command=command, returncode=done.returncode, stderr=done.stderr
+        )
     return done
