@@ -185,6 +185,22 @@ def test_a_job_is_requeued_and_each_run_keeps_its_output(tmp_path: Path, lab: Sl
     assert "requeued (time limit)" in (tmp_path / f"slurm-{job_id}.out").read_text()
 
 
+def test_of_an_array_one_element_is_requeued_alone(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    """The last element has the id of the array itself, and Slurm would requeue all by that."""
+    mine = f"{tmp_path}/$SLURM_ARRAY_TASK_ID"
+    command = ("bash", "-c", f"mkdir -p {mine}; exec {sys.executable} {CHILD} {mine}")
+    job_id = submit(tf4slurm, "--workers", "1", "--array", "0-1", "--requeue", "1", "--", *command)
+    last = next(f"{job_id}_{n}" for n in (0, 1) if field(lab, f"{job_id}_{n}", "JobId") == job_id)
+    other = f"{job_id}_{1 - int(last[-1])}"
+    assert wait_until(lambda: all((tmp_path / n / "chief-0.1").exists() for n in "01"), 30)
+    lab.run("scancel", "--batch", "--signal=USR1", last)
+    assert wait_until(lambda: field(lab, last, "Restarts") == "1", 30)
+    assert (field(lab, other, "Restarts"), field(lab, other, "JobState")) == ("0", "RUNNING")
+    lab.run("scancel", last)
+    (tmp_path / other[-1] / "chief-0.exit").write_text("0")
+    assert lab.wait_for_job(other) == ("COMPLETED", "0:0")
+
+
 def test_a_snapshot_is_what_runs(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     (tmp_path / "train.py").write_text("print('as submitted')")
     go = tmp_path / "go"

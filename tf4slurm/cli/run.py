@@ -81,7 +81,9 @@ def run(context: click.Context, /, local: bool, requeue: int | None, srun: tuple
         spawner = LocalSpawner(plan.num_tasks, plan.command, environ)
     else:
         spawner = SrunSpawner(allocation, plan.num_tasks, plan.command, environ, parse_srun(srun))
-    requeuer = Requeue(allocation.job_id, requeue) if allocation is not None and requeue is not None else None
+    requeuer = None
+    if allocation is not None and requeue is not None:
+        requeuer = Requeue(allocation.job_id, requeue, allocation.array_element)
     reporter = make_reporter(plan.num_tasks)
     try:
         result = asyncio.run(Launcher(plan, spawner, run_directory, reporter, requeuer).run())

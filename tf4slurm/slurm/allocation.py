@@ -12,6 +12,8 @@ _TASKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
 _CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
 _HET_SIZE = "SLURM_HET_SIZE"
 _HET_GROUP = "_HET_GROUP_"  # and a number: of one component
+_ARRAY_JOB_ID = "SLURM_ARRAY_JOB_ID"
+_ARRAY_TASK_ID = "SLURM_ARRAY_TASK_ID"
 _RESTART_COUNT = "SLURM_RESTART_COUNT"
 
 
@@ -31,6 +33,7 @@ class SlurmAllocation:
         num_tasks: Number of tasks asked for; None if the job, or a component of it, only asked for nodes.
         components: Of a heterogeneous job; none of any other.
         restart_count: How often Slurm has put the job back into the queue.
+        array_element: Such as "38_2" in a job array: one of its elements has the id of the whole array as its own.
         cpus_per_task: As asked for; srun no longer inherits it since Slurm 22.05.
     """
 
@@ -39,6 +42,7 @@ class SlurmAllocation:
     cpus_per_task: int | None
     components: tuple[HetComponent, ...] = ()
     restart_count: int = 0
+    array_element: str | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SlurmAllocation | None:
@@ -58,7 +62,13 @@ class SlurmAllocation:
             whole.cpus_per_task,
             components,
             _number(environ, _RESTART_COUNT) or 0,
+            _element(environ),
         )
+
+
+def _element(environ: Mapping[str, str]) -> str | None:
+    array, element = environ.get(_ARRAY_JOB_ID), _number(environ, _ARRAY_TASK_ID)
+    return None if array is None or element is None else f"{array}_{element}"
 
 
 def _component(environ: Mapping[str, str], suffix: str) -> HetComponent:

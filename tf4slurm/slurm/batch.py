@@ -114,8 +114,8 @@ def _run(
         )
     except subprocess.TimeoutExpired as error:
         raise RefusedError(
-            f"{command[0]} did not answer within {timeout_seconds:g} s: Slurm's controller may be down or busy. Whether "
-            "a job was taken is not known: look with squeue --me before you submit again.",
+            f"{command[0]} did not answer within {timeout_seconds:g} s: Slurm's controller may be down or busy. "
+            "Whether a job was taken is not known: look with squeue --me before you submit again.",
             command=command,
             returncode=-1,
             stderr="",
