@@ -18,7 +18,7 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 FLOORS = [
     ["errors", "roles", "output", "exec_child"],
-    ["cluster", "child", "last_word"],
+    ["cluster", "child", "last_word", "profiles"],
     ["network", "placement", "run_directory", "own_dictionary"],
     ["slurm"],
     ["control"],
@@ -34,7 +34,12 @@ FLOORS = [
 
 INSIDE = {
     "network": [["answer", "connections", "interfaces", "ports", "proof", "proxies", "traffic"]],
-    "slurm": [["allocation", "job", "layout", "nodelist", "queue"], ["variables"], ["step"], ["commands", "gpus"]],
+    "slurm": [
+        ["allocation", "job", "layout", "nodelist", "queue"],
+        ["variables"],
+        ["step"],
+        ["batch", "commands", "gpus"],
+    ],
     "control": [
         ["auth", "limits", "messages", "munge", "verdict"],
         ["record"],
@@ -43,12 +48,22 @@ INSIDE = {
         ["client", "service"],
     ],
     "observe": [["environment", "events", "logs", "recorder", "registry"], ["status"]],
-    "launch": [["plan", "requeue", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
+    "launch": [
+        ["plan", "requeue", "spawner"],
+        ["submission", "spawn_local", "spawn_srun", "launcher"],
+        ["script", "snapshot", "self_hosted"],
+        ["submit"],
+    ],
     "tensorflow": [["local_cluster", "resolver", "queues", "paths", "seat"], ["done", "muster"], ["hooks"]],
     "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],
     "cli": [
-        ["jobs", "main", "options", "reporter"],
-        ["cancel", "completion", "env", "list", "logs", "nodes", "resume", "run", "status", "task", "wait"],
+        ["jobs", "main", "options", "reporter", "recorded"],
+        ["submission_options"],
+        ["settings"],
+        [
+            *("cancel", "completion", "config", "env", "list", "logs", "nodes", "resume"),
+            *("run", "script", "status", "submit", "task", "wait"),
+        ],
     ],
 }
 """The same inside each folder."""

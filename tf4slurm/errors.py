@@ -18,7 +18,10 @@ Tf4SlurmError
 │  └─ ShutdownTimeoutError       not all workers signalled in time (also TimeoutError)
 ├─ UnknownJobError             no job of that id, name or path
 ├─ MessageError                a control message that is not one (also ValueError)
+├─ SubmissionError             what sbatch would be asked contradicts itself (also ValueError)
+├─ ProfileError                a file of settings cannot be read, or says something unknown
 └─ LaunchError                 a program that was started to launch tasks failed
+   └─ RefusedError               sbatch did not take the job
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from collections.abc import Sequence
 
 EXIT_USAGE = 2
 EXIT_PREFLIGHT = 3
+EXIT_REFUSED = 4
 EXIT_UNKNOWN_JOB = 5
 EXIT_NOT_FORMED = 6
 EXIT_TASK_LOST = 7
@@ -170,6 +174,24 @@ class MessageError(Tf4SlurmError, ValueError):
     """Bytes that are not a control message of this version."""
 
 
+class SubmissionError(Tf4SlurmError, ValueError):
+    """What is asked of sbatch contradicts itself or cannot be written; `option` is the first that does not fit."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, *, option: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+
+class ProfileError(Tf4SlurmError):
+    """Settings that cannot be used: the file (or variable) that has them is `source`."""
+
+    def __init__(self, message: str, *, source: str) -> None:
+        super().__init__(message)
+        self.source = source
+
+
 class LaunchError(Tf4SlurmError):
     """A program that tf4slurm started to launch tasks failed: its `command`, `returncode` and end of `stderr`."""
 
@@ -178,3 +200,9 @@ class LaunchError(Tf4SlurmError):
         self.command = tuple(command)
         self.returncode = returncode
         self.stderr = stderr
+
+
+class RefusedError(LaunchError):
+    """sbatch did not take the job; `stderr` has its own words."""
+
+    exit_code = EXIT_REFUSED

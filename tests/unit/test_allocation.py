@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.allocation import HetComponent, SlurmAllocation
 
 DATA = Path(__file__).parent.parent / "data"
 BATCH: dict[str, str] = json.loads((DATA / "batch-3-nodes-7-tasks.json").read_text())["environments"][0]
@@ -19,6 +19,35 @@ def batch_without(*variables: str, **changes: str) -> dict[str, str]:
 
 def test_a_real_batch_script() -> None:
     assert SlurmAllocation.from_environ(BATCH) == SlurmAllocation(job_id="38", num_tasks=7, cpus_per_task=None)
+
+
+def test_an_element_of_an_array() -> None:
+    allocation = SlurmAllocation.from_environ(batch_without(SLURM_ARRAY_JOB_ID="38", SLURM_ARRAY_TASK_ID="2"))
+    assert allocation is not None
+    assert allocation.array_element == "38_2"
+
+
+HET = {
+    **{"SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "38", "SLURM_JOB_ID_HET_GROUP_1": "39"},
+    **{"SLURM_NTASKS_HET_GROUP_0": "1", "SLURM_CPUS_PER_TASK_HET_GROUP_0": "3"},
+    **{"SLURM_NTASKS_PER_NODE_HET_GROUP_1": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "3"},
+}
+
+
+def test_the_components_of_a_heterogeneous_job() -> None:
+    allocation = SlurmAllocation.from_environ(batch_without(**HET))
+    assert allocation is not None
+    assert allocation.components == (HetComponent(1, 3), HetComponent(6, None))
+    assert allocation.num_tasks == 7
+    some = SlurmAllocation.from_environ({**batch_without(**HET), "SLURM_NTASKS_PER_NODE_HET_GROUP_1": ""})
+    assert some is not None
+    assert some.num_tasks is None
+
+
+def test_components_that_are_left_from_an_outer_job_are_not_this_ones() -> None:
+    allocation = SlurmAllocation.from_environ(batch_without(**{**HET, "SLURM_JOB_ID_HET_GROUP_0": "5"}))
+    assert allocation is not None
+    assert (allocation.components, allocation.num_tasks) == ((), 7)
 
 
 @pytest.mark.parametrize("environ", [{}, {"PATH": "/bin"}, {"SLURM_JOB_ID": ""}, {"SLURM_CONF": "/etc/slurm.conf"}])

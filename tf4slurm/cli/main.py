@@ -16,6 +16,9 @@ from tf4slurm.errors import Tf4SlurmError
 
 _VERBS = {
     "run": "Run a job: local processes, or hosts of a Slurm allocation.",
+    "submit": "Give a job to Slurm: make its batch script, and sbatch it.",
+    "script": "Print the batch script that submit would give to sbatch.",
+    "config": "Show the settings, and where they come from.",
     "status": "Show where jobs stand, task by task.",
     "list": "List the jobs of before.",
     "logs": "Show what the tasks of a job printed.",

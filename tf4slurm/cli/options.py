@@ -70,7 +70,10 @@ _OPTIONS = (
     click.option(
         "--gpus-per-worker", type=click.IntRange(min=1), help="GPUs of each worker. [default: an even share of Slurm's]"
     ),
-    click.option("--name", help="Name of the job, for its run directory. [default: the script's]"),
+    click.option(
+        *("-J", "--name", "--job-name", "name"),
+        help="Name of the job, and of its run directory. [default: the script's]",
+    ),
     click.option(
         "--runs-directory",
         type=click.Path(path_type=Path),

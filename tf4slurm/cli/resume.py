@@ -10,8 +10,8 @@ import click
 
 from tf4slurm.cli.jobs import job_argument, read_statuses
 from tf4slurm.errors import RunDirectoryError
-from tf4slurm.observe.registry import find_job, remember
-from tf4slurm.slurm.commands import submit_script
+from tf4slurm.launch.submit import submit_again
+from tf4slurm.observe.registry import find_job
 
 
 @click.command()
@@ -27,16 +27,13 @@ def resume(environ: dict[str, str], /, job: str | None) -> None:
     (status,) = read_statuses([known])
     if not status.has_ended:
         raise click.UsageError(f"{known.name} is still {status.state}. Wait for its end, or cancel it first.")
-    script = Path(known.runs_directory) / f"{known.name}.sbatch"
-    if known.job_id is not None and script.is_file():
-        runs = known.run_directories
-        directory = (runs[-1].read_job() or {}).get("directory") if runs else None
-        job_id = submit_script(script, directory or os.getcwd())
-        remember(f"{known.name.removesuffix(f'-{known.job_id}')}-{job_id}", script.parent, environ, job_id)
-        click.echo(job_id)
-        return
     runs = known.run_directories
     content = (runs[-1].read_job() if runs else None) or {}
+    os.chdir(content.get("directory", "."))
+    script = Path(known.runs_directory) / f"{known.name}.sh"
+    if known.job_id is not None and script.is_file():
+        click.echo(submit_again(script, known.name.removesuffix(f"-{known.job_id}"), environ))
+        return
     arguments = content.get("arguments")
     if not arguments or known.job_id is not None:
         raise RunDirectoryError(
@@ -44,7 +41,6 @@ def resume(environ: dict[str, str], /, job: str | None) -> None:
             "the command you used.",
             path=str(script),
         )
-    os.chdir(content.get("directory", "."))
     sys.stderr.write(f"tf4slurm: in {os.getcwd()}: {' '.join(arguments)}\n")
     sys.stderr.flush()
     os.execvpe(sys.executable, [sys.executable, "-m", "tf4slurm", *arguments[1:]], environ)

@@ -10,9 +10,12 @@ import time
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tf4slurm.cli.options import job_options, make_plan
 from tf4slurm.cli.reporter import make_reporter
+from tf4slurm.cli.settings import site_option
+from tf4slurm.cli.submission_options import parse_srun, srun_option
 from tf4slurm.errors import SlurmEnvironmentError
 from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher
 from tf4slurm.launch.plan import check_command, check_ports
@@ -38,14 +41,17 @@ logger = logging.getLogger(__name__)
     help="Put a batch job that is stopped back into Slurm's queue: at most N times for its time limit, always after a "
     "preemption.",
 )
+@srun_option
+@site_option
 @job_options
-@click.pass_obj
-def run(environ: dict[str, str], /, local: bool, requeue: int | None, **options: Any) -> None:
+@click.pass_context
+def run(context: click.Context, /, local: bool, requeue: int | None, srun: tuple[str, ...], **options: Any) -> None:
     """Run COMMAND once per task as one TensorFlow cluster, and end it whatever happens.
 
     On a laptop the tasks are local processes; inside a Slurm allocation they are started with srun. COMMAND stands
     after "--" and finds its place in TF_CONFIG.
     """
+    environ: dict[str, str] = context.obj
     allocation = None if local else SlurmAllocation.from_environ(environ)
     if allocation is not None and is_in_step(environ) and SlurmStep.from_environ(environ).num_tasks > 1:
         raise SlurmEnvironmentError(
@@ -53,14 +59,13 @@ def run(environ: dict[str, str], /, local: bool, requeue: int | None, **options:
             'run starts it; or use "srun tf4slurm task".',
             variable="SLURM_STEP_NUM_TASKS",
         )
-    if allocation is not None and allocation.components > 1:
+    if allocation is not None and allocation.components and allocation.num_tasks is None:
         raise SlurmEnvironmentError(
-            f'"tf4slurm run" starts one step, but this heterogeneous job has {allocation.components} components. Start '
-            "the tasks yourself, roles in rank order: srun --het-group=0 tf4slurm task --placement ps,worker,worker … "
-            ": --het-group=1 tf4slurm task --placement ps,worker,worker …",
+            "A component of this heterogeneous job did not ask for a number of tasks, so where each role runs is not "
+            "known. Give each component --ntasks.",
             variable="SLURM_HET_SIZE",
         )
-    if requeue is not None and allocation is None:
+    if allocation is None and context.get_parameter_source("requeue") is ParameterSource.COMMANDLINE:
         raise click.UsageError("--requeue needs a job of Slurm: there is no queue here.")
     if allocation is not None and allocation.restart_count:
         logger.warning("this job was put back into the queue %d times", allocation.restart_count)
@@ -79,8 +84,10 @@ def run(environ: dict[str, str], /, local: bool, requeue: int | None, **options:
     if allocation is None:
         spawner = LocalSpawner(plan.num_tasks, plan.command, environ)
     else:
-        spawner = SrunSpawner(allocation, plan.num_tasks, plan.command, environ)
-    requeuer = Requeue(allocation.job_id, requeue) if allocation is not None and requeue is not None else None
+        spawner = SrunSpawner(allocation, plan.num_tasks, plan.command, environ, parse_srun(srun))
+    requeuer = None
+    if allocation is not None and requeue is not None:
+        requeuer = Requeue(allocation.job_id, requeue, allocation.array_element)
     facts = {"job_id": job_id, "arguments": sys.argv}
     reporter = make_reporter(plan.num_tasks)
     try:

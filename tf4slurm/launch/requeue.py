@@ -23,14 +23,16 @@ _OWN_WISH = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C, or a terminal that is gone
 class Requeue:
     """Puts a job into the queue again: at most `limit` times for its time limit, always after a preemption."""
 
-    def __init__(self, job_id: str, limit: int) -> None:
+    def __init__(self, job_id: str, limit: int, array_element: str | None = None) -> None:
+        """Of an array only this element: one of them has the array's own id, by which Slurm takes them all."""
         self._job_id = job_id
+        self._asked = array_element or job_id
         self._limit = limit
 
     def find_doubts(self) -> list[str]:
         """Return why Slurm would not do it, in sentences; asked at the start, when it can still be changed."""
         try:
-            job = ask_job(self._job_id)
+            job = ask_job(self._asked)
         except LaunchError as error:
             return [f"Whether the job can be requeued is not known: {error}"]
         doubts = []
@@ -48,7 +50,7 @@ class Requeue:
         if verdict.exit_code in {128 + number for number in _OWN_WISH}:
             return None
         try:
-            job = ask_job(self._job_id)
+            job = ask_job(self._asked)
         except LaunchError as error:
             logger.error("the job is not requeued: %s", error)
             return None
@@ -66,7 +68,7 @@ class Requeue:
     def carry_out(self) -> bool:
         """Ask Slurm; return whether it will. From then on it ends this job, this process too."""
         try:
-            requeue_job(self._job_id)
+            requeue_job(self._asked)
         except LaunchError as error:
             logger.error("the job is not requeued: %s", error)
             return False

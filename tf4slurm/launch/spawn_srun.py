@@ -25,10 +25,15 @@ class SrunSpawner:
     is_local = False
 
     def __init__(
-        self, allocation: SlurmAllocation, num_tasks: int, command: Sequence[str], environ: Mapping[str, str]
+        self,
+        allocation: SlurmAllocation,
+        num_tasks: int,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        srun_options: Sequence[str] = (),
     ) -> None:
         self._environ = environ
-        self._command = srun_command(allocation, num_tasks, (*_AGENT, *command))
+        self._command = srun_command(allocation, num_tasks, (*_AGENT, *command), srun_options)
         self._srun: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
 

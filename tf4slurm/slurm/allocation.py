@@ -11,7 +11,18 @@ _NUM_NODES = "SLURM_JOB_NUM_NODES"
 _TASKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
 _CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
 _HET_SIZE = "SLURM_HET_SIZE"
+_HET_GROUP = "_HET_GROUP_"  # and a number: of one component
+_ARRAY_JOB_ID = "SLURM_ARRAY_JOB_ID"
+_ARRAY_TASK_ID = "SLURM_ARRAY_TASK_ID"
 _RESTART_COUNT = "SLURM_RESTART_COUNT"
+
+
+@dataclass(frozen=True)
+class HetComponent:
+    """What one component of a heterogeneous job asked for, as `SlurmAllocation` has it of a plain job."""
+
+    num_tasks: int | None
+    cpus_per_task: int | None
 
 
 @dataclass(frozen=True)
@@ -19,17 +30,19 @@ class SlurmAllocation:
     """The resources that Slurm gave to a job.
 
     Attributes:
-        num_tasks: Number of tasks asked for; None if the job only asked for nodes.
-        components: Of a heterogeneous job; 1 of any other.
+        num_tasks: Number of tasks asked for; None if the job, or a component of it, only asked for nodes.
+        components: Of a heterogeneous job; none of any other.
         restart_count: How often Slurm has put the job back into the queue.
+        array_element: Such as "38_2" in a job array: one of its elements has the id of the whole array as its own.
         cpus_per_task: As asked for; srun no longer inherits it since Slurm 22.05.
     """
 
     job_id: str
     num_tasks: int | None
     cpus_per_task: int | None
-    components: int = 1
+    components: tuple[HetComponent, ...] = ()
     restart_count: int = 0
+    array_element: str | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SlurmAllocation | None:
@@ -37,17 +50,33 @@ class SlurmAllocation:
         job_id = environ.get(_JOB_ID)
         if not job_id:
             return None
-        num_tasks = _number(environ, _NUM_TASKS)
-        per_node, num_nodes = _number(environ, _TASKS_PER_NODE), _number(environ, _NUM_NODES)
-        if num_tasks is None and per_node is not None and num_nodes is not None:
-            num_tasks = per_node * num_nodes
+        size = _number(environ, _HET_SIZE) or 0
+        if environ.get(f"{_JOB_ID}{_HET_GROUP}0") != job_id:
+            size = 0  # left from a heterogeneous job from which this one was submitted
+        components = tuple(_component(environ, f"{_HET_GROUP}{n}") for n in range(size))
+        whole = _component(environ, "")
+        counts = [component.num_tasks for component in components] or [whole.num_tasks]
         return cls(
             job_id,
-            num_tasks,
-            _number(environ, _CPUS_PER_TASK),
-            _number(environ, _HET_SIZE) or 1,
+            None if None in counts else sum(filter(None, counts)),
+            whole.cpus_per_task,
+            components,
             _number(environ, _RESTART_COUNT) or 0,
+            _element(environ),
         )
+
+
+def _element(environ: Mapping[str, str]) -> str | None:
+    array, element = environ.get(_ARRAY_JOB_ID), _number(environ, _ARRAY_TASK_ID)
+    return None if array is None or element is None else f"{array}_{element}"
+
+
+def _component(environ: Mapping[str, str], suffix: str) -> HetComponent:
+    num_tasks = _number(environ, _NUM_TASKS + suffix)
+    per_node, num_nodes = _number(environ, _TASKS_PER_NODE + suffix), _number(environ, _NUM_NODES + suffix)
+    if num_tasks is None and per_node is not None and num_nodes is not None:
+        num_tasks = per_node * num_nodes
+    return HetComponent(num_tasks, _number(environ, _CPUS_PER_TASK + suffix))
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int | None:

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
@@ -20,16 +19,29 @@ _TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; slurmctld itself gives up aft
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
 
 
-def srun_command(allocation: SlurmAllocation, num_tasks: int, command: Sequence[str]) -> tuple[str, ...]:
-    """Return the srun that starts `command` on every task of one step in the allocation.
+def srun_command(
+    allocation: SlurmAllocation, num_tasks: int, command: Sequence[str], options: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the srun that starts `command` on every task of one step in the allocation, on all its components.
 
     What a task's end means is for the launcher to decide, so srun is told not to (a site may have set it to), and the
     step may share its CPUs with other steps of the job: without --overlap it waits for an interactive shell to end.
+    `options` are more of srun's, and stand last: they win.
     """
-    options = [f"--ntasks={num_tasks}", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none"]
-    if allocation.cpus_per_task is not None:
-        options.append(f"--cpus-per-task={allocation.cpus_per_task}")
-    return ("srun", *options, *command)
+    always = ["--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none"]
+    if not allocation.components:
+        start = [f"--ntasks={num_tasks}", *always, *_restate_cpus(allocation.cpus_per_task)]
+        return ("srun", *start, *options, *command)
+    line = ["srun"]
+    for number, component in enumerate(allocation.components):
+        separator = [":"] if number else []
+        start = [f"--het-group={number}", f"--ntasks={component.num_tasks}", *always]
+        line += [*separator, *start, *_restate_cpus(component.cpus_per_task), *options, *command]
+    return tuple(line)
+
+
+def _restate_cpus(cpus_per_task: int | None) -> list[str]:
+    return [] if cpus_per_task is None else [f"--cpus-per-task={cpus_per_task}"]
 
 
 def cancel_step(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
@@ -105,16 +117,6 @@ def cancel_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Non
         LaunchError: Slurm refused; the text has its words.
     """
     _run(("scancel", job_id), timeout_seconds)
-
-
-def submit_script(script: Path, directory: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
-    """Give a batch script that is kept to sbatch again, to run in `directory`; return the job's id.
-
-    Raises:
-        LaunchError: sbatch refused; the text has its words.
-    """
-    answer = _run(("sbatch", "--parsable", f"--chdir={directory}", str(script)), timeout_seconds)
-    return answer.strip().partition(";")[0]
 
 
 def requeue_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:

@@ -1,0 +1,23 @@
+#!/bin/bash
+# Made by tf4slurm 0.1.0 with:
+#   tf4slurm submit -n 4 --requeue 5 --epilogue 'rm -rf /scratch/$USER' -- python train.py
+
+#SBATCH --job-name=train
+#SBATCH --ntasks=4
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+#SBATCH --open-mode=append
+
+# After a requeue: Slurm opens its own file again, and the output of each run is kept.
+if [ -n "${SLURM_RESTART_COUNT:-}" ]; then exec >"slurm-$SLURM_JOB_ID.$SLURM_RESTART_COUNT.out" 2>&1; fi
+
+/opt/tf4slurm/bin/tf4slurm run --site none --ps 1 --workers 2 --name train --runs-directory runs --requeue 5 -- python train.py &
+job=$!
+trap 'again=1; kill -HUP $job' HUP
+trap 'again=1; kill -TERM $job' TERM
+trap 'again=1; kill -USR1 $job' USR1
+trap 'again=1; kill -USR2 $job' USR2
+again=1
+while [ "$again" ]; do again=; wait "$job"; code=$?; done  # a signal ends the wait, not the job
+rm -rf /scratch/$USER
+exit "$code"

@@ -1,0 +1,228 @@
+"""`tf4slurm submit` and `script` with a real sbatch: from the command to the end of the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import CHILD, TF4SLURM
+from tests.processes import wait_until
+from tests.slurm.lab import SlurmLab
+
+ENDS_AT_ONCE = (sys.executable, "-c", "import os; print('role', os.environ['TF_CONFIG'][-40:])")
+SAYS_ITS_ARGUMENTS = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
+AWKWARD = ('it\'s "two" words', "$HOME", "*", "", "two\nlines", "-n")
+Tf4slurm = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def tf4slurm(tmp_path: Path, lab: SlurmLab) -> Tf4slurm:
+    """The command on the login host, in a directory of its own and without settings."""
+
+    def run(*arguments: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+        environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), **env}
+        return lab.run(TF4SLURM, *arguments, cwd=tmp_path, env=environ, check=check)
+
+    return run
+
+
+def submit(tf4slurm: Tf4slurm, *arguments: str, **env: str) -> str:
+    """Submit a job; return its id, which is all that stands on standard output."""
+    job_id = tf4slurm("submit", *arguments, **env).stdout
+    assert job_id.rstrip("\n").isdecimal()
+    return job_id.strip()
+
+
+def field(lab: SlurmLab, job_id: str, name: str) -> str:
+    text = lab.run("scontrol", "--oneliner", "show", "job", job_id).stdout.splitlines()[0]
+    return next(word for word in text.split() if word.startswith(f"{name}=")).partition("=")[2]
+
+
+def test_a_submitted_job_runs_and_its_files_are_where_they_should_be(
+    tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm
+) -> None:
+    job_id = submit(tf4slurm, "-N4", "--workers", "2", "-J", "digits", "-t", "5", "--", *ENDS_AT_ONCE)
+    assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
+    assert field(lab, job_id, "JobName") == "digits"
+    assert field(lab, job_id, "NumTasks") == "4"
+    assert "COMPLETED" in (tmp_path / f"slurm-{job_id}.out").read_text()
+    result = json.loads((tmp_path / "runs" / f"digits-{job_id}" / "result.json").read_text())
+    assert sorted(task["node"] for task in result["tasks"]) == sorted(lab.nodes)
+    kept = tmp_path / "runs" / f"digits-{job_id}.sh"
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert kept.read_text() == tf4slurm("submit", "--dry-run", *submitted_by(kept)).stdout
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [f"digits-{job_id}", kept.name]
+
+
+def submitted_by(script: Path) -> list[str]:
+    """Return the arguments that the first lines of a script say it was made with."""
+    return shlex.split(script.read_text().splitlines()[2].removeprefix("#   tf4slurm submit "))
+
+
+def test_the_departments_first_job(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    command = ("bash", "-c", 'echo "GPU $CUDA_VISIBLE_DEVICES" "$@"', "bash", *AWKWARD)
+    job_id = submit(tf4slurm, "--single", "--gpus-per-node", "1", "--", *command)
+    assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
+    assert (tmp_path / f"slurm-{job_id}.out").read_text() == f"GPU 0 {' '.join(AWKWARD)}\n"
+    assert not (tmp_path / "runs" / f"bash-{job_id}").exists()
+
+
+def test_script_works_without_slurm_and_pipes_into_sbatch(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    arguments = ("-N2", "-n3", "--", *SAYS_ITS_ARGUMENTS, *AWKWARD)
+    here = {**os.environ, "PATH": "/nowhere", "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    printed = subprocess.run([TF4SLURM, "script", *arguments], env=here, cwd=tmp_path, capture_output=True, text=True)
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert printed.stdout == tf4slurm("submit", "--dry-run", *arguments).stdout
+    line = f"{shlex.join([TF4SLURM, 'script', *arguments])} | sbatch --parsable"
+    job_id = lab.run("bash", "-c", line, cwd=tmp_path, env={"XDG_CONFIG_HOME": str(tmp_path / "config")}).stdout.strip()
+    assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
+    log = next((tmp_path / "runs").glob(f"*-{job_id}/logs/chief-0.1.log"))
+    assert log.read_text() == f"{list(AWKWARD)}\n"
+
+
+def test_what_slurm_refuses_is_told_in_its_words(tmp_path: Path, tf4slurm: Tf4slurm) -> None:
+    for arguments, words in (
+        (("-p", "nope"), "invalid partition specified: nope"),
+        (("--sbatch", "no-such-option=1"), "no-such-option"),
+    ):
+        refused = tf4slurm("submit", "--workers", "1", *arguments, "--", *ENDS_AT_ONCE, check=False)
+        assert (refused.returncode, refused.stdout) == (4, "")
+        assert words in refused.stderr
+        assert "sbatch: " in refused.stderr
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_job_after_one_that_does_not_exist_is_refused(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    for test_only in ((), ("--test-only",)):
+        refused = tf4slurm("submit", *test_only, "--single", "--after", "999999", "--", "true", check=False)
+        assert (refused.returncode, refused.stdout) == (4, "")
+        assert "Invalid job id specified. Slurm does not know that job" in refused.stderr
+    assert lab.queue() == []
+
+
+def test_slurms_estimate_submits_nothing(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    answer = tf4slurm("submit", "--test-only", "-N2", "--workers", "2", "--", *ENDS_AT_ONCE)
+    assert answer.stdout.startswith("Job ")
+    assert " to start at " in answer.stdout
+    too_many = tf4slurm("submit", "--test-only", "-N20", "--workers", "18", "--", *ENDS_AT_ONCE, check=False)
+    assert (too_many.returncode, too_many.stdout) == (4, "")
+    assert "Requested node configuration is not available" in too_many.stderr
+    assert lab.queue() == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_each_element_of_an_array_has_its_line(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    (tmp_path / "lines").write_text("--rate 0.1\n--words 'two words'\n")
+    command = ("--", *SAYS_ITS_ARGUMENTS, "--seed", "1")
+    job_id = submit(tf4slurm, "--single", "--array-args", "lines", "--array", "0-1%1", *command)
+    outputs = [tmp_path / f"slurm-{job_id}_{element}.out" for element in (0, 1)]
+    lab.wait_idle()
+    expected = (["--seed", "1", "--rate", "0.1"], ["--seed", "1", "--words", "two words"])
+    assert [output.read_text() for output in outputs] == [f"{arguments}\n" for arguments in expected]
+
+
+def test_a_job_after_another_waits_for_its_success(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    go = tmp_path / "go"
+    first = submit(tf4slurm, "--single", "--", "bash", "-c", f"until [ -e {go} ]; do sleep 0.05; done")
+    second = submit(tf4slurm, "--single", "--after", first, "--", "cat", str(go))
+    assert field(lab, second, "Dependency").startswith(f"afterok:{first}")
+    assert lab.job_state(second)[0] == "PENDING"
+    go.write_text("gone")
+    assert lab.wait_for_job(second, timeout_seconds=60) == ("COMPLETED", "0:0")
+    assert (tmp_path / f"slurm-{second}.out").read_text() == "gone"
+
+
+def test_the_ps_have_a_component_of_their_own(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    job_id = submit(
+        tf4slurm,
+        *("--het", "-N2", "--workers", "3", "--gpus-per-worker", "1", "--sbatch", "nodelist=r1-n[2,9]", "-c", "2"),
+        *("--ps-sbatch", "nodelist=gpu-09", "--ps-sbatch", "cpus-per-task=3", "--", *ENDS_AT_ONCE),
+    )
+    assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
+    result = json.loads(next((tmp_path / "runs").glob(f"*-{job_id}/result.json")).read_text())
+    nodes = {task["task"]: task["node"] for task in result["tasks"]}
+    assert nodes["ps/0"] == "gpu-09"
+    assert {nodes[task] for task in nodes if task != "ps/0"} == {"r1-n2", "r1-n9"}
+    assert field(lab, job_id, "CPUs/Task") == "3"
+    assert field(lab, str(int(job_id) + 1), "CPUs/Task") == "2"
+
+
+def test_from_inside_another_job_nothing_of_it_leaks(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    """The outer job has 3 tasks of 2 CPUs on 3 nodes, and what Slurm says of it would be taken for the inner one's."""
+    inner = (TF4SLURM, "submit", "-N1", "-n2", "--no-chief", "--", *ENDS_AT_ONCE)
+    lines = ("export TF_CONFIG={} TF4SLURM_TASK=worker/0", shlex.join(inner))
+    (tmp_path / "outer.sh").write_text("\n".join(["#!/bin/bash", "#SBATCH -N3 -n3 -c2 -o outer.out", *lines, ""]))
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    outer = lab.run("sbatch", "--parsable", "outer.sh", cwd=tmp_path, env=environ).stdout.strip()
+    assert lab.wait_for_job(outer) == ("COMPLETED", "0:0")
+    job_id = (tmp_path / "outer.out").read_text().splitlines()[0]
+    assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
+    assert (field(lab, job_id, "NumNodes"), field(lab, job_id, "CPUs/Task")) == ("1", "1")
+
+
+def test_a_job_is_requeued_and_each_run_keeps_its_output(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    children = tmp_path / "children"
+    children.mkdir()
+    job_id = submit(
+        tf4slurm, "--workers", "1", "--requeue", "1", "-J", "again", "--", sys.executable, str(CHILD), str(children)
+    )
+    assert field(lab, job_id, "Requeue") == "1"
+    assert wait_until((children / "chief-0.1").exists, 30)
+    lab.run("scancel", "--batch", f"--signal={signal.SIGUSR1.name}", job_id)
+    second = tmp_path / f"slurm-{job_id}.1.out"
+    assert wait_until(second.exists, 90)
+    (children / "chief-0.exit").write_text("0")
+    assert lab.wait_for_job(job_id, timeout_seconds=60) == ("COMPLETED", "0:0")
+    assert "COMPLETED" in second.read_text()
+    assert "requeued (time limit)" in (tmp_path / f"slurm-{job_id}.out").read_text()
+
+
+def test_of_an_array_one_element_is_requeued_alone(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    """The last element has the id of the array itself, and Slurm would requeue all by that."""
+    mine = f"{tmp_path}/$SLURM_ARRAY_TASK_ID"
+    command = ("bash", "-c", f"mkdir -p {mine}; exec {sys.executable} {CHILD} {mine}")
+    job_id = submit(tf4slurm, "--workers", "1", "--array", "0-1", "--requeue", "1", "--", *command)
+    last = next(f"{job_id}_{n}" for n in (0, 1) if field(lab, f"{job_id}_{n}", "JobId") == job_id)
+    other = f"{job_id}_{1 - int(last[-1])}"
+    assert wait_until(lambda: all((tmp_path / n / "chief-0.1").exists() for n in "01"), 30)
+    lab.run("scancel", "--batch", "--signal=USR1", last)
+    assert wait_until(lambda: field(lab, last, "Restarts") == "1", 30)
+    assert (field(lab, other, "Restarts"), field(lab, other, "JobState")) == ("0", "RUNNING")
+    lab.run("scancel", last)
+    (tmp_path / other[-1] / "chief-0.exit").write_text("0")
+    assert lab.wait_for_job(other) == ("COMPLETED", "0:0")
+
+
+def test_a_snapshot_is_what_runs(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    (tmp_path / "train.py").write_text("print('as submitted')")
+    go = tmp_path / "go"
+    wait = submit(tf4slurm, "--single", "--", "bash", "-c", f"until [ -e {go} ]; do sleep 0.05; done")
+    job_id = submit(tf4slurm, "--single", "--snapshot", "copy", "--after", wait, "--", sys.executable, "train.py")
+    (tmp_path / "train.py").write_text("print('changed since')")
+    go.touch()
+    assert lab.wait_for_job(job_id, timeout_seconds=60) == ("COMPLETED", "0:0")
+    assert (tmp_path / f"slurm-{job_id}.out").read_text() == "as submitted\n"
+
+
+def test_a_site_profile_and_environment_are_obeyed(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    (tmp_path / "config" / "tf4slurm").mkdir(parents=True)
+    (tmp_path / "config" / "tf4slurm" / "config.toml").write_text('partition = "high"\ntime = "7"\nps = 5')
+    job_id = submit(
+        tf4slurm,
+        *("--no-chief", "--ps", "1", "--env", "WORD=a b", "--prologue", "echo before", "--epilogue", "echo after"),
+        *("--workers", "1", "--", sys.executable, "-c", "import os; print('said', os.environ['WORD'])"),
+        TF4SLURM_TIME="9",
+    )
+    assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
+    assert (field(lab, job_id, "Partition"), field(lab, job_id, "TimeLimit")) == ("high", "00:09:00")
+    lines = (tmp_path / f"slurm-{job_id}.out").read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("before", "after")
+    assert any(line.endswith("said a b") for line in lines)

@@ -1,0 +1,220 @@
+"""Batch scripts: compared whole with files in tests/data/scripts, and run by a real bash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.processes import wait_until
+from tests.submissions import job_of
+from tf4slurm.cli.options import job_options, make_plan
+from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.launch.script import make_script, quote
+
+GOLDEN = Path(__file__).parent.parent / "data" / "scripts"
+TRAIN = ("--", "python", "train.py")
+ARGUMENTS = str(GOLDEN / "arguments.txt")
+
+SCRIPTS = {
+    "plain": ("-N", "4", "--workers", "2", "-t", "1:00:00", *TRAIN),
+    "single": ("--single", "--gpus-per-node", "1", "--module", "python/3.10", *TRAIN),
+    "single-srun": ("--single", "--srun", "cpu-bind=cores", "--container", "/images/tf.oci", *TRAIN),
+    "het": (
+        *("--het", "-N", "2", "--workers", "3", "--gpus-per-worker", "2", "-p", "gpu", "-c", "8", "--mem", "64G"),
+        *("--ps-sbatch", "partition=cpu", "--ps-sbatch", "mem-per-cpu=2G", "--gpu-flag", "gres", "--gpu-type", "a100"),
+        *TRAIN,
+    ),
+    "array": ("--workers", "1", "--array-args", ARGUMENTS, "--array", "0-2%2", *TRAIN),
+    "requeue": ("-n", "4", "--requeue", "5", "--epilogue", "rm -rf /scratch/$USER", *TRAIN),
+    "environment": (
+        *("-n", "3", "--module", "cesga/system", "--module", "tensorflow/2.11.0", "--load-env", "ulimit -n 4096"),
+        *("--venv", "/home/my tf", "--conda", "tf", "--env", "OMP_NUM_THREADS=4", "--env", "WORDS=it's two words"),
+        *("--prologue", "nvidia-smi", *TRAIN),
+    ),
+    "everything": (
+        *(
+            "-J",
+            "digits",
+            "-N2",
+            "-n",
+            "5",
+            "--ntasks-per-node",
+            "3",
+            "-c",
+            "4",
+            "-p",
+            "short",
+            "-A",
+            "me",
+            "-q",
+            "short",
+        ),
+        *("-t", "2-00:00:00", "-C", "a100&ib", "-w", "c206-[3-4]", "-x", "c206-9", "--mem-per-cpu", "3G"),
+        *("--gres", "gpu:a100:2", "--exclusive", "--reservation", "course", "-o", "logs/%x-%j.out", "--after", "12"),
+        *("--after", "13_4", "--dependency", "singleton", "--mail-type", "END,FAIL", "--mail-user", "me@example.org"),
+        *("--signal", "USR2@300", "--sbatch", "--nice=100", "--sbatch", "comment=it's two", "--sbatch", "chdir=/work"),
+        *("--no-sbatch", "qos", "--srun", "cpu-bind=cores", "--srun", "label", "--ps", "2", "--evaluators", "1"),
+        *("--no-chief", "--placement", "spread", "--gpus-per-worker", "1", "--runs-directory", "/scratch/my runs"),
+        *("--interface", "ib*", "--ports", "40000-40009,40020", "--start-timeout", "60", "--dead-after", "5.5"),
+        *("--beat", "0.25", "--max-worker-restarts", "0", "--max-attempts", "3", "--grace", "0"),
+        *(
+            "--stop-signal",
+            "SIGUSR1",
+            "--finish-timeout",
+            "10",
+            "--stall-after",
+            "600",
+            "--python",
+            "/opt/py/bin/python",
+        ),
+        *("--", "python", "my train.py", "--words", 'it\'s "two"', "$HOME", "*", "", "two\nlines", "--", "\r\n"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_whole_script(name: str) -> None:
+    script = make_script(*job_of(*SCRIPTS[name]))
+    assert script.replace(str(GOLDEN), "/data") == (GOLDEN / f"{name}.sh").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_bash_reads_it(name: str) -> None:
+    subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], check=True)
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Path:
+    """A tf4slurm that only writes its arguments down, each followed by NUL."""
+    program = tmp_path / "bin" / "tf4slurm"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >{tmp_path}/arguments\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return program
+
+
+def run_script(script: str, directory: Path, **variables: str) -> list[str]:
+    """Run a script as Slurm would; return what its tf4slurm was given."""
+    environ = {**os.environ, "SLURM_JOB_ID": "7", **variables}
+    done = subprocess.run(["bash"], input=script, text=True, cwd=directory, env=environ, timeout=30)
+    assert done.returncode == 0
+    return (directory / "arguments").read_bytes().decode().split("\0")[:-1]
+
+
+def plan_from(arguments: list[str]) -> LaunchPlan:
+    """Return what `tf4slurm run` makes of its arguments; those of `run` alone are left out."""
+    plans: list[LaunchPlan] = []
+
+    @click.command()
+    @click.option("--site")
+    @click.option("--srun", multiple=True)
+    @click.option("--requeue")
+    @job_options
+    def run(site: str, srun: tuple[str, ...], requeue: str | None, **options: Any) -> None:
+        assert site == "none"
+        plans.append(make_plan(None, **options))
+
+    assert arguments[0] == "run"
+    result = CliRunner().invoke(run, arguments[1:])
+    assert result.exit_code == 0, result.output
+    return plans[0]
+
+
+@pytest.mark.parametrize("name", ["plain", "everything", "requeue", "array"])
+def test_run_in_the_job_gets_the_plan_that_was_submitted(name: str, tmp_path: Path, recorder: Path) -> None:
+    words = [word for word in SCRIPTS[name] if word not in ("--python", "/opt/py/bin/python")]
+    plan, submission = job_of(*words, program=recorder)
+    arguments = run_script(make_script(plan, submission), tmp_path, SLURM_ARRAY_TASK_ID="0")
+    extra = submission.array_lines[0] if submission.array_lines else ()
+    assert plan_from(arguments) == LaunchPlan(**{**vars(plan), "command": (*plan.command, *extra)})
+
+
+def test_each_element_of_an_array_has_the_arguments_of_its_line(tmp_path: Path, recorder: Path) -> None:
+    script = make_script(*job_of(*SCRIPTS["array"], program=recorder))
+    for element, expected in (("0", ["--rate", "0.1"]), ("1", ["--words", "two words"]), ("2", [])):
+        assert run_script(script, tmp_path, SLURM_ARRAY_TASK_ID=element)[-2 - len(expected) :] == [
+            *TRAIN[1:],
+            *expected,
+        ]
+    beyond = subprocess.run(
+        ["bash"], input=script, text=True, env={**os.environ, "SLURM_ARRAY_TASK_ID": "3"}, capture_output=True
+    )
+    assert beyond.returncode == 2
+    assert "element 3" in beyond.stderr
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=5))
+def test_bash_gives_back_any_words(words: list[str]) -> None:
+    line = quote(words)
+    assert "\n" not in line
+    assert "\r" not in line
+    output = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {line or '/dev/null'}"], capture_output=True, check=True
+    ).stdout
+    assert output.decode().split("\0")[:-1] == (words or ["/dev/null"])
+
+
+def test_words_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
+    word = os.fsdecode(b"train-\xff\xe9.py")
+    plan, submission = job_of("--single", "--", "printf", "%s", word)
+    script = make_script(plan, submission).encode("utf-8", "surrogateescape")
+    done = subprocess.run(["bash"], input=script, capture_output=True, env={"PATH": os.environ["PATH"]})
+    assert done.stdout == b"train-\xff\xe9.py"
+
+
+def test_the_first_lines_hold_the_command_that_made_it() -> None:
+    arguments = ("--workers", "1", "--dry-run", "--", "python", "a b.py", "--dry-run", "two\n#SBATCH --nodes=9")
+    plan, submission = job_of(*(word for word in arguments[:2]), *arguments[3:])
+    header = make_script(plan, submission).splitlines()[2]
+    assert header == r"#   tf4slurm submit --workers 1 -- python 'a b.py' --dry-run $'two\x0a#SBATCH --nodes=9'"
+
+
+def test_with_an_epilogue_the_exit_code_and_the_signals_are_the_jobs(tmp_path: Path) -> None:
+    program = tmp_path / "tf4slurm"
+    program.write_text(
+        f"#!/bin/bash\ntrap 'echo got >>{tmp_path}/said' USR1\ntrap 'exit 9' TERM\ntouch {tmp_path}/up\n"
+        "for _ in $(seq 600); do sleep 0.05; done\n"
+    )
+    program.chmod(0o755)
+    script = make_script(
+        *job_of("--workers", "1", "--epilogue", f"echo after >>{tmp_path}/said", *TRAIN, program=program)
+    )
+    bash = subprocess.Popen(["bash", "-c", script], cwd=tmp_path)
+    try:
+        assert wait_until((tmp_path / "up").exists, 10)
+        bash.send_signal(signal.SIGUSR1)
+        assert wait_until((tmp_path / "said").exists, 10)
+        bash.send_signal(signal.SIGTERM)
+        assert bash.wait(10) == 9
+    finally:
+        bash.kill()
+        bash.wait()
+    assert (tmp_path / "said").read_text() == "got\nafter\n"
+
+
+def test_an_environment_that_fails_ends_the_job_before_it_starts(tmp_path: Path) -> None:
+    script = make_script(*job_of("--single", "--venv", str(tmp_path / "none"), "--", "touch", str(tmp_path / "ran")))
+    done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
+    assert done.returncode == 3
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_requeue_writes_to_an_output_of_its_own(tmp_path: Path) -> None:
+    script = make_script(*job_of("--single", "--", "echo", "hello"))
+    for count in ("1", "2"):
+        environ = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": count}
+        assert subprocess.run(["bash"], input=script, text=True, cwd=tmp_path, env=environ).returncode == 0
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "slurm-7.1.out": "hello\n",
+        "slurm-7.2.out": "hello\n",
+    }

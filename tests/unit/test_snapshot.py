@@ -1,0 +1,79 @@
+"""A copy of the code: what is in it, and when there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tf4slurm.errors import RunDirectoryError, SubmissionError
+from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.launch.snapshot import place_snapshot, take_snapshot
+from tf4slurm.launch.submission import Submission
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A directory under git: two files tracked, one of them changed since, one not tracked; and an earlier run."""
+    source = tmp_path / "source"
+    (source / "model").mkdir(parents=True)
+    (source / "train.py").write_text("old")
+    (source / "model" / "layers one.py").write_text("layers")
+    environ = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"}
+    for command in (("init", "-q"), ("add", ".")):
+        subprocess.run(["git", "-C", source, *command], check=True, env=environ)
+    (source / "train.py").write_text("new")
+    (source / "notes.py").write_text("notes")
+    (source / "runs" / "train-1").mkdir(parents=True)
+    return source
+
+
+def files(directory: Path) -> dict[str, str]:
+    return {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_git_takes_what_it_tracks_as_it_is_now(source: Path) -> None:
+    target = source / "runs" / "train.code"
+    take_snapshot("git", source, target, ("python", "train.py"))
+    assert files(target) == {"train.py": "new", "model/layers one.py": "layers"}
+    assert target.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_copy_has_all_but_git_and_the_runs(source: Path) -> None:
+    target = source / "runs" / "train.code"
+    take_snapshot("copy", source, target, ("python", "notes.py"))
+    assert files(target) == {"train.py": "new", "model/layers one.py": "layers", "notes.py": "notes"}
+
+
+def test_a_script_that_would_be_missing_is_refused_and_nothing_is_left(source: Path) -> None:
+    target = source / "runs" / "train.code"
+    with pytest.raises(SubmissionError, match=r"'notes\.py' would not be in the snapshot"):
+        take_snapshot("git", source, target, ("python", "notes.py"))
+    assert not target.exists()
+
+
+def test_where_git_tracks_nothing_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SubmissionError, match="Use --snapshot copy"):
+        take_snapshot("git", tmp_path, tmp_path / "runs" / "x.code")
+    assert not (tmp_path / "runs" / "x.code").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError, match="cannot be made"):
+        take_snapshot("copy", source, tmp_path / "file" / "x.code")
+
+
+def test_the_place_is_beside_the_runs_and_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = LaunchPlan({"worker": 1}, ("python", "train.py"), "train", Path("runs"))
+    assert place_snapshot(plan, Submission()) == (plan, Submission())
+    placed, submission = place_snapshot(plan, Submission(snapshot="git"))
+    assert placed.runs_directory == tmp_path / "runs"
+    assert submission.directory is not None
+    assert submission.directory.parent == tmp_path / "runs"
+    submission.directory.mkdir(parents=True)
+    assert place_snapshot(plan, Submission(snapshot="git"))[1].directory != submission.directory
+    assert place_snapshot(placed, submission) == (placed, submission)

@@ -1,0 +1,199 @@
+"""What sbatch is asked: what follows from the plan, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.submissions import invoke, job_of
+from tf4slurm.errors import PlacementError, SubmissionError
+from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.launch.script import make_script
+from tf4slurm.launch.submission import Submission, ask_sbatch, own_program
+
+TRAIN = ("--", "python", "train.py")
+
+
+def asked(*arguments: str) -> dict[str, str]:
+    (options,) = ask_sbatch(*job_of(*arguments, *TRAIN))
+    return options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ntasks"),
+    [
+        (("--workers", "2"), "4"),
+        (("-N", "2", "--workers", "3"), "5"),
+        (("-n", "4"), "4"),
+        (("-N", "2", "--ntasks-per-node", "3"), "6"),
+        (("--sbatch", "n=5"), "5"),
+        (("--single",), "1"),
+    ],
+)
+def test_the_tasks_follow_from_the_roles_or_the_roles_from_the_tasks(arguments: tuple[str, ...], ntasks: str) -> None:
+    assert asked(*arguments)["ntasks"] == ntasks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("-N", "2", "--workers", "3"), {"ntasks-per-node": "3", "gpus-per-node": "3"}),
+        (("-N", "3", "--workers", "1"), {"ntasks-per-node": "1", "gpus-per-node": "1"}),
+        (("-N", "2", "-n", "8", "--ntasks-per-node", "4"), {"ntasks-per-node": "4", "gpus-per-node": "4"}),
+        (("-N", "1", "--workers", "2", "--gpu-flag", "gres", "--gpu-type", "a100"), {"gres": "gpu:a100:2"}),
+        (("--single",), {"gpus-per-node": "1"}),
+        (("--workers", "2", "--gres", "gpu:7"), {"gres": "gpu:7"}),
+    ],
+)
+def test_gpus_of_workers_are_asked_for_on_each_node(arguments: tuple[str, ...], expected: dict[str, str]) -> None:
+    options = asked("--gpus-per-worker", "1", *arguments)
+    assert expected.items() <= options.items()
+    assert len({"gres", "gpus-per-node"} & set(options)) == 1
+
+
+def test_the_ps_of_a_heterogeneous_job_have_a_component_without_gpus() -> None:
+    ps, others = ask_sbatch(
+        *job_of(
+            *(
+                "--het",
+                "-N2",
+                "-w",
+                "g[1-2]",
+                "--ps",
+                "2",
+                "--workers",
+                "3",
+                "--gres",
+                "gpu:2",
+                "-c",
+                "8",
+                "--mem",
+                "9G",
+            ),
+            *("--ps-sbatch", "mem-per-cpu=1G", "--ps-sbatch", "partition=cpu", *TRAIN),
+        )
+    )
+    assert (ps["ntasks"], others["ntasks"]) == ("2", "4")
+    assert not {"gres", "nodes", "nodelist", "mem"} & set(ps)
+    assert (ps["mem-per-cpu"], ps["partition"], ps["cpus-per-task"]) == ("1G", "cpu", "8")
+    assert (others["mem"], others["gres"], others["cpus-per-task"]) == ("9G", "gpu:2", "8")
+
+
+def test_each_component_states_its_cpus() -> None:
+    """Slurm gives the batch script those of the first component in the variable that srun reads."""
+    ps, others = ask_sbatch(*job_of("--het", "--workers", "1", "--ps-sbatch", "cpus-per-task=4", *TRAIN))
+    assert (ps["cpus-per-task"], others["cpus-per-task"]) == ("4", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--signal", "USR1@60"), {"signal": "B:USR1@60"}),
+        (("--signal", "B:10@60"), {"signal": "B:10@60"}),
+        (("--signal", "R:USR2"), {"signal": "RB:USR2"}),
+        (("--requeue", "2"), {"signal": "B:USR1@120", "requeue": ""}),
+        (("--requeue", "2", "--signal", "USR2@9"), {"signal": "B:USR2@9", "requeue": ""}),
+        (("--after", "7", "--after", "8_2"), {"dependency": "afterok:7:8_2"}),
+        (("--sbatch", "p=gpu", "--sbatch", "--overcommit"), {"partition": "gpu", "overcommit": ""}),
+        (("--sbatch", "comment=a=b"), {"comment": "a=b"}),
+    ],
+)
+def test_what_sbatch_is_asked(arguments: tuple[str, ...], expected: dict[str, str]) -> None:
+    assert expected.items() <= asked("--workers", "1", *arguments).items()
+
+
+def test_of_one_task_slurms_signal_is_left_as_it_is() -> None:
+    assert asked("--single", "--signal", "USR1@60")["signal"] == "USR1@60"
+
+
+def test_an_option_is_taken_out_by_name_or_letter() -> None:
+    options = asked(
+        "--workers", "1", "-p", "gpu", "-t", "5", "--exclusive", "--no-sbatch", "p", "--no-sbatch", "--time"
+    )
+    assert "exclusive" in options
+    assert not {"partition", "time"} & set(options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--mem", "1G", "--mem-per-cpu", "2G"), "--mem 1G and --mem-per-cpu 2G exclude each other"),
+        (("--mem", "1G", "--sbatch", "mem-per-gpu=2G"), "--mem 1G and --mem-per-gpu 2G exclude each other"),
+        (("--after", "train"), "--after 'train' is not the id of a job"),
+        (("--signal", "USR1 at 60"), "'USR1 at 60' is not a signal"),
+        (("--sbatch", "Q=1"), "'Q' is not a long option"),
+        (("--sbatch", "comment=a\n#SBATCH --nodes=9"), "line break"),
+        (("--env", "PATH"), "has no value"),
+        (("--env", "1=2"), "not the name of a variable"),
+        (("--gpus-per-worker", "1"), "Give that with -N"),
+        (("--het", "--array", "0-1"), "no arrays of heterogeneous jobs"),
+        (("--het", "--ps", "0"), "one has no task"),
+        (("--het", "--placement", "spread"), "gives the first 1 ranks to the ps"),
+        (("--het", "--placement", "worker,ps,chief"), "gives the first 1 ranks to the ps"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(SubmissionError) as refused:
+        make_script(*job_of("--workers", "1", *arguments, *TRAIN))
+    assert words in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "How many workers are there?"),
+        (("--workers", "1", "--ps-sbatch", "mem=1G"), "Give --het too"),
+        (("--single", "--workers", "2"), "leave --workers out"),
+        (("--single", "--ps", "1"), "leave --ps out"),
+        (("--workers", "1", "--sbatch", "=3"), "expected NAME=VALUE"),
+        (("--workers", "1", "--memm", "3"), "Did you mean one of: '--mem'"),
+    ],
+)
+def test_bad_usage_is_said_in_words(arguments: tuple[str, ...], words: str) -> None:
+    result, jobs = invoke(*arguments, *TRAIN)
+    assert (result.exit_code, jobs) == (2, [])
+    assert words in " ".join(result.output.split())
+
+
+def test_one_task_is_one_task() -> None:
+    for arguments, option in ((("-n", "2"), "ntasks"), (("--requeue", "1"), "requeue")):
+        with pytest.raises((SubmissionError, PlacementError)) as refused:
+            make_script(*job_of("--single", *arguments, *TRAIN))
+        assert getattr(refused.value, "option", "ntasks") == option
+
+
+@pytest.mark.parametrize(
+    ("lines", "array", "words"),
+    [
+        ("a 'b", "0", "line 0"),
+        ("", "0", "has no line"),
+        ("a\nb\n", "0-2", "an element 2"),
+        ("a\nb\n", "0,5-7:2", "an element 7"),
+        ("a\n", "x", "not numbers and ranges"),
+    ],
+)
+def test_arguments_that_do_not_fit_the_array(lines: str, array: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text(lines)
+    with pytest.raises(SubmissionError, match=words):
+        job_of("--workers", "1", "--array-args", str(tmp_path / "lines"), "--array", array, *TRAIN)
+
+
+def test_without_an_array_there_is_an_element_for_each_line(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("a\n\nb")
+    assert asked("--workers", "1", "--array-args", str(tmp_path / "lines"))["array"] == "0-2"
+
+
+def test_the_program_is_the_one_that_submits_unless_an_environment_is_set_up() -> None:
+    assert Submission().tf4slurm == own_program()
+    assert Path(own_program()[0]).is_absolute()
+    assert Submission(modules=("python",)).tf4slurm == ("python", "-m", "tf4slurm")
+    assert Submission(modules=("cuda",), python="/opt/python").tf4slurm == ("/opt/python", "-m", "tf4slurm")
+
+
+def test_a_python_program_needs_no_command_line() -> None:
+    plan = LaunchPlan({"chief": 1, "ps": 1, "worker": 2}, ("python", "train.py"), "train", Path("runs"))
+    script = make_script(plan, Submission({"nodes": "2"}, program=("tf4slurm",)))
+    assert "from Python" in script.splitlines()[1]
+    assert "exec tf4slurm run --site none --ps 1 --workers 2 " in script
