@@ -14,6 +14,7 @@ null.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -25,7 +26,7 @@ from tf4slurm.child import is_alive
 from tf4slurm.errors import EXIT_REQUEUED, LaunchError
 from tf4slurm.observe.registry import KnownJob
 from tf4slurm.run_directory import RunDirectory
-from tf4slurm.slurm.commands import ask_accounting, ask_queue
+from tf4slurm.slurm.commands import ask_accounting, ask_job, ask_queue
 from tf4slurm.slurm.queue import QueueEntry
 
 _SLURM_SECONDS = 5.0
@@ -177,10 +178,14 @@ def _judge_gone(job: KnownJob, entry: QueueEntry | None, doubts: list[str]) -> t
     except LaunchError:
         accounted = None
     if accounted is not None:
-        return accounted[0], accounted[1], "From Slurm's accounting; the launcher left no result."
+        return accounted[0], accounted[1], "From Slurm's accounting; there is no result of a launcher."
     if entry is not None:
-        return entry.state, 0 if entry.state == "COMPLETED" else 1, "From Slurm's queue; the launcher left no result."
-    return "UNKNOWN", 1, "Slurm no longer knows it, and the launcher left no result."
+        code = 0
+        with contextlib.suppress(LaunchError):
+            code = ask_job(job.job_id, timeout_seconds=_SLURM_SECONDS).exit_code
+        code = code or int(entry.state != "COMPLETED")
+        return entry.state, code, "From Slurm's queue; there is no result of a launcher."
+    return "UNKNOWN", 1, "Slurm no longer knows it, and there is no result of a launcher."
 
 
 def _tasks(status: dict[str, Any]) -> list[dict[str, Any]]:

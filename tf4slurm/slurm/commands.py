@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
-from tf4slurm.slurm.job import SlurmJob, parse_fields, parse_job
+from tf4slurm.slurm.job import SlurmJob, parse_exit_code, parse_fields, parse_job
 from tf4slurm.slurm.queue import SQUEUE_FORMAT, QueueEntry, parse_queue
 from tf4slurm.slurm.step import SlurmStep
 
@@ -98,7 +98,7 @@ def ask_accounting(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) ->
     state, _, codes = line.partition("|")
     if not state:
         return None
-    return state.split()[0], _exit_code(codes)
+    return state.split()[0], parse_exit_code(codes)
 
 
 def signal_batch(job_id: str, signal_name: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
@@ -186,12 +186,6 @@ def _sattach_layout(step_name: str, timeout_seconds: float) -> list[str]:
             stderr=answer,
         )
     return [places[rank] for rank in range(num_tasks)]
-
-
-def _exit_code(codes: str) -> int:
-    """Read Slurm's "code:signal" as a shell would tell it."""
-    code, _, number = codes.partition(":")
-    return 128 + int(number) if number.isdecimal() and int(number) else int(code) if code.isdecimal() else 1
 
 
 def _run(command: Sequence[str], timeout_seconds: float) -> str:

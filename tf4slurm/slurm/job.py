@@ -17,6 +17,7 @@ class SlurmJob:
         is_batch: A batch job: only such a job can be started again.
         can_requeue: Whether the user and the site allow that.
         is_preempted: Slurm has chosen it for preemption, and its grace time has begun.
+        exit_code: Of the batch script, as a shell would tell it; 0 while it runs.
         preempt_mode: What preemption does to jobs of its partition, such as "REQUEUE" or "CANCEL"; empty if not known.
     """
 
@@ -26,6 +27,7 @@ class SlurmJob:
     is_preempted: bool
     partition: str
     preempt_mode: str = ""
+    exit_code: int = 0
 
 
 def parse_job(text: str) -> SlurmJob:
@@ -43,7 +45,14 @@ def parse_job(text: str) -> SlurmJob:
         can_requeue=fields.get("Requeue") == "1",
         is_preempted=fields.get("PreemptTime", "None") != "None",
         partition=fields.get("Partition", ""),
+        exit_code=parse_exit_code(fields.get("ExitCode", "")),
     )
+
+
+def parse_exit_code(codes: str) -> int:
+    """Read Slurm's "code:signal" as a shell would tell it."""
+    code, _, number = codes.partition(":")
+    return 128 + int(number) if number.isdecimal() and int(number) else int(code) if code.isdecimal() else 0
 
 
 def parse_fields(text: str) -> dict[str, str]:

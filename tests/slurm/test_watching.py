@@ -1,0 +1,138 @@
+"""The verbs about jobs of before, on a real Slurm, from another directory than the job's."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.jobs import TF4SLURM
+from tests.processes import wait_until
+from tests.slurm.lab import SlurmLab
+
+SCRIPT = """
+import os, sys, time, tf4slurm
+task = os.environ["TF4SLURM_TASK"]
+print("hello from", task, "with", *sys.argv[1:])
+if task.startswith("ps"):
+    time.sleep(1000)
+for step in range(10**6):
+    tf4slurm.report(step=step)
+    time.sleep(0.05)
+    if tf4slurm.should_stop():
+        print("saved at the stop")
+        break
+"""
+
+
+class Watcher:
+    """The verbs, on the login host; jobs run in `directory`, the verbs are called elsewhere."""
+
+    def __init__(self, lab: SlurmLab, directory: Path) -> None:
+        self.lab = lab
+        self.directory = directory
+        self._elsewhere = directory / "elsewhere"
+        self._elsewhere.mkdir()
+        (directory / "train.py").write_text(SCRIPT)
+
+    def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return self.lab.run(TF4SLURM, *arguments, cwd=self._elsewhere, env=env, check=False)
+
+    def submit(self, *options: str) -> str:
+        command = (*options, "--", sys.executable, str(self.directory / "train.py"), "two words")
+        done = self.lab.run(TF4SLURM, "submit", "-t", "5", *command, cwd=self.directory)
+        return done.stdout.strip()
+
+    def status(self, job_id: str) -> dict[str, Any]:
+        found: list[dict[str, Any]] = json.loads(self.run("status", "--json", job_id).stdout)
+        return found[0]
+
+    def wait_for_steps(self, job_id: str) -> None:
+        assert wait_until(lambda: any(task["step"] for task in self.status(job_id)["tasks"]), 30, poll_seconds=0.5)
+
+
+@pytest.fixture
+def watcher(lab: SlurmLab, tmp_path: Path) -> Iterator[Watcher]:
+    yield Watcher(lab, tmp_path)
+    lab.cancel_all()
+
+
+def test_a_pending_job_says_why_and_is_cancelled(watcher: Watcher) -> None:
+    job_id = watcher.submit("-N4", "--workers", "2", "--sbatch", "begin=now+1hour")
+    shown = watcher.run("status", job_id).stdout
+    assert re.search(rf"^{job_id}  train-{job_id}  PENDING", shown)
+    assert "BeginTime: it waits for the time it was asked to begin at" in shown
+    assert "Slurm expects to start it at 20" in shown
+    logs = watcher.run("logs", job_id)
+    assert logs.returncode == 1
+    assert "has no logs: it is PENDING" in logs.stderr
+    assert watcher.run("cancel", job_id).returncode == 0
+    waited = watcher.run("wait", job_id)
+    assert waited.returncode == 1
+    assert "CANCELLED" in waited.stderr
+
+
+def test_a_running_job_is_watched_cancelled_and_resumed(watcher: Watcher) -> None:
+    job_id = watcher.submit("-N4", "--workers", "2", "--grace", "20")
+    watcher.wait_for_steps(job_id)
+    status = watcher.status(job_id)
+    assert (status["state"], status["phase"], status["limit"]) == ("RUNNING", "training", "5:00")
+    assert sorted(task["node"] for task in status["tasks"]) == sorted(watcher.lab.nodes)
+    assert all(task["memory_bytes"] > 0 for task in status["tasks"]) or wait_until(
+        lambda: all(task["memory_bytes"] > 0 for task in watcher.status(job_id)["tasks"]), 10, poll_seconds=0.5
+    )
+    assert watcher.run("logs", job_id, "worker/1").stdout == "hello from worker/1 with two words\n"
+    assert re.search(rf"^{job_id} +train-{job_id} +RUNNING", watcher.run("list").stdout, re.MULTILINE)
+    done = watcher.run("cancel", job_id)
+    assert done.returncode == 0
+    assert "has ended: STOPPED, exit code 143" in done.stderr
+    assert "saved at the stop" in watcher.run("logs", job_id, "chief/0").stdout
+    assert watcher.run("wait", job_id).returncode == 143
+    again = watcher.run("resume", job_id)
+    assert again.returncode == 0, again.stderr
+    watcher.wait_for_steps(again.stdout.strip())
+    assert watcher.run("cancel", again.stdout.strip(), "--grace", "0").returncode == 0
+
+
+def test_without_a_result_slurms_word_counts(watcher: Watcher) -> None:
+    job_id = watcher.submit("-N4", "--workers", "2")
+    watcher.wait_for_steps(job_id)
+    watcher.lab.run("scancel", "--signal=KILL", "--batch", job_id)
+    assert wait_until(lambda: watcher.status(job_id)["exit_code"] is not None, 30, poll_seconds=0.5)
+    status = watcher.status(job_id)
+    assert status["exit_code"] != 0
+    assert "there is no result of a launcher" in status["reason"]
+
+
+def test_a_controller_that_does_not_answer_costs_some_seconds_and_is_told(watcher: Watcher) -> None:
+    job_id = watcher.submit("-N4", "--workers", "2")
+    watcher.wait_for_steps(job_id)
+    host = psutil.Process(int((watcher.lab.directory / "run" / "ctl").read_text()))
+    (controller,) = (process for process in host.children(recursive=True) if process.name() == "slurmctld")
+    controller.suspend()
+    try:
+        started = time.monotonic()
+        shown = watcher.run("status", job_id).stdout
+        assert time.monotonic() - started < 15
+    finally:
+        controller.resume()
+    assert "What Slurm knows of it is not in this: squeue" in shown
+    assert "chief/0" in shown
+    assert watcher.status(job_id)["state"] == "RUNNING"
+
+
+def test_a_job_that_was_never_there_is_answered_with_the_nearest(watcher: Watcher) -> None:
+    job_id = watcher.submit("--single")
+    unknown = watcher.run("status", f"{job_id}0")
+    assert unknown.returncode == 5
+    assert job_id in unknown.stderr
+    assert watcher.run("wait", job_id).returncode == 1  # its script wants a task of tf4slurm
+    assert watcher.run("wait", "/nowhere").returncode == 5
