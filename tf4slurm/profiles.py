@@ -9,6 +9,7 @@ The later wins:
     the environment      TF4SLURM_<OPTION>, such as TF4SLURM_PARTITION
 
 A file is TOML: the long names of options and their values, such as partition = "short". `site` names the profile.
+A list takes the place of one that is said earlier; it is not added to it.
 """
 
 from __future__ import annotations

@@ -351,7 +351,17 @@ def test_ps_on_a_component_of_their_own(job: Job, lab: SlurmLab) -> None:
     assert step.wait(30) == 0
 
 
-def test_run_in_a_heterogeneous_allocation_says_what_to_do(job: Job) -> None:
-    job.start(*ROLES, prefix=("salloc", "-Q", "-N1", "-n1", ":", "-N2", "-n2"))
+def test_run_starts_one_step_over_the_components_of_a_heterogeneous_allocation(job: Job) -> None:
+    roles = ("--ps", "1", "--workers", "1", "--placement", "ps,chief,worker")
+    job.start(*roles, prefix=("salloc", "-Q", "-N1", "-n1", "-w", "r1-n10", ":", "-N2", "-n2", "-w", "gpu-09,r1-n2"))
+    hosts = {name: job.wait_for_child(name)["host"] for name in ("ps-0", "chief-0", "worker-0")}
+    job.end_child("chief-0")
+    assert job.wait() == 0
+    assert hosts["ps-0"] == "r1-n10"
+    assert {hosts["chief-0"], hosts["worker-0"]} == {"gpu-09", "r1-n2"}
+
+
+def test_components_without_a_number_of_tasks_are_refused(job: Job) -> None:
+    job.start(*ROLES, prefix=("salloc", "-Q", "-N1", ":", "-N2"))
     assert job.wait() == 3
-    assert "--het-group=0" in job.stderr
+    assert "Give each component --ntasks" in job.stderr

@@ -69,10 +69,12 @@ def submitted_by(script: Path) -> list[str]:
 
 def test_the_departments_first_job(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     command = ("bash", "-c", 'echo "GPU $CUDA_VISIBLE_DEVICES" "$@"', "bash", *AWKWARD)
-    job_id = submit(tf4slurm, "--single", "--gpus-per-node", "1", "--", *command)
+    name = 'it\'s my "first" job #1'
+    job_id = submit(tf4slurm, "--single", "--gpus-per-node", "1", "-J", name, "--", *command)
     assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
+    assert f"JobName={name} UserId" in lab.run("scontrol", "--oneliner", "show", "job", job_id).stdout
     assert (tmp_path / f"slurm-{job_id}.out").read_text() == f"GPU 0 {' '.join(AWKWARD)}\n"
-    assert not (tmp_path / "runs" / f"bash-{job_id}").exists()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"{name}-{job_id}.sh"]
 
 
 def test_script_works_without_slurm_and_pipes_into_sbatch(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:

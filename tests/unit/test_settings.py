@@ -90,6 +90,13 @@ def test_a_wrong_file_ends_every_verb_that_reads_it_but_its_help(home: Path) -> 
     assert str(path) in tf4slurm(home, "config", "path").stdout
 
 
+def test_a_setting_for_jobs_does_not_keep_run_from_a_laptop(home: Path) -> None:
+    typed = tf4slurm(home, "run", "--requeue", "3", *TRAIN)
+    assert (typed.exit_code, "--requeue needs a job of Slurm" in typed.output) == (2, True)
+    user_file(home, "requeue = 3\nsrun = ['label']")
+    assert "There is no command" in tf4slurm(home, "run", "--workers", "1").output
+
+
 def test_no_option_has_the_name_of_a_variable_that_tasks_have() -> None:
     """Else TF4SLURM_TASK, which a child has, would be --task of what it starts."""
     assert not {"attempt", "control", "line", "log", "rank", "secret", "settings", "task"} & set(known_options())

@@ -127,6 +127,7 @@ def test_an_option_is_taken_out_by_name_or_letter() -> None:
         (("--env", "PATH"), "has no value"),
         (("--env", "1=2"), "not the name of a variable"),
         (("--gpus-per-worker", "1"), "Give that with -N"),
+        (("--name", "a/b"), "has a slash"),
         (("--het", "--array", "0-1"), "no arrays of heterogeneous jobs"),
         (("--het", "--ps", "0"), "one has no task"),
         (("--het", "--placement", "spread"), "gives the first 1 ranks to the ps"),

@@ -65,8 +65,10 @@ def run(context: click.Context, /, local: bool, requeue: int | None, srun: tuple
             "known. Give each component --ntasks.",
             variable="SLURM_HET_SIZE",
         )
-    if allocation is None and context.get_parameter_source("requeue") is ParameterSource.COMMANDLINE:
-        raise click.UsageError("--requeue needs a job of Slurm: there is no queue here.")
+    if allocation is None:
+        for option in ("requeue", "srun"):  # in settings they are meant for where there is one
+            if context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--{option} needs a job of Slurm, and there is none here.")
     if allocation is not None and allocation.restart_count:
         logger.warning("this job was put back into the queue %d times", allocation.restart_count)
     plan = make_plan(allocation.num_tasks if allocation else None, **options)

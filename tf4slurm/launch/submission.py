@@ -127,6 +127,8 @@ def ask_sbatch(plan: LaunchPlan, submission: Submission) -> tuple[dict[str, str]
     Raises:
         SubmissionError: They do not fit the plan.
     """
+    if "/" in plan.name:
+        raise SubmissionError(f"The name {plan.name!r} has a slash, and files are named after it.", option="name")
     options = dict(submission.options)
     if submission.requeue is not None:
         options.setdefault("requeue", "")

@@ -1,0 +1,16 @@
+"""`python -m tf4slurm`: the command, whatever lies in the user's directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_a_file_of_the_user_does_not_take_the_place_of_pythons_own(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
+    command = [sys.executable, "-m", "tf4slurm", "nodes", "count", "n[1-3]"]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
