@@ -4,10 +4,12 @@ runs/<name>-<id>/
     job.json          the plan, the versions, the command
     control.json      0600: where the control service listens, and the job's secret, sealed with MUNGE where that works
     events.jsonl      every change of state
+    slurm.json        when Slurm has taken and started the job, and what it was given
     status.json       where the job stands, as of the last seconds
     samples.jsonl     steps, metrics, memory, processor time and bytes over time
     logs/<role>-<index>.<attempt>.log   what the task's child printed
     result.json       the verdict, and the life of each task
+    report.html       the job's life to look at
 """
 
 from __future__ import annotations
@@ -92,6 +94,9 @@ class RunDirectory:
     def write_result(self, content: Mapping[str, Any]) -> None:
         _write_json(self.path / "result.json", content)
 
+    def write_slurm(self, content: Mapping[str, Any]) -> None:
+        _write_json(self.path / "slurm.json", content)
+
     def write_status(self, content: Mapping[str, Any]) -> None:
         _write_json(self.path / "status.json", content, indent=None)
 
@@ -106,6 +111,9 @@ class RunDirectory:
     def read_job(self) -> dict[str, Any] | None:
         """Return what job.json holds; None if it is not there, or cannot be read. So for the others."""
         return _read_json(self.path / "job.json")
+
+    def read_slurm(self) -> dict[str, Any] | None:
+        return _read_json(self.path / "slurm.json")
 
     def read_result(self) -> dict[str, Any] | None:
         return _read_json(self.path / "result.json")
