@@ -34,7 +34,7 @@ FLOORS = [
 
 INSIDE = {
     "network": [["answer", "connections", "interfaces", "ports", "proof", "traffic"]],
-    "slurm": [["allocation", "job", "layout", "nodelist"], ["variables"], ["step"], ["commands", "gpus"]],
+    "slurm": [["allocation", "job", "layout", "nodelist"], ["variables", "grant"], ["step"], ["commands", "gpus"]],
     "control": [
         ["auth", "limits", "messages", "munge", "verdict"],
         ["record"],

@@ -22,8 +22,8 @@ async def wait_for_silence(
 ) -> str:
     """Return, in a clause, why the child counts as dead; a healthy child is watched for ever: cancel this.
 
-    `serve_seconds` is how long it may take until its server answers for the first time; None for no limit. When it does,
-    `on_answer()` is told, up to an eighth of the dead time later.
+    `serve_seconds` is how long it may take until its server answers for the first time; None for no limit.
+    `on_answer()` is told when it does, up to an eighth of the dead time later.
     Time in which this process did not run itself (the whole job was suspended) does not count.
     """
     pause = dead_after_seconds / _CHECKS

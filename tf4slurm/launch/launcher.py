@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tf4slurm.control.record import TaskRecord
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.control.verdict import Verdict, describe_end
-from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_REQUEUED, EXIT_TASK_LOST, RunDirectoryError
+from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_REQUEUED, EXIT_TASK_LOST, LaunchError, RunDirectoryError
 from tf4slurm.join import Service, settings_to_environ
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.requeue import Reason, Requeue
@@ -34,6 +35,7 @@ from tf4slurm.observe.events import Event, EventLog
 from tf4slurm.observe.recorder import Recorder
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.run_directory import RunDirectory
+from tf4slurm.slurm.commands import ask_grant
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +126,8 @@ class Launcher:
         if self._spawner is not None:
             self._take_signals()
         recording = asyncio.create_task(self._recorder.run())
+        if self._job_id is not None:  # a thread that nobody waits for: a controller may take its time
+            threading.Thread(target=self._note_grant, args=(self._job_id,), daemon=True).start()
         try:
             self._run_directory.write_job({**_describe(self._plan), "job_id": self._job_id})
             self._reporter.on_run_directory(self._run_directory)
@@ -190,6 +194,13 @@ class Launcher:
             self._state.hurry(now)  # Ctrl-C again
         self._state.on_stop(signal.Signals(number), f"the launcher got {signal.Signals(number).name}", now)
         self._service.publish()
+
+    def _note_grant(self, job_id: str) -> None:
+        """Write down what Slurm has given the job: it forgets jobs a few minutes after their end."""
+        try:
+            self._run_directory.write_slurm(dataclasses.asdict(ask_grant(job_id)))
+        except (LaunchError, RunDirectoryError) as error:
+            logger.info("what Slurm has given the job is not written down: %s", error)
 
     def _on_event(self, kind: str, task: str | None, text: str) -> None:
         self._reporter.on_event(self._events.add(kind, task, text), self._state)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.grant import SlurmGrant, parse_grant
 from tf4slurm.slurm.job import SlurmJob, parse_fields, parse_job
 from tf4slurm.slurm.step import SlurmStep
 
@@ -53,6 +54,15 @@ def ask_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJ
         raise LaunchError(f"{' '.join(command)}: {error}", command=command, returncode=0, stderr=answer) from error
     partition = parse_fields(_run(("scontrol", "show", "partition", job.partition), timeout_seconds))
     return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
+
+
+def ask_grant(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmGrant:
+    """Ask the controller what it has given a job, and when.
+
+    Raises:
+        LaunchError: scontrol failed.
+    """
+    return parse_grant(_run(("scontrol", "show", "job", job_id), timeout_seconds))
 
 
 def requeue_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
