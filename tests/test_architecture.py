@@ -42,11 +42,18 @@ INSIDE = {
         ["state"],
         ["client", "service"],
     ],
-    "observe": [["environment", "events", "recorder", "registry"]],
+    "observe": [
+        ["environment", "events", "recorder", "registry", "quantities", "drawing", "timeline", "curves"],
+        ["needs", "lifelines", "chart"],
+        ["advice"],
+        ["story"],
+        ["report"],
+        ["web"],
+    ],
     "launch": [["plan", "requeue", "spawner"], ["spawn_local", "spawn_srun", "launcher"], ["self_hosted"]],
     "tensorflow": [["resolver", "queues", "paths"], ["done", "muster"], ["hooks"]],
     "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],
-    "cli": [["main", "options", "reporter"], ["env", "run", "task", "nodes"]],
+    "cli": [["main", "options", "reporter"], ["env", "run", "task", "nodes", "report", "tensorboard"]],
 }
 """The same inside each folder."""
 

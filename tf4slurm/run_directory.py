@@ -108,6 +108,24 @@ class RunDirectory:
         except OSError as error:
             raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
 
+    def write_report(self, text: str, path: Path | None = None) -> Path:
+        """Write the report, by default as report.html, whole or not at all; return where it is.
+
+        Raises:
+            RunDirectoryError: It cannot be written.
+        """
+        path = path or self.path / "report.html"
+        _write_text(path, text)
+        return path
+
+    def size_of_record(self) -> int:
+        """Return the bytes of what grows while a job lives: events and samples."""
+        total = 0
+        for path in (self.events, self.path / "samples.jsonl"):
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size
+        return total
+
     def read_job(self) -> dict[str, Any] | None:
         """Return what job.json holds; None if it is not there, or cannot be read. So for the others."""
         return _read_json(self.path / "job.json")
@@ -130,13 +148,18 @@ class RunDirectory:
 
 
 def _write_json(path: Path, content: Mapping[str, Any], indent: int | None = 2) -> None:
+    _write_text(path, json.dumps(content, indent=indent) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
     """Write a whole file or none: readers on other hosts never see half of it."""
     draft = path.with_suffix(".draft")
     try:
         draft.unlink(missing_ok=True)
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=indent)
-            file.write("\n")
+        with open(
+            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8", errors="replace"
+        ) as file:
+            file.write(text)
         draft.replace(path)
     except OSError as error:
         raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error

@@ -17,6 +17,8 @@ from tf4slurm.errors import Tf4SlurmError
 _VERBS = {
     "run": "Run a job: local processes, or hosts of a Slurm allocation.",
     "task": "Be one task of a job (srun).",
+    "report": "Write a job's report: one HTML file.",
+    "tensorboard": "Start TensorBoard on a job's event files, or say how.",
     "nodes": "Expand, fold or count Slurm's nodelists.",
     "env": "Show what this process sees of its job.",
 }

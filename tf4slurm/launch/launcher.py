@@ -33,6 +33,8 @@ from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.observe.events import Event, EventLog
 from tf4slurm.observe.recorder import Recorder
+from tf4slurm.observe.report import make_report
+from tf4slurm.observe.story import read_story
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.commands import ask_grant
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
+_CHEAP_REPORT_BYTES = 2_000_000  # of events and samples: a report of these took 0.1 s
 _LOOPBACK = "127.0.0.1"
 
 
@@ -55,6 +58,7 @@ class Result:
     started_at: float
     attempt: int = 1
     requeued: Reason | None = None
+    report: Path | None = None
 
     @property
     def cause_log(self) -> Path | None:
@@ -217,6 +221,7 @@ class Launcher:
         self._write(result)
         self._recorder.write()
         self._events.close()
+        result = dataclasses.replace(result, report=self._write_report())
         self._reporter.on_result(result)
         return result
 
@@ -238,6 +243,17 @@ class Launcher:
             self._run_directory.write_result(_result_json(result))
         except RunDirectoryError as error:  # a full disk does not change how the job went
             logger.error("%s", error)
+
+    def _write_report(self) -> Path | None:
+        """Write the report of a job that is small enough for it to cost milliseconds: its hosts are held meanwhile."""
+        try:
+            if self._run_directory.size_of_record() > _CHEAP_REPORT_BYTES:
+                return None
+            report = make_report(read_story(self._run_directory))
+            return self._run_directory.write_report(report)
+        except RunDirectoryError as error:
+            logger.warning("there is no report.html: %s", error)
+            return None
 
 
 def _describe(plan: LaunchPlan) -> dict[str, Any]:
