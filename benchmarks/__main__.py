@@ -22,6 +22,7 @@ from benchmarks.main_job import (
 )
 from benchmarks.measure import Figure, machine
 from benchmarks.network import measure_infiniband
+from benchmarks.report import measure_report
 
 RESULTS = Path(__file__).with_name("results") / "figures.json"
 MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
@@ -33,6 +34,7 @@ MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
     "map": lambda directory: measure_map(directory, 11),
     "infiniband": measure_infiniband,
     "nodelist": lambda directory: measure_nodelist(directory, 51),
+    "report": lambda directory: measure_report(directory, 5),
 }
 
 

@@ -153,7 +153,7 @@ def _write_json(path: Path, content: Mapping[str, Any], indent: int | None = 2) 
 
 def _write_text(path: Path, text: str) -> None:
     """Write a whole file or none: readers on other hosts never see half of it."""
-    draft = path.with_suffix(".draft")
+    draft = path.with_name(f".{path.name}.draft")
     try:
         draft.unlink(missing_ok=True)
         with open(
