@@ -16,6 +16,7 @@ MOST_POINTS = 240
 _STEP_PATIENCE = 20.0  # seconds without a change after which a counter counts as standing still
 _USAGE_PATIENCE = 6.0  # agents look every 5 s
 _MOST_METRICS = 24
+_LARGEST = 1e100
 _MOST_NAME = 80  # characters
 
 Values = list[float | None]
@@ -101,12 +102,8 @@ def _nothing(num_tasks: int) -> list[Values]:
 
 
 def _number(value: Any) -> float | None:
-    if type(value) is int or type(value) is float:
-        try:
-            return value if math.isfinite(value) else None
-        except OverflowError:  # a whole number of hundreds of digits
-            return None
-    return None
+    is_number = type(value) is int or type(value) is float
+    return value if is_number and abs(value) < _LARGEST else None  # not so NaN, and whole numbers of 400 digits
 
 
 def _rate(column: Values, seconds: list[float], patience: float) -> Values:

@@ -76,7 +76,8 @@ def _axis(scale: Scale, height: float) -> list[str]:
     parts = []
     for tick in ticks:
         x = scale(tick)
-        parts += [line(x, _TOP - 8, x, height, "grid"), text(x, _TOP - 13, format_tick(tick, step), "tick", "middle")]
+        anchor = "end" if x > WIDTH - _RIGHT - 20 else "middle"
+        parts += [line(x, _TOP - 8, x, height, "grid"), text(x, _TOP - 13, format_tick(tick, step), "tick", anchor)]
     return parts
 
 

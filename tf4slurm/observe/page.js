@@ -14,7 +14,7 @@ document.addEventListener("pointermove", (event) => {
   const words = data.lines.filter((line) => line[1][nearest] !== null).slice(0, 4);
   chart.parentElement.querySelector(".reading").textContent =
     "at " + data.x[nearest] + " s: " + words.map((line) => line[0] + " " + line[1][nearest]).join(", ");
-  const cursor = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  const cursor = document.createElementNS(chart.namespaceURI, "path");
   const where = data.left + (data.x[nearest] / data.end) * (data.right - data.left);
   cursor.setAttribute("class", "cursor axis");
   cursor.setAttribute("d", "M" + where + " 10V166");

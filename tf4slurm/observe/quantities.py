@@ -14,7 +14,7 @@ def format_seconds(seconds: float) -> str:
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"
-    if whole < 7200:
+    if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
     if whole < 48 * 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"

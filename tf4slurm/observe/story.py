@@ -133,4 +133,4 @@ def _missing(
 
 
 def _number(value: Any) -> float:
-    return float(value) if type(value) in (int, float) and abs(value) < 1e15 else 0.0
+    return float(value) if type(value) in (int, float) and abs(value) < 1e12 else 0.0

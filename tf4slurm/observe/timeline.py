@@ -15,7 +15,6 @@ When a server answers is seen up to an eighth of the dead time late. Times are s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,7 @@ STATES = ("queued", "starting", "importing", "waiting", "training", "running", "
 
 _MARKS = ("exited", "lost", "disconnected", "reconnected", "restarting", "given_up", "departed")
 _JOB_MARKS = ("attempt", "stopping", "overtime", "verdict", "stragglers")
+_LONGEST_SECONDS = 1e9  # more is no time of a job
 _SHORT_SECONDS = 1.0  # of waiting: less is not worth a line
 
 
@@ -110,7 +110,7 @@ def make_timeline(
 
 def _is_event(event: Mapping[str, Any]) -> bool:
     seconds, task = event.get("seconds"), event.get("task", 0)
-    is_time = isinstance(seconds, (int, float)) and math.isfinite(seconds)
+    is_time = isinstance(seconds, (int, float)) and abs(seconds) < _LONGEST_SECONDS
     return is_time and isinstance(event.get("kind"), str) and (task is None or isinstance(task, str))
 
 
@@ -151,7 +151,8 @@ class _Teller:
         elif kind == "exited":
             self._enter(name, "leaving", now)
         elif kind == "restarting":
-            self._enter(name, "restarting", now)
+            state = self._state[name]
+            self._state[name] = ("restarting", state[1] if state and state[0] == "leaving" else now)
         elif kind in ("left", "lost"):
             self._gone[name] = now
             self._enter(name, None, now)
@@ -243,5 +244,5 @@ class _Teller:
             seconds = float(words[0])
         except (ValueError, IndexError):
             return
-        what = text.partition("barrier ")[2].partition(": ")[0]
+        what = text.partition("barrier ")[2].rpartition(": the first")[0]
         self._waits.append(Wait(now, seconds, name, f"at barrier {what}"))
