@@ -85,7 +85,7 @@ def test_long_waits_restarts_and_unreported_steps_are_told() -> None:
     timeline = Timeline(0, 100, (restarted,), (), (Wait(50, 40, "worker/3", "to join"),), 10)
     assert said(needs_of(), timeline) == [
         "All others waited 40 s for worker/3 to join, 40% of the job's time.",
-        "Tasks were started again in place 2 times: worker/0 2 times.",
+        "2 restarts in place, 2 of them of worker/0.",
     ]
     (silent,) = said(needs_of(), Timeline(0, 9, (TaskLife("ps/0", spans=[None]),), (), (), None))  # type: ignore[list-item]
     assert silent.startswith("No task reported its steps")

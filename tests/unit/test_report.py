@@ -59,7 +59,7 @@ def test_a_good_job() -> None:
     for said in ("training", "restarting", "Steps per second", "Reported: loss", "Memory of each task"):
         assert said in words
     assert "worker/1: restarting for" in words
-    assert "Tasks were started again in place 1 times" in words
+    assert "worker/1 was restarted once." in words
     assert "failed" not in words.replace("failed or lost", "")
 
 

@@ -168,7 +168,10 @@ def _of_restarts(timeline: Timeline) -> Iterator[Advice]:
     often = {name: count for name, count in restarts.items() if count}
     if often:
         name = max(often, key=lambda each: often[each])
+        total = sum(often.values())
         yield Advice(
-            f"Tasks were started again in place {sum(often.values())} times: {name} {often[name]} times.",
+            f"{total} restarts in place, {often[name]} of them of {name}."
+            if total > 1
+            else f"{name} was restarted once.",
             "What it printed before each end stands in its log.",
         )
