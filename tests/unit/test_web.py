@@ -31,7 +31,9 @@ class Served:
         self.thread = threading.Thread(target=self._serve, args=(RunDirectory(run),))
         self.thread.start()
         assert wait_until(lambda: bool(self._ready), 10)
-        self.port, self.path = urlsplit(self._ready[0]).port, urlsplit(self._ready[0]).path
+        address = urlsplit(self._ready[0])
+        assert address.port is not None
+        self.port, self.path = address.port, address.path
 
     def _serve(self, run: RunDirectory) -> None:
         self.ends.append(serve_page(run, self._ready.append, should_stop=self.stop.is_set))
