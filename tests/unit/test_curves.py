@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tf4slurm.observe.chart import draw_chart, make_lines
+from tf4slurm.observe.chart import Chart, draw_chart, make_lines
 from tf4slurm.observe.curves import MOST_POINTS, make_curves
 from tf4slurm.run_directory import RunDirectory
 
@@ -88,6 +88,6 @@ def test_many_tasks_of_a_role_are_one_line_with_what_lies_between() -> None:
 
 
 def test_a_chart_of_nothing_is_nothing_and_of_one_value_a_dot() -> None:
-    assert draw_chart("t", "B", [1.0], make_lines(["ps/0"], {0: [None]}), 2) == ""
-    assert "h0.01" in draw_chart("t", "B", [1.0, 2.0], make_lines(["ps/0"], {0: [None, 4.0]}), 2)
-    assert "h0.01" in draw_chart("t", "", [1.0], make_lines(["ps/0"], {0: [-1e300]}), 0)
+    assert draw_chart(Chart("t", "B", [1.0], make_lines(["ps/0"], {0: [None]}), 2)) == ""
+    assert "h0.01" in draw_chart(Chart("t", "B", [1.0, 2.0], make_lines(["ps/0"], {0: [None, 4.0]}), 2))
+    assert "h0.01" in draw_chart(Chart("t", "", [1.0], make_lines(["ps/0"], {0: [-1e300]}), 0))

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from benchmarks.report import write_large_run
 from tf4slurm.cli.main import cli
-from tf4slurm.observe.report import make_drawing, make_report
+from tf4slurm.observe.picture import make_picture
+from tf4slurm.observe.report import make_report
 from tf4slurm.observe.story import read_story
 from tf4slurm.run_directory import RunDirectory
 
@@ -137,7 +138,7 @@ def test_nothing_that_a_job_says_becomes_markup(run: Path) -> None:
     assert "\x00" not in text
     assert "\u202e" not in text
     text.encode()  # no half of a surrogate pair
-    ElementTree.fromstring(make_drawing(read_story(RunDirectory(run))))
+    ElementTree.fromstring(make_picture(read_story(RunDirectory(run))))
 
 
 def test_no_damage_to_a_run_directory_keeps_the_report_from_being_made(run: Path) -> None:
@@ -165,8 +166,9 @@ def test_a_thousand_tasks_are_grouped_and_that_is_said(tmp_path: Path) -> None:
 
 
 def test_the_drawing_alone_is_an_svg_file() -> None:
-    root = ElementTree.fromstring(make_drawing(read_story(RunDirectory(RUNS / "digits"))))
+    root = ElementTree.fromstring(make_picture(read_story(RunDirectory(RUNS / "digits"))))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "Memory of each task" in "".join(root.itertext())
     assert "var(" not in ElementTree.tostring(root, encoding="unicode")
 
 
@@ -177,4 +179,6 @@ def test_the_command_writes_and_prints_where(run: Path, tmp_path: Path) -> None:
     drawing = tmp_path / "life.svg"
     assert CliRunner().invoke(cli, ["report", str(run), "-o", str(drawing)], obj={}).exit_code == 0
     assert drawing.read_text().startswith("<svg ")
+    refused = CliRunner().invoke(cli, ["report", str(run), "-o", "life.png"], obj={})
+    assert (refused.exit_code, "rsvg-convert life.svg -o life.png" in refused.stderr) == (2, True)
     assert CliRunner().invoke(cli, ["report", str(run), "-o", "-"], obj={}).stdout.startswith("<!DOCTYPE html>")

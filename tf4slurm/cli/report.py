@@ -6,9 +6,12 @@ from pathlib import Path
 
 import click
 
+from tf4slurm.observe.picture import make_picture
 from tf4slurm.observe.registry import find_run
-from tf4slurm.observe.report import make_drawing, make_report
+from tf4slurm.observe.report import make_report
 from tf4slurm.observe.story import read_story
+
+_PICTURES = (".png", ".pdf", ".jpg", ".jpeg")
 
 
 @click.command()
@@ -18,7 +21,7 @@ from tf4slurm.observe.story import read_story
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help='Where to write it: "-" for standard output; a name that ends in .svg gets the timeline alone. '
+    help='Where to write it: "-" for standard output; a name that ends in .svg gets the drawings alone. '
     "[default: report.html in the run directory]",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Show it in this machine's browser, too.")
@@ -29,9 +32,15 @@ def report(environ: dict[str, str], /, job: str | None, output: Path | None, is_
     ID is Slurm's job id, the name of a run or the path of its directory; without one, the latest job. The file can be
     sent to somebody as it is. For a picture, print it from the browser, or convert the .svg.
     """
+    ending = output.suffix.lower() if output is not None else ""
+    if ending in _PICTURES:
+        raise click.UsageError(
+            f"{str(output)!r} would be a {ending[1:].upper()} file, which is not made here. Write an .svg, and convert "
+            f"it: rsvg-convert life.svg -o life{ending}"
+        )
     run = find_run(job, environ)
     story = read_story(run)
-    text = make_drawing(story) if output is not None and output.suffix.lower() == ".svg" else make_report(story)
+    text = make_picture(story) if ending == ".svg" else make_report(story)
     if output == Path("-"):
         click.echo(text, nl=False)
         return

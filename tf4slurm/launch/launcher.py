@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
-_CHEAP_REPORT_BYTES = 2_000_000  # of events and samples: a report of these took 0.1 s
+_CHEAP_REPORT_BYTES = 1_000_000  # of events and samples: a report of these took 0.1 s
 _LOOPBACK = "127.0.0.1"
 
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tf4slurm.observe.curves import Values, known, mean, over_tasks
+from tf4slurm.observe.curves import Values, known, over_tasks
 from tf4slurm.observe.drawing import Scale, escape, line, path, svg, text
 from tf4slurm.observe.quantities import format_bytes, format_count, format_number, format_tick, nice_ticks, time_ticks
 
-_WIDTH, _HEIGHT = 540, 190
+WIDTH, HEIGHT = 540, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 24
 _MOST_LINES = 6  # of one role
 _DASHES = ("", "6 3", "2 3", "9 3 2 3", "1 2", "12 4")
@@ -26,6 +26,20 @@ class Line:
     values: Values
     low: Values | None = None
     high: Values | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A quantity of some tasks over time, until `end`; `unit` is "B" or "B/s", or empty for plain numbers."""
+
+    title: str
+    unit: str
+    seconds: Sequence[float]
+    lines: Sequence[Line]
+    end: float
+
+    def show(self, value: float) -> str:
+        return format_bytes(value) + self.unit[1:] if self.unit.startswith("B") else format_number(value)
 
 
 def make_lines(names: Sequence[str], columns: Mapping[int, Values]) -> list[Line]:
@@ -54,49 +68,36 @@ def make_lines(names: Sequence[str], columns: Mapping[int, Values]) -> list[Line
     return lines
 
 
-def draw_chart(title: str, unit: str, seconds: Sequence[float], lines: Sequence[Line], end: float) -> str:
-    """Return a figure with its caption and legend; empty where nothing is known.
-
-    `unit` is "B" or "B/s", or empty for plain numbers.
-    """
-    highs = known([value for each in lines for value in (each.high or each.values)])
-    lows = known([value for each in lines for value in (each.low or each.values)])
+def draw_chart(chart: Chart) -> str:
+    """Return the SVG of a chart; empty where nothing is known."""
+    highs = known([value for each in chart.lines for value in (each.high or each.values)])
+    lows = known([value for each in chart.lines for value in (each.low or each.values)])
     if not highs:
         return ""
-    low, high = min(0.0, *lows), max(*highs, 0.0) if len(highs) > 1 else max(highs[0], 0.0)
+    low, high = min(0.0, *lows), max(0.0, *highs)
     if high <= low:
         high = low + 1.0
-    show = _shower(unit)
-    xs = Scale(0.0, max(end, 0.001), _LEFT, _WIDTH - _RIGHT)
-    ys = Scale(low, high + 0.06 * (high - low), _HEIGHT - _BOTTOM, _TOP)
-    parts = _axes(xs, ys, show)
-    for each in lines:
-        if each.low is not None and each.high is not None:
-            parts.append(_between(each, seconds, xs, ys))
-    for each in lines:
-        dash = _DASHES[each.dash % len(_DASHES)]
-        dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        parts.append(
-            f'<path class="curve r-{_class(each.role)}"{dashes} d="{_outline(each.values, seconds, xs, ys)}"/>'
-        )
+    xs = Scale(0.0, max(chart.end, 0.001), _LEFT, WIDTH - _RIGHT)
+    ys = Scale(low, high + 0.06 * (high - low), HEIGHT - _BOTTOM, _TOP)
+    parts = _axes(xs, ys, chart.show)
+    parts += [_between(each, chart.seconds, xs, ys) for each in chart.lines]
+    parts += [stroke(each, _outline(each.values, chart.seconds, xs, ys)) for each in chart.lines]
     data = {
-        "x": [round(at, 1) for at in seconds],
+        "x": [round(at, 1) for at in chart.seconds],
         "left": _LEFT,
-        "right": _WIDTH - _RIGHT,
-        "end": end,
-        "lines": [[each.name, [None if v is None else show(v) for v in each.values]] for each in lines],
+        "right": WIDTH - _RIGHT,
+        "end": chart.end,
+        "lines": [[each.name, [None if v is None else chart.show(v) for v in each.values]] for each in chart.lines],
     }
-    drawing = svg(
-        _WIDTH, _HEIGHT, title, parts, f' class="chart" data-chart="{escape(json.dumps(data, separators=(",", ":")))}"'
-    )
-    caption = f'<figcaption>{escape(title)}<span class="reading"></span></figcaption>'
-    return f"<figure>{caption}{drawing}{_legend(lines, show)}</figure>"
+    attribute = escape(json.dumps(data, separators=(",", ":")))
+    return svg(WIDTH, HEIGHT, chart.title, parts, f' class="chart" data-chart="{attribute}"')
 
 
-def _shower(unit: str) -> Callable[[float], str]:
-    if unit.startswith("B"):
-        return lambda value: format_bytes(value) + unit[1:]
-    return format_number
+def stroke(each: Line, outline: str) -> str:
+    """Return a path in the colour and with the dashes of a line."""
+    dash = _DASHES[each.dash % len(_DASHES)]
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'<path class="curve r-{_class(each.role)}"{dashes} d="{outline}"/>'
 
 
 def _axes(xs: Scale, ys: Scale, show: Callable[[float], str]) -> list[str]:
@@ -126,28 +127,15 @@ def _outline(values: Values, seconds: Sequence[float], xs: Scale, ys: Scale) -> 
 
 
 def _between(each: Line, seconds: Sequence[float], xs: Scale, ys: Scale) -> str:
+    if each.low is None or each.high is None:
+        return ""
     edges = [
         (xs(at), ys(low), ys(high))
-        for at, low, high in zip(seconds, each.low or [], each.high or [], strict=True)
+        for at, low, high in zip(seconds, each.low, each.high, strict=True)
         if low is not None and high is not None
     ]
     outline = [(x, low) for x, low, _ in edges] + [(x, high) for x, _, high in reversed(edges)]
     return f'<path class="between r-{_class(each.role)}" d="{path(outline, closed=True)}"/>' if outline else ""
-
-
-def _legend(lines: Sequence[Line], show: Callable[[float], str]) -> str:
-    items = []
-    for each in lines:
-        dash = _DASHES[each.dash % len(_DASHES)]
-        key = (
-            f'<svg class="key" viewBox="0 0 26 8"><path class="curve r-{_class(each.role)}" d="M0 4H26"'
-            + (f' stroke-dasharray="{dash}"' if dash else "")
-            + "/></svg>"
-        )
-        average = mean(each.values)
-        said = f" <small>mean {show(average)}</small>" if average is not None else ""
-        items.append(f"<span>{key}{escape(each.name)}{said}</span>")
-    return f'<div class="legend">{"".join(items)}</div>'
 
 
 def _class(role: str) -> str:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tf4slurm.observe.chart import draw_chart, make_lines
-from tf4slurm.observe.curves import Values, known, over_tasks
+from tf4slurm.observe.chart import Chart, draw_chart, stroke
+from tf4slurm.observe.curves import known, mean
 from tf4slurm.observe.drawing import escape
+from tf4slurm.observe.gallery import make_charts
 from tf4slurm.observe.lifelines import draw_timeline
 from tf4slurm.observe.needs import TaskNeeds
 from tf4slurm.observe.quantities import format_bytes, format_count, format_number, format_seconds
@@ -53,18 +53,6 @@ def make_page(title: str, body: str, script: str) -> str:
         f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{read_part("page.css")}</style></head>\n'
         f"<body><main>{body}</main><script>{script}</script></body></html>\n"
     )
-
-
-def make_drawing(story: Story) -> str:
-    """Return the timeline alone, as an SVG file with the colours of paper."""
-    drawing, _ = draw_timeline(story.timeline, story.timeline.start, story.timeline.end, story.cause)
-    css = read_part("page.css")
-    colours = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", css.partition("@media")[0]))
-    style = re.sub(
-        r"var\((--[\w-]+)\)", lambda match: colours.get(match[1], "black"), css.partition("/* drawings */")[2]
-    )
-    head = '<svg xmlns="http://www.w3.org/2000/svg" style="background:white;font-family:sans-serif" '
-    return drawing.replace("<svg ", head, 1).replace(">", f"><style>{style}</style>", 1) + "\n"
 
 
 def title_of(story: Story) -> str:
@@ -206,51 +194,32 @@ def _waits(story: Story) -> str:
 
 
 def _curves(story: Story) -> str:
-    curves, end = story.curves, story.timeline.end
-
-    def chart(title: str, unit: str, columns: Sequence[Values]) -> str:
-        lines = make_lines(story.names, dict(enumerate(columns)))
-        return draw_chart(title, unit, curves.seconds, lines, end)
-
-    figures = [chart("Steps per second", "", curves.steps)]
-    for name, by_rank in curves.metrics.items():
-        figures.append(draw_chart(f"Reported: {name}", "", curves.seconds, make_lines(story.names, by_rank), end))
-    figures += [
-        chart("Memory of each task", "B", curves.memory),
-        chart("Cores in use by each task", "", curves.cores),
-        *_traffic(story),
-    ]
-    body = "".join(figures)
+    body = "".join(map(_figure, make_charts(story)))
     if not body:
         return ""
-    samples, names = curves.left_out
+    samples, names = story.curves.left_out
     notes = []
     if samples:
-        notes.append(f"{samples:,} of {samples + len(curves.seconds):,} samples are not drawn; samples.jsonl has them.")
+        all_samples = samples + len(story.curves.seconds)
+        notes.append(f"{samples:,} of {all_samples:,} samples are not drawn; samples.jsonl has them.")
     if names:
         notes.append(f"{names:,} more metrics are not drawn.")
     note = f'<p class="note">{" ".join(notes)}</p>' if notes else ""
     return _section("Over time", f'<div class="figures">{body}</div>{note}')
 
 
-def _traffic(story: Story) -> Iterator[str]:
-    """Draw bytes per second, the sum of each role."""
-    for title, columns in (
-        ("Bytes sent per second", story.curves.sent),
-        ("Bytes received per second", story.curves.received),
-    ):
-        names, sums = [], {}
-        for number, role in enumerate(story.needs.roles):
-            names.append(role)
-            each = [column for name, column in zip(story.names, columns, strict=True) if name.partition("/")[0] == role]
-            sums[number] = over_tasks(each, sum)
-        yield draw_chart(
-            f"{title}, over the ports of each role",
-            "B/s",
-            story.curves.seconds,
-            make_lines(names, sums),
-            story.timeline.end,
-        )
+def _figure(chart: Chart) -> str:
+    drawing = draw_chart(chart)
+    if not drawing:
+        return ""
+    keys = []
+    for each in chart.lines:
+        average = mean(each.values)
+        said = f" <small>mean {chart.show(average)}</small>" if average is not None else ""
+        key = f'<svg class="key" viewBox="0 0 26 8">{stroke(each, "M0 4H26")}</svg>'
+        keys.append(f"<span>{key}{escape(each.name)}{said}</span>")
+    caption = f'<figcaption>{escape(chart.title)}<span class="reading"></span></figcaption>'
+    return f'<figure>{caption}{drawing}<div class="legend">{"".join(keys)}</div></figure>'
 
 
 def _needs(story: Story) -> str:
