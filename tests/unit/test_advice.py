@@ -57,6 +57,10 @@ HEAVY = (task("ps/0", sent=9e8), task("ps/1", sent=1e8))
             needs_of(task("worker/0"), given_memory_bytes=40 * 10**9),
             "40 GB of memory were given, 4 GB used at most: 10 times what was needed.",
         ),
+        (
+            needs_of(task("worker/0"), idle_end_seconds=25.0),
+            "The job went on for 25 s after the last reported step, 25% of its time.",
+        ),
         (needs_of(task("worker/0"), given_cpus=32), "32 cores were given, 4 were busy on average."),
     ],
 )
@@ -74,6 +78,7 @@ def test_what_is_seen_is_told_with_its_numbers(needs: JobNeeds, words: str) -> N
         needs_of(task("worker/0", None), task("worker/1", None)),
         needs_of(task("worker/0"), given_memory_bytes=8 * 10**9, given_cpus=6),
         needs_of(*HEAVY, samples=4),
+        needs_of(idle_end_seconds=25.0, seconds=300.0),
     ],
 )
 def test_where_all_is_well_or_little_was_measured_nothing_is_said(needs: JobNeeds) -> None:
@@ -113,4 +118,10 @@ def test_needs_are_those_of_the_time_of_training() -> None:
     needs = make_needs(["ps/0"], make_curves(samples, 1), {"cpus": 4, "memory_bytes": "x"}, (30, 60), 70)
     assert needs.tasks == (TaskNeeds("ps/0", 0.5, 6, 0, 0, None),)
     assert (needs.cores, needs.memory_bytes, needs.given_cpus, needs.given_memory_bytes) == (0.5, 6, 4, None)
-    assert needs.samples == 4
+    assert (needs.samples, needs.idle_end_seconds) == (4, None)
+
+
+def test_the_idle_end_counts_from_the_last_step() -> None:
+    samples = [{"seconds": 10 * n, "step": [min(n, 3), None]} for n in range(9)]
+    needs = make_needs(["chief/0", "ps/0"], make_curves(samples, 2), {}, (0, 80), 80)
+    assert needs.idle_end_seconds == 50

@@ -17,6 +17,7 @@ from tf4slurm.observe.timeline import Timeline
 
 _FEWEST_SAMPLES = 5
 _WAIT_SECONDS = 30.0
+_IDLE_END_SECONDS = 20.0
 _WAIT_SHARE = 0.1
 _HEAVY_PS = 1.5  # times its fair share of the bytes
 _BUSY_PS, _IDLE_WORKER = 0.8, 0.4  # cores
@@ -36,7 +37,14 @@ def give_advice(needs: JobNeeds, timeline: Timeline) -> list[Advice]:
     """Return what is worth telling, the weightiest first."""
     found = [*_of_waits(needs, timeline), *_of_restarts(timeline)]
     if needs.samples >= _FEWEST_SAMPLES:
-        found = [*_of_ps(needs), *_of_waiting_workers(needs), *_of_unequal_workers(needs), *_of_grant(needs), *found]
+        found = [
+            *_of_ps(needs),
+            *_of_waiting_workers(needs),
+            *_of_unequal_workers(needs),
+            *_of_grant(needs),
+            *_of_end(needs),
+            *found,
+        ]
     if timeline.training_at is None and any(task.spans for task in timeline.tasks):
         found.append(
             Advice(
@@ -160,6 +168,16 @@ def _of_waits(needs: JobNeeds, timeline: Timeline) -> Iterator[Advice]:
             f"All others waited {format_seconds(longest.seconds)} for {longest.task} {longest.what}, "
             f"{longest.seconds / max(needs.seconds, 1e-9):.0%} of the job's time.",
             "Look at its host: a slow file system (Python packages load from it), or another load.",
+        )
+
+
+def _of_end(needs: JobNeeds) -> Iterator[Advice]:
+    idle = needs.idle_end_seconds
+    if idle is not None and idle >= max(_IDLE_END_SECONDS, _WAIT_SHARE * needs.seconds):
+        yield Advice(
+            f"The job went on for {format_seconds(idle)} after the last reported step, {idle / needs.seconds:.0%} of "
+            "its time.",
+            "Look at what the script does then: evaluating, saving, or waiting for something at its exit.",
         )
 
 

@@ -43,6 +43,7 @@ class JobNeeds:
     Attributes:
         cores: Mean of the sum over tasks; `memory_bytes` is the highest sum.
         samples: How many of them there were while the job trained.
+        idle_end_seconds: From the last step that was reported to the end of training; None without steps.
     """
 
     tasks: tuple[TaskNeeds, ...]
@@ -52,6 +53,7 @@ class JobNeeds:
     given_memory_bytes: int | None
     seconds: float
     samples: int
+    idle_end_seconds: float | None = None
 
     def of_role(self, role: str) -> list[TaskNeeds]:
         return [task for task in self.tasks if task.role == role]
@@ -81,6 +83,8 @@ def make_needs(
         )
         for rank, name in enumerate(names)
     )
+    stepping = [at for at, rates in zip(curves.seconds, zip(*curves.steps, strict=True), strict=False) if any(rates)]
+    stepped_at = max(stepping, default=None)
     return JobNeeds(
         tasks=tasks,
         cores=while_training(over_tasks(curves.cores, sum)) if curves.cores else None,
@@ -89,6 +93,7 @@ def make_needs(
         given_memory_bytes=_count(grant.get("memory_bytes")),
         seconds=seconds,
         samples=len(inside),
+        idle_end_seconds=None if stepped_at is None else max(0.0, training[1] - stepped_at),
     )
 
 
