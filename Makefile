@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SLURM_PACKAGES := slurm-wlm munge iproute2
+BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: demo test test-faults check slurm bench faults soak fuzz clean
+.PHONY: demo test test-faults check slurm browser bench faults soak fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
 
-test: $(VENV)/installed slurm check
+test: $(VENV)/installed slurm browser check
 	$(BIN)/python -m pytest
 
 # The rest of the fault matrix: a quarter of an hour.
@@ -47,6 +48,13 @@ slurm:
 	@if command -v slurmctld >/dev/null && command -v munged >/dev/null && command -v ip >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES) >/dev/null; \
+	fi
+
+# A real browser for the tests of the report and the live page; the same.
+browser:
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(BROWSER_PACKAGES) >/dev/null; \
 	fi
 
 clean:

@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from tests.processes import MARK_VARIABLE, kill_leftovers
 
-pytest_plugins = ("tests.slurm.fixtures",)  # they are of use in several directories
+pytest_plugins = ("tests.slurm.fixtures", "tests.browser")  # they are of use in several directories
 
 settings.register_profile("normal", max_examples=100, deadline=None, database=None)
 settings.register_profile("long", max_examples=100_000, deadline=None, database=None)

@@ -36,7 +36,7 @@ INSIDE = {
     "network": [["answer", "connections", "interfaces", "ports", "proof", "proxies", "traffic"]],
     "slurm": [
         ["allocation", "job", "layout", "nodelist", "queue"],
-        ["variables"],
+        ["variables", "grant"],
         ["step"],
         ["batch", "commands", "gpus"],
     ],
@@ -47,7 +47,15 @@ INSIDE = {
         ["state"],
         ["client", "service"],
     ],
-    "observe": [["environment", "events", "logs", "recorder", "registry"], ["status"]],
+    "observe": [
+        ["environment", "events", "logs", "recorder", "registry", "quantities", "drawing", "timeline", "curves"],
+        ["needs", "lifelines", "chart", "status"],
+        ["advice"],
+        ["story"],
+        ["gallery"],
+        ["report", "picture"],
+        ["web"],
+    ],
     "launch": [
         ["plan", "requeue", "spawner"],
         ["submission", "spawn_local", "spawn_srun", "launcher"],
@@ -61,8 +69,8 @@ INSIDE = {
         ["submission_options"],
         ["settings"],
         [
-            *("cancel", "completion", "config", "env", "list", "logs", "nodes", "resume"),
-            *("run", "script", "status", "submit", "task", "wait"),
+            *("cancel", "completion", "config", "env", "list", "logs", "nodes", "report", "resume"),
+            *("run", "script", "status", "submit", "task", "tensorboard", "wait"),
         ],
     ],
 }

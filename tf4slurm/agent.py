@@ -144,6 +144,7 @@ class Agent:
             tail=(),
             report=Report(),
             usage=Usage(),
+            serves=False,
         )
         address = cluster.members[self._join.place.rank].address if role.is_in_cluster else None
         self._watching = asyncio.create_task(self._watch_child(self._child, log, address))
@@ -174,7 +175,8 @@ class Agent:
         """Tell of the child's end; a child that counts as dead is ended first."""
         ending = asyncio.create_task(child.wait())
         dead_after, serve = self._join.settings.dead_after_seconds, self._join.settings.serve_seconds
-        judging = wait_for_silence(child.process_id, address, dead_after, serve if address is not None else None)
+        serve_seconds = serve if address is not None else None
+        judging = wait_for_silence(child.process_id, address, dead_after, serve_seconds, self._note_server)
         silence = asyncio.create_task(judging)
         port = address.port if address is not None else None
         usage = asyncio.create_task(watch_usage(child.process_id, port, self._membership.mention))
@@ -193,6 +195,9 @@ class Agent:
         self._membership.report(
             state="exited", returncode=returncode, detail=detail, tail=() if returncode == 0 else tail
         )
+
+    def _note_server(self) -> None:
+        self._membership.report(serves=True)
 
     async def _end_child(self, grace_seconds: float) -> None:
         """End the child if it still runs. What it exits with then is our doing, and not reported as its failure."""

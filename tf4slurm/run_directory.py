@@ -4,11 +4,13 @@ runs/<name>-<id>/
     job.json          the plan, the versions, the command
     control.json      0600: where the control service listens, and the job's secret, sealed with MUNGE where that works
     events.jsonl      every change of state
+    slurm.json        when Slurm has taken and started the job, and what it was given
     status.json       where the job stands, as of the last seconds
     samples.jsonl     steps, metrics, memory, processor time and bytes over time
     logs/<role>-<index>.<attempt>.log   what the task's child printed
     logs/<role>-<index>.<attempt>.times when: lines "byte seconds", the log from that byte on is of that time or later
     result.json       the verdict, and the life of each task
+    report.html       the job's life to look at
 """
 
 from __future__ import annotations
@@ -95,6 +97,9 @@ class RunDirectory:
     def write_result(self, content: Mapping[str, Any]) -> None:
         _write_json(self.path / "result.json", content)
 
+    def write_slurm(self, content: Mapping[str, Any]) -> None:
+        _write_json(self.path / "slurm.json", content)
+
     def write_status(self, content: Mapping[str, Any]) -> None:
         _write_json(self.path / "status.json", content, indent=None)
 
@@ -106,9 +111,30 @@ class RunDirectory:
         except OSError as error:
             raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
 
+    def write_report(self, text: str, path: Path | None = None) -> Path:
+        """Write the report, by default as report.html, whole or not at all; return where it is.
+
+        Raises:
+            RunDirectoryError: It cannot be written.
+        """
+        path = path or self.path / "report.html"
+        _write_text(path, text)
+        return path
+
+    def size_of_record(self) -> int:
+        """Return the bytes of what grows while a job lives: events and samples."""
+        total = 0
+        for path in (self.events, self.path / "samples.jsonl"):
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size
+        return total
+
     def read_job(self) -> dict[str, Any] | None:
         """Return what job.json holds; None if it is not there, or cannot be read. So for the others."""
         return _read_json(self.path / "job.json")
+
+    def read_slurm(self) -> dict[str, Any] | None:
+        return _read_json(self.path / "slurm.json")
 
     def read_result(self) -> dict[str, Any] | None:
         return _read_json(self.path / "result.json")
@@ -125,13 +151,18 @@ class RunDirectory:
 
 
 def _write_json(path: Path, content: Mapping[str, Any], indent: int | None = 2) -> None:
+    _write_text(path, json.dumps(content, indent=indent) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
     """Write a whole file or none: readers on other hosts never see half of it."""
-    draft = path.with_suffix(".draft")
+    draft = path.with_name(f".{path.name}.draft")
     try:
         draft.unlink(missing_ok=True)
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=indent)
-            file.write("\n")
+        with open(
+            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8", errors="replace"
+        ) as file:
+            file.write(text)
         draft.replace(path)
     except OSError as error:
         raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tf4slurm.cluster import Address
@@ -13,11 +14,16 @@ _CHECKS = 8  # in the dead time
 
 
 async def wait_for_silence(
-    process_id: int, address: Address | None, dead_after_seconds: float, serve_seconds: float | None = None
+    process_id: int,
+    address: Address | None,
+    dead_after_seconds: float,
+    serve_seconds: float | None = None,
+    on_answer: Callable[[], None] = lambda: None,
 ) -> str:
     """Return, in a clause, why the child counts as dead; a healthy child is watched for ever: cancel this.
 
     `serve_seconds` is how long it may take until its server answers for the first time; None for no limit.
+    `on_answer()` is told when it does, up to an eighth of the dead time later.
     Time in which this process did not run itself (the whole job was suspended) does not count.
     """
     pause = dead_after_seconds / _CHECKS
@@ -35,8 +41,10 @@ async def wait_for_silence(
             why = "was stopped"
         else:
             answers = await is_answering(address, pause) if address is not None else None
+            if answers is True and not has_answered:
+                has_answered = True
+                on_answer()
             if answers is not False or not has_answered:
-                has_answered = has_answered or answers is True
                 alive_at = checked_at
             why = "did not answer at its port"
         if time.monotonic() - alive_at >= dead_after_seconds:

@@ -55,6 +55,8 @@ def test_it_learns_and_everything_ends_by_itself(job: Job) -> None:
     assert job.wait(150) == 0
     assert accuracy(job.stdout) >= 0.95
     assert {task["state"] for task in job.result["tasks"]} == {"left"}
+    serving = {event["task"] for event in job.events if event["kind"] == "serving"}
+    assert serving == {"chief/0", "ps/0", "worker/0", "worker/1"}
 
 
 def test_a_worker_killed_in_the_middle_is_replaced_and_training_ends_as_before(job: Job) -> None:

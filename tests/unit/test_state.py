@@ -782,6 +782,29 @@ def test_a_barrier_is_over_when_the_last_has_come() -> None:
     assert job.state.take_changed() == {0, 1, 2, 3}
 
 
+def test_who_came_last_to_a_barrier_is_told_if_others_waited_long() -> None:
+    job = Job().train()
+    arrive(job, 0, 1, 3)
+    job.turn(2.5)
+    arrive(job, 2)
+    text = "worker/0 on n2 came last to barrier 'start': the first had waited 2.5 s"
+    assert job.events[-1] == ("barrier", "worker/0", text)
+    arrive(job, 0, 1, 2, 3, name="short")
+    assert job.events[-1][2] == text
+
+
+def test_a_server_and_a_first_step_are_told_once_for_each_start() -> None:
+    job = Job().train()
+    for step in (7, 8):
+        job.say(2, "running", serves=True, report=Report(step=step))
+    assert job.texts("serving") == ["worker/0 on n2 has a server that answers"]
+    assert job.texts("stepping") == ["worker/0 on n2 reports step 7, its first"]
+    job.end_child(2, -9)
+    job.say(2, "running", starts=2, serves=False, report=Report())
+    job.say(2, "running", serves=True, report=Report(step=9))
+    assert (len(job.texts("serving")), job.texts("stepping")[1:]) == (2, ["worker/0 on n2 reports step 9, its first"])
+
+
 def test_a_barrier_of_some_roles_waits_for_no_others() -> None:
     job = Job().train()
     arrive(job, 2, 3, roles=("worker",))

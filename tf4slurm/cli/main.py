@@ -27,6 +27,8 @@ _VERBS = {
     "resume": "Start a job again as it was.",
     "completion": "Print the completion for a shell.",
     "task": "Be one task of a job (srun).",
+    "report": "Write a job's report: one HTML file.",
+    "tensorboard": "Start TensorBoard on a job's event files, or say how.",
     "nodes": "Expand, fold or count Slurm's nodelists.",
     "env": "Show what this process sees of its job.",
 }

@@ -131,6 +131,8 @@ def summary(result: Result) -> list[str]:
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     logs = result.run_directory.path / "logs"
     lines = ["", *table, "", f"logs: {logs}"]
+    if result.report is not None:
+        lines.append(f"report: {result.report}")
     verdict = result.verdict
     if verdict.is_success:
         return [*lines, f"COMPLETED in {result.seconds:.1f} s. {verdict.reason}"]

@@ -21,17 +21,21 @@ _COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "STOPP
 @click.command()
 @job_argument(many=True)
 @click.option("--watch", is_flag=True, help="Show it again and again, until the jobs have ended or Ctrl-C.")
+@click.option("--web", is_flag=True, help="Serve a live page of it on this host's loopback, and print its address.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @click.pass_obj
-def status(environ: dict[str, str], /, jobs: tuple[str, ...], watch: bool, as_json: bool) -> None:
+def status(environ: dict[str, str], /, jobs: tuple[str, ...], watch: bool, web: bool, as_json: bool) -> None:
     """Show where jobs stand: each task's state, step and speed, or why Slurm lets it wait.
 
     ID is Slurm's, the name of a run, or its directory; the latest job if there is none.
     """
     known = [find_job(job, environ) for job in jobs or (None,)]
+    if watch + web + as_json > 1:
+        raise click.UsageError("--watch, --web and --json exclude each other.")
+    if web:
+        _serve(known)
+        return
     if watch:
-        if as_json:
-            raise click.UsageError("--watch is for people: leave --json out, or ask again and again.")
         _watch(known, environ)
         return
     statuses = read_statuses(known)
@@ -89,6 +93,16 @@ def _row(task: TaskStatus) -> tuple[str, ...]:
         f"{task.memory_bytes / 1e6:,.0f} MB" if task.memory_bytes else "-",
         "-" if task.heard_seconds is None or task.state == "left" else f"{task.heard_seconds:.0f} s",
     )
+
+
+def _serve(known: list[KnownJob]) -> None:
+    from tf4slurm.observe.web import serve_page
+
+    if len(known) > 1 or not known[0].run_directories:
+        raise click.UsageError("--web is for one job that has started.")
+    run = known[0].run_directories[-1]
+    said = serve_page(run, lambda address: click.echo(address))
+    click.echo(f"tf4slurm: {said}", err=True)
 
 
 def _watch(known: list[KnownJob], environ: dict[str, str]) -> None:

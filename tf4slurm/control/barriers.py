@@ -15,14 +15,24 @@ class _Barrier:
     """One barrier that somebody waits at: who is to come, and who has, with the time until which they wait."""
 
     awaited: list[TaskRecord]
+    opened_at: float
     come: dict[int, tuple[str, float]] = field(default_factory=dict)
 
 
 class Barriers:
     """All barriers of a job. A barrier is over when every awaited task has come, or breaks when one never will."""
 
-    def __init__(self, records: Sequence[TaskRecord], on_release: Callable[[TaskRecord], None]) -> None:
-        """`on_release(record)` is told after `record.released` and `record.broke` have been set."""
+    def __init__(
+        self,
+        records: Sequence[TaskRecord],
+        on_release: Callable[[TaskRecord], None],
+        on_complete: Callable[[str, TaskRecord, float], None] = lambda *_: None,
+    ) -> None:
+        """`on_release(record)` is told after `record.released` and `record.broke` have been set.
+
+        `on_complete(name, last, seconds)` is told who came last, so many seconds after the first.
+        """
+        self._on_complete = on_complete
         self._records = records
         self._on_release = on_release
         self._open: dict[tuple[str, tuple[str, ...]], _Barrier] = {}
@@ -32,13 +42,15 @@ class Barriers:
         key = (waiting.name, waiting.roles)
         if key not in self._open:
             roles = waiting.roles
-            self._open[key] = _Barrier([r for r in self._records if not roles or r.task.task_type in roles])
+            awaited = [r for r in self._records if not roles or r.task.task_type in roles]
+            self._open[key] = _Barrier(awaited, now)
         barrier = self._open[key]
         barrier.come[record.rank] = (waiting.token, now + waiting.timeout_seconds)
         if all(awaited.rank != record.rank for awaited in barrier.awaited):
             self._end(key, f"barrier {waiting.name!r} is not for a {record.task.task_type}")
         elif len(barrier.come) == len(barrier.awaited):
             self._end(key, "")
+            self._on_complete(waiting.name, record, now - barrier.opened_at)
         else:
             self._break_if_hopeless(key)
 

@@ -102,6 +102,7 @@ class Status:
         attempt: Which forming of the cluster it is in, from 1. In a later one than the first, `port` is where its child
             will listen.
         report: What the running script says of itself.
+        serves: A server has answered at the running child's port: its imports are over.
         usage: What the running child uses.
     """
 
@@ -116,6 +117,7 @@ class Status:
     port: int = 0
     report: Report = Report()
     usage: Usage = Usage()
+    serves: bool = False
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Phase(enum.Enum):
 
 
 _EVER = float("inf")
+_LONG_WAIT_SECONDS = 1.0  # at a barrier: shorter ones, of which there may be one per step, are not told
 
 
 class JobState:
@@ -80,7 +81,7 @@ class JobState:
         self._stepped_at: float | None = None
         self._is_training_over = False
         self._failed: tuple[str, ...] = ()
-        self._barriers = Barriers(self.records, lambda record: self._changed.add(record.rank))
+        self._barriers = Barriers(self.records, lambda record: self._changed.add(record.rank), self._on_barrier)
 
     # What goes out
 
@@ -154,6 +155,8 @@ class JobState:
             self.on_stop(signal.Signals[status.stop_signal], f"{record} got {status.stop_signal}", now)
         if record.status.report != before.report:
             self._on_report(record, before.report, now)
+        if record.status.serves and not before.serves:
+            self._emit("serving", record, "has a server that answers")
         if record.attempt < status.attempt == self.attempt and record.address is not None and status.port:
             self._take_address(record, Address(record.address.host, status.port))
         if (record.status.state, record.status.starts) == (before.state, before.starts):
@@ -348,12 +351,18 @@ class JobState:
         report = record.status.report
         if report.step is not None and report.step != before.step:
             self._stepped_at = now
+            if before.step is None:
+                self._emit("stepping", record, f"reports step {report.step}, its first")
         if report.waiting is not None and report.waiting != before.waiting:
             self._barriers.arrive(record, report.waiting, now)
         elif report.waiting is None:
             self._barriers.depart(record)
         self._note_end_of_training()
         self._leave_if_saved()
+
+    def _on_barrier(self, name: str, last: TaskRecord, seconds: float) -> None:
+        if seconds >= _LONG_WAIT_SECONDS:
+            self._emit("barrier", last, f"came last to barrier {name!r}: the first had waited {seconds:.1f} s")
 
     def _on_stall(self, seconds: float) -> None:
         self._stepped_at = None

@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ from tf4slurm.control.record import TaskRecord
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.control.verdict import Verdict, describe_end
-from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_REQUEUED, EXIT_TASK_LOST, RunDirectoryError
+from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_REQUEUED, EXIT_TASK_LOST, LaunchError, RunDirectoryError
 from tf4slurm.join import Service, settings_to_environ
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.requeue import Reason, Requeue
@@ -33,13 +34,17 @@ from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.observe.events import Event, EventLog
 from tf4slurm.observe.recorder import Recorder
+from tf4slurm.observe.report import make_report
+from tf4slurm.observe.story import read_story
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.run_directory import RunDirectory
+from tf4slurm.slurm.commands import ask_grant
 
 logger = logging.getLogger(__name__)
 
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
+_CHEAP_REPORT_BYTES = 1_000_000  # of events and samples: a report of these took 0.1 s
 _LOOPBACK = "127.0.0.1"
 
 
@@ -54,6 +59,7 @@ class Result:
     started_at: float
     attempt: int = 1
     requeued: Reason | None = None
+    report: Path | None = None
 
     @property
     def cause_log(self) -> Path | None:
@@ -125,6 +131,9 @@ class Launcher:
         if self._spawner is not None:
             self._take_signals()
         recording = asyncio.create_task(self._recorder.run())
+        job_id = self._facts.get("job_id")
+        if job_id is not None:  # a thread that nobody waits for: a controller may take its time
+            threading.Thread(target=self._note_grant, args=(job_id,), daemon=True).start()
         try:
             self._run_directory.write_job({**_describe(self._plan), **self._facts})
             self._reporter.on_run_directory(self._run_directory)
@@ -192,6 +201,13 @@ class Launcher:
         self._state.on_stop(signal.Signals(number), f"the launcher got {signal.Signals(number).name}", now)
         self._service.publish()
 
+    def _note_grant(self, job_id: str) -> None:
+        """Write down what Slurm has given the job: it forgets jobs a few minutes after their end."""
+        try:
+            self._run_directory.write_slurm(dataclasses.asdict(ask_grant(job_id)))
+        except (LaunchError, RunDirectoryError) as error:
+            logger.info("what Slurm has given the job is not written down: %s", error)
+
     def _on_event(self, kind: str, task: str | None, text: str) -> None:
         self._reporter.on_event(self._events.add(kind, task, text), self._state)
 
@@ -207,6 +223,7 @@ class Launcher:
         self._write(result)
         self._recorder.write()
         self._events.close()
+        result = dataclasses.replace(result, report=self._write_report())
         self._reporter.on_result(result)
         return result
 
@@ -228,6 +245,17 @@ class Launcher:
             self._run_directory.write_result(_result_json(result))
         except RunDirectoryError as error:  # a full disk does not change how the job went
             logger.error("%s", error)
+
+    def _write_report(self) -> Path | None:
+        """Write the report of a job that is small enough for it to cost milliseconds: its hosts are held meanwhile."""
+        try:
+            if self._run_directory.size_of_record() > _CHEAP_REPORT_BYTES:
+                return None
+            report = make_report(read_story(self._run_directory))
+            return self._run_directory.write_report(report)
+        except RunDirectoryError as error:
+            logger.warning("there is no report.html: %s", error)
+            return None
 
 
 def _describe(plan: LaunchPlan) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tf4slurm.errors import UnknownJobError
+from tf4slurm.errors import RunDirectoryError, UnknownJobError
 from tf4slurm.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -103,6 +103,25 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
         f"There is no job {text!r}. {said} Give a job id of Slurm, a run's name or its directory; "
         '"tf4slurm list" shows them.',
         job=text,
+    )
+
+
+def find_run(text: str | None, environ: Mapping[str, str]) -> RunDirectory:
+    """Return the latest run directory of the job that a person means, as `find_job` takes it.
+
+    Raises:
+        UnknownJobError: There is no such job.
+        RunDirectoryError: It has no run directory yet, or not any more.
+    """
+    job = find_job(text, environ)
+    runs = job.run_directories
+    if runs:
+        return runs[-1]
+    path = str(Path(job.runs_directory) / job.name)
+    raise RunDirectoryError(
+        f"The job {job.name!r} has no run directory: {path!r} is not there. It has not started yet, or the directory "
+        "was moved or deleted. Wait for its start, or give the path of the directory.",
+        path=path,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.grant import SlurmGrant, parse_grant
 from tf4slurm.slurm.job import SlurmJob, parse_exit_code, parse_fields, parse_job
 from tf4slurm.slurm.queue import SQUEUE_FORMAT, QueueEntry, parse_queue
 from tf4slurm.slurm.step import SlurmStep
@@ -117,6 +118,15 @@ def cancel_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Non
         LaunchError: Slurm refused; the text has its words.
     """
     _run(("scancel", job_id), timeout_seconds)
+
+
+def ask_grant(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmGrant:
+    """Ask the controller what it has given a job, and when.
+
+    Raises:
+        LaunchError: scontrol failed.
+    """
+    return parse_grant(_run(("scontrol", "show", "job", job_id), timeout_seconds))
 
 
 def requeue_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:

@@ -1,0 +1,135 @@
+"""The report and the live page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.browser import Browser
+from tests.jobs import ROLES, Job
+from tests.processes import wait_until
+from tf4slurm.observe.report import make_report
+from tf4slurm.observe.story import read_story
+from tf4slurm.observe.web import serve_page
+from tf4slurm.run_directory import RunDirectory
+
+RUNS = Path(__file__).parents[1] / "data" / "runs"
+TRAINING, BAD, PAPER, DARK = (bytes.fromhex(colour) for colour in ("009e73", "b93a00", "ffffff", "12161d"))
+DARK_TRAINING = bytes.fromhex("12a67c")
+REPORTS = """
+import os, sys, time, pathlib, tf4slurm
+for step in range(10**6):
+    if os.environ["TF4SLURM_TASK"] == "chief/0":
+        tf4slurm.report(step=step, loss=1 / (step + 1))
+    time.sleep(0.05)
+    if pathlib.Path(sys.argv[1]).exists():
+        break
+"""
+
+
+def write_page(run: Path, path: Path) -> str:
+    path.write_text(make_report(read_story(RunDirectory(run))), encoding="utf-8", errors="replace")
+    return path.as_uri()
+
+
+@contextmanager
+def served(run: RunDirectory) -> Iterator[tuple[str, list[str]]]:
+    """Serve the live page of a run; yield its address, and why it ended, once it has."""
+    addresses: list[str] = []
+    ends: list[str] = []
+    stop = threading.Event()
+
+    def serve() -> None:
+        ends.append(serve_page(run, addresses.append, should_stop=stop.is_set))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        assert wait_until(lambda: bool(addresses), 10)
+        yield addresses[0], ends
+    finally:
+        stop.set()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_good_jobs_report(browser: Browser, tmp_path: Path) -> None:
+    url = write_page(RUNS / "digits", tmp_path / "good.html")
+    words = browser.words(url)
+    assert words.startswith("Completed digits")
+    assert "worker/1: restarting for" in words
+    colours = browser.colours(url)
+    assert colours[PAPER] > 300_000
+    assert colours[TRAINING] > 2_000
+    dark = browser.colours(url, dark=True)
+    assert dark[DARK] > 300_000
+    assert dark[DARK_TRAINING] > 2_000
+    assert len(colours) > 50
+
+
+def test_a_failed_jobs_report(browser: Browser, tmp_path: Path) -> None:
+    url = write_page(RUNS / "broken", tmp_path / "broken.html")
+    words = browser.words(url)
+    assert words.index("Why it failed") < words.index("ValueError: images of shape") < words.index("Timeline")
+    assert browser.colours(url)[BAD] > 500
+
+
+def test_what_a_job_says_runs_nowhere(browser: Browser, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(RUNS / "broken", tmp_path / "run"))
+    evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
+    for name in ("job.json", "result.json"):
+        content = json.loads((run / name).read_text())
+        content.update(name=evil, reason=evil, command=[evil], tail=[evil, "</pre>" + evil])
+        (run / name).write_text(json.dumps(content))
+    dom = browser.dom(write_page(run, tmp_path / "evil.html"))
+    assert "<title>run: failed</title>" in dom
+    assert "&lt;script&gt;" in dom
+    planted = tmp_path / "planted.html"  # and if one got into the page, the browser is told not to run it
+    planted.write_text((tmp_path / "evil.html").read_text().replace("<main>", f"<main>{evil}", 1))
+    dom = browser.dom(planted.as_uri())
+    assert "<img src" in dom
+    assert "<title>run: failed</title>" in dom
+
+
+def test_the_live_page_updates_itself_and_ends_with_the_job(browser: Browser, job: Job, tmp_path: Path) -> None:
+    script, end = tmp_path / "reports.py", tmp_path / "end"
+    script.write_text(REPORTS)
+    job.start(*ROLES, command=(sys.executable, str(script), str(end)))
+    assert wait_until(lambda: any((job.directory / "runs").glob("*/status.json")), 20)
+    run = RunDirectory(job.run_directory)
+    assert wait_until(lambda: bool((run.read_status() or {"tasks": [{}]})["tasks"][0].get("steps_per_second")), 20)
+
+    def steps(dom: str) -> int:
+        return int(re.findall(r"<dt>step</dt><dd>([\d,]+)</dd>", dom)[0].replace(",", ""))
+
+    with served(run) as (address, ends):
+        first = browser.dom(address, 7)
+        assert int(re.findall(r'data-updates="(\d+)"', first)[0]) >= 2
+        assert "Training</p>" in first
+        assert "Live: looked at" in first
+        assert steps(browser.dom(address)) > steps(first)
+        assert browser.colours(address)[TRAINING] > 100
+        end.touch()
+        assert job.wait() == 0
+        words = browser.words(address)
+        assert "Completed" in words
+        assert "The job has ended: this page stays as it is." in words
+        assert wait_until(lambda: ends == ["The job has ended."], 10)
+
+
+def test_the_launcher_writes_the_report_at_the_end(job: Job) -> None:
+    job.start(*ROLES)
+    job.wait_for_child("worker-1")
+    job.wait_for_child("ps-0")
+    job.end_child("ps-0", 3)
+    assert job.wait() == 3
+    path = job.run_directory / "report.html"
+    assert f"report: {path}\n" in job.stderr
+    assert "ps/0 on " in path.read_text().partition("Why it failed")[2]
+    assert path.stat().st_mode & 0o077 == 0

@@ -1,0 +1,75 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tf4slurm.observe.quantities import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_seconds,
+    format_tick,
+    nice_ticks,
+    time_ticks,
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (119.4, "119 s"),
+        (200, "3 min 20 s"),
+        (3599.6, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+        (200_000, "2 d 7 h"),
+        (-3, "-3.0 s"),
+    ],
+)
+def test_seconds(seconds: float, words: str) -> None:
+    assert format_seconds(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (1.234e9, "1.23 GB"), (5e15, "5,000 TB")]
+)
+def test_bytes(count: float, words: str) -> None:
+    assert format_bytes(count) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, "0"),
+        (0.01234, "0.0123"),
+        (4.561, "4.56"),
+        (100, "100"),
+        (12345, "12,345"),
+        (-2.5, "-2.5"),
+        (1e-9, "1.00e-09"),
+    ],
+)
+def test_numbers(value: float, words: str) -> None:
+    assert format_number(value) == words
+
+
+def test_counts() -> None:
+    assert [format_count(1, "worker"), format_count(2000, "worker"), format_count(2, "ps")] == [
+        "1 worker",
+        "2,000 workers",
+        "2 ps",
+    ]
+
+
+def test_ticks_are_round_and_few() -> None:
+    assert nice_ticks(0, 0.9, 5) == [0, 0.25, 0.5, 0.75]
+    assert nice_ticks(-3, 7, 5) == [-2.5, 0, 2.5, 5]
+    assert time_ticks(0, 55, 9) == [0, 10, 20, 30, 40, 50]
+    assert time_ticks(-600, 3600, 9) == [-600, 0, 600, 1200, 1800, 2400, 3000, 3600]
+    assert [format_tick(at, 600) for at in (-600, 0, 7200)] == ["-10 min", "0 min", "2:00 h"]
+    for high in (1e-9, 1.0, 1e6, 1e14, 1e300):
+        assert 1 <= len(nice_ticks(0, high, 5)) <= 12
+        assert 1 <= len(time_ticks(0, high, 9)) <= 101

@@ -1,0 +1,148 @@
+"""Who gets the live page, and who does not."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.processes import wait_until
+from tf4slurm.observe import web
+from tf4slurm.observe.web import serve_page
+from tf4slurm.run_directory import RunDirectory
+
+RUNS = Path(__file__).parents[1] / "data" / "runs"
+
+
+class Served:
+    """A live page that is served in a thread of this process."""
+
+    def __init__(self, run: Path) -> None:
+        self.stop = threading.Event()
+        self.ends: list[str] = []
+        self._ready: list[str] = []
+        self.thread = threading.Thread(target=self._serve, args=(RunDirectory(run),))
+        self.thread.start()
+        assert wait_until(lambda: bool(self._ready), 10)
+        address = urlsplit(self._ready[0])
+        assert address.port is not None
+        self.port, self.path = address.port, address.path
+
+    def _serve(self, run: RunDirectory) -> None:
+        self.ends.append(serve_page(run, self._ready.append, should_stop=self.stop.is_set))
+
+    def get(self, path: str, host: str | None = None, method: str = "GET") -> tuple[int, dict[str, str], str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection.request(method, path, headers={"Host": host or f"127.0.0.1:{self.port}"})
+        answer = connection.getresponse()
+        found = answer.status, dict(answer.getheaders()), answer.read().decode()
+        connection.close()
+        return found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A job that still runs: a real one without its end."""
+    path = Path(shutil.copytree(RUNS / "digits", tmp_path / "digits"))
+    (path / "result.json").unlink()
+    return path
+
+
+@pytest.fixture
+def served(run: Path) -> Iterator[Served]:
+    page = Served(run)
+    yield page
+    page.stop.set()
+    page.thread.join(10)
+    assert not page.thread.is_alive()
+
+
+def test_the_address_gets_the_page_and_nobody_keeps_it(served: Served) -> None:
+    code, headers, text = served.get(served.path)
+    assert code == 200
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert "digits" in text
+    assert "default-src 'none'" in text
+    code, _, content = served.get(served.path + "content")
+    assert code == 200
+    assert json.loads(content)["ended"] is False
+
+
+def test_any_other_address_is_refused(served: Served) -> None:
+    token = served.path.strip("/")
+    assert len(token) >= 43  # 256 bits
+    wrong = (
+        "/",
+        "//",
+        "/index.html",
+        f"/{token[:-1]}/",
+        f"/{token}x/",
+        f"/{token.swapcase()}/",
+        "/%00/",
+        f"/x/{token}/",
+    )
+    for path in wrong:
+        assert served.get(path)[0] == 403, path
+    assert served.get(served.path + "../job.json")[0] == 404
+    assert served.get(served.path, method="POST")[0] == 501
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "localhost@x"]
+)
+def test_another_host_name_is_refused(served: Served, host: str) -> None:
+    assert served.get(served.path, host)[0] == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "[::1]:9"])
+def test_a_tunnel_with_another_port_is_let_in(served: Served, host: str) -> None:
+    assert served.get(served.path, host)[0] == 200
+
+
+def test_it_listens_on_loopback_only(served: Served) -> None:
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", served.port), timeout=5)
+
+
+def test_those_who_say_nothing_do_not_keep_others_out_for_ever(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web._Handler, "timeout", 0.5)
+    silent = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(40)]
+
+    def is_served() -> bool:
+        try:
+            return served.get(served.path)[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    assert wait_until(is_served, 20)
+    for connection in silent:
+        connection.close()
+
+
+def test_it_ends_once_the_end_was_seen(served: Served, run: Path) -> None:
+    shutil.copy(RUNS / "digits" / "result.json", run)
+    assert wait_until(lambda: json.loads(served.get(served.path + "content")[2])["ended"], 10, 0.5)
+    assert wait_until(lambda: served.ends == ["The job has ended."], 10)
+
+
+def test_it_ends_when_nothing_is_written_any_more(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "_SILENCE_SECONDS", 1.0)
+    page = Served(run)
+    assert wait_until(lambda: bool(page.ends), 10)
+    assert "its launcher is gone" in page.ends[0]
+
+
+def test_a_run_directory_that_goes_away_is_no_end_of_the_server(served: Served, run: Path) -> None:
+    shutil.rmtree(run)
+    code, _, text = served.get(served.path)
+    assert code == 200
+    assert "There is no result.json" in text

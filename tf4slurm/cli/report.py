@@ -1,0 +1,50 @@
+"""`tf4slurm report`: the life of a job as one file to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tf4slurm.observe.picture import make_picture
+from tf4slurm.observe.registry import find_run
+from tf4slurm.observe.report import make_report
+from tf4slurm.observe.story import read_story
+
+_PICTURES = (".png", ".pdf", ".jpg", ".jpeg")
+
+
+@click.command()
+@click.argument("job", metavar="[ID]", required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help='Where to write it: "-" for standard output; a name that ends in .svg gets the drawings alone. '
+    "[default: report.html in the run directory]",
+)
+@click.option("--open", "is_opened", is_flag=True, help="Show it in this machine's browser, too.")
+@click.pass_obj
+def report(environ: dict[str, str], /, job: str | None, output: Path | None, is_opened: bool) -> None:
+    """Write the report of a job, running or ended, as one HTML file that needs no network; print its path.
+
+    ID is Slurm's job id, the name of a run or the path of its directory; without one, the latest job. The file can be
+    sent to somebody as it is. For a picture, print it from the browser, or convert the .svg.
+    """
+    ending = output.suffix.lower() if output is not None else ""
+    if ending in _PICTURES:
+        raise click.UsageError(
+            f"{str(output)!r} would be a {ending[1:].upper()} file, which is not made here. Write an .svg, and convert "
+            f"it: rsvg-convert life.svg -o life{ending}"
+        )
+    run = find_run(job, environ)
+    story = read_story(run)
+    text = make_picture(story) if ending == ".svg" else make_report(story)
+    if output == Path("-"):
+        click.echo(text, nl=False)
+        return
+    path = run.write_report(text, output.absolute() if output is not None else None)
+    click.echo(path)
+    if is_opened:
+        click.launch(path.as_uri())
