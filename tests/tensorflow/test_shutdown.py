@@ -32,7 +32,8 @@ print("ready")
 {body}
 """
 BODIES = {
-    "block": "with shutdown.done_at_end(method='queue'): pass\nshutdown.signal_done(method='queue', failed=True)",  # the first word stands
+    # the first word stands
+    "block": "with shutdown.done_at_end(method='queue'): pass\nshutdown.signal_done(method='queue', failed=True)",
     "raises in block": "with shutdown.done_at_end(method='queue'): raise RuntimeError('no')",
     "exits in block": "with shutdown.done_at_end(method='queue'): sys.exit(3)",
     "raises": "shutdown.signal_at_exit(method='queue')\nraise RuntimeError('no')",
