@@ -19,6 +19,8 @@ _VERBS = {
     "task": "Be one task of a job (srun).",
     "nodes": "Expand, fold or count Slurm's nodelists.",
     "env": "Show what this process sees of its job.",
+    "doctor": "Look for what would keep a job from running, and say what to do.",
+    "test": "Run a job of half a minute, to see that jobs run.",
 }
 
 

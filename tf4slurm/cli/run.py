@@ -7,15 +7,16 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from tf4slurm.cli.options import job_options, make_plan
-from tf4slurm.cli.reporter import make_reporter
+from tf4slurm.cli.reporter import PlainReporter, make_reporter
 from tf4slurm.errors import SlurmEnvironmentError
-from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher
-from tf4slurm.launch.plan import check_command, check_ports
+from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher, Result
+from tf4slurm.launch.plan import LaunchPlan, check_command, check_ports
 from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.spawn_local import LocalSpawner
 from tf4slurm.launch.spawn_srun import SrunSpawner
@@ -46,6 +47,22 @@ def run(environ: dict[str, str], /, local: bool, requeue: int | None, **options:
     after "--" and finds its place in TF_CONFIG.
     """
     allocation = None if local else SlurmAllocation.from_environ(environ)
+    check_place(environ, allocation)
+    if requeue is not None and allocation is None:
+        raise click.UsageError("--requeue needs a job of Slurm: there is no queue here.")
+    if allocation is not None and allocation.restart_count:
+        logger.warning("this job was put back into the queue %d times", allocation.restart_count)
+    plan = make_plan(allocation.num_tasks if allocation else None, **options)
+    result = launch(plan, environ, allocation, make_reporter, requeue)
+    sys.exit(result.verdict.exit_code)
+
+
+def check_place(environ: Mapping[str, str], allocation: SlurmAllocation | None) -> None:
+    """Check that one launcher can run the job from here.
+
+    Raises:
+        SlurmEnvironmentError: It cannot; the text says what does.
+    """
     if allocation is not None and is_in_step(environ) and SlurmStep.from_environ(environ).num_tasks > 1:
         raise SlurmEnvironmentError(
             '"tf4slurm run" was itself started by srun on several tasks, and each would launch a job. Leave srun out: '
@@ -59,11 +76,20 @@ def run(environ: dict[str, str], /, local: bool, requeue: int | None, **options:
             ": --het-group=1 tf4slurm task --placement ps,worker,worker …",
             variable="SLURM_HET_SIZE",
         )
-    if requeue is not None and allocation is None:
-        raise click.UsageError("--requeue needs a job of Slurm: there is no queue here.")
-    if allocation is not None and allocation.restart_count:
-        logger.warning("this job was put back into the queue %d times", allocation.restart_count)
-    plan = make_plan(allocation.num_tasks if allocation else None, **options)
+
+
+def launch(
+    plan: LaunchPlan,
+    environ: Mapping[str, str],
+    allocation: SlurmAllocation | None,
+    start_reporter: Callable[[int], PlainReporter],
+    requeue: int | None = None,
+) -> Result:
+    """Run the plan to its end, here or in the allocation; return how it went.
+
+    Raises:
+        Tf4SlurmError: Something is wrong with it that can be told before anything starts.
+    """
     check_command(plan.command)
     if allocation is None:
         check_ports(plan.ports, plan.num_tasks)
@@ -77,12 +103,11 @@ def run(environ: dict[str, str], /, local: bool, requeue: int | None, **options:
     else:
         spawner = SrunSpawner(allocation, plan.num_tasks, plan.command, environ)
     requeuer = Requeue(allocation.job_id, requeue) if allocation is not None and requeue is not None else None
-    reporter = make_reporter(plan.num_tasks)
+    reporter = start_reporter(plan.num_tasks)  # now: it may start a thread, which no fork survives
     try:
-        result = asyncio.run(Launcher(plan, spawner, run_directory, reporter, requeuer).run())
+        return asyncio.run(Launcher(plan, spawner, run_directory, reporter, requeuer).run())
     finally:
         reporter.close()
-    sys.exit(result.verdict.exit_code)
 
 
 def _job_id(allocation: SlurmAllocation | None) -> str:

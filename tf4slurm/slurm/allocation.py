@@ -21,6 +21,7 @@ class SlurmAllocation:
     Attributes:
         num_tasks: Number of tasks asked for; None if the job only asked for nodes.
         components: Of a heterogeneous job; 1 of any other.
+        num_nodes: Number of nodes; of a heterogeneous job, those of its first component. None if Slurm does not say.
         restart_count: How often Slurm has put the job back into the queue.
         cpus_per_task: As asked for; srun no longer inherits it since Slurm 22.05.
     """
@@ -30,6 +31,7 @@ class SlurmAllocation:
     cpus_per_task: int | None
     components: int = 1
     restart_count: int = 0
+    num_nodes: int | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SlurmAllocation | None:
@@ -47,6 +49,7 @@ class SlurmAllocation:
             _number(environ, _CPUS_PER_TASK),
             _number(environ, _HET_SIZE) or 1,
             _number(environ, _RESTART_COUNT) or 0,
+            num_nodes,
         )
 
 

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.job import SlurmJob, parse_fields, parse_job
+from tf4slurm.slurm.site import SlurmSite, parse_site
 from tf4slurm.slurm.step import SlurmStep
 
 _SATTACH = "sattach"
 _TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; slurmctld itself gives up after MessageTimeout, 10 s by default
+_PROGRAMS = ("srun", "sbatch", "scontrol", "squeue", "scancel")
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
 
 
@@ -28,6 +30,50 @@ def srun_command(allocation: SlurmAllocation, num_tasks: int, command: Sequence[
     if allocation.cpus_per_task is not None:
         options.append(f"--cpus-per-task={allocation.cpus_per_task}")
     return ("srun", *options, *command)
+
+
+def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[str, ...]:
+    """Return the srun that starts `command` once on each node of an allocation; what it reads goes to all of them."""
+    options = (f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
+    return ("srun", *options, "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
+
+
+def missing_programs() -> tuple[str, ...]:
+    """Return those of Slurm's programs that tf4slurm uses and that are not on PATH."""
+    return tuple(program for program in _PROGRAMS if shutil.which(program) is None)
+
+
+def ask_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
+    """Return the version of the programs on this host, such as "22.05.8". The controller is not asked.
+
+    Raises:
+        LaunchError: srun cannot be started, or failed.
+    """
+    return _run(("srun", "--version"), timeout_seconds).strip().rpartition(" ")[2]
+
+
+def ask_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
+    """Ask the controller how the site has set it up.
+
+    Raises:
+        LaunchError: scontrol failed, or answered something else.
+    """
+    command = ("scontrol", "show", "config")
+    config = _run(command, timeout_seconds)
+    partitions = _run(("scontrol", "--oneliner", "show", "partition"), timeout_seconds)
+    try:
+        return parse_site(config, partitions)
+    except ValueError as error:
+        raise LaunchError(f"{' '.join(command)}: {error}", command=command, returncode=0, stderr=config) from error
+
+
+def check_accounting(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+    """Ask sacct for the jobs since now.
+
+    Raises:
+        LaunchError: It cannot be started, failed or took too long; the text has its words.
+    """
+    _run(("sacct", "--noheader", "--allocations", "--starttime=now"), timeout_seconds)
 
 
 def cancel_step(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
