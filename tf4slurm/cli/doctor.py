@@ -88,7 +88,11 @@ def _check_nodes(environ: dict[str, str], wishes: Wishes) -> list[Finding]:
             "salloc -N4 tf4slurm doctor --on-nodes; or put it into a batch script.",
             variable="SLURM_JOB_ID",
         )
-    return asyncio.run(check_nodes(allocation.num_nodes, environ, wishes, _note))
+    findings = asyncio.run(check_nodes(allocation.num_nodes, environ, wishes, _note))
+    if allocation.components > 1:
+        text = f"only the nodes of the first of {allocation.components} components of this job were looked at"
+        findings.append(Finding("warn", "nodes", text, "Look at the others in an allocation of their own."))
+    return findings
 
 
 def _note(text: str) -> None:

@@ -16,6 +16,7 @@ from tf4slurm.slurm.nodelist import fold_nodelist
 
 _WIDTH = 110
 _INDENT = "      "
+_END = r"(?![\w-]|\.\w)"  # of a name in a path
 
 
 def describe(findings: Sequence[Finding], paint: Callable[[Level, str], str]) -> list[str]:
@@ -49,12 +50,12 @@ def hide_user(text: str) -> str:
     """Replace this user's home directory by "~", and the name in other paths by "USER"."""
     home = os.path.expanduser("~").rstrip("/")
     if home:
-        text = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
+        text = re.sub(re.escape(home) + _END, "~", text)
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without an entry, as in containers
         return text
-    return re.sub(rf"(?<=/){re.escape(user)}(?![\w.-])", "USER", text)
+    return re.sub(f"(?<=/){re.escape(user)}{_END}", "USER", text)
 
 
 def _describe_one(finding: Finding, paint: Callable[[Level, str], str]) -> Iterable[str]:
