@@ -156,7 +156,8 @@ class Agent:
         result.update(self._gpu_environ(cluster, task))
         if any(result.get(name) or result.get(name.upper()) for name in _PROXIES):
             hosts = dict.fromkeys(member.address.host for member in cluster.members)
-            for name in ("no_proxy", "NO_PROXY"):
+            # gRPC reads no_grpc_proxy in place of no_proxy, where it is set.
+            for name in ("no_proxy", "NO_PROXY", *(("no_grpc_proxy",) if result.get("no_grpc_proxy") else ())):
                 result[name] = ",".join(filter(None, (result.get(name), *hosts)))
         return result
 

@@ -48,12 +48,13 @@ def test_a_host_without_faults(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_too_few_open_files(tmp_path: Path) -> None:
-    limit = ("/bin/sh", "-c", 'ulimit -n 128 && exec "$@"', "sh")
+@pytest.mark.parametrize(("number", "level", "code"), [(40, "fail", 3), (512, "warn", 0)])
+def test_few_open_files(tmp_path: Path, number: int, level: str, code: int) -> None:
+    limit = ("/bin/sh", "-c", f'ulimit -n {number} && exec "$@"', "sh")
     done = doctor("--quick", "--json", "--runs-directory", str(tmp_path), prefix=limit)
     (found,) = findings(done, "open files")
-    assert (done.returncode, found["level"]) == (3, "fail")
-    assert "128 files" in found["text"]
+    assert (done.returncode, found["level"]) == (code, level)
+    assert f"{number} files" in found["text"]
     assert found["todo"]
 
 
@@ -89,8 +90,14 @@ def test_a_proxy_is_named_and_its_password_is_not() -> None:
     assert found["level"] == "warn"
     assert found["text"].startswith("https_proxy is set")
     assert SECRET not in done.stdout + done.stderr + doctor("--quick", "--report", env=proxy).stdout
-    spared = {**proxy, "no_proxy": found["detail"].partition(": ")[2].replace(" ", "")}
-    assert findings(doctor("--quick", "--json", env=spared), "proxy")[0]["level"] == "ok"
+    addresses = found["detail"].partition(": ")[2].replace(" ", "")
+    for variables, level in (
+        ({"no_proxy": addresses}, "ok"),
+        ({"no_proxy": "0.0.0.0/0,::/0"}, "ok"),
+        ({"NO_PROXY": addresses}, "warn"),  # gRPC does not read it
+        ({"no_proxy": addresses, "no_grpc_proxy": "example.org"}, "warn"),  # but this, in place of the other
+    ):
+        assert findings(doctor("--quick", "--json", env=proxy | variables), "proxy")[0]["level"] == level
 
 
 def test_a_tensorflow_that_is_broken(tmp_path: Path) -> None:

@@ -25,9 +25,14 @@ def slurm_lab(slurm: None) -> Iterator[SlurmLab]:
 
 
 @pytest.fixture(scope="session")
-def accounting_lab(slurm: None) -> Iterator[SlurmLab]:
-    """A lab of two nodes whose sacct works (slurmdbd, a database of its own), for the session. Leave no job in it."""
+def accounting(slurm: None) -> None:
+    """The same as `slurm`, for tests that start a lab of their own with accounting."""
     _require(missing_slurm(accounting=True))
+
+
+@pytest.fixture(scope="session")
+def accounting_lab(accounting: None) -> Iterator[SlurmLab]:
+    """A lab of two nodes whose sacct works (slurmdbd, a database of its own), for the session. Leave no job in it."""
     with SlurmLab(["acct-1", "acct-2"], accounting=True) as lab:
         yield lab
 

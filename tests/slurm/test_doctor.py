@@ -94,7 +94,7 @@ def test_with_accounting_sacct_answers(accounting_lab: SlurmLab, tmp_path: Path)
     assert (found["level"], found["text"]) == ("ok", "sacct answers")
 
 
-def test_accounting_that_is_down_is_told_in_slurms_words(slurm: None, accounting_lab: SlurmLab, tmp_path: Path) -> None:
+def test_accounting_that_is_down_is_told_in_slurms_words(accounting: None, tmp_path: Path) -> None:
     with SlurmLab(["alone"], accounting=True) as lab:
         lab.run("sacctmgr", "-i", "shutdown", check=False)
         assert wait_until(lambda: lab.run("sacct", "-n", check=False).returncode != 0, timeout_seconds=10)
@@ -163,8 +163,10 @@ def test_a_node_without_munge(lab: SlurmLab, tmp_path: Path) -> None:
 
 
 def test_a_node_without_this_python_does_not_answer_and_is_told(lab: SlurmLab, tmp_path: Path) -> None:
+    started = time.monotonic()
     with hidden(lab, "r1-n9", Path(sys.executable).parent):
         done = doctor(lab, tmp_path, "--quick")
+    assert time.monotonic() - started < 60, "srun says that it has failed: the time for an answer is not waited for"
     (found,) = findings(done, "nodes", "fail")
     assert done.returncode == 3
     assert found["text"].startswith("1 node did not answer, only gpu-09, r1-n10, r1-n2 did")

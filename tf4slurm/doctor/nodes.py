@@ -26,7 +26,7 @@ from tf4slurm.launch.spawn_srun import TF4SLURM
 from tf4slurm.network.interfaces import host_addresses
 from tf4slurm.network.ports import hold_port
 from tf4slurm.network.proof import ProofServer
-from tf4slurm.slurm.commands import srun_on_each_node_command
+from tf4slurm.slurm.commands import exited_tasks, srun_on_each_node_command
 
 _EXAMINE_SECONDS = 60.0 + IMPORT_SECONDS  # srun starts, TensorFlow and pip are looked at
 _REACH_SECONDS = 60.0 + PROOF_SECONDS
@@ -58,7 +58,7 @@ async def check_nodes(
         peers = [{**report, "rank": rank} for rank, report in reports.items()]
         launcher = {"rank": num_nodes, "node": socket.gethostname(), "addresses": list(here), "port": port.port}
         await nodes.send({"peers": [*peers, launcher]})
-        faults = await nodes.receive(_REACH_SECONDS, expected=set(reports))
+        faults = await nodes.receive(_REACH_SECONDS)
     finally:
         await nodes.close()
         server.close()
@@ -92,14 +92,14 @@ class _Nodes:
     """The step: one task on each node, from `start` to `close`."""
 
     def __init__(self, num_nodes: int) -> None:
-        self._num_nodes = num_nodes
+        self._waited_for = set(range(num_nodes))
         self._srun: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._assembler = Assembler()
+        self._reading: set[asyncio.Task[None]] = set()
+        self._answers: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # None: look again who is left
         self.words: list[str] = []
 
     async def start(self, environ: Mapping[str, str]) -> None:
-        command = srun_on_each_node_command(self._num_nodes, (*TF4SLURM, "doctor", "--as-node"))
+        command = srun_on_each_node_command(len(self._waited_for), (*TF4SLURM, "doctor", "--as-node"))
         try:
             self._srun = await asyncio.create_subprocess_exec(
                 *command,
@@ -111,7 +111,10 @@ class _Nodes:
         except OSError as error:
             message = f"srun cannot be started: {error}. Slurm's programs must be on PATH."
             raise LaunchError(message, command=command, returncode=127, stderr="") from error
-        self._reading = asyncio.create_task(self._read_words(self._srun))
+        self._reading = {
+            asyncio.create_task(self._read_answers(self._srun)),
+            asyncio.create_task(self._read_words(self._srun)),
+        }
 
     async def send(self, value: Any) -> None:
         """Send one line to all of them."""
@@ -121,22 +124,17 @@ class _Nodes:
             self._srun.stdin.write(json.dumps(value).encode() + b"\n")
             await asyncio.wait_for(self._srun.stdin.drain(), _END_SECONDS)
 
-    async def receive(self, seconds: float, expected: set[int] | None = None) -> dict[int, Any]:
-        """Return one value of each that answers in time, by rank: of all nodes, or of those expected."""
-        assert self._srun is not None
-        assert self._srun.stdout is not None
+    async def receive(self, seconds: float) -> dict[int, Any]:
+        """Return one value of each node that still answers, by rank; who does not in time is left out for good."""
         deadline, answers = time.monotonic() + seconds, dict[int, Any]()
-        count = self._num_nodes if expected is None else len(expected)
-        while len(answers) < count:
+        while not self._waited_for <= answers.keys():
             try:
-                line = await asyncio.wait_for(self._srun.stdout.readline(), max(0.0, deadline - time.monotonic()))
+                answer = await asyncio.wait_for(self._answers.get(), max(0.0, deadline - time.monotonic()))
             except asyncio.TimeoutError:
                 break
-            if not line:
-                break
-            answer = self._assembler.feed(line.decode(errors="replace"))
             if answer is not None:
                 answers[answer[0]] = answer[1]
+        self._waited_for &= answers.keys()
         return dict(sorted(answers.items()))
 
     async def close(self) -> None:
@@ -152,12 +150,26 @@ class _Nodes:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._srun.wait(), _END_SECONDS)
                 break
-        if self._reading is not None:
-            await asyncio.wait({self._reading}, timeout=1.0)
-            self._reading.cancel()
+        await asyncio.wait(self._reading, timeout=1.0)
+        for task in self._reading:
+            task.cancel()
+
+    async def _read_answers(self, srun: asyncio.subprocess.Process) -> None:
+        assert srun.stdout is not None
+        assembler = Assembler()
+        while line := await srun.stdout.readline():
+            if answer := assembler.feed(line.decode(errors="replace")):
+                self._answers.put_nowait(answer)
+        self._waited_for.clear()
+        self._answers.put_nowait(None)
 
     async def _read_words(self, srun: asyncio.subprocess.Process) -> None:
+        """Keep what srun says; a task that it says has exited is not waited for."""
         assert srun.stderr is not None
         while line := await srun.stderr.readline():
+            words = line.decode(errors="replace").strip()
             if len(self.words) < _WORDS_LINES:
-                self.words.append(line.decode(errors="replace").strip()[:300])
+                self.words.append(words[:300])
+            if ranks := exited_tasks(words):
+                self._waited_for -= ranks
+                self._answers.put_nowait(None)

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.job import SlurmJob, parse_fields, parse_job
+from tf4slurm.slurm.nodelist import expand_nodelist
 from tf4slurm.slurm.site import SlurmSite, parse_site
 from tf4slurm.slurm.step import SlurmStep
 
 _SATTACH = "sattach"
 _TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; slurmctld itself gives up after MessageTimeout, 10 s by default
 _PROGRAMS = ("srun", "sbatch", "scontrol", "squeue", "scancel")
+_EXITED_LINE = re.compile(r"^srun: error: \S+: tasks? (?P<ranks>\d[\d,-]*): ")
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
 
 
@@ -36,6 +38,15 @@ def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[s
     """Return the srun that starts `command` once on each node of an allocation; what it reads goes to all of them."""
     options = (f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
     return ("srun", *options, "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
+
+
+def exited_tasks(line: str) -> frozenset[int]:
+    """Return the ranks of which srun says, in a line such as this, that they failed; none if it says something else.
+
+    srun: error: r1-n[2,9]: tasks 0,2-3: Exited with exit code 2
+    """
+    match = _EXITED_LINE.match(line)
+    return frozenset(int(name[1:]) for name in expand_nodelist(f"t[{match['ranks']}]")) if match else frozenset()
 
 
 def missing_programs() -> tuple[str, ...]:
