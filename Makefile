@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SLURM_PACKAGES := slurm-wlm munge iproute2
+SLURM_PACKAGES := slurm-wlm munge iproute2 slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
 .PHONY: demo test test-faults check slurm browser bench faults soak fuzz clean
@@ -45,7 +45,8 @@ $(VENV)/installed: setup.cfg pyproject.toml
 
 # A real Slurm for the tests, where it can be had: a Debian machine, as root. Elsewhere its tests skip and say so.
 slurm:
-	@if command -v slurmctld >/dev/null && command -v munged >/dev/null && command -v ip >/dev/null; then :; \
+	@if command -v slurmctld >/dev/null && command -v munged >/dev/null && command -v ip >/dev/null && \
+	  command -v slurmdbd >/dev/null && command -v mariadbd >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES) >/dev/null; \
 	fi

@@ -264,16 +264,15 @@ def test_children_see_gpus_only_where_their_role_does(job: Job) -> None:
     assert seen == {"chief-0": "-1", "ps-0": "-1", "worker-0": "2,3", "worker-1": "2,3"}
 
 
-def test_no_proxy_covers_the_hosts_of_the_map(job: Job) -> None:
-    os.environ["http_proxy"] = "http://127.0.0.1:9"
-    try:
-        job.start(*ROLES)
-        environ = job.wait_for_child("ps-0")["environ"]
-    finally:
-        del os.environ["http_proxy"]
+def test_no_proxy_covers_the_hosts_of_the_map(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_grpc_proxy", "example.org")  # gRPC reads it in place of no_proxy
+    job.start(*ROLES)
+    environ = job.wait_for_child("ps-0")["environ"]
     job.end_child("chief-0")
     assert job.wait() == 0
-    assert "127.0.0.1" in environ["no_proxy"]
+    assert "127.0.0.1" in environ["no_proxy"].split(",")
+    assert environ["no_grpc_proxy"] == "example.org,127.0.0.1"
 
 
 def test_an_early_ctrl_c_is_not_lost(tmp_path: Path) -> None:

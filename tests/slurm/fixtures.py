@@ -14,17 +14,26 @@ from tests.slurm.lab import SlurmLab, missing_slurm
 @pytest.fixture(scope="session")
 def slurm() -> None:
     """Skip, or fail if TF4SLURM_REQUIRE_SLURM=1, where no lab can be; for tests that start a lab of their own."""
-    reason = missing_slurm()
-    if reason is not None and os.environ.get("TF4SLURM_REQUIRE_SLURM") == "1":
-        pytest.fail(reason, pytrace=False)
-    if reason is not None:
-        pytest.skip(reason)
+    _require(missing_slurm())
 
 
 @pytest.fixture(scope="session")
 def slurm_lab(slurm: None) -> Iterator[SlurmLab]:
     """One lab for the session. It ends with this process, however that ends: see `lab.sh hold`."""
     with SlurmLab() as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def accounting(slurm: None) -> None:
+    """The same as `slurm`, for tests that start a lab of their own with accounting."""
+    _require(missing_slurm(accounting=True))
+
+
+@pytest.fixture(scope="session")
+def accounting_lab(accounting: None) -> Iterator[SlurmLab]:
+    """A lab of two nodes whose sacct works (slurmdbd, a database of its own), for the session. Leave no job in it."""
+    with SlurmLab(["acct-1", "acct-2"], accounting=True) as lab:
         yield lab
 
 
@@ -38,3 +47,10 @@ def lab(slurm_lab: SlurmLab, process_mark: str) -> Iterator[SlurmLab]:
     if jobs:
         slurm_lab.cancel_all()
         pytest.fail("The test left these jobs behind (cancelled now): " + "; ".join(jobs), pytrace=False)
+
+
+def _require(reason: str | None) -> None:
+    if reason is not None and os.environ.get("TF4SLURM_REQUIRE_SLURM") == "1":
+        pytest.fail(reason, pytrace=False)
+    if reason is not None:
+        pytest.skip(reason)

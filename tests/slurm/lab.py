@@ -28,6 +28,11 @@ _PROGRAMS = {
     "unshare": "util-linux",
     "setpriv": "util-linux",
 }
+_ACCOUNTING_PROGRAMS = {
+    "slurmdbd": "slurmdbd slurm-wlm-mysql-plugin",
+    "sacct": "slurm-wlm",
+    "mariadbd": "mariadb-server-core",
+}
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 )
@@ -37,15 +42,16 @@ class LabError(Exception):
     """The lab or a command in it did not do what it was asked for; the text holds the command's output."""
 
 
-def missing_slurm() -> str | None:
-    """What this machine lacks for a lab and how to get it; None if nothing."""
+def missing_slurm(*, accounting: bool = False) -> str | None:
+    """What this machine lacks for a lab (with `accounting` for one with sacct), and how to get it; None if nothing."""
     if sys.platform != "linux":
         return f"The Slurm lab needs Linux, this is {sys.platform}."
     if os.geteuid() != 0:
         return "The Slurm lab makes network namespaces and needs root: run pytest as root."
-    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+    programs = _PROGRAMS | (_ACCOUNTING_PROGRAMS if accounting else {})
+    missing = [program for program in programs if shutil.which(program) is None]
     if missing:
-        packages = " ".join(sorted({_PROGRAMS[program] for program in missing}))
+        packages = " ".join(sorted({programs[program] for program in missing}))
         return f"The Slurm lab needs {', '.join(missing)} on PATH: apt-get install {packages} (some are in /usr/sbin)."
     return None
 
@@ -60,6 +66,7 @@ class SlurmLab:
         host_suffix: Host name = node name + suffix.
         resolve_names: Whether node names stand in /etc/hosts.
         proctrack: "linuxproc", or "cgroup" (cgroup v1 only), which ends daemonised children of a job too.
+        accounting: Whether there is slurmdbd, with a database of the lab's own, so that sacct knows all jobs.
         extra_conf: Lines added to slurm.conf.
     """
 
@@ -74,6 +81,7 @@ class SlurmLab:
         host_suffix: str = "",
         resolve_names: bool = True,
         proctrack: str = "linuxproc",
+        accounting: bool = False,
         extra_conf: str = "",
     ) -> None:
         self.nodes = tuple(nodes)
@@ -87,6 +95,7 @@ class SlurmLab:
             "HOST_SUFFIX": host_suffix,
             "RESOLVE": str(int(resolve_names)),
             "PROCTRACK": proctrack,
+            "ACCOUNTING": str(int(accounting)),
             "EXTRA_CONF": extra_conf,
         }
         self._holder: subprocess.Popen[str] | None = None
@@ -101,7 +110,7 @@ class SlurmLab:
         self.down()
 
     def up(self) -> None:
-        """Start Slurm and wait until all nodes are idle (about 1 s).
+        """Start Slurm and wait until all nodes are idle (about 1 s; with accounting 4 s).
 
         Raises:
             LabError: It did not come up; the text holds the ends of the logs, and nothing is left.

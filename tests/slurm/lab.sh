@@ -1,5 +1,6 @@
 #!/bin/bash
-# A real Slurm of several hosts on one Linux machine, for the tests. Needs root, slurm-wlm, munge, iproute2, util-linux.
+# A real Slurm of several hosts on one Linux machine, for the tests. Needs root, slurm-wlm, munge, iproute2, util-linux;
+# with ACCOUNTING=1 also slurmdbd, slurm-wlm-mysql-plugin and mariadb-server-core (no service of the system is used).
 #
 #   LAB=DIRECTORY lab.sh up               start the lab; its settings are the variables below
 #   LAB=DIRECTORY lab.sh run COMMAND...   run COMMAND on the login host "ctl", where slurmctld runs too
@@ -21,6 +22,7 @@ KILLWAIT=${KILLWAIT:-5} SLURMD_TIMEOUT=${SLURMD_TIMEOUT:-15}
 HOST_SUFFIX=${HOST_SUFFIX:-}                     # host name = node name + suffix
 RESOLVE=${RESOLVE:-1}                            # 0: node names resolve nowhere
 PROCTRACK=${PROCTRACK:-linuxproc}                # cgroup (v1 only): ends daemonised children of a job as well
+ACCOUNTING=${ACCOUNTING:-0}                      # 1: slurmdbd with a MariaDB of the lab's own, on ctl, for sacct
 EXTRA_CONF=${EXTRA_CONF:-}                       # lines added to slurm.conf
 UP_SECONDS=${UP_SECONDS:-20}
 SETTINGS="NODES SUBNET IBNET CPUS GPUS KILLWAIT SLURMD_TIMEOUT HOST_SUFFIX PROCTRACK"
@@ -140,7 +142,8 @@ power_off() {
 }
 
 configure() {
-  local node i=0
+  local node i=0 storage=none
+  [ "$ACCOUNTING" = 0 ] || storage=slurmdbd
   { echo "127.0.0.1 localhost"
     echo "$SUBNET.254 ctl"
     for node in $NODES; do
@@ -189,7 +192,8 @@ MinJobAge=300
 JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-AccountingStorageType=accounting_storage/none
+AccountingStorageType=accounting_storage/$storage
+AccountingStorageHost=ctl
 JobCompType=jobcomp/none
 JobAcctGatherType=jobacct_gather/none
 DefMemPerCPU=100
@@ -209,6 +213,38 @@ PartitionName=high  Nodes=ALL PriorityTier=20 PreemptMode=OFF
 $EXTRA_CONF
 END
 }
+
+# The database serves its socket only, at the place that Slurm's plugin knows; /run is ctl's own.
+account() {
+  cat >"$LAB/etc/slurmdbd.conf" <<END
+AuthType=auth/munge
+AuthInfo=socket=$LAB/munge/munge.socket.2
+DbdHost=ctl
+SlurmUser=root
+LogFile=$LAB/log/slurmdbd.ctl.log
+PidFile=$LAB/run/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=root
+StorageLoc=slurm_acct_db
+END
+  chmod 600 "$LAB/etc/slurmdbd.conf"
+  local tables=/usr/share/mysql/mysql_system_tables.sql socket=/run/mysqld/mysqld.sock log=$LAB/log/mariadbd.ctl.log
+  local server="mariadbd --no-defaults --user=root --datadir=$LAB/database --innodb-log-file-size=8M"
+  mkdir "$LAB/database"
+  { printf 'create database mysql;\nuse mysql;\n'; cat $tables; } | $server --bootstrap >"$log" 2>&1 ||
+    die "no database: $(tail -n 10 "$log")"
+  on_ctl mkdir /run/mysqld
+  # shellcheck disable=SC2086
+  (cd / && enter ctl setsid $server --socket=$socket --skip-networking --skip-grant-tables >>"$log" 2>&1 </dev/null) &
+  within "$UP_SECONDS" on_ctl test -S $socket || die "mariadbd does not start: $(tail -n 10 "$log")"
+  daemon ctl slurmdbd
+  within "$UP_SECONDS" on_ctl timeout 5 sacctmgr -n show cluster ||
+    die "slurmdbd does not answer: $(tail -n 10 "$LAB/log/slurmdbd.ctl.log")"
+  on_ctl sacctmgr -i add cluster lab >"$LAB/log/sacctmgr.log" 2>&1 || die "$(cat "$LAB/log/sacctmgr.log")"
+}
+
+on_ctl() { (enter ctl "$@"); }
 
 all_idle() {
   local node
@@ -235,6 +271,7 @@ link set ib-switch up
 END
   daemon ctl munged --num-threads=2 --key-file="$LAB/munge/key" --socket="$LAB/munge/munge.socket.2" \
     --pid-file="$LAB/munge/munged.pid" --log-file="$LAB/log/munged.ctl.log" --seed-file="$LAB/munge/munged.seed"
+  [ "$ACCOUNTING" = 0 ] || account
   daemon ctl slurmctld -c
   for node in $NODES; do boot "$node"; done
   if ! within "$UP_SECONDS" all_idle; then

@@ -125,6 +125,17 @@ def test_a_second_lab_stands_beside_the_first_and_leaves_nothing(lab: SlurmLab) 
     assert names_in(*folders, "/sys/fs/cgroup/freezer") == names
 
 
+def test_sacct_knows_an_ended_job_where_there_is_accounting(accounting_lab: SlurmLab) -> None:
+    job = submit(accounting_lab, "--wrap", "exit 3")
+    assert accounting_lab.wait_for_job(job) == ("FAILED", "3:0")
+    ask = ("sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", job)
+    assert wait_until(lambda: accounting_lab.run(*ask).stdout == f"{job}|FAILED|3:0\n", timeout_seconds=10)
+
+
+def test_sacct_refuses_where_there_is_none(lab: SlurmLab) -> None:
+    assert "accounting storage is disabled" in lab.run("sacct", "-n", check=False).stderr
+
+
 def test_a_lab_that_does_not_come_up_says_why_and_leaves_nothing(slurm: None) -> None:
     lab = SlurmLab(["alpha"], extra_conf="NoSuchKey=1")
     with pytest.raises(LabError, match=r"(?s)slurmctld does not start.*NoSuchKey"):

@@ -18,7 +18,8 @@ def batch_without(*variables: str, **changes: str) -> dict[str, str]:
 
 
 def test_a_real_batch_script() -> None:
-    assert SlurmAllocation.from_environ(BATCH) == SlurmAllocation(job_id="38", num_tasks=7, cpus_per_task=None)
+    expected = SlurmAllocation(job_id="38", num_tasks=7, cpus_per_task=None, num_nodes=3)
+    assert SlurmAllocation.from_environ(BATCH) == expected
 
 
 def test_an_element_of_an_array() -> None:
@@ -73,4 +74,6 @@ def test_the_number_of_tasks(environ: dict[str, str], num_tasks: int | None) -> 
 
 
 def test_the_cpus_per_task_that_srun_does_not_inherit() -> None:
-    assert SlurmAllocation.from_environ({**BATCH, "SLURM_CPUS_PER_TASK": "4"}) == SlurmAllocation("38", 7, 4)
+    allocation = SlurmAllocation.from_environ({**BATCH, "SLURM_CPUS_PER_TASK": "4"})
+    assert allocation is not None
+    assert allocation.cpus_per_task == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tf4slurm.slurm.allocation import HetComponent, SlurmAllocation
-from tf4slurm.slurm.commands import srun_command
+from tf4slurm.slurm.commands import exited_tasks, srun_command, srun_on_each_node_command
 
 ALWAYS = ("--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
 
@@ -27,3 +27,25 @@ def test_srun_on_the_components_of_a_heterogeneous_job() -> None:
         *("srun", "--het-group=0", "--ntasks=1", *ALWAYS, "--cpus-per-task=2", "--mem=1G", "python"),
         *(":", "--het-group=1", "--ntasks=2", *ALWAYS, "--mem=1G", "python"),
     )
+
+
+def test_srun_once_on_each_node() -> None:
+    command = srun_on_each_node_command(3, ["hostname"])
+    assert command[:4] == ("srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1")
+    assert command[-1] == "hostname"
+    assert "--input=none" not in command, "what srun reads goes to all tasks"
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("srun: error: r1-n9: task 1: Exited with exit code 2", {1}),
+        ("srun: error: r1-n[2,9]: tasks 0,2-3: Exited with exit code 2", {0, 2, 3}),
+        ("srun: error: gpu-09: task 0: Killed", {0}),
+        ("srun: error: Unable to create step for job 3: Invalid node name", set()),
+        ("slurmstepd: error: execve(): /usr/bin/python: No such file or directory", set()),
+        ("", set()),
+    ],
+)
+def test_which_tasks_srun_says_have_failed(line: str, ranks: set[int]) -> None:
+    assert exited_tasks(line) == ranks

@@ -7,18 +7,19 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from tf4slurm.cli.options import job_options, make_plan
-from tf4slurm.cli.reporter import make_reporter
+from tf4slurm.cli.reporter import PlainReporter, make_reporter
 from tf4slurm.cli.settings import site_option
 from tf4slurm.cli.submission_options import parse_srun, srun_option
 from tf4slurm.errors import SlurmEnvironmentError
-from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher
-from tf4slurm.launch.plan import check_command, check_ports
+from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher, Result
+from tf4slurm.launch.plan import LaunchPlan, check_command, check_ports
 from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.spawn_local import LocalSpawner
 from tf4slurm.launch.spawn_srun import SrunSpawner
@@ -53,6 +54,24 @@ def run(context: click.Context, /, local: bool, requeue: int | None, srun: tuple
     """
     environ: dict[str, str] = context.obj
     allocation = None if local else SlurmAllocation.from_environ(environ)
+    check_place(environ, allocation)
+    if allocation is None:
+        for option in ("requeue", "srun"):  # in settings they are meant for where there is one
+            if context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"--{option} needs a job of Slurm, and there is none here.")
+    if allocation is not None and allocation.restart_count:
+        logger.warning("this job was put back into the queue %d times", allocation.restart_count)
+    plan = make_plan(allocation.num_tasks if allocation else None, **options)
+    result = launch(plan, environ, allocation, make_reporter, requeue, parse_srun(srun))
+    sys.exit(result.verdict.exit_code)
+
+
+def check_place(environ: Mapping[str, str], allocation: SlurmAllocation | None) -> None:
+    """Check that one launcher can run the job from here.
+
+    Raises:
+        SlurmEnvironmentError: It cannot; the text says what does.
+    """
     if allocation is not None and is_in_step(environ) and SlurmStep.from_environ(environ).num_tasks > 1:
         raise SlurmEnvironmentError(
             '"tf4slurm run" was itself started by srun on several tasks, and each would launch a job. Leave srun out: '
@@ -65,13 +84,21 @@ def run(context: click.Context, /, local: bool, requeue: int | None, srun: tuple
             "known. Give each component --ntasks.",
             variable="SLURM_HET_SIZE",
         )
-    if allocation is None:
-        for option in ("requeue", "srun"):  # in settings they are meant for where there is one
-            if context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--{option} needs a job of Slurm, and there is none here.")
-    if allocation is not None and allocation.restart_count:
-        logger.warning("this job was put back into the queue %d times", allocation.restart_count)
-    plan = make_plan(allocation.num_tasks if allocation else None, **options)
+
+
+def launch(
+    plan: LaunchPlan,
+    environ: Mapping[str, str],
+    allocation: SlurmAllocation | None,
+    start_reporter: Callable[[int], PlainReporter],
+    requeue: int | None = None,
+    srun: Sequence[str] = (),
+) -> Result:
+    """Run the plan to its end, here or in the allocation; return how it went. `srun` are more options of srun.
+
+    Raises:
+        Tf4SlurmError: Something is wrong with it that can be told before anything starts.
+    """
     check_command(plan.command)
     if allocation is None:
         check_ports(plan.ports, plan.num_tasks)
@@ -86,14 +113,13 @@ def run(context: click.Context, /, local: bool, requeue: int | None, srun: tuple
     if allocation is None:
         spawner = LocalSpawner(plan.num_tasks, plan.command, environ)
     else:
-        spawner = SrunSpawner(allocation, plan.num_tasks, plan.command, environ, parse_srun(srun))
+        spawner = SrunSpawner(allocation, plan.num_tasks, plan.command, environ, srun)
     requeuer = None
     if allocation is not None and requeue is not None:
         requeuer = Requeue(allocation.job_id, requeue, allocation.array_element)
     facts = {"job_id": job_id, "arguments": sys.argv}
-    reporter = make_reporter(plan.num_tasks)
+    reporter = start_reporter(plan.num_tasks)  # now: it may start a thread, which no fork survives
     try:
-        result = asyncio.run(Launcher(plan, spawner, run_directory, reporter, requeuer, facts).run())
+        return asyncio.run(Launcher(plan, spawner, run_directory, reporter, requeuer, facts).run())
     finally:
         reporter.close()
-    sys.exit(result.verdict.exit_code)

@@ -15,7 +15,10 @@ from tf4slurm.slurm.commands import srun_command
 
 # Not "-m tf4slurm": that would let a json.py in the user's directory take the place of Python's own.
 _MAIN = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.cli.main import main; main()"
-_AGENT = (sys.executable, "-c", _MAIN, "task", "--")
+TF4SLURM = (sys.executable, "-c", _MAIN)
+"""The command of this very tf4slurm, on any host."""
+
+_AGENT = (*TF4SLURM, "task", "--")
 _WORDS_LINES = 10
 
 

@@ -77,14 +77,19 @@ def members_to_prove(cluster: Cluster, rank: int) -> tuple[Member, ...]:
 
 
 async def _find_fault(member: Member, secret: str, timeout_seconds: float) -> str | None:
-    address, name = member.address, f"{member.task} on {member.node}"
+    name = f"{member.task} on {member.node}"
+    return await find_fault(name, member.rank, member.address, secret, timeout_seconds)
+
+
+async def find_fault(name: str, rank: int, address: Address, secret: str, timeout_seconds: float) -> str | None:
+    """Ask whoever listens at `address` to prove that it is `rank` of this job; return a sentence on `name` if not."""
     try:
         answer = await asyncio.wait_for(_ask(address, nonce := os.urandom(_NONCE_BYTES)), timeout_seconds)
     except asyncio.TimeoutError:
         return f"{name} does not answer at {address} within {timeout_seconds:g} s"
     except (OSError, EOFError) as error:
         return f"{name} is not reached at {address}: {error}"
-    if not hmac.compare_digest(answer, _answer_to(nonce, secret, member.rank)):
+    if not hmac.compare_digest(answer, _answer_to(nonce, secret, rank)):
         return f"something else than {name} answers at {address}"
     return None
 

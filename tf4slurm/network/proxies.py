@@ -12,4 +12,6 @@ def past_proxies(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, 
     if not any(environ.get(name) or environ.get(name.upper()) for name in _PROXIES):
         return {}
     names = list(dict.fromkeys(hosts))
-    return {name: ",".join(filter(None, (environ.get(name), *names))) for name in ("no_proxy", "NO_PROXY")}
+    # gRPC reads no_grpc_proxy in place of no_proxy, where it is set.
+    variables = ("no_proxy", "NO_PROXY", *(("no_grpc_proxy",) if environ.get("no_grpc_proxy") else ()))
+    return {variable: ",".join(filter(None, (environ.get(variable), *names))) for variable in variables}

@@ -32,6 +32,7 @@ class SlurmAllocation:
     Attributes:
         num_tasks: Number of tasks asked for; None if the job, or a component of it, only asked for nodes.
         components: Of a heterogeneous job; none of any other.
+        num_nodes: Number of nodes; of a heterogeneous job, those of its first component. None if Slurm does not say.
         restart_count: How often Slurm has put the job back into the queue.
         array_element: Such as "38_2" in a job array: one of its elements has the id of the whole array as its own.
         cpus_per_task: As asked for; srun no longer inherits it since Slurm 22.05.
@@ -43,6 +44,7 @@ class SlurmAllocation:
     components: tuple[HetComponent, ...] = ()
     restart_count: int = 0
     array_element: str | None = None
+    num_nodes: int | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SlurmAllocation | None:
@@ -63,6 +65,7 @@ class SlurmAllocation:
             components,
             _number(environ, _RESTART_COUNT) or 0,
             _element(environ),
+            _number(environ, _NUM_NODES),
         )
 
 

@@ -12,11 +12,15 @@ from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.grant import SlurmGrant, parse_grant
 from tf4slurm.slurm.job import SlurmJob, parse_exit_code, parse_fields, parse_job
+from tf4slurm.slurm.nodelist import expand_nodelist
 from tf4slurm.slurm.queue import SQUEUE_FORMAT, QueueEntry, parse_queue
+from tf4slurm.slurm.site import SlurmSite, parse_site
 from tf4slurm.slurm.step import SlurmStep
 
 _SATTACH = "sattach"
 _TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; slurmctld itself gives up after MessageTimeout, 10 s by default
+_PROGRAMS = ("srun", "sbatch", "scontrol", "squeue", "scancel")
+_EXITED_LINE = re.compile(r"^srun: error: \S+: tasks? (?P<ranks>\d[\d,-]*): ")
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
 
 
@@ -43,6 +47,59 @@ def srun_command(
 
 def _restate_cpus(cpus_per_task: int | None) -> list[str]:
     return [] if cpus_per_task is None else [f"--cpus-per-task={cpus_per_task}"]
+
+
+def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[str, ...]:
+    """Return the srun that starts `command` once on each node of an allocation; what it reads goes to all of them."""
+    options = (f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
+    return ("srun", *options, "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
+
+
+def exited_tasks(line: str) -> frozenset[int]:
+    """Return the ranks of which srun says, in a line such as this, that they failed; none if it says something else.
+
+    srun: error: r1-n[2,9]: tasks 0,2-3: Exited with exit code 2
+    """
+    match = _EXITED_LINE.match(line)
+    return frozenset(int(name[1:]) for name in expand_nodelist(f"t[{match['ranks']}]")) if match else frozenset()
+
+
+def missing_programs() -> tuple[str, ...]:
+    """Return those of Slurm's programs that tf4slurm uses and that are not on PATH."""
+    return tuple(program for program in _PROGRAMS if shutil.which(program) is None)
+
+
+def ask_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
+    """Return the version of the programs on this host, such as "22.05.8". The controller is not asked.
+
+    Raises:
+        LaunchError: srun cannot be started, or failed.
+    """
+    return _run(("srun", "--version"), timeout_seconds).strip().rpartition(" ")[2]
+
+
+def ask_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
+    """Ask the controller how the site has set it up.
+
+    Raises:
+        LaunchError: scontrol failed, or answered something else.
+    """
+    command = ("scontrol", "show", "config")
+    config = _run(command, timeout_seconds)
+    partitions = _run(("scontrol", "--oneliner", "show", "partition"), timeout_seconds)
+    try:
+        return parse_site(config, partitions)
+    except ValueError as error:
+        raise LaunchError(f"{' '.join(command)}: {error}", command=command, returncode=0, stderr=config) from error
+
+
+def check_accounting(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+    """Ask sacct for the jobs since now.
+
+    Raises:
+        LaunchError: It cannot be started, failed or took too long; the text has its words.
+    """
+    _run(("sacct", "--noheader", "--allocations", "--starttime=now"), timeout_seconds)
 
 
 def cancel_step(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:

@@ -1,0 +1,148 @@
+"""`tf4slurm doctor` on this host: each failure is made for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs import TF4SLURM
+
+SECRET = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def no_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on a laptop: this machine's Slurm, if it has one, belongs to no cluster outside of the labs."""
+    for name in [*os.environ]:
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", f"{Path(TF4SLURM).parent}:{tmp_path / 'no-programs'}")
+
+
+def doctor(
+    *options: str, env: Mapping[str, str] | None = None, prefix: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    command = [*prefix, TF4SLURM, "doctor", *options]
+    return subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=200)
+
+
+def findings(done: subprocess.CompletedProcess[str], topic: str) -> list[dict[str, Any]]:
+    shown = json.loads(done.stdout)
+    assert shown["exit_code"] == done.returncode
+    return [finding for finding in shown["findings"] if finding["topic"] == topic]
+
+
+def test_a_host_without_faults(tmp_path: Path) -> None:
+    done = doctor("--quick", "--runs-directory", str(tmp_path / "runs"))
+    assert (done.returncode, "fail" in done.stdout) == (0, False), done.stdout
+    assert "there is no Slurm here" in done.stdout
+    assert "ok    open files" in done.stdout
+    assert done.stderr.startswith("no failure")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("number", "level", "code"), [(40, "fail", 3), (512, "warn", 0)])
+def test_few_open_files(tmp_path: Path, number: int, level: str, code: int) -> None:
+    limit = ("/bin/sh", "-c", f'ulimit -n {number} && exec "$@"', "sh")
+    done = doctor("--quick", "--json", "--runs-directory", str(tmp_path), prefix=limit)
+    (found,) = findings(done, "open files")
+    assert (done.returncode, found["level"]) == (code, level)
+    assert f"{number} files" in found["text"]
+    assert found["todo"]
+
+
+def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = doctor("--quick", "--json", "--runs-directory", str(tmp_path / "file" / "runs"))
+    (found,) = findings(done, "run directory")
+    assert (done.returncode, found["level"]) == (3, "fail")
+    assert "--runs-directory" in found["todo"]
+
+
+def test_an_interface_that_is_not_there() -> None:
+    done = doctor("--quick", "--json", "--interface", "nope0")
+    (found,) = findings(done, "interfaces")
+    assert (done.returncode, found["level"]) == (3, "fail")
+    assert "'nope0' does not exist" in found["text"]
+
+
+def test_ports_that_are_taken() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = doctor("--quick", "--json", "--ports", port)
+    (found,) = findings(done, "free ports")
+    assert (done.returncode, found["level"]) == (3, "fail")
+    assert port in found["text"]
+    assert findings(doctor("--quick", "--json", "--ports", port), "free ports")[0]["level"] == "ok"
+
+
+def test_a_proxy_is_named_and_its_password_is_not() -> None:
+    proxy = {"https_proxy": f"http://ana:{SECRET}@proxy:3128"}
+    done = doctor("--quick", "--json", env=proxy)
+    (found,) = findings(done, "proxy")
+    assert found["level"] == "warn"
+    assert found["text"].startswith("https_proxy is set")
+    assert SECRET not in done.stdout + done.stderr + doctor("--quick", "--report", env=proxy).stdout
+    addresses = found["detail"].partition(": ")[2].replace(" ", "")
+    for variables, level in (
+        ({"no_proxy": addresses}, "ok"),
+        ({"no_proxy": "0.0.0.0/0,::/0"}, "ok"),
+        ({"NO_PROXY": addresses}, "warn"),  # gRPC does not read it
+        ({"no_proxy": addresses, "no_grpc_proxy": "example.org"}, "warn"),  # but this, in place of the other
+    ):
+        assert findings(doctor("--quick", "--json", env=proxy | variables), "proxy")[0]["level"] == level
+
+
+def test_a_tensorflow_that_is_broken(tmp_path: Path) -> None:
+    package = tmp_path / "tensorflow"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise TypeError('Descriptors cannot be created directly.')")
+    path = ":".join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    done = doctor("--json", env={"PYTHONPATH": path})
+    (found,) = findings(done, "tensorflow")
+    assert (done.returncode, found["level"]) == (3, "fail")
+    assert "Descriptors cannot be created" in found["text"]
+    assert "protobuf" in found["todo"]
+
+
+def test_the_tensorflow_of_this_python() -> None:
+    done = doctor("--json")
+    (tensorflow,) = findings(done, "tensorflow")
+    (keras,) = findings(done, "keras")
+    assert (tensorflow["level"], tensorflow["text"].startswith("TensorFlow 2.")) == ("ok", True)
+    assert "grpcio" in tensorflow["text"]
+    assert keras["level"] in ("ok", "warn")
+    assert "ParameterServerStrategy" in keras["text"]
+
+
+def test_another_python_is_told(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "python").write_text("#!/bin/sh\n")
+    (programs / "python").chmod(0o755)
+    (found,) = findings(doctor("--quick", "--json", env={"PATH": str(programs)}), "python")
+    assert found["level"] == "warn"
+    assert str(programs / "python") in found["text"]
+
+
+def test_a_report_names_no_user(tmp_path: Path) -> None:
+    home = tmp_path / "jovyan"
+    env = {"HOME": str(home), "LOGNAME": "jovyan"}
+    done = doctor("--quick", "--report", "--runs-directory", str(home / "runs"), env=env)
+    assert done.stdout.startswith("tf4slurm ")
+    assert "~/runs" in done.stdout
+    assert "jovyan" not in done.stdout
+    assert done.stderr == ""
+
+
+def test_on_nodes_outside_of_an_allocation_says_how_to_get_one() -> None:
+    done = doctor("--on-nodes")
+    assert done.returncode == 3
+    assert "salloc -N4 tf4slurm doctor --on-nodes" in done.stderr

@@ -1,0 +1,40 @@
+"""`tf4slurm test` on this host, with and without TensorFlow, and when it fails."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.jobs import TF4SLURM
+
+
+def run_test(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [TF4SLURM, "test", "--local", "--runs-directory", str(directory), *options]
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=200)
+
+
+def test_plain_processes(tmp_path: Path) -> None:
+    done = run_test(tmp_path, "--plain")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("It works: 3 tasks on this host; 2 of 2 tasks answered the chief")
+    assert done.stdout.count("\n") == 1
+
+
+def test_a_real_training(tmp_path: Path) -> None:
+    done = run_test(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "steps of ParameterServerStrategy by the worker, with the variable on a ps (TensorFlow 2." in done.stdout
+
+
+def test_a_module_of_the_users_takes_nobodys_place(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong one')")
+    done = run_test(tmp_path, "--plain")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_failure_says_where_it_was_and_what_to_type_next(tmp_path: Path) -> None:
+    done = run_test(tmp_path, "--timeout", "1")  # TensorFlow takes longer to import, and then to form
+    assert done.returncode not in (0, 2)
+    assert done.stdout == ""
+    assert "still importing TensorFlow: given up" in done.stderr or "within 1 s" in done.stderr, done.stderr
+    assert "Next: tf4slurm doctor" in done.stderr

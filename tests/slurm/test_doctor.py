@@ -1,0 +1,212 @@
+"""`tf4slurm doctor` and `tf4slurm test` on hosts of a real Slurm, whole and with each fault made for real."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs import TF4SLURM
+from tests.processes import wait_until
+from tests.slurm.lab import SlurmLab
+
+SALLOC = ("salloc", "-Q", "-N4", "-n4")
+
+
+def doctor(
+    lab: SlurmLab, directory: Path, *options: str, prefix: tuple[str, ...] = SALLOC
+) -> subprocess.CompletedProcess[str]:
+    nodes = ("--on-nodes",) if prefix else ()
+    command = (*prefix, TF4SLURM, "doctor", *nodes, "--json", *options)
+    return lab.run(*command, "--runs-directory", directory / "runs", timeout_seconds=300, check=False)
+
+
+def findings(done: subprocess.CompletedProcess[str], topic: str, level: str | None = None) -> list[dict[str, Any]]:
+    """The findings of a topic, of one level or all."""
+    assert done.stdout.startswith("{"), done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["exit_code"] == done.returncode
+    found = [finding for finding in shown["findings"] if finding["topic"] == topic]
+    return [finding for finding in found if level is None or finding["level"] == level]
+
+
+@contextlib.contextmanager
+def hidden(lab: SlurmLab, node: str, directory: Path) -> Iterator[None]:
+    """Put an empty directory over this one, on that node alone."""
+    lab.on(node, "mount", "-t", "tmpfs", "tmpfs", directory)
+    try:
+        yield
+    finally:
+        lab.on(node, "umount", "--lazy", directory)
+
+
+@contextlib.contextmanager
+def changed(lab: SlurmLab, node: str, *commands: str) -> Iterator[None]:
+    """Run the first command on a node, and the second when done."""
+    lab.on(node, *commands[0].split())
+    try:
+        yield
+    finally:
+        lab.on(node, *commands[1].split())
+
+
+def test_a_whole_cluster(lab: SlurmLab, tmp_path: Path) -> None:
+    done = doctor(lab, tmp_path, "--quick")
+    assert done.returncode == 0, done.stdout
+    assert findings(done, "slurm")[0]["text"] == "Slurm 22.05.8"
+    assert findings(done, "step ports")[0]["text"].startswith("Slurm reserves ports of 23000-23999")
+    assert findings(done, "kill wait", "warn"), "the lab kills after 5 s, the grace is 25 s"
+    assert findings(done, "shared", "ok")
+    assert findings(done, "clocks", "ok")
+    assert findings(done, "munge between nodes", "ok")
+    assert findings(done, "reach")[0]["text"] == "4 nodes reach each other and this host, at every address"
+    (interfaces,) = findings(done, "interfaces")
+    assert (interfaces["text"], interfaces["nodes"]) == ("up: eth0, ib0", [])
+    assert all(node in interfaces["detail"] for node in lab.nodes)
+    assert list(tmp_path.iterdir()) == [], "nothing is left of the probes"
+
+
+def test_in_a_batch_job_it_is_the_same(lab: SlurmLab, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    command = f"{TF4SLURM} doctor --on-nodes --quick --json --runs-directory {tmp_path / 'runs'}"
+    script.write_text(f"#!/bin/bash\nexec {command} 2>/dev/null\n")
+    job = lab.run("sbatch", "--parsable", "-N3", "--ntasks-per-node=2", "-o", tmp_path / "out", script).stdout.strip()
+    assert lab.wait_for_job(job, timeout_seconds=60) == ("COMPLETED", "0:0")
+    found = {finding["topic"]: finding for finding in json.loads((tmp_path / "out").read_text())["findings"]}
+    assert found["reach"]["text"].startswith("3 nodes reach each other")
+
+
+def test_without_accounting_it_says_what_follows(lab: SlurmLab, tmp_path: Path) -> None:
+    (found,) = findings(doctor(lab, tmp_path, "--quick", prefix=()), "sacct")
+    assert (found["level"], "no accounting" in found["text"]) == ("warn", True)
+    assert "Keep the run directory" in found["todo"]
+
+
+def test_with_accounting_sacct_answers(accounting_lab: SlurmLab, tmp_path: Path) -> None:
+    (found,) = findings(doctor(accounting_lab, tmp_path, "--quick", prefix=()), "sacct")
+    assert (found["level"], found["text"]) == ("ok", "sacct answers")
+
+
+def test_accounting_that_is_down_is_told_in_slurms_words(accounting: None, tmp_path: Path) -> None:
+    with SlurmLab(["alone"], accounting=True) as lab:
+        lab.run("sacctmgr", "-i", "shutdown", check=False)
+        assert wait_until(lambda: lab.run("sacct", "-n", check=False).returncode != 0, timeout_seconds=10)
+        (found,) = findings(doctor(lab, tmp_path, "--quick", prefix=()), "sacct")
+    assert found["level"] == "warn"
+    assert found["text"].startswith("accounting does not answer: sacct")
+
+
+def test_a_controller_that_is_down_is_a_failure_within_bounds(slurm: None, tmp_path: Path) -> None:
+    with SlurmLab(["alone"]) as lab:
+        lab.run("scontrol", "shutdown", "slurmctld")
+        assert wait_until(lambda: "DOWN" in lab.run("scontrol", "ping", check=False).stdout, timeout_seconds=20)
+        started = time.monotonic()
+        done = doctor(lab, tmp_path, "--quick", prefix=())
+        seconds = time.monotonic() - started
+    (found,) = findings(done, "slurm")
+    assert (done.returncode, found["level"]) == (3, "fail")
+    assert "scontrol show config" in found["text"]
+    assert seconds < 30
+
+
+def test_a_run_directory_that_one_node_does_not_share(lab: SlurmLab, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    with hidden(lab, "r1-n2", runs):
+        done = doctor(lab, tmp_path, "--quick")
+    (found,) = findings(done, "shared", "fail")
+    assert (done.returncode, found["nodes"]) == (3, ["r1-n2"])
+    assert "--runs-directory" in found["todo"]
+    assert findings(done, "shared", "ok")[0]["nodes"] == ["gpu-09", "r1-n9", "r1-n10"]
+    assert list(runs.iterdir()) == []
+
+
+def test_a_node_whose_interface_is_down(lab: SlurmLab, tmp_path: Path) -> None:
+    with changed(lab, "r1-n9", "ip link set ib0 down", "ip link set ib0 up"):
+        asked, not_asked = doctor(lab, tmp_path, "--quick", "--interface", "ib0"), doctor(lab, tmp_path, "--quick")
+    (found,) = findings(asked, "interfaces", "fail")
+    assert (asked.returncode, found["nodes"]) == (3, ["r1-n9"])
+    assert "'ib0' has no address or is down" in found["text"]
+    assert not findings(asked, "reach", "fail"), "its own fault is not told of the others too"
+    assert not_asked.returncode == 0
+    assert {tuple(each["nodes"]): each["text"] for each in findings(not_asked, "interfaces")} == {
+        ("gpu-09", "r1-n2", "r1-n10"): "up: eth0, ib0",
+        ("r1-n9",): "up: eth0",
+    }
+
+
+def test_a_node_that_does_not_reach_another(lab: SlurmLab, tmp_path: Path) -> None:
+    route = "unreachable 172.29.0.4/32"  # that of gpu-09 in ib0
+    with changed(lab, "r1-n10", f"ip route add {route}", f"ip route del {route}"):
+        used, not_used = doctor(lab, tmp_path, "--quick", "--interface", "ib0"), doctor(lab, tmp_path, "--quick")
+    (found,) = [each for each in findings(used, "reach", "fail") if each["text"].startswith("gpu-09")]
+    assert used.returncode == 3
+    assert found["text"] == "gpu-09 is not reached at 172.29.0.4 (ib0) from r1-n10, and a job would use that address"
+    assert not_used.returncode == 0
+    assert any("gpu-09 is not reached" in each["text"] for each in findings(not_used, "reach", "warn"))
+
+
+def test_a_node_without_munge(lab: SlurmLab, tmp_path: Path) -> None:
+    away = ("mount -t tmpfs tmpfs /run/munge", "umount --lazy /run/munge")  # slurmd uses another path of its own
+    with changed(lab, "r1-n9", *away):
+        done = doctor(lab, tmp_path, "--quick")
+    (found,) = findings(done, "munge between nodes", "warn")
+    assert found["nodes"] == ["r1-n9"]
+    assert "'unmunge' does not work on r1-n9" in found["text"]
+
+
+def test_a_node_without_this_python_does_not_answer_and_is_told(lab: SlurmLab, tmp_path: Path) -> None:
+    started = time.monotonic()
+    with hidden(lab, "r1-n9", Path(sys.executable).parent):
+        done = doctor(lab, tmp_path, "--quick")
+    assert time.monotonic() - started < 60, "srun says that it has failed: the time for an answer is not waited for"
+    (found,) = findings(done, "nodes", "fail")
+    assert done.returncode == 3
+    assert found["text"].startswith("1 node did not answer, only gpu-09, r1-n10, r1-n2 did")
+    assert "same path" in found["todo"]
+
+
+def test_its_step_ends_with_it(lab: SlurmLab, tmp_path: Path) -> None:
+    """The leak check of the fixtures sees whatever is left on the nodes."""
+    doctor_ = lab.popen(
+        *(*SALLOC, TF4SLURM, "doctor", "--on-nodes", "--runs-directory", tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert wait_until(lambda: "--as-node" in _commands(lab), timeout_seconds=30)
+    finally:
+        doctor_.terminate()
+        doctor_.wait(timeout=20)
+    lab.cancel_all()
+
+
+def _commands(lab: SlurmLab) -> str:
+    return lab.on("r1-n9", "ps", "-e", "-o", "args").stdout
+
+
+def test_plain_tasks_on_all_hosts(lab: SlurmLab, tmp_path: Path) -> None:
+    done = lab.run(*SALLOC, TF4SLURM, "test", "--plain", "--runs-directory", tmp_path, timeout_seconds=100)
+    assert done.stdout.startswith("It works: 4 tasks on 4 hosts (")
+    assert "each address proved from another; 3 of 3 tasks answered the chief" in done.stdout
+
+
+def test_a_real_training_on_hosts(lab: SlurmLab, tmp_path: Path) -> None:
+    done = lab.run("salloc", "-Q", "-N3", "-n3", TF4SLURM, "test", "--runs-directory", tmp_path, timeout_seconds=200)
+    assert done.stdout.startswith("It works: 3 tasks on 3 hosts (")
+    assert "steps of ParameterServerStrategy by the worker, with the variable on a ps" in done.stdout
+
+
+@pytest.mark.parametrize("tasks", ["1", "2"])
+def test_too_few_tasks_are_told(lab: SlurmLab, tmp_path: Path, tasks: str) -> None:
+    command = ("salloc", "-Q", "-n", tasks, TF4SLURM, "test", "--plain", "--runs-directory", tmp_path)
+    done = lab.run(*command, check=False)
+    assert done.returncode == 3
+    assert f"Slurm gives {tasks} tasks" in done.stderr

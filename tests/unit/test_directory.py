@@ -1,0 +1,50 @@
+"""Clocks that differ. Hosts of the lab share one clock, so the differences are made by hand here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tf4slurm.doctor.directory import Probe, check_directory, existing_parent, judge_skew
+
+
+@pytest.mark.parametrize(
+    ("skews", "level", "words"),
+    [
+        ({"n1": 0.0, "n2": -0.02}, "ok", "within 0.1 s"),
+        ({"n1": 100.0, "n2": 101.5}, "ok", "within 1.5 s"),
+        ({"n1": 0.0, "n2": 7.25, "n3": 1.0}, "warn", "the clock of n1 is 7.2 s ahead of that of n2"),
+        ({"n1": 0.0, "n2": -90.0}, "warn", "the clock of n2 is 90.0 s ahead of that of n1"),
+    ],
+)
+def test_clocks(skews: dict[str, float], level: str, words: str) -> None:
+    found = judge_skew(skews)
+    assert found.level == level
+    assert words in found.text
+
+
+def test_nothing_is_left_and_nothing_made(tmp_path: Path) -> None:
+    found, skew = check_directory(tmp_path / "a" / "runs", "probe")
+    assert found.level in ("ok", "warn")
+    assert skew is not None
+    assert abs(skew) < 2.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_its_place_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    found, skew = check_directory(tmp_path / "runs", "probe")
+    assert (found.level, skew) == ("fail", None)
+    assert "Not a directory" in found.text
+
+
+def test_a_probe_is_not_written_over_a_link(tmp_path: Path) -> None:
+    (tmp_path / ".tf4slurm-doctor-probe").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError):
+        Probe(tmp_path, "probe").write()
+    assert not (tmp_path / "victim").exists()
+
+
+def test_the_nearest_directory_that_is_there(tmp_path: Path) -> None:
+    assert existing_parent(tmp_path / "a" / "b") == tmp_path

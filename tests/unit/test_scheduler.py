@@ -1,0 +1,72 @@
+"""What a site's settings mean for a job. The settings that the lab has not are made by hand here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.unit.test_site import CONFIG, PARTITIONS
+from tf4slurm.doctor.finding import Finding
+from tf4slurm.doctor.scheduler import check_version, judge_site
+from tf4slurm.slurm.site import Partition, SlurmSite, parse_site
+
+SITE = parse_site(CONFIG, PARTITIONS)
+GOOD = Partition("work", True, "UP", "2-00:00:00", "01:00:00", "OFF", 0)
+
+
+def judge(topic: str, site: SlurmSite, grace_seconds: float = 25.0) -> Finding:
+    (found,) = (finding for finding in judge_site(site, grace_seconds) if finding.topic == topic)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "topic", "level", "words"),
+    [
+        ({}, "step ports", "ok", "23000-23999"),
+        ({"reserved_ports": ""}, "step ports", "ok", "reserves no ports"),
+        ({}, "kill wait", "warn", "5 s after SIGTERM"),
+        ({"kill_wait_seconds": 30}, "kill wait", "ok", "30 s"),
+        ({}, "requeue", "ok", "JobRequeue=1"),
+        ({"requeues": False}, "requeue", "warn", "JobRequeue=0"),
+        ({}, "processes", "warn", "linuxproc"),
+        ({"process_tracking": "cgroup"}, "processes", "ok", "cgroup"),
+    ],
+)
+def test_a_setting(changes: dict[str, object], topic: str, level: str, words: str) -> None:
+    found = judge(topic, dataclasses.replace(SITE, **changes))  # type: ignore[arg-type]
+    assert found.level == level
+    assert words in found.text
+    assert found.todo or level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "words"),
+    [
+        ({}, "ok", "work (default): at most 2-00:00:00, 01:00:00 without --time"),
+        ({"state": "DOWN"}, "warn", "is DOWN"),
+        ({"preempt_mode": "REQUEUE", "grace_seconds": 60}, "ok", "REQUEUE after 60 s"),
+        ({"preempt_mode": "REQUEUE", "grace_seconds": 8}, "warn", "REQUEUE after 8 s"),
+        ({"preempt_mode": "CANCEL", "grace_seconds": 60}, "warn", "CANCEL after 60 s"),
+    ],
+)
+def test_a_partition(changes: dict[str, object], level: str, words: str) -> None:
+    partition = dataclasses.replace(GOOD, **changes)  # type: ignore[arg-type]
+    found = judge("partition", dataclasses.replace(SITE, partitions=(partition,)))
+    assert found.level == level
+    assert words in found.text
+
+
+@pytest.mark.parametrize(
+    ("client", "controller", "level"),
+    [
+        ("22.05.8", "22.05.8", "ok"),
+        ("23.11.1", "22.05.8", "ok"),
+        ("20.11.0", "20.11.0", "ok"),
+        ("19.05.5", "22.05", "fail"),
+    ],
+)
+def test_versions(client: str, controller: str, level: str) -> None:
+    found = check_version(client, controller)
+    assert found.level == level
+    assert (client in found.text) == (client != controller) or client == controller

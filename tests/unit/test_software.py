@@ -1,0 +1,32 @@
+"""What a Keras means for ParameterServerStrategy. The facts of tf_keras are as recorded: it is not installed here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tf4slurm.doctor.software import check_python, judge_keras
+
+LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
+NO_TF_KERAS = "ImportError: Keras cannot be imported. Check that it is installed.\nmore"
+
+
+@pytest.mark.parametrize(
+    ("facts", "environ", "level", "words", "todo"),
+    [
+        ({"keras": "3.15.1"}, {}, "warn", "Keras 3.15.1: Model.fit fails", "strategy.run"),
+        ({"keras": "2.21.0"}, LEGACY, "ok", "Model.fit works", ""),
+        ({"keras_error": NO_TF_KERAS}, LEGACY, "fail", "Check that it is installed.", "tf_keras~=2.21.0"),
+        ({"keras_error": NO_TF_KERAS}, {}, "fail", "does not load", "pip install keras"),
+    ],
+)
+def test_keras(facts: dict[str, Any], environ: dict[str, str], level: str, words: str, todo: str) -> None:
+    found = judge_keras({"version": "2.21.0", **facts}, environ)
+    assert found.level == level
+    assert words in found.text
+    assert todo in found.todo
+
+
+def test_without_any_python_on_path_there_is_no_other_one() -> None:
+    assert check_python({"PATH": "/nowhere"}).level == "ok"
