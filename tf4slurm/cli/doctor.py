@@ -90,7 +90,7 @@ def _check_nodes(environ: dict[str, str], wishes: Wishes) -> list[Finding]:
         )
     findings = asyncio.run(check_nodes(allocation.num_nodes, environ, wishes, _note))
     if allocation.components:
-        text = f"only the nodes of the first of {allocation.components} components of this job were looked at"
+        text = f"only the nodes of the first of {len(allocation.components)} components of this job were looked at"
         findings.append(Finding("warn", "nodes", text, "Look at the others in an allocation of their own."))
     return findings
 
