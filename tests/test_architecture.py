@@ -29,7 +29,7 @@ FLOORS = [
     ["launch", "tensorflow", "ServerDictionary"],
     ["doctor"],
     ["cli", "shutdown", "DistributedTFQueueHook"],
-    ["__main__"],
+    ["__main__", "job"],
 ]
 """A file imports from lower floors only."""
 

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _LAZY = {
+    "Job": "tf4slurm.job",
     "LocalCluster": "tf4slurm.tensorflow.local_cluster",
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
     "barrier": "tf4slurm.script",
@@ -22,6 +23,7 @@ _LAZY = {
 }
 _ROOMS = ("shutdown",)
 __all__ = [
+    "Job",
     "__version__",
     "barrier",
     "get_server_dictionary",

@@ -136,3 +136,16 @@ def test_a_job_that_was_never_there_is_answered_with_the_nearest(watcher: Watche
     assert job_id in unknown.stderr
     assert watcher.run("wait", job_id).returncode == 1  # its script wants a task of tf4slurm
     assert watcher.run("wait", "/nowhere").returncode == 5
+
+
+def test_a_job_is_submitted_and_waited_for_from_python(watcher: Watcher) -> None:
+    code = (
+        "import sys, tf4slurm\n"
+        "job = tf4slurm.Job([sys.executable, 'train.py'], ps=1, workers=2, nodes=4, time=5).submit()\n"
+        "while not any(task.step for task in job.status().tasks): pass\n"
+        "print(job.status().state)\n"
+        "job.cancel()\n"
+        "print(job.wait(60), job.status().state)\n"
+    )
+    done = watcher.lab.run(sys.executable, "-c", code, cwd=watcher.directory, timeout_seconds=120)
+    assert done.stdout.splitlines()[-2:] == ["RUNNING", "143 STOPPED"]

@@ -1,0 +1,87 @@
+"""`Job`: the same as the command line, as Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tf4slurm
+from tests.jobs import TF4SLURM
+from tf4slurm.errors import SubmissionError, UnknownJobError
+from tf4slurm.job import Job
+
+SCRIPT = """
+import os, time, tf4slurm
+task = os.environ["TF4SLURM_TASK"]
+print("hello from", task, "<b>")
+if task.startswith("ps"):
+    time.sleep(1000)
+for step in range(5):
+    tf4slurm.report(step=step)
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train it.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_the_script_is_that_of_the_command_line(script: Path) -> None:
+    job = Job(
+        [sys.executable, str(script), "two words"],
+        ps=1,
+        workers=2,
+        nodes=2,
+        mem="2G",
+        module=["a/1", "b"],
+        exclusive=True,
+        chief=False,
+        site="none",
+    )
+    words = ("--ps", "1", "--workers", "2", "--nodes", "2", "--mem", "2G", "--module", "a/1", "--module", "b")
+    more = ("--exclusive", "--no-chief", "--site", "none")
+    command = [TF4SLURM, "script", *words, *more, "--", sys.executable, str(script), "two words"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert job.script().splitlines()[2:] == printed.splitlines()[3:]  # but for the line that says how it was made
+    assert "not started" in repr(job)
+
+
+def test_a_line_is_read_as_a_shell_would(script: Path) -> None:
+    assert Job(f"python '{script}' 'two words'", workers=1).script().endswith(f"-- python '{script}' 'two words'\n")
+
+
+def test_a_job_runs_here_and_tells_how_it_went(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tf4slurm.Job([sys.executable, str(script)], ps=1, workers=1, nodes=4, time="1:00")  # nodes are sbatch's
+    assert job.run() == 0
+    assert "chief/0 | hello from chief/0 <b>" in capsys.readouterr().out
+    assert job.wait() == 0
+    assert job.status().state == "COMPLETED"
+    assert job.logs("chief/0") == "hello from chief/0 <b>\n"
+    assert sorted(job.logs().splitlines())[1] == "ps/0 | hello from ps/0 <b>"
+    assert "COMPLETED" in job._repr_html_()
+    assert "<td style='text-align:left'>chief/0</td>" in job._repr_html_()
+    assert job.report(tmp_path / "life.html").read_text().startswith("<!DOCTYPE html>")
+    assert job.plot()._repr_svg_().startswith("<svg")
+    again = Job.find(job.status().name)
+    assert again.status().exit_code == 0
+    job.cancel()  # it has ended: nothing to do
+
+
+def test_what_is_wrong_is_an_error_that_says_so(script: Path) -> None:
+    with pytest.raises(SubmissionError, match=r"No such option.*--worker"):
+        Job("true", worker=3).script()
+    with pytest.raises(SubmissionError, match="exclude each other"):
+        Job("true", workers=1, mem="1G", mem_per_cpu="1G").script()
+    with pytest.raises(UnknownJobError, match="not started yet"):
+        Job("true").status()
+    with pytest.raises(UnknownJobError, match="no job 'x'"):
+        Job.find("x")

@@ -1,0 +1,226 @@
+"""`Job`: the verbs of the command line for notebooks and programs, with the same names."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tf4slurm.cli.script import script
+from tf4slurm.cli.settings import known_options
+from tf4slurm.cli.submission_options import make_job
+from tf4slurm.errors import SubmissionError, UnknownJobError
+from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.launch.script import make_script
+from tf4slurm.launch.submission import Submission
+from tf4slurm.launch.submit import submit
+from tf4slurm.observe.drawing import escape
+from tf4slurm.observe.logs import LogReader, find_logs, merge
+from tf4slurm.observe.picture import make_picture
+from tf4slurm.observe.registry import KnownJob, find_job, known_jobs
+from tf4slurm.observe.report import make_report
+from tf4slurm.observe.status import JobStatus, ask_slurm, read_status
+from tf4slurm.observe.story import read_story
+from tf4slurm.run_directory import RunDirectory
+
+_LOOK_SECONDS = 1.0
+_SLURM_SECONDS = 10.0
+
+
+class Job:
+    """One job: a command, and the options of `tf4slurm submit` by their long names, with _ for -.
+
+    Job("python train.py", ps=1, workers=3, nodes=2, mem="32G", module=["tensorflow/2.16"]).submit().wait()
+
+    What is True is an option without a value, what is False its `--no-` form, a list one that is repeated.
+    """
+
+    def __init__(self, command: str | Sequence[str], **options: Any) -> None:
+        """Nothing is started yet; options are checked when they are used.
+
+        Args:
+            command: What each task runs: words, or a line as a shell would read it.
+            options: See `tf4slurm submit --help`.
+        """
+        self._command = shlex.split(command) if isinstance(command, str) else list(command)
+        self._options = options
+        self._known: KnownJob | None = None
+
+    @classmethod
+    def find(cls, job: str | None = None) -> Job:
+        """Return a job of before by its id in Slurm, its run's name or directory; the latest if None.
+
+        Raises:
+            UnknownJobError: There is none.
+        """
+        found = cls(())
+        found._known = find_job(job, os.environ)
+        return found
+
+    def script(self) -> str:
+        """Return the batch script that `submit` gives to sbatch; Slurm need not be there.
+
+        Raises:
+            SubmissionError: An option is unknown, or they contradict each other.
+        """
+        return make_script(*self._make())
+
+    def submit(self) -> Job:
+        """Give the job to Slurm; return it.
+
+        Raises:
+            SubmissionError, RefusedError: It contradicts itself, or sbatch did not take it.
+        """
+        job_id = submit(*self._make())
+        self._known = find_job(job_id, os.environ)
+        return self
+
+    def run(self) -> int:
+        """Run the job here (local processes, or in the allocation we are in) to its end; return its exit code.
+
+        What it prints comes as it is printed. Options that only sbatch understands do not count.
+        """
+        before = {job.name for job in known_jobs(os.environ)}
+        arguments = [sys.executable, "-m", "tf4slurm", "run", *self._arguments(_options_of_run()), "--", *self._command]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+        self._known = next((job for job in known_jobs(os.environ) if job.name not in before), None)
+        return process.returncode
+
+    def status(self) -> JobStatus:
+        """Return where the job stands."""
+        known = self._started()
+        entries, doubts = ask_slurm([known]) if known.job_id else ({}, [])
+        return read_status(known, entries.get(known.job_id or ""), doubts)
+
+    def wait(self, timeout_seconds: float | None = None) -> int:
+        """Wait for the end, with a bar; return the job's exit code. Interrupting it leaves the job alone.
+
+        Raises:
+            TimeoutError: It has not ended in time.
+        """
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, transient=True) as progress:
+            bar = progress.add_task("")
+            while True:
+                status = self.status()
+                steps = [task.step for task in status.tasks if task.step is not None]
+                reached = f"step {max(steps):,}" if steps else status.phase or status.reason
+                progress.update(bar, description=f"{status.name} {status.state} {reached}")
+                if status.exit_code is not None:
+                    return status.exit_code
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(f"{status.name} has not ended within {timeout_seconds:g} s. It goes on.")
+                time.sleep(_SLURM_SECONDS if status.job_id and status.state == "PENDING" else _LOOK_SECONDS)
+
+    def logs(self, *tasks: str) -> str:
+        """Return what tasks printed, such as "chief/0" or "worker/*"; all, in the order of time, if none is named."""
+        logs = find_logs(self._started().run_directories, tasks)
+        has_names = len({log.task for log in logs}) > 1
+        lines = merge([LogReader(log) for log in logs])
+        return "".join(f"{line.task} | {line.text}\n" if has_names else f"{line.text}\n" for line in lines)
+
+    def cancel(self, grace_seconds: float | None = None) -> None:
+        """Ask the job to save and stop, and end it after its grace; see `tf4slurm cancel`."""
+        known = self._started()
+        grace = [] if grace_seconds is None else ["--grace", f"{grace_seconds:g}"]
+        words = [sys.executable, "-m", "tf4slurm", "cancel", known.job_id or known.name, *grace]
+        subprocess.run(words, check=True, capture_output=True)
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write the job's report (one HTML file), by default into its run directory; return its path."""
+        run = self._run()
+        return run.write_report(make_report(read_story(run)), Path(path).absolute() if path is not None else None)
+
+    def plot(self) -> Picture:
+        """Return timeline and curves, as a picture that a notebook shows."""
+        return Picture(make_picture(read_story(self._run())))
+
+    def __repr__(self) -> str:
+        what = shlex.join(self._command) or "of before"
+        return f"Job({what}: {f'{self._known.name}' if self._known else 'not started'})"
+
+    def _repr_html_(self) -> str:
+        if self._known is None:
+            return f"<pre>{escape(self)}</pre>"
+        status = self.status()
+        head = "".join(
+            f"<th style='text-align:left'>{name}</th>" for name in ("task", "node", "state", "step", "step/s")
+        )
+        rows = "".join(
+            "<tr>"
+            + "".join(
+                f"<td style='text-align:left'>{escape('' if value is None else value)}</td>"
+                for value in (task.task, task.node, task.state, task.step, task.steps_per_second)
+            )
+            + "</tr>"
+            for task in status.tasks
+        )
+        code = "" if status.exit_code is None else f", exit code {status.exit_code}"
+        return (
+            f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(status.reason)}"
+            f"<table><tr>{head}</tr>{rows}</table>"
+        )
+
+    def _make(self) -> tuple[LaunchPlan, Submission]:
+        words = [*self._arguments(known_options()), "--", *self._command]
+        try:
+            context = script.make_context("script", words, obj=dict(os.environ))
+            return make_job(context, (), dict(context.params))
+        except click.ClickException as error:
+            raise SubmissionError(error.format_message(), option=getattr(error, "param_hint", None) or "") from error
+
+    def _arguments(self, known: Sequence[str]) -> list[str]:
+        words: list[str] = []
+        for name, value in self._options.items():
+            option = name.replace("_", "-")
+            if value is None or (option not in known and option in known_options()):
+                continue
+            if isinstance(value, bool):
+                words.append(f"--{option}" if value else f"--no-{option}")
+            else:
+                for each in value if isinstance(value, (list, tuple)) else (value,):
+                    words += [f"--{option}", str(each)]
+        return words
+
+    def _started(self) -> KnownJob:
+        if self._known is None:
+            raise UnknownJobError("This job was not started yet: call submit() or run().", job="")
+        return self._known
+
+    def _run(self) -> RunDirectory:
+        known = self._started()
+        if not known.run_directories:
+            raise UnknownJobError(
+                f"{known.name} has no run directory yet: it is {self.status().state}.", job=known.name
+            )
+        return known.run_directories[-1]
+
+
+class Picture:
+    """A picture that a notebook shows; `svg` is its text."""
+
+    def __init__(self, svg: str) -> None:
+        self.svg = svg
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+def _options_of_run() -> list[str]:
+    from tf4slurm.cli.run import run
+
+    names = [name for parameter in run.params for name in (*parameter.opts, *parameter.secondary_opts)]
+    return [name[2:] for name in names if name.startswith("--")]
