@@ -214,6 +214,22 @@ def test_a_snapshot_is_what_runs(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slu
     assert (tmp_path / f"slurm-{job_id}.out").read_text() == "as submitted\n"
 
 
+def test_in_an_environment_its_own_python_runs_tf4slurm(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    """A virtual environment whose Python says that it was used; a json.py beside the script does no harm."""
+    venv = tmp_path / "my venv" / "bin"
+    venv.mkdir(parents=True)
+    (venv / "activate").write_text(f"PATH={shlex.quote(str(venv))}:$PATH")
+    (venv / "python").write_text(f'#!/bin/bash\necho "this one: $1 $2" >&2\nexec {sys.executable} "$@"\n')
+    (venv / "python").chmod(0o755)
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
+    command = (sys.executable, "-c", "print('trained')")
+    job_id = submit(tf4slurm, "-N2", "-n2", "--no-chief", "--venv", "my venv", "--", *command)
+    assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
+    output = (tmp_path / f"slurm-{job_id}.out").read_text()
+    assert output.startswith("this one: -m tf4slurm\n")
+    assert "worker/0 | trained" in output
+
+
 def test_a_site_profile_and_environment_are_obeyed(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     (tmp_path / "config" / "tf4slurm").mkdir(parents=True)
     (tmp_path / "config" / "tf4slurm" / "config.toml").write_text('partition = "high"\ntime = "7"\nps = 5')
