@@ -157,6 +157,15 @@ def test_only_the_room_tensorflow_imports_it(module: str) -> None:
     assert not any("tensorflow" in ast.unparse(node).replace(room, "") for node in imports)
 
 
+def test_writing_a_batch_script_is_light() -> None:
+    assert not imported_by("import tf4slurm.cli.submit, tf4slurm.cli.script") & {
+        "tensorflow",
+        "grpc",
+        "asyncio",
+        "rich",
+    }
+
+
 def test_the_public_list_is_what_there_is() -> None:
     assert set(tf4slurm._LAZY) <= set(dir(tf4slurm))
     loads_tensorflow = {name for name, module in tf4slurm._LAZY.items() if "tensorflow" in module.split(".")}
