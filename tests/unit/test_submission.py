@@ -181,6 +181,12 @@ def test_arguments_that_do_not_fit_the_array(lines: str, array: str, words: str,
         job_of("--workers", "1", "--array-args", str(tmp_path / "lines"), "--array", array, *TRAIN)
 
 
+def test_arguments_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"\xff.txt\n")
+    _, submission = job_of("--workers", "1", "--array-args", str(tmp_path / "lines"), *TRAIN)
+    assert submission.array_lines == (("\udcff.txt",),)
+
+
 def test_without_an_array_there_is_an_element_for_each_line(tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("a\n\nb")
     assert asked("--workers", "1", "--array-args", str(tmp_path / "lines"))["array"] == "0-2"
