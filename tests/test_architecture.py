@@ -46,6 +46,7 @@ INSIDE = {
     "launch": [
         ["plan", "requeue", "spawner"],
         ["submission", "spawn_local", "spawn_srun", "launcher"],
+        ["request"],
         ["script", "snapshot", "self_hosted"],
         ["submit"],
     ],
