@@ -195,9 +195,9 @@ def test_of_an_array_one_element_is_requeued_alone(tmp_path: Path, lab: SlurmLab
     mine = f"{tmp_path}/$SLURM_ARRAY_TASK_ID"
     command = ("bash", "-c", f"mkdir -p {mine}; exec {sys.executable} {CHILD} {mine}")
     job_id = submit(tf4slurm, "--workers", "1", "--array", "0-1", "--requeue", "1", "--", *command)
+    assert wait_until(lambda: all((tmp_path / n / "chief-0.1").exists() for n in "01"), 30)
     last = next(f"{job_id}_{n}" for n in (0, 1) if field(lab, f"{job_id}_{n}", "JobId") == job_id)
     other = f"{job_id}_{1 - int(last[-1])}"
-    assert wait_until(lambda: all((tmp_path / n / "chief-0.1").exists() for n in "01"), 30)
     lab.run("scancel", "--batch", "--signal=USR1", last)
     assert wait_until(lambda: field(lab, last, "Restarts") == "1", 30)
     lab.run("scancel", last)

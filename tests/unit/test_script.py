@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import stat
@@ -254,6 +255,15 @@ def test_any_plan_comes_back_from_the_last_line(plan: LaunchPlan) -> None:
     submission = Submission({"gres": "gpu:1"}, program=("tf4slurm",))
     last = make_script(plan, submission).splitlines()[-1]
     assert plan_from(shlex.split(last)[2:]) == plan
+
+
+def test_what_the_readme_submits_makes_a_script() -> None:
+    readme = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+    whole = re.findall(r"^(?:\|[^|]*\| `)?tf4slurm submit (.*? -- [^`\n]*)", readme, re.MULTILINE)
+    parts = re.findall(r"\| `(--(?:het|after|requeue|snapshot)[^`]*)`", readme)
+    assert (len(whole), len(parts)) == (2, 4)
+    for line in (*whole, *(f"--workers 2 {part} -- python train.py" for part in parts)):
+        assert make_script(*job_of(*shlex.split(line))).splitlines()[-1].startswith("exec ")
 
 
 def test_a_requeue_writes_to_an_output_of_its_own(tmp_path: Path) -> None:
