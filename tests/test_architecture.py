@@ -60,6 +60,7 @@ INSIDE = {
     "launch": [
         ["plan", "requeue", "spawner"],
         ["submission", "spawn_local", "spawn_srun", "launcher"],
+        ["request"],
         ["script", "snapshot", "self_hosted"],
         ["submit"],
     ],
@@ -180,6 +181,15 @@ def test_only_the_room_tensorflow_imports_it(module: str) -> None:
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     room = "tf4slurm.tensorflow" if module in USERS_OF_TENSORFLOW else "tf4slurm"
     assert not any("tensorflow" in ast.unparse(node).replace(room, "") for node in imports)
+
+
+def test_writing_a_batch_script_is_light() -> None:
+    assert not imported_by("import tf4slurm.cli.submit, tf4slurm.cli.script") & {
+        "tensorflow",
+        "grpc",
+        "asyncio",
+        "rich",
+    }
 
 
 def test_the_public_list_is_what_there_is() -> None:

@@ -15,6 +15,7 @@ A list takes the place of one that is said earlier; it is not added to it.
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Places:
         """Return the places of a user who works in `directory`."""
         home = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or '~'}/.config"
         above = (directory, *directory.parents)
-        project = next((path / PROJECT_FILE for path in above if (path / PROJECT_FILE).is_file()), None)
+        project = next((path / PROJECT_FILE for path in above if os.path.isfile(path / PROJECT_FILE)), None)
         return cls(Path(home).expanduser() / "tf4slurm", project)
 
     @property
@@ -99,7 +100,7 @@ def read_settings(
     """
     if site == NO_SITE:
         return {}
-    layers = [_read(path, known) for path in places.files if path.is_file()]
+    layers = [_read(path, known) for path in places.files if os.path.isfile(path)]
     layers.append(_from_environ(environ, known))
     named = next((layer[SITE] for layer in reversed(layers) if SITE in layer), Setting(DEFAULT_SITE, "default"))
     if site is not None:

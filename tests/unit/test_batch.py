@@ -73,16 +73,23 @@ def test_inside_a_job_nothing_of_it_leaks() -> None:
             "SBATCH_PARTITION": "p",
             "TF_CONFIG": "{}",
         },
-        **{"TF4SLURM_LINE": "@x", "TF4SLURM_SECRET": "s", "SLURM_CONF": "/c", "PATH": "/bin", "TF4SLURM_LOG": "DEBUG"},
+        **{
+            "TF4SLURM_LINE": "@x",
+            "TF4SLURM_SECRET": "s",
+            "SLURM_CONF": "/c",
+            "CUDA_VISIBLE_DEVICES": "2",
+            "PATH": "/bin",
+            "TF4SLURM_LOG": "DEBUG",
+        },
     }
     assert submit_environment(environ, []) == {"SLURM_CONF": "/c", "PATH": "/bin", "TF4SLURM_LOG": "DEBUG"}
 
 
 def test_outside_of_a_job_the_users_own_wishes_stay_unless_the_script_says_otherwise() -> None:
     environ = dict.fromkeys(("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_TIMELIMIT", "SBATCH_MEM_PER_NODE"), "x")
-    assert set(submit_environment({**environ, "SLURM_CPU_BIND": "x"}, ["time", "qos", "mem-per-cpu"])) == {
-        "SBATCH_ACCOUNT"
-    }
+    environ |= {"SLURM_CPU_BIND": "x", "CUDA_VISIBLE_DEVICES": "0"}
+    kept = submit_environment(environ, ["time", "qos", "mem-per-cpu"])
+    assert set(kept) == {"SBATCH_ACCOUNT", "CUDA_VISIBLE_DEVICES"}
 
 
 def test_every_variable_of_a_task_is_left_out() -> None:

@@ -9,7 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tf4slurm.cli.options import job_options, make_plan
+from tf4slurm import agent
+from tf4slurm.cli.options import STOP_SIGNALS, job_options, make_plan
 from tf4slurm.control.limits import Limits
 from tf4slurm.errors import PlacementError
 from tf4slurm.launch.plan import LaunchPlan
@@ -44,6 +45,10 @@ def test_the_defaults() -> None:
         interface=None,
         ports=(),
     )
+
+
+def test_the_stop_signals_are_the_agents() -> None:
+    assert tuple(number.name for number in agent.STOP_SIGNALS) == STOP_SIGNALS
 
 
 def test_every_option() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -18,8 +20,10 @@ from hypothesis import strategies as st
 from tests.processes import wait_until
 from tests.submissions import job_of
 from tf4slurm.cli.options import job_options, make_plan
+from tf4slurm.control.limits import Limits
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.script import make_script, quote
+from tf4slurm.launch.submission import Submission
 
 GOLDEN = Path(__file__).parent.parent / "data" / "scripts"
 TRAIN = ("--", "python", "train.py")
@@ -207,6 +211,59 @@ def test_an_environment_that_fails_ends_the_job_before_it_starts(tmp_path: Path)
     done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
     assert done.returncode == 3
     assert not (tmp_path / "ran").exists()
+
+
+def test_modules_are_loaded_in_order_by_the_sites_own_function(tmp_path: Path) -> None:
+    """Sites export it as a function of bash, and sbatch carries the environment."""
+    script = make_script(*job_of("--single", "--module", "a/1", "--module", "b", "--", "touch", str(tmp_path / "ran")))
+    for function, returncode, loaded in (
+        ('echo "$@" >>loaded', 0, "load a/1\nload b\n"),
+        ('echo "$@" >>loaded; [ "$2" != a/1 ]', 3, "load a/1\n"),
+    ):
+        environ = {**os.environ, "BASH_FUNC_module%%": f"() {{ {function}; }}"}
+        done = subprocess.run(["bash"], input=script, text=True, cwd=tmp_path, env=environ)
+        assert done.returncode == returncode
+        assert (tmp_path / "loaded").read_text() == loaded
+        assert (tmp_path / "ran").exists() == (returncode == 0)
+        (tmp_path / "loaded").unlink()
+        (tmp_path / "ran").unlink(missing_ok=True)
+
+
+@given(
+    st.builds(
+        LaunchPlan,
+        counts=st.fixed_dictionaries(
+            {"chief": st.integers(0, 1), "ps": st.integers(0, 9), "worker": st.integers(1, 9), "evaluator": st.just(1)}
+        ),
+        command=st.just(("python", "train.py")),
+        name=st.from_regex(r"[\w.]+", fullmatch=True),
+        runs_directory=st.just(Path("my runs")),
+        limits=st.builds(
+            Limits,
+            start_timeout_seconds=st.floats(1, 1e9),
+            dead_after_seconds=st.floats(2, 1e6),
+            beat_seconds=st.floats(0.001, 1.5),
+            stall_seconds=st.none() | st.floats(0.1, 1e6),
+            max_attempts=st.integers(1, 99),
+        ),
+        interface=st.none() | st.sampled_from(["ib0", "10.0.0.0/8", "{host}-ib0"]),
+        gpus_per_worker=st.none() | st.integers(1, 8),
+        placement=st.sampled_from(["pack", "spread"]),
+    )
+)
+def test_any_plan_comes_back_from_the_last_line(plan: LaunchPlan) -> None:
+    submission = Submission({"gres": "gpu:1"}, program=("tf4slurm",))
+    last = make_script(plan, submission).splitlines()[-1]
+    assert plan_from(shlex.split(last)[2:]) == plan
+
+
+def test_what_the_readme_submits_makes_a_script() -> None:
+    readme = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+    whole = re.findall(r"^(?:\|[^|]*\| `)?tf4slurm submit (.*? -- [^`\n]*)", readme, re.MULTILINE)
+    parts = re.findall(r"\| `(--(?:het|after|requeue|snapshot)[^`]*)`", readme)
+    assert (len(whole), len(parts)) == (2, 4)
+    for line in (*whole, *(f"--workers 2 {part} -- python train.py" for part in parts)):
+        assert make_script(*job_of(*shlex.split(line))).splitlines()[-1].startswith("exec ")
 
 
 def test_a_requeue_writes_to_an_output_of_its_own(tmp_path: Path) -> None:

@@ -102,6 +102,38 @@ def test_no_option_has_the_name_of_a_variable_that_tasks_have() -> None:
     assert not {"attempt", "control", "line", "log", "rank", "secret", "settings", "task"} & set(known_options())
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ps = 'two'", "sets --ps: 'two' is not a valid integer"),
+        ("beat = -1", "sets --beat: "),
+        ("snapshot = 'all'", "sets --snapshot: "),
+        ("chief = 'perhaps'", "sets --chief: "),
+        ("ports = '9-1'", "sets --ports: "),
+        ("module = 'a \"b'", "sets --module: No closing quotation"),
+        ("module = 3", "sets --module: "),
+    ],
+)
+def test_a_value_that_does_not_fit_is_told_with_its_file(home: Path, text: str, words: str) -> None:
+    path = user_file(home, text)
+    error = tf4slurm(home, "script", *TRAIN).exception
+    assert isinstance(error, ProfileError)
+    assert str(error).startswith(f"{path} {words}")
+
+
+def test_in_a_directory_that_was_removed_there_is_no_project(home: Path) -> None:
+    Path("gone").mkdir()
+    os.chdir("gone")
+    (home / "project" / "gone").rmdir()
+    assert tf4slurm(home, "script", *TRAIN).exit_code == 0
+
+
+def test_a_directory_that_may_not_be_read_is_passed_over(home: Path) -> None:
+    (home / "config" / "tf4slurm").rmdir()
+    (home / "config" / "tf4slurm").symlink_to("tf4slurm")  # not even root can read a loop
+    assert tf4slurm(home, "script", *TRAIN).exit_code == 0
+
+
 def test_config_shows_what_counts_and_why(home: Path) -> None:
     path = user_file(home, 'time = "5"\nmodule = ["a", "b"]')
     assert tf4slurm(home, "config", "show", TF4SLURM_PS="2").stdout.splitlines() == [

@@ -9,8 +9,9 @@ import pytest
 from tests.submissions import invoke, job_of
 from tf4slurm.errors import PlacementError, SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.launch.request import ask_sbatch
 from tf4slurm.launch.script import make_script
-from tf4slurm.launch.submission import Submission, ask_sbatch, own_program
+from tf4slurm.launch.submission import Submission, own_program
 
 TRAIN = ("--", "python", "train.py")
 
@@ -103,6 +104,24 @@ def test_what_sbatch_is_asked(arguments: tuple[str, ...], expected: dict[str, st
     assert expected.items() <= asked("--workers", "1", *arguments).items()
 
 
+@pytest.mark.parametrize(
+    ("limit", "is_refused"),
+    [
+        *(("1", True), ("3", True), ("4", False), ("3:00", True), ("3:01", False), ("0:03:00", True)),
+        *(("0:03:01", False), ("0-0", True), ("0-1", False), ("1-00", False), ("0-0:03", True), ("0-0:02:59", True)),
+        *(("UNLIMITED", False), ("", False), ("1:2:3:4", False)),
+    ],
+)
+def test_a_warning_that_would_come_at_the_start_is_refused(limit: str, is_refused: bool) -> None:
+    """By default it comes 120 s before the limit, and Slurm may send it 60 s earlier."""
+    arguments = ("--workers", "1", "--requeue", "2", "-t", limit)
+    if is_refused:
+        with pytest.raises(SubmissionError, match="told to stop as soon as it starts"):
+            asked(*arguments)
+    else:
+        assert asked(*arguments)["signal"] == "B:USR1@120"
+
+
 def test_of_one_task_slurms_signal_is_left_as_it_is() -> None:
     assert asked("--single", "--signal", "USR1@60")["signal"] == "USR1@60"
 
@@ -179,6 +198,12 @@ def test_arguments_that_do_not_fit_the_array(lines: str, array: str, words: str,
     (tmp_path / "lines").write_text(lines)
     with pytest.raises(SubmissionError, match=words):
         job_of("--workers", "1", "--array-args", str(tmp_path / "lines"), "--array", array, *TRAIN)
+
+
+def test_arguments_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"\xff.txt\n")
+    _, submission = job_of("--workers", "1", "--array-args", str(tmp_path / "lines"), *TRAIN)
+    assert submission.array_lines == (("\udcff.txt",),)
 
 
 def test_without_an_array_there_is_an_element_for_each_line(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tf4slurm.cli.settings import settings_of
+from tf4slurm.cli.settings import here, settings_of
 from tf4slurm.errors import ProfileError
 from tf4slurm.profiles import PROJECT_FILE, Places
 
@@ -47,7 +46,7 @@ def show(environ: dict[str, str], /, origin: bool, site: str | None) -> None:
 def profiles(environ: dict[str, str], /) -> None:
     """Write the profiles of sites that there are: name, file, and the first line of the file."""
     for name, path in sorted(_places(environ).sites().items()):
-        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         click.echo(f"{name}  {path}  {first}")
 
 
@@ -80,7 +79,7 @@ def init(environ: dict[str, str], /, project: bool) -> None:
 
 
 def _places(environ: dict[str, str]) -> Places:
-    return Places.from_environ(environ, Path(os.getcwd()))
+    return Places.from_environ(environ, here())
 
 
 def _toml(value: Any) -> str:

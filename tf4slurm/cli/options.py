@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tf4slurm.agent import STOP_SIGNALS
 from tf4slurm.control.limits import Limits
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.network.ports import parse_ports
 from tf4slurm.placement import PACK, fill_counts, place_tasks
+
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+"""The names of those in `agent.py`, which loads gRPC: a help page need not wait for that."""
 
 _COUNT = click.IntRange(min=0)
 
@@ -107,7 +109,7 @@ _OPTIONS = (
     ),
     click.option(
         "--stop-signal",
-        type=click.Choice([number.name for number in STOP_SIGNALS]),
+        type=click.Choice(STOP_SIGNALS),
         default="SIGTERM",
         show_default=True,
         help="What the chief (without one, the workers) is sent then, unless it asks by itself.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from tf4slurm.cli.options import job_options
 from tf4slurm.cli.submission_options import option_names, submission_options
+from tf4slurm.errors import ProfileError
 from tf4slurm.profiles import SITE, Places, Setting, read_settings
 
 
@@ -29,9 +29,17 @@ def site_option(function: Callable[..., None]) -> Callable[..., None]:
     )(function)
 
 
+def here() -> Path:
+    """Return the current directory; one that was removed has no project."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path("/")
+
+
 def settings_of(environ: Mapping[str, str], site: str | None = None) -> dict[str, Setting]:
     """Return all settings for a user who works here."""
-    return read_settings(Places.from_environ(environ, Path(os.getcwd())), environ, known_options(), site)
+    return read_settings(Places.from_environ(environ, here()), environ, known_options(), site)
 
 
 def known_options() -> list[str]:
@@ -44,7 +52,7 @@ def _take_settings(context: click.Context, parameter: click.Parameter, value: st
     settings = settings_of(context.obj, value)
     settings.pop(SITE, None)
     context.default_map = {
-        parameter.name: _convert(parameter, settings[name].value)
+        parameter.name: _convert(context, parameter, settings[name])
         for parameter in context.command.params
         for name in _long_names(parameter)
         if name in settings and parameter.name is not None
@@ -57,8 +65,16 @@ def _long_names(parameter: click.Parameter) -> list[str]:
     return [name.removeprefix("--") for name in parameter.opts if name.startswith("--")]
 
 
-def _convert(parameter: click.Parameter, value: Any) -> Any:
+def _convert(context: click.Context, parameter: click.Parameter, setting: Setting) -> Any:
     """Return the value as click takes it: a list for an option that may be repeated, else a text or a truth."""
-    if parameter.multiple:
-        return shlex.split(value) if isinstance(value, str) else [str(item) for item in value]
-    return value if isinstance(value, bool) else str(value)
+    value = setting.value
+    try:
+        if parameter.multiple:
+            value = shlex.split(value) if isinstance(value, str) else [str(item) for item in value]
+        elif not isinstance(value, bool):
+            value = str(value)
+        parameter.type_cast_value(context, value)
+    except (click.BadParameter, TypeError, ValueError) as error:
+        why = error.message if isinstance(error, click.BadParameter) else str(error)
+        raise ProfileError(f"{setting.origin} sets {parameter.opts[-1]}: {why}", source=setting.origin) from error
+    return value

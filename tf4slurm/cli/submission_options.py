@@ -52,7 +52,7 @@ _OPTIONS = (
     click.option("--dependency", metavar="RAW", help="Dependency in Slurm's words, such as afterany:4711."),
     click.option(
         "--array-args",
-        type=click.File(encoding="utf-8"),
+        type=click.File(encoding="utf-8", errors="surrogateescape"),
         help="File of arguments: element k of the array appends those of line k, from 0, to the command.",
     ),
     click.option("--sbatch", multiple=True, metavar=_RAW, help="Any other option of sbatch. Repeatable."),

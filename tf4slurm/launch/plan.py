@@ -9,12 +9,15 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tf4slurm.control.limits import Limits
 from tf4slurm.errors import CommandError, PlacementError
-from tf4slurm.join import JoinSettings
 from tf4slurm.network.ports import format_ports
 from tf4slurm.placement import PACK
+
+if TYPE_CHECKING:
+    from tf4slurm.join import JoinSettings
 
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 _NO_SCRIPT_FOLLOWS = re.compile(r"-[A-Za-z]*[cms]|-$")  # -c CODE, -m MODULE, bash -lc, or - for standard input
@@ -50,6 +53,8 @@ class LaunchPlan:
         return sum(self.counts.values())
 
     def to_settings(self, run_directory: Path) -> JoinSettings:
+        from tf4slurm.join import JoinSettings  # loads gRPC, which who only writes a script down does not need
+
         return JoinSettings(
             run_directory=str(run_directory),
             interface=self.interface,

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from tf4slurm import __version__
 from tf4slurm.control.limits import Limits
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.launch.submission import Submission, ask_sbatch, place_by_component
+from tf4slurm.launch.request import ask_sbatch, place_by_component
+from tf4slurm.launch.submission import Submission
 from tf4slurm.network.ports import format_ports
 from tf4slurm.placement import PACK
 

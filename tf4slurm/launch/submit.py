@@ -12,9 +12,10 @@ from pathlib import Path
 
 from tf4slurm.errors import RefusedError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.launch.request import ask_sbatch
 from tf4slurm.launch.script import make_script
 from tf4slurm.launch.snapshot import place_snapshot, take_snapshot
-from tf4slurm.launch.submission import Submission, ask_sbatch
+from tf4slurm.launch.submission import Submission
 from tf4slurm.observe.registry import remember
 from tf4slurm.slurm.batch import check_known, estimate_start, submit_environment, submit_script
 

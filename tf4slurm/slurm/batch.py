@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from tf4slurm.errors import LaunchError, RefusedError
 from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.step import VISIBLE_DEVICES
 
 _TIMEOUT_SECONDS = 60.0  # sbatch itself gives up on a controller that is down after some MessageTimeouts of 10 s each
 _KEPT = frozenset(("SLURM_CONF", "SLURM_JWT"))  # where the cluster is, and who asks
@@ -28,10 +29,10 @@ def submit_environment(environ: Mapping[str, str], options: Iterable[str]) -> di
     """Return the environment for sbatch, which becomes the job's: without what an outer job left in it.
 
     sbatch takes SBATCH_* for more than what its script says. So inside a job, where they are that job's, all are left
-    out; else those that the script says, by `options`, its long names.
+    out, and so are its GPUs; else those that the script says, by `options`, its long names.
     """
     if SlurmAllocation.from_environ(environ) is not None:
-        said = {name for name in environ if name.startswith("SBATCH_")}
+        said = {name for name in environ if name.startswith("SBATCH_")} | set(VISIBLE_DEVICES)
     else:
         said = {f"SBATCH_{_OTHER_NAMES.get(name) or name.upper().replace('-', '_')}" for name in options}
         said |= _MEMORY if any(name in options for name in ("mem", "mem-per-cpu", "mem-per-gpu")) else set()
