@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.browser import Browser
 from tests.jobs import ROLES, Job
 from tests.processes import wait_until
-from tf4slurm.observe.report import make_report
+from tf4slurm.observe.report import make_body, make_page, make_report, read_part
 from tf4slurm.observe.story import read_story
 from tf4slurm.observe.web import serve_page
 from tf4slurm.run_directory import RunDirectory
@@ -78,6 +78,21 @@ def test_a_failed_jobs_report(browser: Browser, tmp_path: Path) -> None:
     words = browser.words(url)
     assert words.index("Why it failed") < words.index("ValueError: images of shape") < words.index("Timeline")
     assert browser.colours(url)[BAD] > 500
+
+
+def test_a_chart_is_read_under_the_pointer(browser: Browser, tmp_path: Path) -> None:
+    hand = """
+    const chart = document.querySelector("svg.chart"), frame = chart.getBoundingClientRect();
+    const where = { bubbles: true, clientX: frame.left + frame.width * 0.8, clientY: frame.top + 20 };
+    chart.dispatchEvent(new PointerEvent("pointermove", where));
+    """
+    body = make_body(read_story(RunDirectory(RUNS / "digits")))
+    page = tmp_path / "pointed.html"
+    page.write_text(make_page("pointed", body, read_part("page.js") + hand))
+    dom = browser.dom(page.as_uri())
+    (reading,) = re.findall(r'<span class="reading">([^<]+)</span>', dom)
+    assert re.fullmatch(r"at 4[0-9.]+ s: chief/0 [0-9.]+", reading)
+    assert dom.count('class="cursor axis"') == 1
 
 
 def test_what_a_job_says_runs_nowhere(browser: Browser, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.errors import UnknownJobError
+from tf4slurm.errors import RunDirectoryError, UnknownJobError
 from tf4slurm.observe import registry
-from tf4slurm.observe.registry import find_job, known_jobs, remember
+from tf4slurm.observe.registry import find_job, find_run, known_jobs, remember
 from tf4slurm.run_directory import RunDirectory
 
 
@@ -33,6 +33,18 @@ def test_a_run_directory_is_found_by_its_path_alone(environ: dict[str, str], tmp
     run.write_job({"job_id": "9"})
     job = find_job(str(run.path), environ)
     assert (job.job_id, job.run_directories) == ("9", [run])
+
+
+def test_a_run_directory_that_is_half_gone_is_still_found_and_one_that_is_gone_is_told(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "events.jsonl").touch()
+    assert find_run(str(half), environ).path == half
+    remember("gone-5", tmp_path / "runs", environ, "5")
+    with pytest.raises(RunDirectoryError, match=r"'gone-5' has no run directory: '.*/runs/gone-5' is not there"):
+        find_run("5", environ)
 
 
 def test_an_unknown_job_is_answered_with_the_nearest(environ: dict[str, str], tmp_path: Path) -> None:

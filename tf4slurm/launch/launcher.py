@@ -253,8 +253,8 @@ class Launcher:
                 return None
             report = make_report(read_story(self._run_directory))
             return self._run_directory.write_report(report)
-        except RunDirectoryError as error:
-            logger.warning("there is no report.html: %s", error)
+        except Exception as error:  # whatever it is: a picture must not cost the job its exit code
+            logger.warning("there is no report.html: %s: %s", type(error).__name__, error)
             return None
 
 

@@ -90,7 +90,9 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
             return jobs[0]
         raise UnknownJobError("No job was started yet by this user. Start one: tf4slurm run --help", job="")
     path = Path(text)
-    if path.is_dir() and (path / "logs").is_dir():
+    if any(
+        (path / name).exists() for name in ("logs", "job.json", "events.jsonl", "result.json")
+    ):  # it may be half gone
         path = path.absolute()
         return KnownJob(_job_id_of(path), path.name, str(path.parent), path.stat().st_mtime)
     for job in jobs:

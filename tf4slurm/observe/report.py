@@ -168,13 +168,13 @@ def _timeline(story: Story) -> str:
         )
     )
     drawing, said = draw_timeline(timeline, timeline.start, timeline.end, story.cause)
-    body = f'<div class="legend">{keys}</div>{drawing}<div class="legend">{marks}</div>'
+    body = f'<div class="legend">{keys}</div><div class="wide">{drawing}</div><div class="legend">{marks}</div>'
     if said:
         body += f'<p class="note">{escape(said)}</p>'
     ready = timeline.training_at
     if ready is not None and ready * 1.25 < _START_SHARE * (timeline.end - timeline.start):
         start, _ = draw_timeline(timeline, 0.0, ready * 1.25, story.cause)
-        body += f"<h3>The start, until training</h3>{start}"
+        body += f"<h3>The start, until training</h3><div class='wide'>{start}</div>"
     return _section("Timeline", body)
 
 
@@ -243,7 +243,7 @@ def _needs(story: Story) -> str:
     given: tuple[str, ...] = ("given by Slurm", "", *["unknown"] * 3, "", "")
     if needs.given_cpus or needs.given_memory_bytes:
         memory = format_bytes(needs.given_memory_bytes) if needs.given_memory_bytes else "not limited"
-        given = ("given by Slurm", "", f"{needs.given_cpus or '-'}", "", memory, "", "")
+        given = ("given by Slurm", "", f"{needs.given_cpus:,}" if needs.given_cpus else "-", "", memory, "", "")
         rows.append(given)
     head = ("role", "tasks", "cores, mean", "cores, busiest", "memory, most", "sent", "received")
     note = (
@@ -296,4 +296,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = 
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     style = ' class="words"' if words else ""
-    return f"<table{style}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide"><table{style}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,0 +1,70 @@
+"""`tf4slurm tensorboard`; the program it starts is a stand-in that tells how it was called."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import TF4SLURM
+from tf4slurm.run_directory import RunDirectory
+
+EVENTS = "events.out.tfevents.1"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A job that was started in tmp_path/home, where older event files lie too."""
+    old = tmp_path / "home" / "old" / EVENTS
+    old.parent.mkdir(parents=True)
+    old.touch()
+    os.utime(old, (time.time() - 1000, time.time() - 1000))
+    run = RunDirectory.create(tmp_path / "runs", "train-1")
+    run.write_job({"directory": str(tmp_path / "home")})
+    return run
+
+
+def call(*arguments: str, programs: Path | None = None) -> subprocess.CompletedProcess[str]:
+    path = f"{programs}:/usr/bin:/bin" if programs else "/usr/bin:/bin"
+    command = [TF4SLURM, "tensorboard", *arguments]
+    return subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=60)
+
+
+def write_events(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    (directory / EVENTS).touch()
+
+
+def test_where_it_is_not_installed_the_command_is_printed(run: RunDirectory, tmp_path: Path) -> None:
+    write_events(tmp_path / "home" / "my logs" / "train")
+    write_events(tmp_path / "home" / "my logs" / "test")
+    said = call(str(run.path), "--port", "7007")
+    logs = tmp_path / "home" / "my logs"
+    assert (said.returncode, said.stdout) == (0, f"tensorboard --logdir '{logs}' --host 127.0.0.1 --port 7007\n")
+    assert "ssh -N -L 7007:127.0.0.1:7007 " in said.stderr
+    assert "pip install tensorboard" in said.stderr
+
+
+def test_where_it_is_installed_it_is_started(run: RunDirectory, tmp_path: Path) -> None:
+    write_events(run.path / "board")
+    write_events(tmp_path / "home" / "elsewhere")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "tensorboard").write_text('#!/bin/sh\necho "called: $*"\nexit 3\n')
+    (programs / "tensorboard").chmod(0o755)
+    said = call(str(run.path), programs=programs)
+    expected = f"called: --logdir {run.path / 'board'} --host 127.0.0.1 --port 6006\n"
+    assert (said.returncode, said.stdout) == (3, expected)
+    said = call(str(run.path), "--print", programs=programs)
+    assert (said.returncode, said.stdout.startswith("tensorboard --logdir ")) == (0, True)
+
+
+def test_without_event_files_it_says_where_they_were_looked_for(run: RunDirectory, tmp_path: Path) -> None:
+    said = call(str(run.path))
+    assert said.returncode == 3
+    assert str(tmp_path / "home") in said.stderr
+    assert "give --logdir" in said.stderr
+    assert call("no-such-job").returncode == 5
