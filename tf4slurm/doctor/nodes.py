@@ -1,5 +1,8 @@
 """The same on each node of an allocation, by one step of Slurm, and what only several hosts can show: whether they
-share the run directory and the time, and which of them reach each other."""
+share the run directory and the time, and which of them reach each other.
+
+All is said through srun's own pipes, so only this user's tasks are spoken to; what listens on a node meanwhile answers
+nothing but a proof (network/proof.py)."""
 
 from __future__ import annotations
 
@@ -107,6 +110,7 @@ class _Nodes:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for this process
             )
         except OSError as error:
             message = f"srun cannot be started: {error}. Slurm's programs must be on PATH."
