@@ -130,6 +130,20 @@ def test_a_run_directory_that_one_node_does_not_share(lab: SlurmLab, tmp_path: P
     assert list(runs.iterdir()) == []
 
 
+def test_a_launcher_that_may_not_write_where_its_nodes_may(lab: SlurmLab, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    lab.run("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", runs)
+    try:
+        done = doctor(lab, tmp_path, "--quick")
+    finally:
+        lab.run("umount", "--lazy", runs)
+    (found,) = findings(done, "run directory", "fail")
+    assert (done.returncode, found["nodes"]) == (3, ["ctl"])
+    assert "Read-only file system" in found["text"]
+    assert not findings(done, "shared"), "there was nothing to see"
+
+
 def test_a_node_whose_interface_is_down(lab: SlurmLab, tmp_path: Path) -> None:
     with changed(lab, "r1-n9", "ip link set ib0 down", "ip link set ib0 up"):
         asked, not_asked = doctor(lab, tmp_path, "--quick", "--interface", "ib0"), doctor(lab, tmp_path, "--quick")
