@@ -112,6 +112,20 @@ def test_a_tensorflow_that_is_broken(tmp_path: Path) -> None:
     assert "protobuf" in found["todo"]
 
 
+def test_packages_that_contradict_each_other(tmp_path: Path) -> None:
+    """Of a package only what is written beside it is there: pip reads no more, and TensorFlow is hidden to be quick."""
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text("raise ImportError('not for this test')")
+    written = tmp_path / "tensorflow_text-1.0.dist-info"
+    written.mkdir()
+    needs = "Metadata-Version: 2.1\nName: tensorflow-text\nVersion: 1.0\nRequires-Dist: protobuf<3\n"
+    (written / "METADATA").write_text(needs)
+    path = ":".join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    (found,) = findings(doctor("--json", env={"PYTHONPATH": path}), "packages")
+    assert found["level"] == "warn"
+    assert found["text"].startswith("tensorflow-text 1.0 has requirement protobuf<3")
+
+
 def test_the_tensorflow_of_this_python() -> None:
     done = doctor("--json")
     (tensorflow,) = findings(done, "tensorflow")

@@ -142,8 +142,8 @@ power_off() {
 }
 
 configure() {
-  local node i=0 storage=none
-  [ "$ACCOUNTING" = 0 ] || storage=slurmdbd
+  local node i=0 storage=none gather=none
+  [ "$ACCOUNTING" = 0 ] || { storage=slurmdbd gather=linux; }
   { echo "127.0.0.1 localhost"
     echo "$SUBNET.254 ctl"
     for node in $NODES; do
@@ -195,7 +195,8 @@ PreemptMode=REQUEUE
 AccountingStorageType=accounting_storage/$storage
 AccountingStorageHost=ctl
 JobCompType=jobcomp/none
-JobAcctGatherType=jobacct_gather/none
+JobAcctGatherType=jobacct_gather/$gather
+JobAcctGatherFrequency=task=1
 DefMemPerCPU=100
 SlurmdParameters=config_overrides
 END

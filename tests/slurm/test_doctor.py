@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -128,6 +130,20 @@ def test_a_run_directory_that_one_node_does_not_share(lab: SlurmLab, tmp_path: P
     assert list(runs.iterdir()) == []
 
 
+def test_a_launcher_that_may_not_write_where_its_nodes_may(lab: SlurmLab, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    lab.run("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", runs)
+    try:
+        done = doctor(lab, tmp_path, "--quick")
+    finally:
+        lab.run("umount", "--lazy", runs)
+    (found,) = findings(done, "run directory", "fail")
+    assert (done.returncode, found["nodes"]) == (3, ["ctl"])
+    assert "Read-only file system" in found["text"]
+    assert not findings(done, "shared"), "there was nothing to see"
+
+
 def test_a_node_whose_interface_is_down(lab: SlurmLab, tmp_path: Path) -> None:
     with changed(lab, "r1-n9", "ip link set ib0 down", "ip link set ib0 up"):
         asked, not_asked = doctor(lab, tmp_path, "--quick", "--interface", "ib0"), doctor(lab, tmp_path, "--quick")
@@ -175,17 +191,17 @@ def test_a_node_without_this_python_does_not_answer_and_is_told(lab: SlurmLab, t
 
 def test_its_step_ends_with_it(lab: SlurmLab, tmp_path: Path) -> None:
     """The leak check of the fixtures sees whatever is left on the nodes."""
-    doctor_ = lab.popen(
-        *(*SALLOC, TF4SLURM, "doctor", "--on-nodes", "--runs-directory", tmp_path),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    script = 'echo $$ > pid; exec "$0" doctor --on-nodes --runs-directory runs'
+    salloc = lab.popen(*SALLOC, "sh", "-c", script, TF4SLURM, cwd=tmp_path, stdout=subprocess.DEVNULL)
     try:
         assert wait_until(lambda: "--as-node" in _commands(lab), timeout_seconds=30)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+        assert salloc.wait(timeout=30) != 0
     finally:
-        doctor_.terminate()
-        doctor_.wait(timeout=20)
-    lab.cancel_all()
+        if salloc.poll() is None:
+            salloc.kill()
+            salloc.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["pid"], "nothing is left of the probes"
 
 
 def _commands(lab: SlurmLab) -> str:

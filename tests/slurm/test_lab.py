@@ -132,6 +132,25 @@ def test_sacct_knows_an_ended_job_where_there_is_accounting(accounting_lab: Slur
     assert wait_until(lambda: accounting_lab.run(*ask).stdout == f"{job}|FAILED|3:0\n", timeout_seconds=10)
 
 
+def test_sacct_knows_the_memory_of_a_job(accounting_lab: SlurmLab) -> None:
+    job = submit(accounting_lab, "--wrap", "exec python3 -c 'import time; x = b\"x\" * 50_000_000; time.sleep(2)'")
+    assert accounting_lab.wait_for_job(job) == ("COMPLETED", "0:0")
+    ask = ("sacct", "-n", "-P", "--units=K", "-o", "MaxRSS", "-j", f"{job}.batch")
+
+    def kilobytes() -> float:
+        return float(accounting_lab.run(*ask).stdout.strip().rstrip("K") or 0)
+
+    assert wait_until(lambda: kilobytes() > 45_000, timeout_seconds=10)
+
+
+def test_a_lab_with_accounting_leaves_nothing(accounting: None) -> None:
+    with SlurmLab(["alone"], accounting=True) as other:
+        added = namespaces(str(other.directory))
+    assert added
+    assert not added & namespaces()
+    assert not other.directory.exists()
+
+
 def test_sacct_refuses_where_there_is_none(lab: SlurmLab) -> None:
     assert "accounting storage is disabled" in lab.run("sacct", "-n", check=False).stderr
 

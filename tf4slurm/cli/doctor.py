@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import signal
 import sys
 from pathlib import Path
 
@@ -88,6 +89,7 @@ def _check_nodes(environ: dict[str, str], wishes: Wishes) -> list[Finding]:
             "salloc -N4 tf4slurm doctor --on-nodes; or put it into a batch script.",
             variable="SLURM_JOB_ID",
         )
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the step is ended on the way out
     findings = asyncio.run(check_nodes(allocation.num_nodes, environ, wishes, _note))
     if allocation.components:
         text = f"only the nodes of the first of {len(allocation.components)} components of this job were looked at"

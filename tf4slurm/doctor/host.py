@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import resource
+import shutil
 from collections.abc import Mapping, Sequence
 
 from tf4slurm.control.munge import seal_for_this_user
@@ -115,11 +116,10 @@ def check_munge() -> Finding:
     """Seal a word and open it again."""
     if seal_for_this_user("probe") is not None:
         return Finding("ok", "munge", "MUNGE works")
-    text = "MUNGE does not work here"
-    todo = (
-        'Only "srun tf4slurm task" uses it, to seal the job\'s secret; without it the secret lies in a file of yours.'
-    )
-    return Finding("ok", "munge", text, todo)
+    if shutil.which("munge") is None:
+        return Finding("ok", "munge", "there is no MUNGE here: the job's secret lies in a file that only you can read")
+    text = "MUNGE is installed but does not work: munged does not run, or not for this user"
+    return Finding("warn", "munge", text, "Start munged; each job asks it in vain for 2 s.")
 
 
 def _is_spared(address: str, no_proxy: str) -> bool:

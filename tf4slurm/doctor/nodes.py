@@ -1,5 +1,8 @@
 """The same on each node of an allocation, by one step of Slurm, and what only several hosts can show: whether they
-share the run directory and the time, and which of them reach each other."""
+share the run directory and the time, and which of them reach each other.
+
+All is said through srun's own pipes, so only this user's tasks are spoken to; what listens on a node meanwhile answers
+nothing but a proof (network/proof.py)."""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tf4slurm.control.auth import new_secret
 from tf4slurm.control.munge import seal_for_this_user
-from tf4slurm.doctor.directory import Probe, judge_skew
+from tf4slurm.doctor.directory import Probe, check_directory, judge_skew
 from tf4slurm.doctor.finding import Finding, merge_nodes
 from tf4slurm.doctor.here import Wishes
 from tf4slurm.doctor.node import PROOF_SECONDS
@@ -46,7 +50,9 @@ async def check_nodes(
     port, server, probe = hold_port(), ProofServer(), Probe(wishes.runs_directory, name)
     nodes = _Nodes(num_nodes)
     try:
-        skew_here = _write(probe)
+        directory, skew_here = check_directory(wishes.runs_directory, f"{name}.{num_nodes}")
+        if skew_here is not None:
+            probe.write()
         await server.start(port.listen(), secret, num_nodes)
         await nodes.start(environ)
         on_progress(f"looking at {num_nodes} nodes")
@@ -66,19 +72,14 @@ async def check_nodes(
         probe.remove()
     by_node = {r["node"]: [Finding.from_json(finding) for finding in r["findings"]] for r in reports.values()}
     found = merge_nodes(by_node)
+    if directory.level == "fail":
+        found.append(replace(directory, nodes=(socket.gethostname(),)))
     if len(reports) < num_nodes:
         found.append(_missing(num_nodes - len(reports), sorted(by_node), nodes.words))
     skews = {report["node"]: report["skew"] for report in reports.values() if report["skew"] is not None}
     if skews and skew_here is not None:
         found.append(judge_skew({f"{socket.gethostname()} (this host)": skew_here, **skews}))
     return [*found, *judge_reach([*peers, launcher], faults)]
-
-
-def _write(probe: Probe) -> float | None:
-    try:
-        return probe.write()
-    except OSError:
-        return None  # told by what is looked at on this host
 
 
 def _missing(count: int, present: list[str], words: list[str]) -> Finding:
@@ -107,6 +108,7 @@ class _Nodes:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for this process
             )
         except OSError as error:
             message = f"srun cannot be started: {error}. Slurm's programs must be on PATH."
