@@ -25,6 +25,7 @@ from benchmarks.main_job import (
 from benchmarks.measure import Figure, machine
 from benchmarks.network import measure_infiniband
 from benchmarks.report import measure_report
+from benchmarks.watching import measure_status
 
 RESULTS = Path(__file__).with_name("results") / "figures.json"
 MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
@@ -37,6 +38,7 @@ MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
     "map": lambda directory: measure_map(directory, 11),
     "infiniband": measure_infiniband,
     "control": lambda directory: [*measure_control_plane(100, 5), *measure_control_plane(1_000, 3)],
+    "status": lambda directory: measure_status(directory, 11),
     "nodelist": lambda directory: measure_nodelist(directory, 51),
     "report": lambda directory: measure_report(directory, 5),
 }
