@@ -143,8 +143,8 @@ def _check_warning(warning: str, limit: str) -> None:
     seconds = _to_seconds(limit)
     if seconds is not None and seconds <= before + _WARNING_SECONDS:
         raise SubmissionError(
-            f"With --time {limit} the job would be told to stop as soon as it starts: --signal {warning} comes {before} s "
-            f"before the limit, or {_WARNING_SECONDS} s earlier. Give it more time, or a later --signal.",
+            f"With --time {limit} the job would be told to stop as soon as it starts: --signal {warning} comes "
+            f"{before} s before the limit, or up to {_WARNING_SECONDS} s earlier. Ask for more time, or for a later --signal.",
             option="signal",
         )
 
