@@ -144,7 +144,7 @@ def _check_warning(warning: str, limit: str) -> None:
     if seconds is not None and seconds <= before + _WARNING_SECONDS:
         raise SubmissionError(
             f"With --time {limit} the job would be told to stop as soon as it starts: --signal {warning} comes "
-            f"{before} s before the limit, or {_WARNING_SECONDS} s earlier. Give it more time, or a later --signal.",
+            f"{before} s before the limit, or up to {_WARNING_SECONDS} s earlier. Ask for more time, or a later one.",
             option="signal",
         )
 
