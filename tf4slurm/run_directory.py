@@ -2,7 +2,8 @@
 
 runs/<name>-<id>/
     job.json          the plan, the versions, the command
-    control.json      0600: where the control service listens, and the job's secret, sealed with MUNGE where that works
+    control.json      0600: only where tasks come by themselves (plain srun): where the control service listens, and the
+                      job's secret, sealed with MUNGE where that works
     events.jsonl      every change of state
     slurm.json        when Slurm has taken and started the job, and what it was given
     status.json       where the job stands, as of the last seconds

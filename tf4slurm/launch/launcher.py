@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import importlib
 import logging
 import os
 import platform
@@ -34,8 +35,6 @@ from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.observe.events import Event, EventLog
 from tf4slurm.observe.recorder import Recorder
-from tf4slurm.observe.report import make_report
-from tf4slurm.observe.story import read_story
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.commands import ask_grant
@@ -44,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
+_LOAD_SECONDS = 3.0
 _CHEAP_REPORT_BYTES = 1_000_000  # of events and samples: a report of these took 0.1 s
 _LOOPBACK = "127.0.0.1"
 
@@ -131,6 +131,9 @@ class Launcher:
         if self._spawner is not None:
             self._take_signals()
         recording = asyncio.create_task(self._recorder.run())
+        # What the report needs is loaded while the job trains: neither its start nor its end waits for that.
+        loading = threading.Thread(target=importlib.import_module, args=("tf4slurm.observe.report",), daemon=True)
+        asyncio.get_running_loop().call_later(_LOAD_SECONDS, loading.start)
         job_id = self._facts.get("job_id")
         if job_id is not None:  # a thread that nobody waits for: a controller may take its time
             threading.Thread(target=self._note_grant, args=(job_id,), daemon=True).start()
@@ -140,7 +143,8 @@ class Launcher:
             for doubt in self._requeue.find_doubts() if self._requeue is not None else ():
                 logger.warning("%s", doubt)
             service = self._locate(await self._service.start(self._listen_host()))
-            self._run_directory.write_control(service.to_json())
+            if self._spawner is None:  # those of a spawner are told by it
+                self._run_directory.write_control(service.to_json())
             if self._spawner is not None and self._state.verdict is None:
                 settings = self._plan.to_settings(self._run_directory.path)
                 await self._spawner.start({**service.to_environ(), **settings_to_environ(settings)}, self)
@@ -251,6 +255,9 @@ class Launcher:
         try:
             if self._run_directory.size_of_record() > _CHEAP_REPORT_BYTES:
                 return None
+            from tf4slurm.observe.report import make_report
+            from tf4slurm.observe.story import read_story
+
             report = make_report(read_story(self._run_directory))
             return self._run_directory.write_report(report)
         except Exception as error:  # whatever it is: a picture must not cost the job its exit code
