@@ -128,7 +128,7 @@ def test_the_live_page_updates_itself_and_ends_with_the_job(browser: Browser, jo
         assert int(re.findall(r'data-updates="(\d+)"', first)[0]) >= 2
         assert "Training</p>" in first
         assert "Live: looked at" in first
-        assert steps(browser.dom(address)) > steps(first)
+        assert wait_until(lambda: steps(browser.dom(address)) > steps(first), 30)
         assert browser.colours(address)[TRAINING] > 100
         end.touch()
         assert job.wait() == 0
