@@ -93,13 +93,46 @@ def test_a_running_job_is_watched_cancelled_and_resumed(watcher: Watcher) -> Non
     assert re.search(rf"^{job_id} +train-{job_id} +RUNNING", watcher.run("list").stdout, re.MULTILINE)
     done = watcher.run("cancel", job_id)
     assert done.returncode == 0
-    assert "has ended: STOPPED, exit code 143" in done.stderr
+    assert "has ended: STOPPED, exit code 130" in done.stderr
     assert "saved at the stop" in watcher.run("logs", job_id, "chief/0").stdout
-    assert watcher.run("wait", job_id).returncode == 143
+    assert watcher.run("wait", job_id, SQUEUE_PARTITION="none", SCANCEL_STATE="PENDING").returncode == 130
     again = watcher.run("resume", job_id)
     assert again.returncode == 0, again.stderr
     watcher.wait_for_steps(again.stdout.strip())
     assert watcher.run("cancel", again.stdout.strip(), "--grace", "0").returncode == 0
+
+
+def test_what_is_cancelled_is_not_put_back_into_the_queue(watcher: Watcher) -> None:
+    job_id = watcher.submit("-N4", "--workers", "2", "--requeue", "3")
+    watcher.wait_for_steps(job_id)
+    assert watcher.run("cancel", job_id).returncode == 0
+    assert watcher.run("wait", job_id).returncode == 130
+    assert watcher.lab.job_state(job_id)[0] == "FAILED"
+
+
+def test_the_accounting_tells_how_a_job_without_a_launcher_ended(accounting_lab: SlurmLab, tmp_path: Path) -> None:
+    watcher = Watcher(accounting_lab, tmp_path)
+    job_id = watcher.submit("--single")
+    assert watcher.run("wait", job_id).returncode == 1  # its script wants a task of tf4slurm
+    assert wait_until(lambda: "accounting" in watcher.status(job_id)["reason"], 30, poll_seconds=0.5)
+    assert watcher.status(job_id)["state"] == "FAILED"
+
+
+def test_sites_and_partitions_are_completed(watcher: Watcher) -> None:
+    def complete(words: str) -> list[str]:
+        asked = {
+            "_TF4SLURM_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+        }
+        return watcher.run(**asked).stdout.split()
+
+    assert complete("tf4slurm submit --partition ") == [f"plain,{name}" for name in partitions(watcher.lab)]
+    assert complete("tf4slurm submit --site ces") == ["plain,cesga-ft3"]
+
+
+def partitions(lab: SlurmLab) -> list[str]:
+    return list(dict.fromkeys(lab.run("sinfo", "-h", "-o", "%R").stdout.split()))
 
 
 def test_without_a_result_slurms_word_counts(watcher: Watcher) -> None:
@@ -148,4 +181,4 @@ def test_a_job_is_submitted_and_waited_for_from_python(watcher: Watcher) -> None
         "print(job.wait(60), job.status().state)\n"
     )
     done = watcher.lab.run(sys.executable, "-c", code, cwd=watcher.directory, timeout_seconds=120)
-    assert [line for line in done.stdout.splitlines() if line] == ["RUNNING", "143 STOPPED"]
+    assert [line for line in done.stdout.splitlines() if line] == ["RUNNING", "130 STOPPED"]

@@ -64,7 +64,7 @@ def _cancel(known: KnownJob, grace: float | None) -> None:
         _signal(known, job, signal.SIGKILL if grace == 0 else signal.SIGTERM)
     else:
         try:
-            signal_batch(known.job_id, "TERM")
+            signal_batch(known.job_id, "INT")  # SIGTERM is also how Slurm preempts, and may put a job back in the queue
         except LaunchError:  # no batch job: of salloc's, the launcher is none of Slurm's processes
             cancel_job(known.job_id)
     if grace is None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from tf4slurm.cli.options import job_options
 from tf4slurm.cli.submission_options import option_names, submission_options
 from tf4slurm.errors import ProfileError
-from tf4slurm.profiles import SITE, Places, Setting, read_settings
+from tf4slurm.profiles import NO_SITE, SITE, Places, Setting, read_settings
 
 
 def site_option(function: Callable[..., None]) -> Callable[..., None]:
@@ -25,8 +27,14 @@ def site_option(function: Callable[..., None]) -> Callable[..., None]:
         is_eager=True,  # before the options whose defaults it gives
         expose_value=False,
         callback=_take_settings,
+        shell_complete=_complete_sites,
         help='Profile of the cluster; "none" takes no settings from files and variables. See "tf4slurm config".',
     )(function)
+
+
+def _complete_sites(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    names = (NO_SITE, *Places.from_environ(os.environ, here()).sites())
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def here() -> Path:

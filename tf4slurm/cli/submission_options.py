@@ -7,9 +7,10 @@ from typing import IO, Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from tf4slurm.cli.options import make_plan
-from tf4slurm.errors import SubmissionError
+from tf4slurm.errors import LaunchError, SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.snapshot import place_snapshot
 from tf4slurm.launch.submission import MEMORY_OPTIONS, Submission, read_array_lines
@@ -41,10 +42,27 @@ _SBATCH = (
 )
 _SHORT = {short[1:]: option[2:] for short, option, _ in _SBATCH if short}
 _RAW = "K=V"
+_COMPLETION_SECONDS = 2.0
+
+
+def _complete_partitions(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from tf4slurm.slurm.commands import ask_partitions
+
+    try:
+        names = ask_partitions(timeout_seconds=_COMPLETION_SECONDS)
+    except LaunchError:
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
 
 _OPTIONS = (
     *(
-        click.option(*filter(None, (short, option, option[2:].replace("-", "_"))), metavar="TEXT", help=text)
+        click.option(
+            *filter(None, (short, option, option[2:].replace("-", "_"))),
+            metavar="TEXT",
+            help=text,
+            shell_complete=_complete_partitions if option == "--partition" else None,
+        )
         for short, option, text in _SBATCH
     ),
     click.option("--exclusive/--no-exclusive", default=None, help="Share the nodes with no other job."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from tf4slurm.slurm.site import SlurmSite, parse_site
 from tf4slurm.slurm.step import SlurmStep
 
 _SATTACH = "sattach"
+_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")  # variables of a user's that change what these programs do
 _TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; slurmctld itself gives up after MessageTimeout, 10 s by default
 _PROGRAMS = ("srun", "sbatch", "scontrol", "squeue", "scancel")
 _EXITED_LINE = re.compile(r"^srun: error: \S+: tasks? (?P<ranks>\d[\d,-]*): ")
@@ -125,6 +127,15 @@ def ask_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJ
         raise LaunchError(f"{' '.join(command)}: {error}", command=command, returncode=0, stderr=answer) from error
     partition = parse_fields(_run(("scontrol", "show", "partition", job.partition), timeout_seconds))
     return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
+
+
+def ask_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:
+    """Ask which partitions there are.
+
+    Raises:
+        LaunchError: sinfo failed, or there is none.
+    """
+    return list(dict.fromkeys(_run(("sinfo", "--noheader", "--format=%R"), timeout_seconds).split()))
 
 
 def ask_queue(job_ids: Sequence[str], *, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[QueueEntry]:
@@ -262,9 +273,16 @@ def _run(command: Sequence[str], timeout_seconds: float) -> str:
         LaunchError: It cannot be started, failed or took too long; the text has Slurm's words.
     """
     line = " ".join(command)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_DEFAULTS)}
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout_seconds
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environ,
+            timeout=timeout_seconds,
         )
     except subprocess.TimeoutExpired as error:
         message = f"{line} did not end within {timeout_seconds:g} s. Slurm's controller may be down or busy; try again."
