@@ -135,6 +135,14 @@ def partitions(lab: SlurmLab) -> list[str]:
     return list(dict.fromkeys(lab.run("sinfo", "-h", "-o", "%R").stdout.split()))
 
 
+def test_a_step_without_a_launcher_is_found_by_the_jobs_id(watcher: Watcher) -> None:
+    task = (TF4SLURM, "task", "--ps", "1", "--workers", "1", "--", "true")
+    watcher.lab.run("srun", "-N3", "-n3", *task, cwd=watcher.directory)
+    listed = json.loads(watcher.run("list", "--json").stdout)[0]
+    assert re.fullmatch(rf"true-{listed['job_id']}\.0", listed["name"])
+    assert watcher.status(listed["job_id"])["state"] == "COMPLETED"
+
+
 def test_without_a_result_slurms_word_counts(watcher: Watcher) -> None:
     job_id = watcher.submit("-N4", "--workers", "2")
     watcher.wait_for_steps(job_id)

@@ -15,6 +15,7 @@ from tf4slurm.errors import EXIT_TASK_LOST, LaunchError
 from tf4slurm.join import Join, Place, Service
 from tf4slurm.launch.launcher import Launcher, Reporter
 from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.observe.registry import remember
 from tf4slurm.output import LineWriter
 from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.commands import cancel_step
@@ -37,7 +38,8 @@ async def run_self_hosted_task(
         if exit_code == EXIT_TASK_LOST:  # rank 0 may be stopped, and srun would wait for it for ever
             _cancel(step)
         return exit_code
-    hosting = asyncio.create_task(Launcher(plan, None, directory, reporter).run())
+    remember(path.name, plan.runs_directory, environ, step.job_id)
+    hosting = asyncio.create_task(Launcher(plan, None, directory, reporter, facts={"job_id": step.job_id}).run())
     acting = asyncio.create_task(agent.run(directory))
     await asyncio.wait({hosting, acting}, return_when=asyncio.FIRST_EXCEPTION)
     if acting.done():
