@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.processes import wait_until
 
@@ -17,6 +20,25 @@ TF4SLURM = str(Path(sys.executable).with_name("tf4slurm"))
 ROLES = ("--ps", "1", "--workers", "2")
 NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
 """The children of a job with these options."""
+
+_KNOWN_SECRET = "5ec2e7" * 11
+_SITECUSTOMIZE = f"""
+import secrets
+make = secrets.token_hex
+secrets.token_hex = lambda size=None: {_KNOWN_SECRET[:64]!r} if size == 32 else make(size)
+"""
+
+
+def know_secret(patch: pytest.MonkeyPatch, directory: Path) -> str:
+    """Let the jobs of a test have a secret that the test knows; return it. It is in no file of theirs."""
+    place = directory / "known-secret"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(_SITECUSTOMIZE)
+    patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
+    code = "from tf4slurm.control.auth import new_secret; print(new_secret())"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert made == _KNOWN_SECRET[:64]
+    return made
 
 
 class Job:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.jobs import CHILD, NAMES, ROLES, TF4SLURM, Job
+from tests.jobs import CHILD, NAMES, ROLES, TF4SLURM, Job, know_secret
 from tests.processes import marked_processes, wait_until, wait_until_gone
 
 
@@ -54,11 +53,13 @@ def test_output_goes_to_a_file_per_task_and_with_its_name_to_the_terminal(job: J
     assert (job.run_directory / "logs" / "worker-0.1.log").read_text() == f"worker-0 listens on {port}\n"
 
 
-def test_the_run_directory_is_its_users_alone_and_keeps_no_secret(job: Job) -> None:
+def test_the_run_directory_is_its_users_alone_and_keeps_no_secret(
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    secret = know_secret(monkeypatch, tmp_path)
     job.start(*ROLES)
-    secret = json.loads((wait_for_control(job)).read_text())["secret"]
     children = [job.wait_for_child(name) for name in NAMES]
-    assert stat.S_IMODE((job.run_directory / "control.json").stat().st_mode) == 0o600
+    assert not (job.run_directory / "control.json").exists()
     assert stat.S_IMODE(job.run_directory.stat().st_mode) == 0o700
     assert not any(secret in child["environ"].values() for child in children)
     assert not any(secret in process.command for process in marked_processes(os.environ["TF4SLURM_TEST_MARK"]))
@@ -67,12 +68,6 @@ def test_the_run_directory_is_its_users_alone_and_keeps_no_secret(job: Job) -> N
     files = [path for path in job.run_directory.rglob("*") if path.is_file()]
     assert {path.name for path in files} >= {"job.json", "events.jsonl", "result.json", "chief-0.1.log"}
     assert not any(secret in path.read_text() for path in files)
-
-
-def wait_for_control(job: Job) -> Path:
-    runs = job.directory / "runs"
-    assert wait_until(lambda: any(runs.glob("*/control.json")), 10)
-    return next(runs.glob("*/control.json"))
 
 
 @pytest.mark.parametrize(("ended", "code"), [("chief-0", 3), ("ps-0", 4)])
