@@ -14,11 +14,11 @@ from tests.tensorflow.tasks import Tasks
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
 PS = """
-import signal, sys
+import os, signal
 import tensorflow as tf
 import tf4slurm
 from tf4slurm.own_dictionary import own_dictionary
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(77))
+signal.signal(signal.SIGTERM, lambda *_: os._exit(77))  # not through TensorFlow's exit, which may abort
 server = tf.distribute.Server(*own_dictionary())
 print("serving")
 ending = tf4slurm.shutdown.serve_until_done(server, method="queue", timeout_seconds={timeout})
