@@ -56,9 +56,10 @@ class Row:
 
 
 def measure_faults(words: Sequence[str]) -> int:
-    """Run the cases that have one of these words in their name (all without words) and print them.
+    """Run the cases that have one of these words in their name (all without words), print them and keep them.
 
-    A run of all is kept under results/. Returns how many cases failed or were late.
+    The table under results/ gets their rows; those of other cases stay as they were measured before. Returns how many
+    cases failed or were late.
     """
     cases = [case for case in CASES if not words or any(word in case.name for word in words)]
     rows = []
@@ -66,18 +67,35 @@ def measure_faults(words: Sequence[str]) -> int:
         for case in cases:
             rows.append(_run(case, lab))
             print(rows[-1].to_markdown(), flush=True)
+            _keep(rows)
     missed = sum(not row.is_kept for row in rows)
     print(f"{len(rows) - missed} of {len(rows)} cases as they have to be.")
-    if not words:
-        _RESULTS.mkdir(exist_ok=True)
-        heading = "| case | what comes of it | measured | bound (s) | seconds |\n|---|---|---|---:|---:|\n"
-        facts = ", ".join(f"{name} {value}" for name, value in machine().items())
-        table = "\n".join(row.to_markdown() for row in rows)
-        text = f"# The fault matrix\n\n`python -m benchmarks faults`, on: {facts}.\n\n{heading}{table}\n"
-        (_RESULTS / "faults.md").write_text(text)
-        content = {"machine": machine(), "cases": [row.to_json() for row in rows]}
-        (_RESULTS / "faults.json").write_text(json.dumps(content, indent=2) + "\n")
     return missed
+
+
+def _keep(fresh: Sequence[Row]) -> None:
+    rows = {row.case.name: row for row in (*_kept_rows(), *fresh)}
+    kept = [rows[case.name] for case in CASES if case.name in rows]
+    heading = "| case | what comes of it | measured | bound (s) | seconds |\n|---|---|---|---:|---:|\n"
+    facts = ", ".join(f"{name} {value}" for name, value in machine().items())
+    table = "\n".join(row.to_markdown() for row in kept)
+    text = f"# The fault matrix\n\n`python -m benchmarks faults`, on: {facts}.\n\n{heading}{table}\n"
+    _RESULTS.mkdir(exist_ok=True)
+    (_RESULTS / "faults.md").write_text(text)
+    content = {"machine": machine(), "cases": [row.to_json() for row in kept]}
+    (_RESULTS / "faults.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _kept_rows() -> list[Row]:
+    """Return the rows of earlier runs, of cases that there still are."""
+    path = _RESULTS / "faults.json"
+    cases = {case.name: case for case in CASES}
+    content = json.loads(path.read_text()) if path.exists() else {"cases": []}
+    return [
+        Row(cases[row["case"]], [Measured(**each) for each in row["measured"]], row["failure"])
+        for row in content["cases"]
+        if row["case"] in cases
+    ]
 
 
 def _run(case: Case, lab: SlurmLab) -> Row:
