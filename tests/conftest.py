@@ -6,10 +6,12 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.jobs import Job
 from tests.processes import MARK_VARIABLE, kill_leftovers
 
 pytest_plugins = ("tests.slurm.fixtures", "tests.browser")  # they are of use in several directories
@@ -45,3 +47,13 @@ def process_mark() -> Iterator[str]:
     if leftovers:
         names = "\n".join(map(str, leftovers))
         pytest.fail(f"The test left these processes behind (killed now):\n{names}", pytrace=False)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """One job of this host."""
+    job = Job(tmp_path)
+    yield job
+    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
+        job.process.kill()
+        job.process.wait()

@@ -24,7 +24,7 @@ FLOORS = [
     ["control"],
     ["join", "script", "silence", "usage"],
     ["line"],
-    ["agent", "agreement", "companion", "observe"],
+    ["agent", "agreement", "companion", "observe", "reports"],
     ["server_dictionary"],
     ["launch", "tensorflow", "ServerDictionary"],
     ["doctor"],
@@ -48,9 +48,10 @@ INSIDE = {
         ["state"],
         ["client", "service"],
     ],
-    "observe": [
-        ["environment", "events", "logs", "recorder", "registry", "quantities", "drawing", "timeline", "curves"],
-        ["needs", "lifelines", "chart", "status"],
+    "observe": [["environment", "events", "logs", "recorder", "registry"], ["status"]],
+    "reports": [
+        ["quantities", "drawing", "timeline", "curves"],
+        ["needs", "lifelines", "chart"],
         ["advice"],
         ["story"],
         ["gallery"],

@@ -21,17 +21,17 @@ from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.script import make_script
 from tf4slurm.launch.submission import Submission
 from tf4slurm.launch.submit import submit
-from tf4slurm.observe.drawing import escape
 from tf4slurm.observe.logs import LogReader, find_logs, merge
-from tf4slurm.observe.picture import make_picture
-from tf4slurm.observe.registry import KnownJob, find_job, known_jobs
-from tf4slurm.observe.report import make_report
-from tf4slurm.observe.status import JobStatus, ask_slurm, read_status
-from tf4slurm.observe.story import read_story
+from tf4slurm.observe.registry import KnownJob, find_job, known_jobs, latest_run
+from tf4slurm.observe.status import JobStatus, StatusReader
+from tf4slurm.reports.drawing import escape
+from tf4slurm.reports.picture import make_picture
+from tf4slurm.reports.report import make_report
+from tf4slurm.reports.story import read_story
 from tf4slurm.run_directory import RunDirectory
 
 _LOOK_SECONDS = 1.0
-_SLURM_SECONDS = 10.0
+_SLURM_SECONDS = 5.0
 
 
 class Job:
@@ -98,9 +98,8 @@ class Job:
 
     def status(self) -> JobStatus:
         """Return where the job stands."""
-        known = self._started()
-        entries, doubts = ask_slurm([known]) if known.job_id else ({}, [])
-        return read_status(known, entries.get(known.job_id or ""), doubts)
+        (status,) = StatusReader([self._started()]).read()
+        return status
 
     def wait(self, timeout_seconds: float | None = None) -> int:
         """Wait for the end, with a bar; return the job's exit code. Interrupting it leaves the job alone.
@@ -111,11 +110,12 @@ class Job:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        reader = StatusReader([self._started()], ask_seconds=_SLURM_SECONDS)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, transient=True) as progress:
             bar = progress.add_task("")
             while True:
-                status = self.status()
+                (status,) = reader.read()
                 steps = [task.step for task in status.tasks if task.step is not None]
                 reached = f"step {max(steps):,}" if steps else status.phase or status.reason
                 progress.update(bar, description=f"{status.name} {status.state} {reached}")
@@ -123,7 +123,7 @@ class Job:
                     return status.exit_code
                 if deadline is not None and time.monotonic() > deadline:
                     raise TimeoutError(f"{status.name} has not ended within {timeout_seconds:g} s. It goes on.")
-                time.sleep(_SLURM_SECONDS if status.job_id and status.state == "PENDING" else _LOOK_SECONDS)
+                time.sleep(_LOOK_SECONDS)
 
     def logs(self, *tasks: str) -> str:
         """Return what tasks printed, such as "chief/0" or "worker/*"; all, in the order of time, if none is named."""
@@ -201,12 +201,7 @@ class Job:
         return self._known
 
     def _run(self) -> RunDirectory:
-        known = self._started()
-        if not known.run_directories:
-            raise UnknownJobError(
-                f"{known.name} has no run directory yet: it is {self.status().state}.", job=known.name
-            )
-        return known.run_directories[-1]
+        return latest_run(self._started())
 
 
 class Picture:

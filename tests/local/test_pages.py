@@ -14,9 +14,9 @@ from pathlib import Path
 from tests.browser import Browser
 from tests.jobs import ROLES, Job
 from tests.processes import wait_until
-from tf4slurm.observe.report import make_body, make_page, make_report, read_part
-from tf4slurm.observe.story import read_story
-from tf4slurm.observe.web import serve_page
+from tf4slurm.reports.report import make_body, make_page, make_report, read_part
+from tf4slurm.reports.story import read_story
+from tf4slurm.reports.web import serve_page
 from tf4slurm.run_directory import RunDirectory
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"

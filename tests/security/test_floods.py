@@ -107,7 +107,13 @@ def test_ten_thousand_strangers_are_sent_away_and_the_job_goes_on(kind: str, cap
             await until(lambda: members[1].order.leave)
 
     live(story)
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert [record.getMessage() for record in caplog.records if is_a_warning_of_this_loop(record)] == []
+
+
+def is_a_warning_of_this_loop(record: logging.LogRecord) -> bool:
+    """gRPC has one queue for all event loops of a process, and wakes those of earlier tests, too, which are closed."""
+    cause = record.exc_info[1] if record.exc_info else None
+    return record.levelno >= logging.WARNING and str(cause) != "Event loop is closed"
 
 
 def test_who_opens_stream_after_stream_does_not_stay() -> None:

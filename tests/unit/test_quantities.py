@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tf4slurm.observe.quantities import (
+from tf4slurm.reports.quantities import (
     format_bytes,
     format_count,
     format_number,

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from benchmarks.report import write_large_run
 from tf4slurm.cli.main import cli
-from tf4slurm.observe.picture import make_picture
-from tf4slurm.observe.report import make_report
-from tf4slurm.observe.story import read_story
+from tf4slurm.reports.picture import make_picture
+from tf4slurm.reports.report import make_report
+from tf4slurm.reports.story import read_story
 from tf4slurm.run_directory import RunDirectory
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"

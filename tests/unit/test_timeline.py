@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tf4slurm.observe.timeline import Mark, Span, Timeline, Wait, make_timeline
+from tf4slurm.reports.timeline import Mark, Span, Timeline, Wait, make_timeline
 from tf4slurm.run_directory import RunDirectory
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"

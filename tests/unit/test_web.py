@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.processes import wait_until
-from tf4slurm.observe import web
-from tf4slurm.observe.web import serve_page
+from tf4slurm.reports import web
+from tf4slurm.reports.web import serve_page
 from tf4slurm.run_directory import RunDirectory
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"

@@ -15,7 +15,7 @@ from tf4slurm.child import is_alive
 from tf4slurm.cli.jobs import job_argument
 from tf4slurm.errors import EXIT_USAGE, LaunchError
 from tf4slurm.observe.registry import KnownJob, find_job
-from tf4slurm.observe.status import JobStatus, ask_slurm, read_status
+from tf4slurm.observe.status import StatusReader
 from tf4slurm.slurm.commands import cancel_job, signal_batch
 
 _LOOK_SECONDS = 0.3
@@ -50,7 +50,8 @@ def cancel(environ: dict[str, str], /, jobs: tuple[str, ...], grace: float | Non
 
 
 def _cancel(known: KnownJob, grace: float | None) -> None:
-    status = _look(known)
+    reader = StatusReader([known], ask_seconds=_SLURM_SECONDS)
+    (status,) = reader.read()
     if status.has_ended:
         click.echo(f"tf4slurm: {known.name} has ended already: {status.state}.", err=True)
         return
@@ -72,21 +73,16 @@ def _cancel(known: KnownJob, grace: float | None) -> None:
     click.echo(f"tf4slurm: {known.name} is asked to save and stop; it has {grace:g} s.", err=True)
     deadline = time.monotonic() + grace
     while time.monotonic() < deadline:
-        status = _look(known)
+        (status,) = reader.read()
         if status.has_ended:
             click.echo(f"tf4slurm: {known.name} has ended: {status.state}, exit code {status.exit_code}.", err=True)
             return
-        time.sleep(_LOOK_SECONDS if known.job_id is None else _SLURM_SECONDS)
+        time.sleep(_LOOK_SECONDS)
     if known.job_id is not None:
         cancel_job(known.job_id)
     else:
         _signal(known, job, signal.SIGKILL)  # its agents end the tasks by themselves
     click.echo(f"tf4slurm: {known.name} did not stop in time and was killed.", err=True)
-
-
-def _look(known: KnownJob) -> JobStatus:
-    entries, doubts = ask_slurm([known]) if known.job_id else ({}, [])
-    return read_status(known, entries.get(known.job_id or ""), doubts)
 
 
 def _signal(known: KnownJob, job: dict[str, Any], number: signal.Signals) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from tf4slurm import __version__
-from tf4slurm.cli.options import Ports
+from tf4slurm.cli.options import place_options
 from tf4slurm.doctor.finding import Finding, Level, exit_code_of
 from tf4slurm.doctor.here import Wishes, check_here
 from tf4slurm.doctor.node import be_node
@@ -27,15 +27,7 @@ _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @click.command()
 @click.option("--on-nodes", is_flag=True, help="Look at each node of the Slurm allocation this runs in.")
-@click.option("--interface", help="Network interface that jobs are to use, as for run.")
-@click.option("--ports", type=Ports(), default=(), help="Ports that jobs are to choose from, such as 40000-40099.")
-@click.option(
-    "--runs-directory",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where run directories are to be made.",
-)
+@place_options
 @click.option("--quick", is_flag=True, help="Do not start TensorFlow or pip: seconds less, and less is known.")
 @click.option("--report", "as_report", is_flag=True, help="Write plain text to paste into an issue.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")

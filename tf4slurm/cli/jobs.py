@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import click
 from click.shell_completion import CompletionItem
 
-from tf4slurm.observe.registry import KnownJob, known_jobs
-from tf4slurm.observe.status import JobStatus, ask_slurm, read_status
+from tf4slurm.observe.registry import known_jobs
 
 _COMPLETED_JOBS = 50
 
@@ -28,12 +27,6 @@ def job_argument(*, many: bool = False) -> Callable[[Callable[..., None]], Calla
     if many:
         return click.argument("jobs", nargs=-1, metavar="[ID]...", shell_complete=complete_jobs)
     return click.argument("job", required=False, metavar="[ID]", shell_complete=complete_jobs)
-
-
-def read_statuses(jobs: Sequence[KnownJob]) -> list[JobStatus]:
-    """Return where jobs stand now."""
-    entries, doubts = ask_slurm(jobs) if any(job.job_id for job in jobs) else ({}, [])
-    return [read_status(job, entries.get(job.job_id or ""), doubts if job.job_id else ()) for job in jobs]
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -7,8 +7,9 @@ import time
 
 import click
 
-from tf4slurm.cli.jobs import read_statuses, table
+from tf4slurm.cli.jobs import table
 from tf4slurm.observe.registry import known_jobs
+from tf4slurm.observe.status import StatusReader
 
 _SHOWN = 20
 
@@ -20,7 +21,7 @@ _SHOWN = 20
 def list_(environ: dict[str, str], /, show_all: bool, as_json: bool) -> None:
     """List the jobs that this user has started, the latest first."""
     jobs = known_jobs(environ)[: None if show_all else _SHOWN]
-    statuses = read_statuses(jobs)
+    statuses = StatusReader(jobs).read()
     if as_json:
         rows = [{**each.to_json(), "started": job.started} for job, each in zip(jobs, statuses, strict=True)]
         click.echo(json.dumps([{k: v for k, v in row.items() if k != "tasks"} for row in rows], indent=2))

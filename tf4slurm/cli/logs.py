@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 import click
 from click.shell_completion import CompletionItem
 
-from tf4slurm.cli.jobs import complete_jobs, read_statuses
+from tf4slurm.cli.jobs import complete_jobs
 from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.observe.logs import LogFile, LogLine, LogReader, find_logs, merge
 from tf4slurm.observe.registry import KnownJob, find_job
+from tf4slurm.observe.status import StatusReader
 
 _LOOK_SECONDS = 0.3
 _STATUS_SECONDS = 3.0
@@ -95,7 +96,7 @@ def _follow(known: KnownJob, tasks: Sequence[str], tail: int | None, oldest: flo
     looked_at, has_ended, said = float("-inf"), False, ""
     while True:
         if not has_ended and time.monotonic() - looked_at > _STATUS_SECONDS:
-            (status,) = read_statuses([known])
+            (status,) = StatusReader([known]).read()
             looked_at, has_ended = time.monotonic(), status.has_ended
             if status.state == "PENDING" and status.reason != said:
                 said = status.reason
@@ -113,7 +114,7 @@ def _say_why_none(known: KnownJob, tasks: Sequence[str]) -> None:
     names = dict.fromkeys(str(log.task) for log in find_logs(known.run_directories))
     if names:
         raise click.UsageError(f"No task of {known.name} fits {' '.join(tasks)}. It has: {', '.join(names)}.")
-    (status,) = read_statuses([known])
+    (status,) = StatusReader([known]).read()
     raise click.ClickException(
         f"{known.name} has no logs: it is {status.state}. {status.reason} To wait for them: tf4slurm logs -f "
         f"{known.job_id or known.name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,18 @@ class Ports(_PortsType):
             self.fail(str(error), param, ctx)
 
 
+_PLACE_OPTIONS = (
+    click.option(
+        "--runs-directory",
+        type=click.Path(path_type=Path),
+        default=Path("runs"),
+        show_default=True,
+        help="Where run directories are made; all hosts must share it.",
+    ),
+    click.option("--interface", help="Network interface whose address is used. [default: the route to the launcher]"),
+    click.option("--ports", type=Ports(), default=(), help="Ports to choose from, such as 40000-40099."),
+)
+
 _OPTIONS = (
     click.option("--ps", type=_COUNT, default=1, show_default=True, help="Number of parameter servers."),
     click.option(
@@ -76,15 +88,7 @@ _OPTIONS = (
         *("-J", "--name", "--job-name", "name"),
         help="Name of the job, and of its run directory. [default: the script's]",
     ),
-    click.option(
-        "--runs-directory",
-        type=click.Path(path_type=Path),
-        default=Path("runs"),
-        show_default=True,
-        help="Where run directories are made; all hosts must share it.",
-    ),
-    click.option("--interface", help="Network interface whose address is used. [default: the route to the launcher]"),
-    click.option("--ports", type=Ports(), default=(), help="Ports to choose from, such as 40000-40099."),
+    *_PLACE_OPTIONS,
     click.option(
         "--start-timeout", type=_SECONDS, default=300.0, show_default=True, help="Seconds to form the cluster."
     ),
@@ -133,7 +137,16 @@ _OPTIONS = (
 
 def job_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options of a job, and the command after `--`."""
-    for option in reversed(_OPTIONS):
+    return _add(_OPTIONS, function)
+
+
+def place_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add those of them that tell where a job keeps what it writes, and how its tasks reach each other."""
+    return _add(_PLACE_OPTIONS, function)
+
+
+def _add(options: Sequence[Callable[..., Any]], function: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(options):
         function = option(function)
     return function
 

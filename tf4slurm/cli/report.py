@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from tf4slurm.observe.picture import make_picture
 from tf4slurm.observe.registry import find_run
-from tf4slurm.observe.report import make_report
-from tf4slurm.observe.story import read_story
+from tf4slurm.reports.picture import make_picture
+from tf4slurm.reports.report import make_report
+from tf4slurm.reports.story import read_story
 
 _PICTURES = (".png", ".pdf", ".jpg", ".jpeg")
 

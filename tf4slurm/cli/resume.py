@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from tf4slurm.cli.jobs import job_argument, read_statuses
+from tf4slurm.cli.jobs import job_argument
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.launch.submit import submit_again
 from tf4slurm.observe.registry import find_job
+from tf4slurm.observe.status import StatusReader
 
 
 @click.command()
@@ -24,7 +25,7 @@ def resume(environ: dict[str, str], /, job: str | None) -> None:
     is the script's own affair: its checkpoint.
     """
     known = find_job(job, environ)
-    (status,) = read_statuses([known])
+    (status,) = StatusReader([known]).read()
     if not status.has_ended:
         raise click.UsageError(f"{known.name} is still {status.state}. Wait for its end, or cancel it first.")
     runs = known.run_directories

@@ -8,13 +8,11 @@ import time
 
 import click
 
-from tf4slurm.cli.jobs import job_argument, paint, read_statuses, table
+from tf4slurm.cli.jobs import job_argument, paint, table
 from tf4slurm.observe.registry import KnownJob, find_job
-from tf4slurm.observe.status import JobStatus, TaskStatus, ask_slurm, read_status
-from tf4slurm.slurm.queue import QueueEntry
+from tf4slurm.observe.status import JobStatus, StatusReader, TaskStatus
 
 _FILES_SECONDS = 2.0
-_SLURM_SECONDS = 10.0
 _COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "STOPPED": "yellow"}
 
 
@@ -38,7 +36,7 @@ def status(environ: dict[str, str], /, jobs: tuple[str, ...], watch: bool, web: 
     if watch:
         _watch(known, environ)
         return
-    statuses = read_statuses(known)
+    statuses = StatusReader(known).read()
     if as_json:
         click.echo(json.dumps([each.to_json() for each in statuses], indent=2))
         return
@@ -96,7 +94,7 @@ def _row(task: TaskStatus) -> tuple[str, ...]:
 
 
 def _serve(known: list[KnownJob]) -> None:
-    from tf4slurm.observe.web import serve_page
+    from tf4slurm.reports.web import serve_page
 
     if len(known) > 1 or not known[0].run_directories:
         raise click.UsageError("--web is for one job that has started.")
@@ -110,17 +108,11 @@ def _watch(known: list[KnownJob], environ: dict[str, str]) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    asked_at = float("-inf")
-    entries: dict[str, QueueEntry] = {}
-    doubts: list[str] = []
-    console = Console(highlight=False)
+    reader, console = StatusReader(known), Console(highlight=False)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         try:
             while True:
-                if any(job.job_id for job in known) and time.monotonic() - asked_at > _SLURM_SECONDS:
-                    entries, doubts = ask_slurm(known)
-                    asked_at = time.monotonic()
-                statuses = [read_status(job, entries.get(job.job_id or ""), doubts) for job in known]
+                statuses = reader.read()
                 now = time.strftime("%H:%M:%S")
                 text = "\n\n".join(describe(each, environ) for each in statuses)
                 live.update(Text.from_ansi(f"{text}\n\n{now}  Ctrl-C leaves; the job goes on"), refresh=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tf4slurm.cli.options import Ports
+from tf4slurm.cli.options import place_options
 from tf4slurm.cli.reporter import PlainReporter
 from tf4slurm.cli.run import check_place, launch
 from tf4slurm.control.limits import Limits
@@ -26,15 +26,7 @@ _LOG_BYTES = 64 * 1024
 @click.command()
 @click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
 @click.option("--plain", is_flag=True, help="Leave TensorFlow out: only processes, addresses and their end.")
-@click.option("--interface", help="Network interface whose address is used.")
-@click.option("--ports", type=Ports(), default=(), help="Ports to choose from, such as 40000-40099.")
-@click.option(
-    "--runs-directory",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Where the run directory is made; all hosts must share it.",
-)
+@place_options
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1, max=3600),

@@ -10,11 +10,9 @@ import click
 from tf4slurm.cli.jobs import job_argument
 from tf4slurm.errors import EXIT_WAIT_TIMEOUT
 from tf4slurm.observe.registry import find_job
-from tf4slurm.observe.status import ask_slurm, read_status
-from tf4slurm.slurm.queue import QueueEntry
+from tf4slurm.observe.status import StatusReader
 
 _LOOK_SECONDS = 0.5
-_SLURM_SECONDS = 10.0
 
 
 @click.command()
@@ -27,17 +25,12 @@ def wait(environ: dict[str, str], /, jobs: tuple[str, ...], timeout: float | Non
     Ctrl-C ends the wait, not the job.
     """
     known = [find_job(job, environ) for job in jobs or (None,)]
-    started, asked_at, said = time.monotonic(), float("-inf"), ""
-    entries: dict[str, QueueEntry] = {}
-    doubts: list[str] = []
+    reader, started, said = StatusReader(known), time.monotonic(), ""
     words = " ".join(job.job_id or job.name for job in known)
     try:
         while True:
             now = time.monotonic()
-            if any(job.job_id for job in known) and now - asked_at >= _SLURM_SECONDS:
-                entries, doubts = ask_slurm(known)
-                asked_at = now
-            statuses = [read_status(job, entries.get(job.job_id or ""), doubts) for job in known]
+            statuses = reader.read()
             waiting = [each for each in statuses if not each.has_ended]
             if not waiting:
                 break

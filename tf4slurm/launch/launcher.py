@@ -132,7 +132,7 @@ class Launcher:
             self._take_signals()
         recording = asyncio.create_task(self._recorder.run())
         # What the report needs is loaded while the job trains: neither its start nor its end waits for that.
-        loading = threading.Thread(target=importlib.import_module, args=("tf4slurm.observe.report",), daemon=True)
+        loading = threading.Thread(target=importlib.import_module, args=("tf4slurm.reports.report",), daemon=True)
         asyncio.get_running_loop().call_later(_LOAD_SECONDS, loading.start)
         job_id = self._facts.get("job_id")
         if job_id is not None:  # a thread that nobody waits for: a controller may take its time
@@ -255,8 +255,8 @@ class Launcher:
         try:
             if self._run_directory.size_of_record() > _CHEAP_REPORT_BYTES:
                 return None
-            from tf4slurm.observe.report import make_report
-            from tf4slurm.observe.story import read_story
+            from tf4slurm.reports.report import make_report
+            from tf4slurm.reports.story import read_story
 
             report = make_report(read_story(self._run_directory))
             return self._run_directory.write_report(report)

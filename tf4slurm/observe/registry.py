@@ -115,7 +115,15 @@ def find_run(text: str | None, environ: Mapping[str, str]) -> RunDirectory:
         UnknownJobError: There is no such job.
         RunDirectoryError: It has no run directory yet, or not any more.
     """
-    job = find_job(text, environ)
+    return latest_run(find_job(text, environ))
+
+
+def latest_run(job: KnownJob) -> RunDirectory:
+    """Return the latest run directory of a job.
+
+    Raises:
+        RunDirectoryError: It has none yet, or not any more.
+    """
     runs = job.run_directories
     if runs:
         return runs[-1]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -83,13 +84,35 @@ class JobStatus:
         return dataclasses.asdict(self)
 
 
-def ask_slurm(
-    jobs: Sequence[KnownJob], *, timeout_seconds: float = _SLURM_SECONDS
-) -> tuple[dict[str, QueueEntry], list[str]]:
+class StatusReader:
+    """Reads where some jobs stand, again and again; their files each time, Slurm's word not too often."""
+
+    def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0) -> None:
+        """`ask_seconds` is how old Slurm's last answer may be."""
+        self._jobs = jobs
+        self._ask_seconds = ask_seconds
+        self._asked_at = -math.inf
+        self._entries: dict[str, QueueEntry] = {}
+        self._doubts: list[str] = []
+
+    def read(self) -> list[JobStatus]:
+        """Return where each job stands now."""
+        if time.monotonic() - self._asked_at >= self._ask_seconds:
+            self._entries, self._doubts = _ask_slurm(self._jobs)
+            self._asked_at = time.monotonic()
+        return [
+            read_status(job, self._entries.get(job.job_id or ""), self._doubts if job.job_id else ())
+            for job in self._jobs
+        ]
+
+
+def _ask_slurm(jobs: Sequence[KnownJob]) -> tuple[dict[str, QueueEntry], list[str]]:
     """Ask Slurm for the jobs that are its own; return what it says by job id, and the doubts that remain."""
     job_ids = [job.job_id for job in jobs if job.job_id is not None]
+    if not job_ids:
+        return {}, []
     try:
-        entries = ask_queue(job_ids, timeout_seconds=timeout_seconds)
+        entries = ask_queue(job_ids, timeout_seconds=_SLURM_SECONDS)
     except LaunchError as error:
         return {}, [f"What Slurm knows of it is not in this: {error}"]
     found: dict[str, QueueEntry] = {}

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tf4slurm.observe.needs import JobNeeds, TaskNeeds
-from tf4slurm.observe.quantities import format_bytes, format_number, format_seconds
-from tf4slurm.observe.timeline import Timeline
+from tf4slurm.reports.needs import JobNeeds, TaskNeeds
+from tf4slurm.reports.quantities import format_bytes, format_number, format_seconds
+from tf4slurm.reports.timeline import Timeline
 
 _FEWEST_SAMPLES = 5
 _WAIT_SECONDS = 30.0

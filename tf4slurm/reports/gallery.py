@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tf4slurm.observe.chart import Chart, make_lines
-from tf4slurm.observe.curves import Values, over_tasks
-from tf4slurm.observe.story import Story
+from tf4slurm.reports.chart import Chart, make_lines
+from tf4slurm.reports.curves import Values, over_tasks
+from tf4slurm.reports.story import Story
 
 
 def make_charts(story: Story) -> list[Chart]:

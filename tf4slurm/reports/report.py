@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tf4slurm.observe.chart import Chart, draw_chart, stroke
-from tf4slurm.observe.curves import known, mean
-from tf4slurm.observe.drawing import escape
-from tf4slurm.observe.gallery import make_charts
-from tf4slurm.observe.lifelines import draw_timeline
-from tf4slurm.observe.needs import TaskNeeds
-from tf4slurm.observe.quantities import format_bytes, format_count, format_number, format_seconds
-from tf4slurm.observe.story import Story
+from tf4slurm.reports.chart import Chart, draw_chart, stroke
+from tf4slurm.reports.curves import known, mean
+from tf4slurm.reports.drawing import escape
+from tf4slurm.reports.gallery import make_charts
+from tf4slurm.reports.lifelines import draw_timeline
+from tf4slurm.reports.needs import TaskNeeds
+from tf4slurm.reports.quantities import format_bytes, format_count, format_number, format_seconds
+from tf4slurm.reports.story import Story
 
 _HERE = Path(__file__).parent
 _START_SHARE = 0.15  # a start that takes less of the job's time gets a drawing of its own

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tf4slurm.observe.chart import HEIGHT, Chart, draw_chart, stroke
-from tf4slurm.observe.chart import WIDTH as CHART_WIDTH
-from tf4slurm.observe.drawing import text
-from tf4slurm.observe.gallery import make_charts
-from tf4slurm.observe.lifelines import WIDTH, draw_timeline
-from tf4slurm.observe.story import Story
+from tf4slurm.reports.chart import HEIGHT, Chart, draw_chart, stroke
+from tf4slurm.reports.chart import WIDTH as CHART_WIDTH
+from tf4slurm.reports.drawing import text
+from tf4slurm.reports.gallery import make_charts
+from tf4slurm.reports.lifelines import WIDTH, draw_timeline
+from tf4slurm.reports.story import Story
 
 _CSS = Path(__file__).with_name("page.css")
 _MARGIN, _TITLE, _LEGEND_ROW = 20, 26, 18

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tf4slurm.observe.curves import Curves, known, mean, over_tasks
+from tf4slurm.reports.curves import Curves, known, mean, over_tasks
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tf4slurm.observe.drawing import Scale, box, line, path, svg, symbol, text
-from tf4slurm.observe.quantities import format_seconds, format_tick, time_ticks
-from tf4slurm.observe.timeline import Mark, TaskLife, Timeline
+from tf4slurm.reports.drawing import Scale, box, line, path, svg, symbol, text
+from tf4slurm.reports.quantities import format_seconds, format_tick, time_ticks
+from tf4slurm.reports.timeline import Mark, TaskLife, Timeline
 
 WIDTH = 1100
 MOST_ROWS = 40

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tf4slurm.observe.advice import Advice, explain_failure, give_advice
-from tf4slurm.observe.curves import Curves, make_curves
-from tf4slurm.observe.needs import JobNeeds, make_needs
-from tf4slurm.observe.timeline import Timeline, make_timeline
+from tf4slurm.reports.advice import Advice, explain_failure, give_advice
+from tf4slurm.reports.curves import Curves, make_curves
+from tf4slurm.reports.needs import JobNeeds, make_needs
+from tf4slurm.reports.timeline import Timeline, make_timeline
 from tf4slurm.run_directory import RunDirectory
 
 _TAIL_LINES = 20

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tf4slurm.observe.drawing import escape
-from tf4slurm.observe.quantities import format_seconds
-from tf4slurm.observe.report import make_body, make_page, read_part, title_of
-from tf4slurm.observe.story import read_story
+from tf4slurm.reports.drawing import escape
+from tf4slurm.reports.quantities import format_seconds
+from tf4slurm.reports.report import make_body, make_page, read_part, title_of
+from tf4slurm.reports.story import read_story
 from tf4slurm.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)

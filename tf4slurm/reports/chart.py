@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tf4slurm.observe.curves import Values, known, over_tasks
-from tf4slurm.observe.drawing import Scale, escape, line, path, svg, text
-from tf4slurm.observe.quantities import format_bytes, format_count, format_number, format_tick, nice_ticks, time_ticks
+from tf4slurm.reports.curves import Values, known, over_tasks
+from tf4slurm.reports.drawing import Scale, escape, line, path, svg, text
+from tf4slurm.reports.quantities import format_bytes, format_count, format_number, format_tick, nice_ticks, time_ticks
 
 WIDTH, HEIGHT = 540, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 24

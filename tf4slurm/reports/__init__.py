@@ -1,0 +1,1 @@
+"""How a job that was, or is, is shown to a person: timeline, curves, advice."""
