@@ -56,7 +56,7 @@ INSIDE = {
         ["story"],
         ["gallery"],
         ["report", "picture"],
-        ["web"],
+        ["file", "web"],
     ],
     "launch": [
         ["plan", "requeue", "spawner"],

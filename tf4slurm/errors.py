@@ -19,6 +19,7 @@ Tf4SlurmError
 ├─ UnknownJobError             no job of that id, name or path
 ├─ MessageError                a control message that is not one (also ValueError)
 ├─ SubmissionError             what sbatch would be asked contradicts itself (also ValueError)
+├─ MissingDependencyError      a package or program that is needed here is not (also ImportError)
 ├─ ProfileError                a file of settings cannot be read, or says something unknown
 └─ LaunchError                 a program that was started to launch tasks failed
    └─ RefusedError               sbatch did not take the job
@@ -182,6 +183,14 @@ class SubmissionError(Tf4SlurmError, ValueError):
     def __init__(self, message: str, *, option: str) -> None:
         super().__init__(message)
         self.option = option
+
+
+class MissingDependencyError(Tf4SlurmError, ImportError):
+    """Something that is needed for this is not installed: `package`."""
+
+    def __init__(self, message: str, *, package: str) -> None:
+        super().__init__(message)
+        self.package = package
 
 
 class ProfileError(Tf4SlurmError):

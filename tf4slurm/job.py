@@ -25,8 +25,8 @@ from tf4slurm.observe.logs import LogReader, find_logs, merge
 from tf4slurm.observe.registry import KnownJob, find_job, known_jobs, latest_run
 from tf4slurm.observe.status import JobStatus, StatusReader
 from tf4slurm.reports.drawing import escape
+from tf4slurm.reports.file import make_file
 from tf4slurm.reports.picture import make_picture
-from tf4slurm.reports.report import make_report
 from tf4slurm.reports.story import read_story
 from tf4slurm.run_directory import RunDirectory
 
@@ -140,9 +140,13 @@ class Job:
         subprocess.run(words, check=True, capture_output=True)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Write the job's report (one HTML file), by default into its run directory; return its path."""
+        """Write the job's report, by default as report.html in its run directory; return its path.
+
+        A name that ends in .svg or .png gets the drawings alone.
+        """
         run = self._run()
-        return run.write_report(make_report(read_story(run)), Path(path).absolute() if path is not None else None)
+        where = run.path / "report.html" if path is None else Path(path).absolute()
+        return run.write_report(make_file(read_story(run), where), where)
 
     def plot(self) -> Picture:
         """Return timeline and curves, as a picture that a notebook shows."""

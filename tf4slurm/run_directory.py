@@ -112,14 +112,14 @@ class RunDirectory:
         except OSError as error:
             raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
 
-    def write_report(self, text: str, path: Path | None = None) -> Path:
+    def write_report(self, content: bytes, path: Path | None = None) -> Path:
         """Write the report, by default as report.html, whole or not at all; return where it is.
 
         Raises:
             RunDirectoryError: It cannot be written.
         """
         path = path or self.path / "report.html"
-        _write_text(path, text)
+        _write(path, content)
         return path
 
     def size_of_record(self) -> int:
@@ -152,18 +152,16 @@ class RunDirectory:
 
 
 def _write_json(path: Path, content: Mapping[str, Any], indent: int | None = 2) -> None:
-    _write_text(path, json.dumps(content, indent=indent) + "\n")
+    _write(path, (json.dumps(content, indent=indent) + "\n").encode())
 
 
-def _write_text(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     """Write a whole file or none: readers on other hosts never see half of it."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.unlink(missing_ok=True)
-        with open(
-            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8", errors="replace"
-        ) as file:
-            file.write(text)
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
         draft.replace(path)
     except OSError as error:
         raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error

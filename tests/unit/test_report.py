@@ -14,7 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.report import write_large_run
+from tests.png import count_colours
 from tf4slurm.cli.main import cli
+from tf4slurm.errors import MissingDependencyError, RunDirectoryError
 from tf4slurm.reports.picture import make_picture
 from tf4slurm.reports.report import make_report
 from tf4slurm.reports.story import read_story
@@ -172,6 +174,20 @@ def test_the_drawing_alone_is_an_svg_file() -> None:
     assert "var(" not in ElementTree.tostring(root, encoding="unicode")
 
 
+def test_a_png_has_the_bars_and_the_words(run: Path, tmp_path: Path) -> None:
+    assert CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / "life.png")], obj={}).exit_code == 0
+    colours = count_colours(tmp_path / "life.png")
+    assert colours[bytes.fromhex("56b4e9")] > 1_000, "no bar of a task that imports"
+    assert colours[bytes.fromhex("1c2330")] > 500, "no ink, so no words"
+
+
+def test_a_png_without_a_font_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tf4slurm.reports.file._FONTS", ("No Such Font",))
+    refused = CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / "life.png")], obj={})
+    assert isinstance(refused.exception, MissingDependencyError)
+    assert not (tmp_path / "life.png").exists()
+
+
 def test_the_command_writes_and_prints_where(run: Path, tmp_path: Path) -> None:
     said = CliRunner().invoke(cli, ["report", str(run)], obj={})
     assert (said.exit_code, said.stdout) == (0, f"{run / 'report.html'}\n")
@@ -179,6 +195,7 @@ def test_the_command_writes_and_prints_where(run: Path, tmp_path: Path) -> None:
     drawing = tmp_path / "life.svg"
     assert CliRunner().invoke(cli, ["report", str(run), "-o", str(drawing)], obj={}).exit_code == 0
     assert drawing.read_text().startswith("<svg ")
-    refused = CliRunner().invoke(cli, ["report", str(run), "-o", "life.png"], obj={})
-    assert (refused.exit_code, "rsvg-convert life.svg -o life.png" in refused.stderr) == (2, True)
+    refused = CliRunner().invoke(cli, ["report", str(run), "-o", "life.pdf"], obj={})
+    assert isinstance(refused.exception, RunDirectoryError)
+    assert "which is not made here" in str(refused.exception)
     assert CliRunner().invoke(cli, ["report", str(run), "-o", "-"], obj={}).stdout.startswith("<!DOCTYPE html>")

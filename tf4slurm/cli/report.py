@@ -7,11 +7,8 @@ from pathlib import Path
 import click
 
 from tf4slurm.observe.registry import find_run
-from tf4slurm.reports.picture import make_picture
-from tf4slurm.reports.report import make_report
+from tf4slurm.reports.file import make_file
 from tf4slurm.reports.story import read_story
-
-_PICTURES = (".png", ".pdf", ".jpg", ".jpeg")
 
 
 @click.command()
@@ -30,21 +27,14 @@ def report(environ: dict[str, str], /, job: str | None, output: Path | None, is_
     """Write the report of a job, running or ended, as one HTML file that needs no network; print its path.
 
     ID is Slurm's job id, the name of a run or the path of its directory; without one, the latest job. The file can be
-    sent to somebody as it is. For a picture, print it from the browser, or convert the .svg.
+    sent to somebody as it is.
     """
-    ending = output.suffix.lower() if output is not None else ""
-    if ending in _PICTURES:
-        raise click.UsageError(
-            f"{str(output)!r} would be a {ending[1:].upper()} file, which is not made here. Write an .svg, and convert "
-            f"it: rsvg-convert life.svg -o life{ending}"
-        )
     run = find_run(job, environ)
-    story = read_story(run)
-    text = make_picture(story) if ending == ".svg" else make_report(story)
+    content = make_file(read_story(run), output or "report.html")
     if output == Path("-"):
-        click.echo(text, nl=False)
+        click.echo(content, nl=False)
         return
-    path = run.write_report(text, output.absolute() if output is not None else None)
+    path = run.write_report(content, output.absolute() if output is not None else None)
     click.echo(path)
     if is_opened:
         click.launch(path.as_uri())

@@ -258,7 +258,7 @@ class Launcher:
             from tf4slurm.reports.report import make_report
             from tf4slurm.reports.story import read_story
 
-            report = make_report(read_story(self._run_directory))
+            report = make_report(read_story(self._run_directory)).encode("utf-8", "replace")
             return self._run_directory.write_report(report)
         except Exception as error:  # whatever it is: a picture must not cost the job its exit code
             logger.warning("there is no report.html: %s: %s", type(error).__name__, error)

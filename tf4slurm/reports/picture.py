@@ -18,7 +18,7 @@ _KEYS_PER_ROW, _STATES_PER_ROW = 4, 8
 
 
 def make_picture(story: Story) -> str:
-    """Return the picture, in the colours of paper; a browser, Inkscape or rsvg-convert turn it into a PNG."""
+    """Return the picture, in the colours of paper."""
     timeline = story.timeline
     drawing, _ = draw_timeline(timeline, timeline.start, timeline.end, story.cause)
     parts, y = [], float(_MARGIN)
