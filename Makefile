@@ -6,17 +6,17 @@ BIN := $(VENV)/bin
 SLURM_PACKAGES := slurm-wlm munge iproute2 slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: demo test test-faults check slurm browser bench faults soak fuzz clean
+.PHONY: demo test test-long check slurm browser bench faults soak fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
 
 test: $(VENV)/installed slurm browser check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=40
 
-# The rest of the fault matrix: a quarter of an hour.
-test-faults: $(VENV)/installed slurm
-	$(BIN)/python -m pytest -m long tests/faults
+# What takes long: most of the fault matrix, and of what is there in several kinds all but the first. Half an hour.
+test-long: $(VENV)/installed slurm browser
+	$(BIN)/python -m pytest -m long --durations=40
 
 check: $(VENV)/installed
 	$(BIN)/ruff check --quiet .

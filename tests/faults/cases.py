@@ -18,6 +18,7 @@ _CUT_OFF_SECONDS = 2.0
 _START_TIMEOUT_SECONDS = 6.0
 _SERVE_TIMEOUT_SECONDS = 15.0
 _GRACE_SECONDS = 25.0
+_OFTEN = ("chief/0", "ps/0", "worker/1", "launcher")
 
 
 class Outcome(enum.Enum):
@@ -79,8 +80,8 @@ class Case:
 
     @property
     def is_quick(self) -> bool:
-        """Whether `make test` has it; `make test-faults` has all the others, which take a quarter of an hour."""
-        return self.fault == "SIGKILL"
+        """Whether `make test` has it; `make test-long` has all the others."""
+        return self.fault == "SIGKILL" and self.form is Form.BATCH and self.victim in _OFTEN
 
     @property
     def tasks(self) -> tuple[str, ...]:

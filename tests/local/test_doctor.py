@@ -100,6 +100,7 @@ def test_a_proxy_is_named_and_its_password_is_not() -> None:
         assert findings(doctor("--quick", "--json", env=proxy | variables), "proxy")[0]["level"] == level
 
 
+@pytest.mark.long
 def test_a_tensorflow_that_is_broken(tmp_path: Path) -> None:
     package = tmp_path / "tensorflow"
     package.mkdir()
@@ -112,6 +113,7 @@ def test_a_tensorflow_that_is_broken(tmp_path: Path) -> None:
     assert "protobuf" in found["todo"]
 
 
+@pytest.mark.long
 def test_packages_that_contradict_each_other(tmp_path: Path) -> None:
     """Of a package only what is written beside it is there: pip reads no more, and TensorFlow is hidden to be quick."""
     (tmp_path / "tensorflow").mkdir()
@@ -136,6 +138,7 @@ def test_the_tensorflow_of_this_python() -> None:
     assert "ParameterServerStrategy" in keras["text"]
 
 
+@pytest.mark.long
 def test_another_python_is_told(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.browser import Browser
 from tests.jobs import ROLES, Job
 from tests.processes import wait_until
@@ -73,6 +75,7 @@ def test_a_good_jobs_report(browser: Browser, tmp_path: Path) -> None:
     assert len(colours) > 50
 
 
+@pytest.mark.long
 def test_a_failed_jobs_report(browser: Browser, tmp_path: Path) -> None:
     url = write_page(RUNS / "broken", tmp_path / "broken.html")
     words = browser.words(url)
@@ -80,6 +83,7 @@ def test_a_failed_jobs_report(browser: Browser, tmp_path: Path) -> None:
     assert browser.colours(url)[BAD] > 500
 
 
+@pytest.mark.long
 def test_a_chart_is_read_under_the_pointer(browser: Browser, tmp_path: Path) -> None:
     hand = """
     const chart = document.querySelector("svg.chart"), frame = chart.getBoundingClientRect();

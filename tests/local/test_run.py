@@ -159,6 +159,7 @@ def test_a_killed_launcher_leaves_nothing(job: Job, process_mark: str) -> None:
     assert wait_until_gone(process_mark, timeout_seconds=2 + 5) == []
 
 
+@pytest.mark.long
 def test_a_killed_launcher_leaves_nothing_within_15_seconds_by_default(job: Job, process_mark: str) -> None:
     job.start(*ROLES)
     for name in NAMES:

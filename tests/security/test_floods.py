@@ -87,7 +87,14 @@ class Meter:
         self.files = max(self.files, self._process.num_fds() - self._files)
 
 
-@pytest.mark.parametrize("kind", ["silent", "http2", "stream", "nonce", "deaf", "half", "slow", "garbage"])
+def some_often(*often: str, rarely: tuple[str, ...]) -> list[Any]:
+    """Return kinds of floods as parameters, some of them only for `make test-long`."""
+    return [*often, *(pytest.param(kind, marks=pytest.mark.long) for kind in rarely)]
+
+
+@pytest.mark.parametrize(
+    "kind", some_often("http2", "stream", "nonce", rarely=("silent", "deaf", "half", "slow", "garbage"))
+)
 def test_ten_thousand_strangers_are_sent_away_and_the_job_goes_on(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with serving() as job:
@@ -116,6 +123,7 @@ def is_a_warning_of_this_loop(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING and str(cause) != "Event loop is closed"
 
 
+@pytest.mark.long
 def test_who_opens_stream_after_stream_does_not_stay() -> None:
     async def story() -> None:
         async with serving() as job:
@@ -131,7 +139,9 @@ def test_who_opens_stream_after_stream_does_not_stay() -> None:
     live(story)
 
 
-@pytest.mark.parametrize("kind", ["silent", "http2", "nonce"])
+@pytest.mark.parametrize(
+    "kind", ["http2", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("silent", "nonce"))]
+)
 def test_a_job_forms_under_a_flood(kind: str) -> None:
     async def story() -> None:
         async with serving() as job:
@@ -155,6 +165,7 @@ def patient_member(port: int, rank: int) -> Membership:
     )
 
 
+@pytest.mark.long
 def test_a_job_under_attack_ends_as_it_should(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.start("--ps", "1", "--workers", "2")

@@ -41,6 +41,7 @@ def test_the_batch_script_of_the_readme_learns(tmp_path: Path, lab: SlurmLab) ->
     assert all(node in output for node in lab.nodes)
 
 
+@pytest.mark.long
 def test_the_command_of_the_readme_learns_in_salloc(tmp_path: Path, lab: SlurmLab) -> None:
     environ = lay_out(tmp_path)
     command = "tf4slurm run --ps 1 --workers 2 -- python TUTORIALS/train_digits.py"

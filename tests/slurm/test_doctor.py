@@ -75,6 +75,7 @@ def test_a_whole_cluster(lab: SlurmLab, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "nothing is left of the probes"
 
 
+@pytest.mark.long
 def test_in_a_batch_job_it_is_the_same(lab: SlurmLab, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     command = f"{TF4SLURM} doctor --on-nodes --quick --json --runs-directory {tmp_path / 'runs'}"
@@ -96,6 +97,7 @@ def test_with_accounting_sacct_answers(accounting_lab: SlurmLab, tmp_path: Path)
     assert (found["level"], found["text"]) == ("ok", "sacct answers")
 
 
+@pytest.mark.long
 def test_accounting_that_is_down_is_told_in_slurms_words(accounting: None, tmp_path: Path) -> None:
     with SlurmLab(["alone"], accounting=True) as lab:
         lab.run("sacctmgr", "-i", "shutdown", check=False)
@@ -105,6 +107,7 @@ def test_accounting_that_is_down_is_told_in_slurms_words(accounting: None, tmp_p
     assert found["text"].startswith("accounting does not answer: sacct")
 
 
+@pytest.mark.long
 def test_a_controller_that_is_down_is_a_failure_within_bounds(slurm: None, tmp_path: Path) -> None:
     with SlurmLab(["alone"]) as lab:
         lab.run("scontrol", "shutdown", "slurmctld")
@@ -118,6 +121,7 @@ def test_a_controller_that_is_down_is_a_failure_within_bounds(slurm: None, tmp_p
     assert seconds < 30
 
 
+@pytest.mark.long
 def test_a_run_directory_that_one_node_does_not_share(lab: SlurmLab, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
@@ -130,6 +134,7 @@ def test_a_run_directory_that_one_node_does_not_share(lab: SlurmLab, tmp_path: P
     assert list(runs.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_launcher_that_may_not_write_where_its_nodes_may(lab: SlurmLab, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
@@ -144,6 +149,7 @@ def test_a_launcher_that_may_not_write_where_its_nodes_may(lab: SlurmLab, tmp_pa
     assert not findings(done, "shared"), "there was nothing to see"
 
 
+@pytest.mark.long
 def test_a_node_whose_interface_is_down(lab: SlurmLab, tmp_path: Path) -> None:
     with changed(lab, "r1-n9", "ip link set ib0 down", "ip link set ib0 up"):
         asked, not_asked = doctor(lab, tmp_path, "--quick", "--interface", "ib0"), doctor(lab, tmp_path, "--quick")
@@ -169,6 +175,7 @@ def test_a_node_that_does_not_reach_another(lab: SlurmLab, tmp_path: Path) -> No
     assert any("gpu-09 is not reached" in each["text"] for each in findings(not_used, "reach", "warn"))
 
 
+@pytest.mark.long
 def test_a_node_without_munge(lab: SlurmLab, tmp_path: Path) -> None:
     away = ("mount -t tmpfs tmpfs /run/munge", "umount --lazy /run/munge")  # slurmd uses another path of its own
     with changed(lab, "r1-n9", *away):
@@ -178,6 +185,7 @@ def test_a_node_without_munge(lab: SlurmLab, tmp_path: Path) -> None:
     assert "'unmunge' does not work on r1-n9" in found["text"]
 
 
+@pytest.mark.long
 def test_a_node_without_this_python_does_not_answer_and_is_told(lab: SlurmLab, tmp_path: Path) -> None:
     started = time.monotonic()
     with hidden(lab, "r1-n9", Path(sys.executable).parent):
@@ -189,6 +197,7 @@ def test_a_node_without_this_python_does_not_answer_and_is_told(lab: SlurmLab, t
     assert "same path" in found["todo"]
 
 
+@pytest.mark.long
 def test_its_step_ends_with_it(lab: SlurmLab, tmp_path: Path) -> None:
     """The leak check of the fixtures sees whatever is left on the nodes."""
     script = 'echo $$ > pid; exec "$0" doctor --on-nodes --runs-directory runs'
@@ -214,6 +223,7 @@ def test_plain_tasks_on_all_hosts(lab: SlurmLab, tmp_path: Path) -> None:
     assert "each address proved from another; 3 of 3 tasks answered the chief" in done.stdout
 
 
+@pytest.mark.long
 def test_a_real_training_on_hosts(lab: SlurmLab, tmp_path: Path) -> None:
     done = lab.run("salloc", "-Q", "-N3", "-n3", TF4SLURM, "test", "--runs-directory", tmp_path, timeout_seconds=200)
     assert done.stdout.startswith("It works: 3 tasks on 3 hosts (")

@@ -105,6 +105,7 @@ def test_what_a_test_leaves_behind_is_found_on_any_host(lab: SlurmLab, process_m
     assert marked_processes(process_mark) == []
 
 
+@pytest.mark.long
 def test_a_second_lab_stands_beside_the_first_and_leaves_nothing(lab: SlurmLab) -> None:
     mounts, folders = Path("/proc/self/mountinfo").read_text(), ("/etc/netns", "/run/netns", "/sys/class/net")
     names = names_in(*folders, "/sys/fs/cgroup/freezer")
@@ -132,6 +133,7 @@ def test_sacct_knows_an_ended_job_where_there_is_accounting(accounting_lab: Slur
     assert wait_until(lambda: accounting_lab.run(*ask).stdout == f"{job}|FAILED|3:0\n", timeout_seconds=10)
 
 
+@pytest.mark.long
 def test_sacct_knows_the_memory_of_a_job(accounting_lab: SlurmLab) -> None:
     job = submit(accounting_lab, "--wrap", "exec python3 -c 'import time; x = b\"x\" * 50_000_000; time.sleep(2)'")
     assert accounting_lab.wait_for_job(job) == ("COMPLETED", "0:0")
@@ -143,6 +145,7 @@ def test_sacct_knows_the_memory_of_a_job(accounting_lab: SlurmLab) -> None:
     assert wait_until(lambda: kilobytes() > 45_000, timeout_seconds=10)
 
 
+@pytest.mark.long
 def test_a_lab_with_accounting_leaves_nothing(accounting: None) -> None:
     with SlurmLab(["alone"], accounting=True) as other:
         added = namespaces(str(other.directory))

@@ -47,6 +47,7 @@ def test_an_old_script_ends_under_plain_srun(
     check_end(result.stdout, ps, workers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("script", "ps", "workers"), [("asynchronous.py", 1, 3)])
 def test_an_old_script_ends_with_the_old_batch_lines(
     tmp_path: Path, lab: SlurmLab, script: str, ps: int, workers: int

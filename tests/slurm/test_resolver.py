@@ -21,6 +21,7 @@ print(json.dumps([int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"]
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

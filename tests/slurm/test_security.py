@@ -122,6 +122,7 @@ def test_without_munge_a_file_of_the_users_own_carries_the_secret(tmp_path: Path
         step.close()
 
 
+@pytest.mark.long
 def test_a_host_without_munge_says_so(tmp_path: Path, lab: SlurmLab) -> None:
     script = tmp_path / "task.sh"
     script.write_text('#!/bin/sh\n[ "$SLURM_PROCID" != 2 ] || PATH=/nowhere\nexec "$@"\n')

@@ -109,6 +109,7 @@ def test_a_worker_that_fails_counts_too(step: Step, how: str) -> None:
         assert f"ps {index} done worker/1 failed worker/0\n" in step.output
 
 
+@pytest.mark.long
 @PS_FIRST
 def test_the_other_ps_leaves_when_the_host_of_the_service_is_killed(step: Step, lab: SlurmLab) -> None:
     step.wait_for(*ALL)

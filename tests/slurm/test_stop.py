@@ -89,6 +89,7 @@ def test_a_signal_to_the_batch_script_or_to_the_step_stops_the_job(lab: SlurmLab
     assert "got SIGUSR1" in output(tmp_path)
 
 
+@pytest.mark.long
 def test_the_time_limit_requeues_once_and_the_job_goes_on(lab: SlurmLab, tmp_path: Path) -> None:
     options = ("-t1", "--requeue", "--signal=B:USR1@30")  # known to come 60 s early: at once
     job = submit(lab, tmp_path, *options, run_options=("--requeue", "1"))

@@ -131,6 +131,7 @@ def test_each_element_of_an_array_has_its_line(tmp_path: Path, lab: SlurmLab, tf
     assert [output.read_text() for output in outputs] == [f"{arguments}\n" for arguments in expected]
 
 
+@pytest.mark.long
 def test_a_job_after_another_waits_for_its_success(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     go = tmp_path / "go"
     first = submit(tf4slurm, "--single", "--", "bash", "-c", f"until [ -e {go} ]; do sleep 0.05; done")
@@ -190,6 +191,7 @@ def test_a_job_is_requeued_and_each_run_keeps_its_output(tmp_path: Path, lab: Sl
     assert "requeued (time limit)" in (tmp_path / f"slurm-{job_id}.out").read_text()
 
 
+@pytest.mark.long
 def test_of_an_array_one_element_is_requeued_alone(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     """The last element has the id of the array itself, and Slurm would requeue all by that."""
     mine = f"{tmp_path}/$SLURM_ARRAY_TASK_ID"
@@ -206,6 +208,7 @@ def test_of_an_array_one_element_is_requeued_alone(tmp_path: Path, lab: SlurmLab
     assert field(lab, other, "Restarts") == "0"
 
 
+@pytest.mark.long
 def test_a_snapshot_is_what_runs(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     (tmp_path / "train.py").write_text("print('as submitted')")
     go = tmp_path / "go"
@@ -217,6 +220,7 @@ def test_a_snapshot_is_what_runs(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slu
     assert (tmp_path / f"slurm-{job_id}.out").read_text() == "as submitted\n"
 
 
+@pytest.mark.long
 def test_in_an_environment_its_own_python_runs_tf4slurm(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     """A virtual environment whose Python says that it was used; a json.py beside the script does no harm."""
     venv = tmp_path / "my venv" / "bin"
@@ -233,6 +237,7 @@ def test_in_an_environment_its_own_python_runs_tf4slurm(tmp_path: Path, lab: Slu
     assert "worker/0 | trained" in output
 
 
+@pytest.mark.long
 def test_a_site_profile_and_environment_are_obeyed(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     (tmp_path / "config" / "tf4slurm").mkdir(parents=True)
     (tmp_path / "config" / "tf4slurm" / "config.toml").write_text('partition = "high"\ntime = "7"\nps = 5')

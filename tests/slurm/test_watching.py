@@ -118,6 +118,7 @@ def test_the_accounting_tells_how_a_job_without_a_launcher_ended(accounting_lab:
     assert watcher.status(job_id)["state"] == "FAILED"
 
 
+@pytest.mark.long
 def test_sites_and_partitions_are_completed(watcher: Watcher) -> None:
     def complete(words: str) -> list[str]:
         asked = {
@@ -143,6 +144,7 @@ def test_a_step_without_a_launcher_is_found_by_the_jobs_id(watcher: Watcher) -> 
     assert watcher.status(listed["job_id"])["state"] == "COMPLETED"
 
 
+@pytest.mark.long
 def test_without_a_result_slurms_word_counts(watcher: Watcher) -> None:
     job_id = watcher.submit("-N4", "--workers", "2")
     watcher.wait_for_steps(job_id)
@@ -153,6 +155,7 @@ def test_without_a_result_slurms_word_counts(watcher: Watcher) -> None:
     assert "there is no result of a launcher" in status["reason"]
 
 
+@pytest.mark.long
 def test_a_controller_that_does_not_answer_costs_some_seconds_and_is_told(watcher: Watcher) -> None:
     job_id = watcher.submit("-N4", "--workers", "2")
     watcher.wait_for_steps(job_id)

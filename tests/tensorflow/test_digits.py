@@ -49,6 +49,7 @@ def test_it_learns_and_everything_ends_by_itself(job: Job) -> None:
     assert serving == {"chief/0", "ps/0", "worker/0", "worker/1"}
 
 
+@pytest.mark.long
 def test_a_worker_killed_in_the_middle_is_replaced_and_training_ends_as_before(job: Job) -> None:
     start(job)
     wait_for_epoch(job, 3)

@@ -63,6 +63,7 @@ def test_a_worker_that_comes_before_the_leader_does_not_look_in_vain(tasks: Task
     assert "Waiting for model to be ready" not in tasks.output("worker/1")
 
 
+@pytest.mark.long
 def test_the_leader_stays_until_the_last_worker_has_its_session(tasks: Tasks, tmp_path: Path) -> None:
     """TensorFlow makes no session while a task of the cluster is gone; this leader needs none of the others."""
     text = (OLD_SCRIPTS / "asynchronous.py").read_text()
@@ -88,6 +89,7 @@ def test_no_worker_trains_before_all_have_come(tasks: Tasks, tmp_path: Path) -> 
         assert int(found[1]) > 100
 
 
+@pytest.mark.long
 def test_a_start_that_not_all_come_to_is_an_error_that_names_who(tasks: Tasks, tmp_path: Path) -> None:
     script = with_hook(tmp_path, "StartBarrierHook(start_timeout_seconds=2)")
     tasks.start("ps/0", script, *NUMBERS)
@@ -106,6 +108,7 @@ def with_filters(script: Path) -> Path:
     return script
 
 
+@pytest.mark.long
 def test_a_worker_that_raises_lets_the_ps_go(tasks: Tasks, tmp_path: Path) -> None:
     text = (OLD_SCRIPTS / "asynchronous.py").read_text()
     broken = tmp_path / "broken.py"
@@ -117,6 +120,7 @@ def test_a_worker_that_raises_lets_the_ps_go(tasks: Tasks, tmp_path: Path) -> No
     assert "RuntimeError: broken" in tasks.output("worker/1")
 
 
+@pytest.mark.long
 def test_a_chief_that_raises_lets_the_workers_of_synchronous_training_end(tasks: Tasks, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     text = (OLD_SCRIPTS / "synchronous.py").read_text()
@@ -127,6 +131,7 @@ def test_a_chief_that_raises_lets_the_workers_of_synchronous_training_end(tasks:
     assert "AssertionError: broken" in tasks.output("worker/0")
 
 
+@pytest.mark.long
 def test_a_ps_that_comes_late_costs_synchronous_training_no_step(tmp_path: Path) -> None:
     """The early ps has looked for the late one in vain, and its connection backs off."""
     tasks = Tasks(tmp_path, ps=2, workers=1)

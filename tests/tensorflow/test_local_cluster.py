@@ -59,6 +59,7 @@ def test_it_trains_and_ends_with_its_block(tmp_path: Path) -> None:
     assert "'exit_code': 0" in after
 
 
+@pytest.mark.long
 def test_it_ends_with_the_process_that_made_it(tmp_path: Path, process_mark: str) -> None:
     notebook = subprocess.Popen([sys.executable, "-c", WAIT], cwd=tmp_path)
     try:

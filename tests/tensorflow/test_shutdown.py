@@ -98,6 +98,7 @@ def test_sigterm_is_served_at_once_by_a_ps_that_waits(make_tasks: Callable[[int,
     assert time.monotonic() - sent < 10  # the interpreter with TensorFlow needs 1 s to exit; the handler nothing
 
 
+@pytest.mark.long
 def test_a_worker_that_was_killed_is_named_when_the_time_is_over(
     make_tasks: Callable[[int, int], Tasks], tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_worker_that_was_killed_is_named_when_the_time_is_over(
     assert "ShutdownTimeoutError: worker/0 and worker/1 did not signal within 1 s" in tasks.output("ps/0")
 
 
+@pytest.mark.long
 def test_without_a_ps_a_worker_ends_all_the_same_and_says_why(
     make_tasks: Callable[[int, int], Tasks], tmp_path: Path
 ) -> None:
