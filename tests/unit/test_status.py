@@ -69,6 +69,15 @@ def test_a_pending_job_says_why(tmp_path: Path) -> None:
     assert status.start == "2026-11-21T10:00:00"
 
 
+def test_a_pending_job_whose_launcher_has_just_written_has_begun(run: RunDirectory, tmp_path: Path) -> None:
+    write_status(run)
+    status = read_status(job(tmp_path), entry("PENDING"))
+    assert (status.state, len(status.tasks)) == ("RUNNING", 1)
+    write_status(run, age=60)  # that was the run before it was requeued
+    status = read_status(job(tmp_path), entry("PENDING"))
+    assert (status.state, status.tasks, status.reason) == ("PENDING", (), "Slurm has not looked at it yet")
+
+
 def test_a_running_job_shows_its_tasks(run: RunDirectory, tmp_path: Path) -> None:
     write_status(run)
     status = read_status(job(tmp_path), entry("RUNNING"))

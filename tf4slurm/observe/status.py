@@ -33,6 +33,7 @@ from tf4slurm.slurm.queue import QueueEntry
 _SLURM_SECONDS = 5.0
 _STALL_SECONDS = 60.0
 _STALL_STEPS = 10.0  # and as long as this many steps took before
+_FRESH_SECONDS = 5.0
 _LATE_SECONDS = 20.0  # that status.json may be old on a slow file system
 _STOP_CODES = (130, 143, 138, 140)
 
@@ -134,7 +135,7 @@ def read_status(job: KnownJob, entry: QueueEntry | None, doubts: Sequence[str] =
     doubts = list(doubts)
     state, exit_code, reason = _judge(job, run, entry, result, status, age, doubts)
     is_over = exit_code is not None
-    tasks = [] if entry and entry.is_pending else _tasks(status)
+    tasks = [] if state == "PENDING" else _tasks(status)
     return JobStatus(
         job_id=job.job_id,
         name=job.name,
@@ -166,6 +167,8 @@ def _judge(
 ) -> tuple[str, int | None, str]:
     """Return state, exit code once it is over, and the reason in words."""
     if entry is not None and entry.is_pending:
+        if result is None and age is not None and age < _FRESH_SECONDS:  # it has begun since Slurm was asked
+            return "RUNNING", None, str(status.get("reason", ""))
         return entry.state, None, entry.reason_in_words
     is_requeued = result is not None and result.get("exit_code") == EXIT_REQUEUED and entry is not None
     if result is not None and not is_requeued:

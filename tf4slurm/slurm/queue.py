@@ -24,7 +24,6 @@ _WORDS = {
     "JobHeldUser": "you hold it; scontrol release lets it go",
     "Licenses": "it waits for a licence",
     "NodeDown": "a node that it needs is down",
-    "None": "Slurm has not looked at it yet",
     "PartitionDown": "its partition is down",
     "PartitionNodeLimit": "it asks for more nodes than its partition allows",
     "PartitionTimeLimit": "it asks for more time than its partition allows; it will never start",
@@ -62,6 +61,8 @@ class QueueEntry:
     @property
     def reason_in_words(self) -> str:
         """Why it waits: Slurm's word, and what that means where we know it."""
+        if self.reason == "None":
+            return "Slurm has not looked at it yet"
         word = self.reason.split(",")[0].strip("()").removesuffix("_")
         meaning = _WORDS.get(word)
         return f"{self.reason}: {meaning}" if meaning else self.reason
