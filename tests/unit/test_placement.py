@@ -58,6 +58,24 @@ def test_counts_that_fit(
     }
 
 
+def test_a_data_service_has_one_dispatcher_and_the_last_ranks() -> None:
+    counts = fill_counts(1, 1, None, 1, 9, 2)
+    assert counts == {
+        "chief": 1,
+        "ps": 1,
+        "worker": 3,
+        "evaluator": 1,
+        "data-dispatcher": 1,
+        "data-worker": 2,
+    }
+    for placement in (PACK, SPREAD):
+        assert [str(task) for task in place_tasks(counts, placement, ["a"] * 5 + ["b"] * 4)][-3:] == [
+            "data-dispatcher/0",
+            "data-worker/0",
+            "data-worker/1",
+        ]
+
+
 @pytest.mark.parametrize(
     ("chiefs", "ps", "workers", "evaluators", "available", "words", "requested"),
     [
