@@ -2,7 +2,7 @@
 
 import json
 
-import tensorflow as tf
+import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 import tf4slurm
 from tf4slurm.tensorflow.files import worker_files
