@@ -119,7 +119,8 @@ def fill_counts(
                 available=available or 0,
             )
         workers = available - count
-    counts = {**others, "worker": workers}
+    found = {**others, "worker": workers}
+    counts = {role: found[role] for role in TASK_TYPES if role in found}
     total = count + workers
     if available is not None and total != available:
         change = "lower a count" if total > available else "raise a count"
