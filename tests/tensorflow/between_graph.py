@@ -1,7 +1,12 @@
 # ruff: noqa: UP031
 # mypy: ignore-errors
-"""Between-graph replication with the hooks of tf4slurm: the chief, or without one worker 0, leads. `--sync` or not."""
+"""Between-graph replication with the hooks of tf4slurm: the chief, or without one worker 0, leads.
 
+--sync         synchronous
+--resume DIR   the first attempt does not end by itself; the next makes 100 steps from the checkpoint in DIR
+"""
+
+import os
 import sys
 import time
 
@@ -13,6 +18,10 @@ from tf4slurm.tensorflow.hooks import DoneHook, StartBarrierHook
 tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.INFO)
 is_synchronous = "--sync" in sys.argv
+directory = sys.argv[-1] if "--resume" in sys.argv else None
+stop = {"last_step": 200}
+if directory is not None:
+    stop = {"last_step": 10**9} if os.environ["TF4SLURM_ATTEMPT"] == "1" else {"num_steps": 100}
 counts = {"ps": 1, "worker": 2} if "--no-chief" in sys.argv else {"chief": 1, "ps": 1, "worker": 1}
 cluster, role, index = tf4slurm.get_server_dictionary(counts)
 server = tf.train.Server(cluster, job_name=role, task_index=index)
@@ -32,11 +41,17 @@ with tf.device(tf.train.replica_device_setter(worker_device=f"/job:{role}/task:{
         optimizer = tf.train.SyncReplicasOptimizer(optimizer, replicas_to_aggregate=2, total_num_replicas=2)
     train_op = optimizer.minimize(loss, global_step=global_step)
 
-hooks = [DoneHook(), StartBarrierHook(), tf.train.StopAtStepHook(last_step=200)]
+hooks = [DoneHook(), StartBarrierHook(), tf.train.StopAtStepHook(**stop)]
 if is_synchronous:
     hooks.insert(0, optimizer.make_session_run_hook(is_chief, num_tokens=0))
 steps = 0
-with tf.train.MonitoredTrainingSession(master=server.target, is_chief=is_chief, hooks=hooks) as session:
+with tf.train.MonitoredTrainingSession(
+    server.target, is_chief, directory, hooks=hooks, save_checkpoint_steps=50 if directory else None
+) as session:
+    print(
+        "begins at step %d" % session.run_step_fn(lambda step_context: step_context.session.run(global_step)),
+        flush=True,
+    )
     while not session.should_stop():
         value, last, _ = session.run([loss, global_step, train_op])
         steps += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Job
+from tests.processes import marked_processes, wait_until
 from tests.tensorflow.tasks import Tasks
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
@@ -67,6 +70,32 @@ def test_all_start_and_end_without_tensorflows_waits(
         assert float(found[3]) < 60
     if "--no-chief" in mode:
         assert "ps/0 | done: worker/0 worker/1 failed:" in job.stdout
+
+
+@pytest.mark.long
+def test_a_killed_ps_costs_an_attempt_that_resumes_from_the_checkpoint(job: Job, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    roles = ("--no-chief", "--ps", "1", "--workers", "2", "--max-attempts", "2")
+    job.start(*roles, command=(sys.executable, str(SCRIPT), "--no-chief", "--resume", str(checkpoints)))
+    saved = 100
+    assert wait_until(lambda: last_checkpoint(checkpoints) >= saved, timeout_seconds=120), job.stdout + job.stderr
+    kill_child("ps/0")
+    assert job.wait(200) == 0, job.stdout + job.stderr
+    assert job.result["attempts"] == 2
+    log = (job.run_directory / "logs" / "worker-0.2.log").read_text()
+    (begun,) = re.findall(r"begins at step (\d+)", log)
+    assert int(begun) >= saved
+
+
+def last_checkpoint(directory: Path) -> int:
+    return max((int(path.stem.rpartition("-")[2]) for path in directory.glob("model.ckpt-*.index")), default=0)
+
+
+def kill_child(task: str) -> None:
+    entry = f"TF4SLURM_TASK={task}".encode()
+    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
+    (victim,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
+    os.kill(victim, signal.SIGKILL)
 
 
 def test_the_done_queues_of_the_old_package_are_filled_by_hand(tmp_path: Path) -> None:
