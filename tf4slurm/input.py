@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import os
 from collections.abc import Iterable
 
@@ -46,8 +47,16 @@ def share_of(files: Iterable[str | os.PathLike[str]], index: int, count: int) ->
 
     Raises:
         ValueError: A file is named twice, there is no such worker, or there are fewer files than workers.
+        TypeError: The index is a tensor that is not known yet.
     """
     names = in_order(files, count)
+    try:
+        index = operator.index(index)
+    except TypeError:
+        raise TypeError(
+            f"The index {index!r} is not a whole number. A coordinator's workers have a tensor for it: in the function "
+            "that makes their dataset, call tf4slurm.tensorflow.files.worker_files(files) instead."
+        ) from None
     if not 0 <= index < count:
         raise ValueError(f"There is no worker {index} of {count}: expected an index from 0 to {count - 1}.")
     return names[index::count]
