@@ -63,4 +63,4 @@ def test_what_would_read_wrongly_is_refused(files: list[str], index: int, count:
 
 def test_an_index_that_is_no_number_yet_is_told_where_to_go() -> None:
     with pytest.raises(TypeError, match=r"call tf4slurm\.tensorflow\.files\.worker_files\(files\) instead"):
-        tf4slurm.share_of(["a", "b"], object(), 2)  # type: ignore[arg-type]
+        tf4slurm.share_of(["a", "b"], object(), 2)

@@ -17,8 +17,10 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
     To be called in the function that `ClusterCoordinator.create_per_worker_dataset` is given, where the index of a
     worker is not a number yet but a tensor:
 
+        from tf4slurm.tensorflow.files import worker_files
+
         def make_dataset():
-            return tf4slurm.tensorflow.files.worker_files(paths).interleave(tf.data.TFRecordDataset).batch(32)
+            return worker_files(paths).interleave(tf.data.TFRecordDataset).batch(32)
 
         rows = iter(coordinator.create_per_worker_dataset(make_dataset))
 
