@@ -18,7 +18,7 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 FLOORS = [
     ["errors", "roles", "output", "exec_child"],
-    ["cluster", "child", "last_word", "profiles"],
+    ["cluster", "child", "input", "last_word", "profiles"],
     ["network", "placement", "run_directory", "own_dictionary"],
     ["slurm"],
     ["control"],
@@ -65,7 +65,11 @@ INSIDE = {
         ["script", "snapshot", "self_hosted"],
         ["submit"],
     ],
-    "tensorflow": [["local_cluster", "resolver", "queues", "paths", "seat", "smoke"], ["done", "muster"], ["hooks"]],
+    "tensorflow": [
+        ["data_service", "files", "local_cluster", "resolver", "queues", "paths", "seat", "smoke"],
+        ["done", "muster"],
+        ["hooks"],
+    ],
     "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],
     "doctor": [
         ["finding", "plain_smoke", "wire"],

@@ -16,9 +16,11 @@ _LAZY = {
     "LocalCluster": "tf4slurm.tensorflow.local_cluster",
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
     "barrier": "tf4slurm.script",
+    "data_service": "tf4slurm.input",
     "get_server_dictionary": "tf4slurm.server_dictionary",
     "on_stop": "tf4slurm.script",
     "report": "tf4slurm.script",
+    "share_of": "tf4slurm.input",
     "should_stop": "tf4slurm.script",
 }
 _ROOMS = ("shutdown",)
@@ -26,9 +28,11 @@ __all__ = [
     "Job",
     "__version__",
     "barrier",
+    "data_service",
     "get_server_dictionary",
     "on_stop",
     "report",
+    "share_of",
     "should_stop",
     "shutdown",
 ]  # a star import must not load tensorflow: neither resolver nor LocalCluster

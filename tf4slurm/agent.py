@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import json
 import logging
 import os
 import signal
@@ -21,11 +22,12 @@ from tf4slurm.cluster import Address, Cluster, Task
 from tf4slurm.control.messages import Report, Usage
 from tf4slurm.control.verdict import exit_code_of
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousError, Tf4SlurmError
+from tf4slurm.input import SERVICES_VARIABLE
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
 from tf4slurm.line import Line
 from tf4slurm.network.proxies import past_proxies
 from tf4slurm.output import LineSplitter, LineWriter
-from tf4slurm.roles import role_of
+from tf4slurm.roles import Role, role_of
 from tf4slurm.run_directory import TIMES_SUFFIX, RunDirectory
 from tf4slurm.script import LINE_VARIABLE
 from tf4slurm.silence import wait_for_silence
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """What asks the whole job to save and stop, to whichever of its processes it is sent."""
 
+_HOME = Path(__file__).parent
 _TAIL_LINES = 20
 _TAIL_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
 _TIMES_SECONDS = 1.0
@@ -134,7 +137,8 @@ class Agent:
             self._membership.report(state="exited", starts=starts, returncode=error.exit_code, tail=words)
             return
         role = role_of(task.task_type, has_chief=cluster.has_chief)
-        self._child = await Child.start(self._command, environment, log.write, is_shielded=not role.is_waited_for)
+        command = self._command_of(role, run_directory.work(task, attempt))
+        self._child = await Child.start(command, environment, log.write, is_shielded=not role.is_waited_for)
         self._membership.report(
             state="running",
             starts=starts,
@@ -146,8 +150,15 @@ class Agent:
             usage=Usage(),
             serves=False,
         )
-        address = cluster.members[self._join.place.rank].address if role.is_in_cluster else None
+        has_server = role.is_in_cluster or role.serves
+        address = cluster.members[self._join.place.rank].address if has_server else None
         self._watching = asyncio.create_task(self._watch_child(self._child, log, address))
+
+    def _command_of(self, role: Role, directory: Path) -> Sequence[str]:
+        """Return what the child runs; a program of ours is started by its path: that Python need not have tf4slurm."""
+        if not role.program:
+            return self._command
+        return (self._join.settings.python, str(_HOME / role.program), str(directory))
 
     def _child_environment(self, cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
         """Return the environment of a child: ours, its place in the cluster, its GPUs, nothing of the job's secret."""
@@ -157,6 +168,7 @@ class Agent:
         result["TF4SLURM_TASK"] = str(task)
         result["TF4SLURM_ATTEMPT"] = str(attempt)
         result[LINE_VARIABLE] = self._line.name
+        result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
         result.setdefault("PYTHONUNBUFFERED", "1")
         result.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
         result.update(self._gpu_environ(cluster, task))

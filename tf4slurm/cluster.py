@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tf4slurm.roles import role_of
+from tf4slurm.roles import Role, role_of
 
 
 class Task(NamedTuple):
@@ -71,18 +71,25 @@ class Cluster:
     def to_dictionary(self) -> dict[str, list[str]]:
         """Return TensorFlow's cluster spec, such as {"chief": ["h1:4001"], "ps": ["h1:4002"], "worker": ["h2:4001"]}.
 
-        Roles that are not part of the cluster spec (the evaluator) are left out.
+        Roles that are not part of the cluster spec (evaluators, the data service) are left out.
         """
-        spec: dict[str, list[str]] = {}
-        for member in sorted(self.members, key=lambda member: member.task.task_index):
-            if role_of(member.task.task_type, has_chief=self.has_chief).is_in_cluster:
-                spec.setdefault(member.task.task_type, []).append(str(member.address))
-        return dict(sorted(spec.items()))
+        return self._addresses(lambda role: role.is_in_cluster)
+
+    def to_services(self) -> dict[str, list[str]]:
+        """Return the addresses of the servers outside the cluster spec, in the same way; mostly there are none."""
+        return self._addresses(lambda role: role.serves and not role.is_in_cluster)
 
     def to_tf_config(self, task: Task) -> str:
         """Return the TF_CONFIG of one task: the cluster spec and its own place in it, as JSON."""
         own = {"type": task.task_type, "index": task.task_index}
         return json.dumps({"cluster": self.to_dictionary(), "task": own})
+
+    def _addresses(self, is_wanted: Callable[[Role], bool]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for member in sorted(self.members, key=lambda member: member.task.task_index):
+            if is_wanted(role_of(member.task.task_type, has_chief=self.has_chief)):
+                found.setdefault(member.task.task_type, []).append(str(member.address))
+        return dict(sorted(found.items()))
 
 
 def format_tasks(tasks: Iterable[object]) -> str:

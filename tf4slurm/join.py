@@ -54,6 +54,7 @@ class JoinSettings:
         gpus_per_worker: How many GPUs each task that uses them gets; None for an even share of what Slurm gave.
         serve_seconds: How long a child may take until its server answers for the first time; None for no limit.
         stop_signal: Number of the signal that tells a script to save and stop, where it does not ask by itself.
+        python: The Python that runs what a role has in place of the user's command; empty where no role has.
     """
 
     run_directory: str
@@ -65,6 +66,7 @@ class JoinSettings:
     gpus_per_worker: int | None = None
     serve_seconds: float | None = None
     stop_signal: int = signal.SIGTERM
+    python: str = ""
 
 
 @dataclass(frozen=True)

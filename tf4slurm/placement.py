@@ -89,12 +89,15 @@ def _number(roles: Sequence[str]) -> tuple[Task, ...]:
     return tuple(tasks)
 
 
-def fill_counts(chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None) -> dict[str, int]:
+def fill_counts(
+    chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None, data_workers: int = 0
+) -> dict[str, int]:
     """Return the number of tasks of each role, held against the number of tasks that Slurm gives.
 
     Args:
         workers: None asks for as many as remain of `available`.
         available: Number of tasks of the allocation or step; None where it is not limited (a laptop).
+        data_workers: Number of workers of a data service; with any there is a dispatcher too.
 
     Returns:
         {"chief": 1, "ps": 1, "worker": 2, "evaluator": 0}
@@ -103,6 +106,8 @@ def fill_counts(chiefs: int, ps: int, workers: int | None, evaluators: int, avai
         PlacementError: More or fewer roles than tasks, or workers unknown and nothing to derive them from.
     """
     others = {"chief": chiefs, "ps": ps, "evaluator": evaluators}
+    if data_workers:
+        others.update({"data-dispatcher": 1, "data-worker": data_workers})
     count = sum(others.values())
     if workers is None:
         if available is None or available <= count:
@@ -114,7 +119,8 @@ def fill_counts(chiefs: int, ps: int, workers: int | None, evaluators: int, avai
                 available=available or 0,
             )
         workers = available - count
-    counts = {"chief": chiefs, "ps": ps, "worker": workers, "evaluator": evaluators}
+    found = {**others, "worker": workers}
+    counts = {role: found[role] for role in TASK_TYPES if role in found}
     total = count + workers
     if available is not None and total != available:
         change = "lower a count" if total > available else "raise a count"

@@ -19,6 +19,7 @@ class Role:
         serves: It only serves the others: it may go when they need it no more.
         is_in_cluster: It has an entry in TensorFlow's cluster spec.
         sees_gpus: Its child sees the GPUs of its task; else they are hidden from it.
+        program: A file of tf4slurm that its child runs, with the script's Python, in place of the user's command.
     """
 
     is_waited_for: bool
@@ -27,19 +28,32 @@ class Role:
     is_in_cluster: bool = True
     is_wait_bounded: bool = False
     sees_gpus: bool = False
+    program: str = ""
 
 
+_DATA_SERVER = Role(
+    is_waited_for=False,
+    is_restarted=True,
+    serves=True,
+    is_in_cluster=False,
+    program="tensorflow/data_service.py",
+)
 _ROLES = {
     "chief": Role(is_waited_for=True, is_restarted=False),
     "ps": Role(is_waited_for=False, is_restarted=False, serves=True),
     "worker": Role(is_waited_for=False, is_restarted=True, sees_gpus=True),
     "evaluator": Role(is_waited_for=True, is_restarted=True, is_in_cluster=False, is_wait_bounded=True),
+    "data-dispatcher": _DATA_SERVER,
+    "data-worker": _DATA_SERVER,
 }
 # Between-graph replication: worker 0 leads, every worker trains, and none can be replaced while the others run.
 _LEADING_WORKER = Role(is_waited_for=True, is_restarted=False, sees_gpus=True)
 
 TASK_TYPES = tuple(_ROLES)
 """The roles, in the order in which `place_tasks` gives them ranks."""
+
+SCRIPT_TASK_TYPES = tuple(name for name, role in _ROLES.items() if not role.program)
+"""Those whose tasks run the user's command."""
 
 
 def role_of(task_type: str, *, has_chief: bool) -> Role:

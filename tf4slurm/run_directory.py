@@ -10,6 +10,7 @@ runs/<name>-<id>/
     samples.jsonl     steps, metrics, memory, processor time and bytes over time
     logs/<role>-<index>.<attempt>.log   what the task's child printed
     logs/<role>-<index>.<attempt>.times when: lines "byte seconds", the log from that byte on is of that time or later
+    work/<role>-<index>.<attempt>/      what a server of the data service keeps over a restart
     result.json       the verdict, and the life of each task
     report.html       the job's life to look at
 """
@@ -88,6 +89,9 @@ class RunDirectory:
 
     def log(self, task: Task, attempt: int) -> Path:
         return self.path / "logs" / f"{task.task_type}-{task.task_index}.{attempt}.log"
+
+    def work(self, task: Task, attempt: int) -> Path:
+        return self.path / "work" / f"{task.task_type}-{task.task_index}.{attempt}"
 
     def write_job(self, content: Mapping[str, Any]) -> None:
         _write_json(self.path / "job.json", content)

@@ -15,7 +15,7 @@ from tf4slurm.network.interfaces import INFINIBAND
 from tf4slurm.network.proxies import past_proxies
 from tf4slurm.own_dictionary import ServerDictionary, keep_dictionary, launched_dictionary
 from tf4slurm.placement import PACK, place_tasks
-from tf4slurm.roles import TASK_TYPES
+from tf4slurm.roles import SCRIPT_TASK_TYPES
 from tf4slurm.slurm.step import SlurmStep
 
 
@@ -94,11 +94,11 @@ def get_server_dictionary(
 
 def _count(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
     counts = tasks if isinstance(tasks, Mapping) else Counter(tasks)
-    unknown = sorted(set(counts) - set(TASK_TYPES))
+    unknown = sorted(set(counts) - set(SCRIPT_TASK_TYPES))
     if unknown:
-        text = f"{unknown[0]!r} is not a role: expected one of {', '.join(TASK_TYPES)} for each rank."
+        text = f"{unknown[0]!r} is not a role here: expected one of {', '.join(SCRIPT_TASK_TYPES)} for each rank."
         raise PlacementError(text, requested=sum(counts.values()), available=0)
-    return {role: counts.get(role, 0) for role in TASK_TYPES}
+    return {role: counts.get(role, 0) for role in SCRIPT_TASK_TYPES}
 
 
 def _check_counts(launched: ServerDictionary, counts: Mapping[str, int]) -> None:

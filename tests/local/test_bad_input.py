@@ -32,6 +32,16 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
         ([*ROLES, "--"], 2, "There is no command"),
         (["--ps", "-1", "--workers", "1", "--", "true"], 2, "-1 is not in the range"),
         (["--ps", "1", "--workers", "0", "--no-chief", "--", "true"], 2, "needs at least one worker"),
+        (
+            [*ROLES, "--data-workers", "1", "--", "true"],
+            2,
+            "Name it with --data-python, such as --data-python python3.",
+        ),
+        (
+            [*ROLES, "--data-workers", "1", "--data-python", "no-such-python", "--", "true"],
+            3,
+            "The program 'no-such-python' does not exist",
+        ),
         (["--ps", "1", "--", "true"], 3, "The number of workers is not known"),
         ([*ROLES, "--ports", "40000-39999", "--", "true"], 2, "is not a range of ports"),
         ([*ROLES, "--ports", "40000-40001", "--", "true"], 3, "2 ports (40000-40001) are too few for 3 tasks"),

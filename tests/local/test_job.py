@@ -38,6 +38,7 @@ def test_the_script_is_that_of_the_command_line(script: Path) -> None:
         [sys.executable, str(script), "two words"],
         ps=1,
         workers=2,
+        data_workers=3,
         nodes=2,
         mem="2G",
         module=["a/1", "b"],
@@ -45,7 +46,22 @@ def test_the_script_is_that_of_the_command_line(script: Path) -> None:
         chief=False,
         site="none",
     )
-    words = ("--ps", "1", "--workers", "2", "--nodes", "2", "--mem", "2G", "--module", "a/1", "--module", "b")
+    words = (
+        "--ps",
+        "1",
+        "--workers",
+        "2",
+        "--data-workers",
+        "3",
+        "--nodes",
+        "2",
+        "--mem",
+        "2G",
+        "--module",
+        "a/1",
+        "--module",
+        "b",
+    )
     more = ("--exclusive", "--no-chief", "--site", "none")
     command = [TF4SLURM, "script", *words, *more, "--", sys.executable, str(script), "two words"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -128,6 +129,19 @@ def test_an_evaluator_is_outside_the_cluster_and_waited_for(job: Job) -> None:
     job.start("--ps", "1", "--workers", "1", "--evaluators", "1", command=("sh", "-c", 'test -n "$TF_CONFIG"'))
     assert job.wait() == 0
     assert [task["returncode"] for task in job.result["tasks"] if task["task"] == "evaluator/0"] == [0]
+
+
+def test_a_data_service_runs_in_the_python_that_is_named_and_says_what_that_lacks(job: Job, tmp_path: Path) -> None:
+    python = tmp_path / "python-without-packages"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    job.start("--ps", "0", "--workers", "0", "--data-workers", "1", "--data-python", str(python))
+    services = json.loads(job.wait_for_child("chief-0")["environ"]["TF4SLURM_SERVICES"])
+    assert {role: len(addresses) for role, addresses in services.items()} == {"data-dispatcher": 1, "data-worker": 1}
+    assert job.wait() == 1
+    assert "The data service needs TensorFlow, and " in job.stderr
+    assert "Name the Python that has it with --data-python." in job.stderr
+    assert len([event for event in job.events if event["kind"] == "restarting"]) >= 3
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

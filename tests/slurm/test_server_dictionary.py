@@ -100,7 +100,7 @@ def test_a_task_that_does_not_come_is_named(tmp_path: Path, lab: SlurmLab) -> No
 
 def test_a_role_that_there_is_not_is_named(tmp_path: Path, lab: SlurmLab) -> None:
     result = run(lab, tmp_path, "get_server_dictionary({'ps': 1, 'trainer': 1})", "-N2", "-n2")
-    assert "'trainer' is not a role" in result.stderr
+    assert "'trainer' is not a role here" in result.stderr
 
 
 def test_as_many_roles_as_tasks_are_expected(tmp_path: Path, lab: SlurmLab) -> None:

@@ -16,6 +16,9 @@ MEMBERS = (
     Member(2, Task("ps", 0), "n2", Address("fd00::2", 4002)),
     Member(3, Task("evaluator", 0), "n1", Address("10.0.0.1", 4003)),
     Member(4, Task("chief", 0), "n1", Address("10.0.0.1", 4004)),
+    Member(5, Task("data-worker", 1), "n1", Address("10.0.0.1", 4005)),
+    Member(6, Task("data-worker", 0), "n2", Address("10.0.0.2", 4005)),
+    Member(7, Task("data-dispatcher", 0), "n1", Address("10.0.0.1", 4006)),
 )
 SPEC = {"chief": ["10.0.0.1:4004"], "ps": ["[fd00::2]:4002"], "worker": ["10.0.0.1:4001", "10.0.0.2:4001"]}
 
@@ -58,8 +61,16 @@ def test_whether_there_is_a_chief(members: tuple[Member, ...], has_chief: bool) 
     assert Cluster(members).has_chief is has_chief
 
 
-def test_the_spec_is_in_index_order_and_without_the_evaluator() -> None:
+def test_the_spec_is_in_index_order_and_without_the_evaluator_and_the_data_service() -> None:
     assert Cluster(MEMBERS).to_dictionary() == SPEC
+
+
+def test_the_data_service_is_told_beside_the_spec() -> None:
+    assert Cluster(MEMBERS).to_services() == {
+        "data-dispatcher": ["10.0.0.1:4006"],
+        "data-worker": ["10.0.0.2:4005", "10.0.0.1:4005"],
+    }
+    assert Cluster(MEMBERS[:5]).to_services() == {}
 
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: str(member.task))

@@ -31,7 +31,7 @@ def texts(reader: LogReader, *, is_final: bool = True) -> list[str]:
 
 
 def test_tasks_are_found_by_pattern_and_in_order(run: RunDirectory, tmp_path: Path) -> None:
-    for name in ("worker-10.1", "worker-2.1", "chief-0.2", "chief-0.1", "ps-0.1"):
+    for name in ("worker-10.1", "worker-2.1", "chief-0.2", "chief-0.1", "ps-0.1", "data-worker-0.1"):
         write(run, name, "")
     (run.path / "logs" / "notes.log").touch()
     again = RunDirectory.create(tmp_path, "run")
@@ -39,6 +39,7 @@ def test_tasks_are_found_by_pattern_and_in_order(run: RunDirectory, tmp_path: Pa
     found = find_logs([run, again])
     assert [(str(log.task), log.run, log.attempt) for log in found] == [
         ("chief/0", 1, 1),
+        ("data-worker/0", 1, 1),
         ("ps/0", 1, 1),
         ("worker/2", 1, 1),
         ("worker/10", 1, 1),

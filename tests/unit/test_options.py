@@ -70,6 +70,19 @@ def test_every_option() -> None:
     )
 
 
+def test_a_data_service() -> None:
+    plan = plan_of("--data-workers", "2", "--data-python", "/opt/tf/bin/python3", "--", "./train", available=6)
+    assert {role: count for role, count in plan.counts.items() if count} == {
+        "chief": 1,
+        "ps": 1,
+        "worker": 1,
+        "data-dispatcher": 1,
+        "data-worker": 2,
+    }
+    assert plan.python == "/opt/tf/bin/python3"
+    assert plan_of("--workers", "1", "--data-python", "x", "--", "python", "train.py").data_python is None
+
+
 @pytest.mark.parametrize(("available", "workers"), [(7, 5), (3, 1)])
 def test_without_a_count_the_workers_are_the_tasks_that_are_left(available: int, workers: int) -> None:
     plan = plan_of("--", "x", available=available)
@@ -107,6 +120,7 @@ def test_a_job_is_named_after_its_script(command: tuple[str, ...], name: str) ->
         (("--no-chief", "--workers", "0", "--", "x"), "Nobody would lead: --no-chief needs at least one worker."),
         (("--ports", "40010-40000", "--workers", "1", "--", "x"), "'40010-40000' is not a range of ports"),
         (("--ports", "http", "--workers", "1", "--", "x"), "'http' is not a range of ports"),
+        (("--data-workers", "1", "--workers", "1", "--", "bash", "x"), "'bash' is not one. Name it with --data-python"),
         (("--wokers", "1", "--", "x"), "No such option"),
         (("--beat", "nan", "--workers", "1", "--", "x"), "nan"),
         (("--start-timeout", "nan", "--workers", "1", "--", "x"), "nan"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tf4slurm.cluster import Task
 from tf4slurm.errors import PlacementError
 from tf4slurm.placement import PACK, SPREAD, fill_counts, place_tasks
+from tf4slurm.roles import TASK_TYPES
 
 COUNTS = st.dictionaries(st.sampled_from(["chief", "ps", "worker", "evaluator"]), st.integers(0, 5))
 
@@ -56,6 +57,25 @@ def test_counts_that_fit(
         "worker": expected_workers,
         "evaluator": evaluators,
     }
+
+
+def test_a_data_service_has_one_dispatcher_and_the_last_ranks() -> None:
+    counts = fill_counts(1, 1, None, 1, 9, 2)
+    assert counts == {
+        "chief": 1,
+        "ps": 1,
+        "worker": 3,
+        "evaluator": 1,
+        "data-dispatcher": 1,
+        "data-worker": 2,
+    }
+    assert list(counts) == list(TASK_TYPES)
+    for placement in (PACK, SPREAD):
+        assert [str(task) for task in place_tasks(counts, placement, ["a"] * 5 + ["b"] * 4)][-3:] == [
+            "data-dispatcher/0",
+            "data-worker/0",
+            "data-worker/1",
+        ]
 
 
 @pytest.mark.parametrize(

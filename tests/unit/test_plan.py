@@ -34,6 +34,22 @@ def test_the_settings_of_the_tasks_are_those_of_the_plan() -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "named", "python"),
+    [
+        (("python", "train.py"), None, "python"),
+        (("/opt/tf/bin/python3.11", "train.py"), None, "/opt/tf/bin/python3.11"),
+        (("python", "train.py"), "/opt/tf/bin/python3", "/opt/tf/bin/python3"),
+        (("bash", "train.sh"), "python3", "python3"),
+        (("bash", "train.sh"), None, ""),
+        (("python-wrapper", "train.py"), None, ""),
+    ],
+)
+def test_the_python_of_the_data_service(command: tuple[str, ...], named: str | None, python: str) -> None:
+    plan = LaunchPlan({"worker": 1}, command, "name", Path("runs"), data_python=named)
+    assert plan.to_settings(Path("/runs/name-1")).python == python
+
+
+@pytest.mark.parametrize(
     ("ports", "tasks"), [((), 1), ((), 100), ((4000,), 1), (range(4000, 4004), 4), (range(4000, 4005), 4)]
 )
 def test_ports_that_are_enough(ports: tuple[int, ...], tasks: int) -> None:

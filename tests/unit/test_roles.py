@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tf4slurm.roles import TASK_TYPES, Role, role_of
+import tf4slurm
+from tf4slurm.roles import SCRIPT_TASK_TYPES, TASK_TYPES, Role, role_of
 
 
 def test_ranks_are_given_in_this_order() -> None:
-    assert TASK_TYPES == ("chief", "ps", "worker", "evaluator")
+    assert TASK_TYPES == ("chief", "ps", "worker", "evaluator", "data-dispatcher", "data-worker")
+    assert SCRIPT_TASK_TYPES == ("chief", "ps", "worker", "evaluator")
 
 
 @pytest.mark.parametrize(
@@ -21,6 +25,8 @@ def test_ranks_are_given_in_this_order() -> None:
         ("worker", False, True, False, False, True, True),
         ("evaluator", True, True, True, True, False, False),
         ("evaluator", False, True, True, True, False, False),
+        ("data-dispatcher", True, False, False, True, False, False),
+        ("data-worker", False, False, False, True, False, False),
     ],
 )
 def test_what_a_role_means(
@@ -31,9 +37,16 @@ def test_what_a_role_means(
         is_wait_bounded=bounded,
         is_restarted=restarted,
         is_in_cluster=in_cluster,
-        serves=task_type == "ps",
+        serves=task_type == "ps" or task_type.startswith("data-"),
         sees_gpus=gpus,
+        program="tensorflow/data_service.py" if task_type.startswith("data-") else "",
     )
+
+
+def test_what_runs_in_place_of_the_users_command_is_there() -> None:
+    package = Path(tf4slurm.__file__).parent
+    for task_type in set(TASK_TYPES) - set(SCRIPT_TASK_TYPES):
+        assert (package / role_of(task_type, has_chief=True).program).is_file()
 
 
 def test_an_unknown_role_is_refused() -> None:

@@ -234,7 +234,8 @@ def test_modules_are_loaded_in_order_by_the_sites_own_function(tmp_path: Path) -
         LaunchPlan,
         counts=st.fixed_dictionaries(
             {"chief": st.integers(0, 1), "ps": st.integers(0, 9), "worker": st.integers(1, 9), "evaluator": st.just(1)}
-        ),
+        )
+        | st.just({"chief": 1, "ps": 1, "worker": 1, "evaluator": 0, "data-dispatcher": 1, "data-worker": 2}),
         command=st.just(("python", "train.py")),
         name=st.from_regex(r"[\w.]+", fullmatch=True),
         runs_directory=st.just(Path("my runs")),

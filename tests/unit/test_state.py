@@ -987,6 +987,43 @@ def test_an_evaluator_is_restarted_then_given_up_and_the_job_goes_on(chief_is_do
     assert job.verdict.exit_code == 0
 
 
+# Data services
+
+
+def test_a_server_of_a_data_service_is_started_again_and_without_it_the_job_fails() -> None:
+    job = Job("chief data-dispatcher data-worker").train()
+    for rank in (1, 2):
+        job.end_child(rank, -9)
+        assert job.order(rank).starts == 2
+        job.run_child(rank, 2)
+    job.restart_and_end_child(2, 1)
+    job.restart_and_end_child(2, 1)
+    assert job.verdict.reason == "data-worker/0 on n2 exited with code 1."
+
+
+def test_a_data_service_is_ended_when_the_chief_is_done() -> None:
+    job = Job("chief data-dispatcher data-worker").train()
+    job.end_child(0, 0)
+    assert job.verdict.is_success
+    assert job.order(1).leave
+
+
+def test_who_saves_needs_no_data_service() -> None:
+    job = Job("chief data-dispatcher data-worker", GRACEFUL).train()
+    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.end_child(1, 1)
+    job.end_child(2, 0)
+    assert job.phase() is Phase.STOPPING
+    job.end_child(0, 0)
+    assert job.phase() is Phase.LEAVING
+
+
+def test_a_barrier_of_all_does_not_wait_for_a_data_service() -> None:
+    job = Job("chief worker data-dispatcher data-worker").train()
+    arrive(job, 0, 1)
+    assert released(job, 0, 1) == [("token-0", ""), ("token-1", "")]
+
+
 # Ends of agents and of the whole job
 
 
@@ -1194,7 +1231,9 @@ class Trial(Job):
 
 
 @given(
-    roles=st.sampled_from([FULL, "ps worker worker worker", "chief ps worker evaluator"]),
+    roles=st.sampled_from(
+        [FULL, "ps worker worker worker", "chief ps worker evaluator", "chief ps worker data-worker"]
+    ),
     limits=st.sampled_from([LIMITS, GRACEFUL, TWO_ATTEMPTS, dataclasses.replace(GRACEFUL, max_attempts=3)]),
     beginning=LIKELY,
     steps=st.lists(STEPS, max_size=20),

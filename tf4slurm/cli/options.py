@@ -74,6 +74,10 @@ _OPTIONS = (
         "--workers", type=_COUNT, help="Number of workers. [default: the tasks that Slurm gives beyond these]"
     ),
     click.option("--evaluators", type=_COUNT, default=0, help="Number of evaluators, outside the cluster spec."),
+    click.option(
+        "--data-workers", type=_COUNT, default=0, help="Number of workers of a tf.data service, beside its dispatcher."
+    ),
+    click.option("--data-python", help="The Python, with TensorFlow, of that service. [default: the command's]"),
     click.option("--chief/--no-chief", default=True, help="Whether a chief leads (else worker 0). [default: chief]"),
     click.option(
         "--placement",
@@ -157,6 +161,8 @@ def make_plan(
     ps: int,
     workers: int | None,
     evaluators: int,
+    data_workers: int,
+    data_python: str | None,
     chief: bool,
     placement: str,
     gpus_per_worker: int | None,
@@ -182,7 +188,7 @@ def make_plan(
         raise click.UsageError(
             f"--beat {beat:g} is not shorter than --dead-after {dead_after:g}: every task would die."
         )
-    counts = fill_counts(int(chief), ps, workers, evaluators, available_tasks)
+    counts = fill_counts(int(chief), ps, workers, evaluators, available_tasks, data_workers)
     if not (chief or counts["worker"]):
         raise click.UsageError("Nobody would lead: --no-chief needs at least one worker. Give --workers N.")
     place_tasks(counts, placement, [""] * sum(counts.values()))  # a list that does not fit is told before all else
@@ -196,7 +202,7 @@ def make_plan(
         max_worker_restarts=max_worker_restarts,
         max_attempts=max_attempts,
     )
-    return LaunchPlan(
+    plan = LaunchPlan(
         counts=counts,
         command=command,
         name=name or _name_of(command),
@@ -207,7 +213,14 @@ def make_plan(
         placement=placement,
         gpus_per_worker=gpus_per_worker,
         stop_signal=signal.Signals[stop_signal],
+        data_python=data_python if data_workers else None,
     )
+    if data_workers and not plan.python:
+        raise click.UsageError(
+            f"--data-workers needs to know the Python that has TensorFlow, and {command[0]!r} is not one. Name it with "
+            "--data-python, such as --data-python python3."
+        )
+    return plan
 
 
 def _name_of(command: tuple[str, ...]) -> str:

@@ -100,6 +100,8 @@ def launch(
         Tf4SlurmError: Something is wrong with it that can be told before anything starts.
     """
     check_command(plan.command)
+    if plan.data_python is not None:
+        check_command((plan.data_python,))
     if allocation is None:
         check_ports(plan.ports, plan.num_tasks)
         if plan.interface is not None:

@@ -139,7 +139,7 @@ def make_job(
     taken = {name: options.pop(name) for name in option_names(submission_options)}
     if taken["single"]:
         _check_single(context)
-        options.update(ps=0, workers=1, evaluators=0, chief=False)
+        options.update(ps=0, workers=1, evaluators=0, data_workers=0, chief=False)
     sbatch = _sbatch_options(context, taken)
     available = 1 if taken["single"] else _available_tasks(sbatch)
     if options["workers"] is None and available is None:
@@ -232,7 +232,7 @@ def _is_said(context: click.Context, option: str) -> bool:
 
 
 def _check_single(context: click.Context) -> None:
-    for name in ("ps", "workers", "evaluators", "chief", "placement", "het"):
+    for name in ("ps", "workers", "evaluators", "data-workers", "chief", "placement", "het"):
         if _is_said(context, name):
             raise click.UsageError(f"--single has one task and no roles: leave --{name} out.")
 

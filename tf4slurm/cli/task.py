@@ -38,6 +38,8 @@ def _run_alone(environ: dict[str, str], options: dict[str, Any]) -> int:
     step = SlurmStep.from_environ(environ)
     plan = make_plan(step.num_tasks, **options)
     check_command(plan.command)
+    if plan.data_python is not None:
+        check_command((plan.data_python,))
     writer = LineWriter(sys.stdout)
     reporter = PlainReporter(plan.num_tasks, writer, writer)
     try:

@@ -42,7 +42,7 @@ class Barriers:
         key = (waiting.name, waiting.roles)
         if key not in self._open:
             roles = waiting.roles
-            awaited = [r for r in self._records if not roles or r.task.task_type in roles]
+            awaited = [r for r in self._records if (r.task.task_type in roles if roles else not r.role.program)]
             self._open[key] = _Barrier(awaited, now)
         barrier = self._open[key]
         barrier.come[record.rank] = (waiting.token, now + waiting.timeout_seconds)

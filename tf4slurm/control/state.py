@@ -412,7 +412,9 @@ class JobState:
             return
         waited = [r for r in self.records if r.role.is_waited_for and not r.role.is_wait_bounded]
         are_saved = all(record.is_done or record.status.report.has_saved for record in waited)
-        if are_saved or any(record.is_done and record.role.serves for record in self.records):
+        if are_saved or any(
+            record.is_done and record.role.serves and record.role.is_in_cluster for record in self.records
+        ):
             self._decide(self._stop)
 
     def _note_end_of_training(self) -> None:

@@ -19,7 +19,8 @@ from tf4slurm.placement import PACK
 if TYPE_CHECKING:
     from tf4slurm.join import JoinSettings
 
-_INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
+_PYTHON = re.compile(r"python[\d.]*")
+_INTERPRETER = re.compile(_PYTHON.pattern + "|bash|sh")
 _NO_SCRIPT_FOLLOWS = re.compile(r"-[A-Za-z]*[cms]|-$")  # -c CODE, -m MODULE, bash -lc, or - for standard input
 _SCRIPT_ENDINGS = (".py", ".sh")
 
@@ -35,6 +36,7 @@ class LaunchPlan:
         stop_signal: Number of the signal that tells a script to save and stop, where it does not ask by itself.
         interface: Name of a network interface, or None for the route to the launcher.
         ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
+        data_python: The Python of the data service's servers; None for that of the command.
     """
 
     counts: Mapping[str, int]
@@ -47,10 +49,17 @@ class LaunchPlan:
     placement: str = PACK
     gpus_per_worker: int | None = None
     stop_signal: int = signal.SIGTERM
+    data_python: str | None = None
 
     @property
     def num_tasks(self) -> int:
         return sum(self.counts.values())
+
+    @property
+    def python(self) -> str:
+        """The Python for what some roles run in place of the command; empty if it is not known."""
+        program = self.command[0]
+        return self.data_python or (program if _PYTHON.fullmatch(os.path.basename(program)) else "")
 
     def to_settings(self, run_directory: Path) -> JoinSettings:
         from tf4slurm.join import JoinSettings  # loads gRPC, which who only writes a script down does not need
@@ -65,6 +74,7 @@ class LaunchPlan:
             gpus_per_worker=self.gpus_per_worker,
             serve_seconds=self.limits.start_timeout_seconds if self.limits.stall_seconds is not None else None,
             stop_signal=int(self.stop_signal),
+            python=self.python,
         )
 
 

@@ -130,6 +130,10 @@ def _run_options(plan: LaunchPlan, submission: Submission, srun: Sequence[str]) 
     options = ["--site", "none", "--ps", str(counts.get("ps", 0)), "--workers", str(counts.get("worker", 0))]
     if counts.get("evaluator"):
         options += ["--evaluators", str(counts["evaluator"])]
+    if counts.get("data-worker"):
+        options += ["--data-workers", str(counts["data-worker"])]
+    if plan.data_python is not None:
+        options += ["--data-python", plan.data_python]
     if not counts.get("chief"):
         options.append("--no-chief")
     placement = plan.placement if submission.ps_options is None else place_by_component(plan)

@@ -20,7 +20,7 @@ from pathlib import Path
 from tf4slurm.cluster import Task
 from tf4slurm.run_directory import TIMES_SUFFIX, RunDirectory
 
-_NAME = re.compile(r"(?P<role>[a-z]+)-(?P<index>\d+)\.(?P<attempt>\d+)\.log")
+_NAME = re.compile(r"(?P<role>[a-z]+(?:-[a-z]+)*)-(?P<index>\d+)\.(?P<attempt>\d+)\.log")
 _TAIL_BYTES = 1 << 16
 
 

@@ -1,0 +1,110 @@
+"""TF1-style training by the hooks under `tf4slurm run`: nobody loses 30 s at the start, nor 120 s at the end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import Job
+from tests.processes import marked_processes, wait_until
+from tests.tensorflow.tasks import Tasks
+
+pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+SCRIPT = Path(__file__).with_name("between_graph.py")
+BY_HAND = """
+import sys
+import tensorflow.compat.v1 as tf
+from tf4slurm import DistributedTFQueueHook
+from tf4slurm.own_dictionary import own_dictionary
+
+tf.disable_v2_behavior()
+cluster, job_name, task_index = own_dictionary()
+server = tf.train.Server(cluster, job_name=job_name, task_index=task_index)
+if job_name == "ps":
+    queue = DistributedTFQueueHook.create_done_queue(i=task_index, WorkersNumber=1)
+    tf.Session(server.target).run(queue.dequeue())
+else:
+    queues = DistributedTFQueueHook.create_done_queues(PSNumber=2, WorkersNumber=1)
+    tf.Session(server.target).run([queue.enqueue(1) for queue in queues])
+print("left", flush=True)
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
+        job.process.kill()
+        job.process.wait()
+
+
+@pytest.mark.parametrize(
+    ("roles", "mode", "trains"),
+    [
+        (("--no-chief", "--ps", "1", "--workers", "2"), ("--no-chief", "--sync"), ("worker/0", "worker/1")),
+        (("--ps", "1", "--workers", "1"), (), ("chief/0",)),  # its worker is ended with the job, whenever that is
+    ],
+    ids=["synchronous, worker 0 leads", "asynchronous, a chief leads"],
+)
+def test_all_start_and_end_without_tensorflows_waits(
+    job: Job, roles: tuple[str, ...], mode: tuple[str, ...], trains: tuple[str, ...]
+) -> None:
+    job.start(*roles, command=(sys.executable, str(SCRIPT), *mode))
+    assert job.wait(150) == 0, job.stdout + job.stderr
+    assert {task["starts"] for task in job.result["tasks"]} == {1}
+    assert "Graph was finalized" in job.stdout  # it would say that it waits, and then sleeps for 30 s
+    assert "Waiting for model to be ready" not in job.stdout
+    for task in trains:
+        found = re.search(rf"^{task} \| loss (\S+) after (\d+) steps; closed in (\S+) s$", job.stdout, re.MULTILINE)
+        assert found is not None, job.stdout
+        assert float(found[1]) < 0.1
+        assert int(found[2]) > 50
+        assert float(found[3]) < 60
+    if "--no-chief" in mode:
+        assert "ps/0 | done: worker/0 worker/1 failed:" in job.stdout
+
+
+@pytest.mark.long
+def test_a_killed_ps_costs_an_attempt_that_resumes_from_the_checkpoint(job: Job, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    roles = ("--no-chief", "--ps", "1", "--workers", "2", "--max-attempts", "2")
+    job.start(*roles, command=(sys.executable, str(SCRIPT), "--no-chief", "--resume", str(checkpoints)))
+    saved = 100
+    assert wait_until(lambda: last_checkpoint(checkpoints) >= saved, timeout_seconds=120), job.stdout + job.stderr
+    kill_child("ps/0")
+    assert job.wait(200) == 0, job.stdout + job.stderr
+    assert job.result["attempts"] == 2
+    log = (job.run_directory / "logs" / "worker-0.2.log").read_text()
+    (begun,) = re.findall(r"begins at step (\d+)", log)
+    assert int(begun) >= saved
+
+
+def last_checkpoint(directory: Path) -> int:
+    return max((int(path.stem.rpartition("-")[2]) for path in directory.glob("model.ckpt-*.index")), default=0)
+
+
+def kill_child(task: str) -> None:
+    entry = f"TF4SLURM_TASK={task}".encode()
+    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
+    (victim,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
+    os.kill(victim, signal.SIGKILL)
+
+
+def test_the_done_queues_of_the_old_package_are_filled_by_hand(tmp_path: Path) -> None:
+    script = tmp_path / "by_hand.py"
+    script.write_text(BY_HAND)
+    tasks = Tasks(tmp_path, ps=2, workers=1)
+    try:
+        for name in ("ps/0", "ps/1", "worker/0"):
+            tasks.start(name, script)
+        assert tasks.wait_all(["ps/0", "ps/1", "worker/0"]) == [0, 0, 0]
+    finally:
+        tasks.end()

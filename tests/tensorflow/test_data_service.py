@@ -1,0 +1,80 @@
+"""tf.data's service as roles of a job, and the shares of the files, with real TensorFlow processes on this host."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import Job
+from tests.processes import marked_processes, wait_until
+from tf4slurm import share_of
+
+pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
+        job.process.kill()
+        job.process.wait()
+
+
+def script(name: str) -> tuple[str, str]:
+    return sys.executable, str(Path(__file__).with_name(name))
+
+
+def kill_child(task: str) -> None:
+    entry = f"TF4SLURM_TASK={task}".encode()
+    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
+    (victim,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
+    os.kill(victim, signal.SIGKILL)
+
+
+def test_a_chief_reads_on_though_a_data_worker_and_then_the_dispatcher_are_killed(job: Job, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    roles = ("--ps", "0", "--workers", "0", "--data-workers", "2")
+    job.start(*roles, "--dead-after", "4", command=(*script("read_on.py"), str(go)))
+    assert wait_until(lambda: "has read 1\n" in job.stdout, timeout_seconds=120), job.stdout + job.stderr
+    kill_child("data-worker/1")
+
+    def has_two_lives() -> bool:
+        return [(e["kind"], e["task"]) for e in job.events].count(("serving", "data-worker/1")) == 2
+
+    assert wait_until(has_two_lives, timeout_seconds=120), job.events
+    assert wait_until(lambda: "has read 1000\n" in job.stdout, timeout_seconds=60), job.stdout
+    kill_child("data-dispatcher/0")
+    go.touch()
+    assert job.wait(150) == 0
+    assert {task["task"]: (task["starts"], task["state"]) for task in job.result["tasks"]} == {
+        "chief/0": (1, "left"),
+        "data-dispatcher/0": (2, "left"),
+        "data-worker/0": (1, "left"),
+        "data-worker/1": (2, "left"),
+    }
+    found = re.search(r"read (\d+), (\d+) of them different", job.stdout)
+    assert found is not None
+    assert found[1] == found[2]  # nothing twice; what the killed worker held is lost, as TensorFlow documents it
+    assert 1900 <= int(found[1]) <= 2000
+
+
+def test_each_worker_of_a_coordinator_reads_its_share_and_numbers_that_no_other_has(job: Job) -> None:
+    job.start("--ps", "1", "--workers", "2", "--data-workers", "1", command=script("read_shares.py"))
+    assert job.wait(200) == 0, job.stdout + job.stderr
+    told = json.loads(job.stdout.partition('chief/0 | {"files"')[2].partition("\n")[0].join(('{"files"', "")))
+    for index in (0, 1):
+        names = [name for worker, name, _ in told["read"] if worker == index]
+        share = share_of(told["files"], index, 2)
+        assert len(names) > len(share)
+        assert names == list(itertools.islice(itertools.cycle(share), len(names)))
+    numbers = [number for _, _, number in told["read"]]
+    assert len(set(numbers)) == len(numbers) == 60
