@@ -8,6 +8,9 @@ _LAZY = {
     "LocalCluster": "tf4slurm.tensorflow.local_cluster",
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
     "StartBarrierHook": "tf4slurm.tensorflow.hooks",
+    "evaluate_checkpoints": "tf4slurm.tensorflow.evaluator",
+    "multi_worker_mirrored_strategy": "tf4slurm.tensorflow.mirrored",
+    "parameter_server_strategy": "tf4slurm.tensorflow.strategy",
 }
 
 
