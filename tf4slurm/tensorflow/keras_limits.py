@@ -16,7 +16,11 @@ import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.errors import KerasError
 
-_METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+_FAILING = {
+    "ParameterServerStrategy": ("fit", "evaluate", "predict"),
+    # the last returns as many times too many rows as there are workers; predict is right
+    "MultiWorkerMirroredStrategy": ("fit", "evaluate", "train_on_batch", "test_on_batch", "predict_on_batch"),
+}
 _OTHER_KERAS = (
     "or take the Keras before 3, where it works: pip install 'tf4slurm[tf-keras]', and set TF_USE_LEGACY_KERAS=1 "
     "before TensorFlow is imported."
@@ -32,10 +36,12 @@ _told: set[int] = set()
 def tell_keras_limits() -> None:
     """From now on Keras 3 refuses what it cannot do under the strategy that a model was made for."""
     keras = sys.modules.get("keras")
-    if keras is None or not keras.__version__.startswith("3.") or id(keras) in _told:
+    if keras is None or id(keras) in _told or not keras.__version__.startswith("3."):
+        return
+    if keras.backend.backend() != "tensorflow":  # its models know of no strategy
         return
     _told.add(id(keras))
-    for name in _METHODS:
+    for name in sorted({name for names in _FAILING.values() for name in names}):
         setattr(keras.Model, name, _refused_method(name, getattr(keras.Model, name)))
     keras.Variable._initialize = _refused_shards(keras.Variable._initialize)
     keras.optimizers.Optimizer.stateless_apply = _refused_stateless(keras.optimizers.Optimizer.stateless_apply)
@@ -45,7 +51,7 @@ def _refused_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(method)
     def checked(self: Any, *arguments: Any, **named: Any) -> Any:
         strategy = _limiting(self.distribute_strategy)
-        if strategy is not None:
+        if strategy is not None and name in _FAILING[strategy]:
             raise KerasError(f"Model.{name} of Keras 3 fails under {strategy}. {_OWN_LOOP[strategy]}{_OTHER_KERAS}")
         return method(self, *arguments, **named)
 
@@ -68,13 +74,13 @@ def _refused_shards(initialize: Callable[..., Any]) -> Callable[..., Any]:
 
 def _refused_stateless(apply: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
-    def checked(self: Any, *arguments: Any, **named: Any) -> Any:
-        strategy = _limiting(tf.distribute.get_strategy())
-        if strategy is not None:
-            raise KerasError(f"stateless_apply of Keras 3 fails under {strategy}. {_OWN_LOOP[strategy]}{_OTHER_KERAS}")
-        return apply(self, *arguments, **named)
+    def refuse(self: Any, *arguments: Any, **named: Any) -> Any:
+        raise KerasError(
+            "stateless_apply of Keras 3 is not there with TensorFlow, least of all with variables on a ps. Either call "
+            f"optimizer.apply inside strategy.run, in a loop of your own, {_OTHER_KERAS}"
+        )
 
-    return checked
+    return refuse
 
 
 def _limiting(strategy: Any) -> str | None:
