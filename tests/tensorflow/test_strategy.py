@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tf4slurm.tensorflow
 from tests.jobs import Job
 from tests.processes import marked_processes, wait_until
 from tests.servers import http2_server
@@ -143,6 +145,25 @@ def test_variables_are_split_and_keras_3_is_used_as_far_as_it_goes(job: Job, tmp
         (refusal,) = re.findall(f"refused {name} (.*)", said)
         assert "Either" in refusal
         assert "TF_USE_LEGACY_KERAS=1" in refusal
+
+
+@pytest.mark.parametrize(
+    ("cluster", "task", "options", "words"),
+    [
+        ({"ps": 1, "worker": 2}, "worker", {}, "The cluster has no chief.*without --no-chief"),
+        ({"chief": 1, "worker": 1}, "worker", {}, "The cluster has no ps.*Start it with --ps 1"),
+        ({"chief": 1, "ps": 1, "worker": 1}, "evaluator", {}, "evaluator/0 takes no part.*evaluate_checkpoints"),
+        ({}, "chief", {"sharding": "thin"}, "'thin' is no sharding: expected one of 'none', 'min-size'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, cluster: dict[str, int], task: str, options: dict[str, Any], words: str
+) -> None:
+    addresses = {role: ["127.0.0.1:1"] * count for role, count in cluster.items()}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": addresses, "task": {"type": task, "index": 0}}))
+    monkeypatch.setattr("tf4slurm.own_dictionary._kept", [])
+    with pytest.raises(ValueError, match=words):
+        tf4slurm.tensorflow.parameter_server_strategy(**options)
 
 
 def test_a_cluster_that_cannot_form_names_who_is_missing_and_ends(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Keras 3 fails there with an error about something else, or after a while (measured with Keras 3.15 and TensorFlow 2.21).
 Its own classes are told to look at the strategy first, once a process has one of these: there is no other place that
-every model, made by whatever function, goes through. Importing TensorFlow has imported Keras 3 by then.
+every model, made by whatever function, goes through. Importing TensorFlow has imported Keras 3 by then; but not with
+TF_USE_LEGACY_KERAS=1, and who then imports Keras 3 all the same gets its own errors.
 """
 
 from __future__ import annotations
