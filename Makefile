@@ -41,6 +41,8 @@ fuzz: $(VENV)/installed
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[cpu,tutorials,test,bench]"
+	@# Beside the rest, for those tests that ask for it; it asks for the package tensorflow, which tensorflow-cpu is not.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/tf-keras "tf-keras>=2.16"
 	touch $@
 
 # A real Slurm for the tests, where it can be had: a Debian machine, as root. Elsewhere its tests skip and say so.

@@ -167,6 +167,7 @@ class Agent:
         result["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the port: TensorFlow's server listens beside it
         result["TF4SLURM_TASK"] = str(task)
         result["TF4SLURM_ATTEMPT"] = str(attempt)
+        result["TF4SLURM_RUN_DIRECTORY"] = self._join.settings.run_directory
         result[LINE_VARIABLE] = self._line.name
         result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
         result.setdefault("PYTHONUNBUFFERED", "1")

@@ -16,6 +16,7 @@ Tf4SlurmError
 │  └─ AuthenticationError        a message does not carry the job's secret
 ├─ ShutdownError               a ps or a worker cannot tell the other that training is over
 │  └─ ShutdownTimeoutError       not all workers signalled in time (also TimeoutError)
+├─ KerasError                  Keras 3 cannot do this under a strategy of several processes
 ├─ UnknownJobError             no job of that id, name or path
 ├─ MessageError                a control message that is not one (also ValueError)
 ├─ SubmissionError             what sbatch would be asked contradicts itself (also ValueError)
@@ -159,6 +160,10 @@ class ShutdownTimeoutError(ShutdownError, TimeoutError):
         super().__init__(message)
         self.missing = tuple(missing)
         self.seconds = seconds
+
+
+class KerasError(Tf4SlurmError):
+    """Keras 3 cannot do this under a strategy of several processes; the text says which ways there are."""
 
 
 class UnknownJobError(Tf4SlurmError):

@@ -31,6 +31,7 @@ def test_the_loss_of_a_ps_or_the_chief_forms_the_cluster_anew(job: Job, victim: 
     assert [child["environ"]["TF4SLURM_ATTEMPT"] for child in (*first.values(), *second.values())] == ["1"] * 4 + [
         "2"
     ] * 4
+    assert second["ps-0"]["environ"]["TF4SLURM_RUN_DIRECTORY"] == str(job.run_directory)
     for name in NAMES:
         assert (job.run_directory / "logs" / f"{name}.2.log").exists()
     job.end_child("chief-0")

@@ -938,6 +938,25 @@ def test_an_evaluator_is_waited_for_after_the_chief() -> None:
     assert job.verdict.reason == "Training is done: all that the job waits for exited with code 0."
 
 
+@pytest.mark.parametrize("roles", ["chief ps worker evaluator", "worker evaluator"])
+def test_an_evaluator_is_told_to_finish_when_nobody_else_is_waited_for(roles: str) -> None:
+    job = Job(roles).train()
+    evaluator = job.ranks[-1]
+    assert not job.order(evaluator).is_finishing
+    job.end_child(0, 0)
+    assert job.order(evaluator).is_finishing
+    assert evaluator in job.state.take_changed()
+    job.end_child(evaluator, 1)
+    job.run_child(evaluator, 2)
+    assert job.order(evaluator).is_finishing
+
+
+def test_an_evaluator_of_a_new_attempt_goes_on_following() -> None:
+    job = Job("chief ps worker evaluator", TWO_ATTEMPTS).train()
+    job.end_child(1, 1)
+    assert not job.order(3).is_finishing
+
+
 def test_an_evaluator_is_waited_for_no_longer_than_its_time() -> None:
     job = Job("chief ps evaluator evaluator").train()
     job.end_child(2, 0)

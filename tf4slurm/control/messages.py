@@ -152,6 +152,7 @@ class Order:
         stop: Why the script should save and stop; empty if it should not. `grace_seconds` is how long it has.
         released: Token of the script's last arrival at a barrier that is over, and why if it `broke`.
         is_training_over: No task but the ps still needs the others; `failed` are those of them that failed.
+        is_finishing: All that the job waits for are done, but for those it waits for only so long: finish now.
     """
 
     attempt: int = 1
@@ -166,6 +167,7 @@ class Order:
     broke: str = ""
     is_training_over: bool = False
     failed: tuple[str, ...] = ()
+    is_finishing: bool = False
 
 
 @dataclass(frozen=True)

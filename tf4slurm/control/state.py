@@ -81,6 +81,7 @@ class JobState:
         self._stepped_at: float | None = None
         self._is_training_over = False
         self._failed: tuple[str, ...] = ()
+        self._is_finishing = False
         self._barriers = Barriers(self.records, lambda record: self._changed.add(record.rank), self._on_barrier)
 
     # What goes out
@@ -101,6 +102,7 @@ class JobState:
             broke=record.broke,
             is_training_over=self._is_training_over,
             failed=self._failed,
+            is_finishing=self._is_finishing,
         )
 
     def take_changed(self) -> set[int]:
@@ -396,7 +398,7 @@ class JobState:
             return
         self.attempt += 1
         self.map = self._departed = self._stepped_at = None
-        self._is_training_over, self._failed, self._held = False, (), None
+        self._is_training_over, self._failed, self._held, self._is_finishing = False, (), None, False
         self._barriers.forget()
         for record in self.records:
             record.begin_attempt(self.attempt)
@@ -432,6 +434,9 @@ class JobState:
         else:
             self._departed = None
             self._phase_deadline = min(self._phase_deadline, now + self.limits.finish_seconds)
+            if not self._is_finishing:
+                self._is_finishing = True
+                self._changed.update(range(len(self.records)))
 
     def _complete(self, what: str) -> None:
         self._decide(Verdict(0, f"Training is done: {what} exited with code 0."))

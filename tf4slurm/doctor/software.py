@@ -30,7 +30,11 @@ import json
 import tensorflow as tf
 facts = {"version": tf.__version__, "file": tf.__file__, "servers": hasattr(tf.distribute, "Server")}
 try:
-    facts["keras"] = tf.keras.__version__
+    keras = getattr(tf.keras, "__version__", None)
+    if keras is None:  # as tf.keras, the Keras before 3 does not tell
+        import tf_keras
+        keras = tf_keras.__version__
+    facts["keras"] = keras
 except Exception as error:
     facts["keras_error"] = f"{type(error).__name__}: {error}"
 import google.protobuf, grpc

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -16,15 +14,13 @@ from types import TracebackType
 from typing import Any
 
 from tf4slurm import exec_child
-from tf4slurm.cluster import Address
 from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
-from tf4slurm.network.answer import is_answering
 from tf4slurm.network.proxies import past_proxies
 from tf4slurm.run_directory import RunDirectory
+from tf4slurm.tensorflow.forming import lead_servers
 
 _RUN_DIRECTORY = "run directory "  # as the launcher says it
 _LOOK_SECONDS = 0.05
-_ANSWER_SECONDS = 1.0
 _END_SECONDS = 15.0
 _TAIL_CHARACTERS = 2_000
 
@@ -98,20 +94,16 @@ class LocalCluster:
         """Return a tf.distribute.ParameterServerStrategy over this cluster; `options` are its own.
 
         Raises:
-            RendezvousTimeoutError: A server did not come up in time; the text names it and its log.
+            RendezvousTimeoutError: A server did not come up in time; the text names each, and its log.
         """
-        import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
-
         if not self.cluster:
             raise RendezvousError("The cluster is not running. Use it as: with LocalCluster() as cluster: …")
-        with concurrent.futures.ThreadPoolExecutor(1) as threads:  # a notebook has a running event loop in its own
-            threads.submit(lambda: asyncio.run(self._wait_for_servers())).result()
         os.environ["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the chief's port, too
         os.environ.update(past_proxies(os.environ, ["127.0.0.1"]))
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(self.cluster), task_type="chief", task_id=0, rpc_layer="grpc"
-        )
-        return tf.distribute.ParameterServerStrategy(resolver, **options)
+        from tf4slurm.tensorflow.keras_limits import tell_keras_limits
+
+        tell_keras_limits()
+        return lead_servers(self.cluster, self.run_directory, self._timeout_seconds, **options)
 
     def _command(self, directory: Path) -> list[str]:
         """Return the command of the job; the kernel ends its launcher with this process."""
@@ -122,21 +114,6 @@ class LocalCluster:
         where += ["--dead-after", "3", "--beat", "0.5", "--"]
         seat = [sys.executable, "-m", "tf4slurm.tensorflow.seat", str(directory)]
         return [*owned, sys.executable, "-m", "tf4slurm", *run, *where, *seat]
-
-    async def _wait_for_servers(self) -> None:
-        """Wait until every ps and worker answers: TensorFlow itself would wait where no signal arrives."""
-        deadline = time.monotonic() + self._timeout_seconds
-        for role in ("ps", "worker"):
-            for index, address in enumerate(self.cluster.get(role, ())):
-                host, _, port = address.rpartition(":")
-                while await is_answering(Address(host, int(port)), _ANSWER_SECONDS) is not True:
-                    if time.monotonic() > deadline:
-                        assert self.run_directory is not None
-                        raise RendezvousTimeoutError(
-                            f"{role}/{index} at {address} did not answer within {self._timeout_seconds:g} s. Its log: "
-                            f"{self.run_directory.path / 'logs'}"
-                        )
-                    await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _end(launcher: subprocess.Popen[bytes], directory: Path) -> None:

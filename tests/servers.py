@@ -1,0 +1,41 @@
+"""A server that answers as a gRPC server does, and nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+
+@contextlib.contextmanager
+def http2_server(port: int = 0) -> Iterator[int]:
+    """Answer on this host, in a thread, for as long as the block lasts; the value is the port."""
+    ready, port_of = threading.Event(), []
+    loop = asyncio.new_event_loop()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(SETTINGS)
+            await reader.read()
+        writer.close()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", port)
+        port_of.append(server.sockets[0].getsockname()[1])
+        ready.set()
+        await stop.wait()
+        server.close()
+
+    stop = asyncio.Event()
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield port_of[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()

@@ -1,0 +1,161 @@
+"""The Keras before 3 fits under ParameterServerStrategy; workers that train in step; what Keras 3 refuses there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import Job
+
+pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+TF_KERAS = Path(sys.prefix) / "tf-keras"
+"""Where `make test` puts it, out of the way of all other tests."""
+
+FIT = """
+import tensorflow as tf
+from tf4slurm.tensorflow import parameter_server_strategy
+
+strategy, coordinator = parameter_server_strategy(sharding="min-size", min_shard_bytes=64)
+
+def make_dataset(context):
+    inputs = tf.random.stateless_uniform((512, 4), seed=(1, 2))
+    outputs = tf.reduce_sum(inputs, axis=1, keepdims=True)
+    return tf.data.Dataset.from_tensor_slices((inputs, outputs)).repeat().batch(32)
+
+for optimizer in (tf.keras.optimizers.SGD(0.05), tf.keras.optimizers.Adam(0.02)):
+    with strategy.scope():
+        layers = tf.keras.layers
+        model = tf.keras.Sequential([layers.Input((4,)), layers.Dense(16, activation="relu"), layers.Dense(1)])
+        model.compile(optimizer, loss="mse")
+    data = tf.keras.utils.experimental.DatasetCreator(make_dataset)
+    losses = model.fit(data, epochs=3, steps_per_epoch=50, verbose=0).history["loss"]
+    kernel = model.layers[0].kernel.variables
+    print(optimizer.name, "steps", int(optimizer.iterations), "falls", losses[2] < losses[0] / 4, "parts", len(kernel))
+"""
+MIRRORED = """
+import tensorflow as tf
+from tf4slurm.errors import KerasError
+from tf4slurm.tensorflow import multi_worker_mirrored_strategy
+
+strategy = multi_worker_mirrored_strategy(timeout_seconds=120)
+import keras
+
+tf.keras.utils.set_random_seed(1)
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+worker = strategy.cluster_resolver.task_id
+inputs = tf.random.stateless_uniform((64, 4), seed=(worker, 2))
+
+def step():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(inputs) - tf.reduce_sum(inputs, axis=1, keepdims=True)) ** 2)
+    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    return loss
+
+@tf.function
+def train():
+    return strategy.reduce("MEAN", strategy.run(step), axis=None)
+
+losses = [float(train()) for _ in range(100)]
+weights = [round(float(tf.reduce_sum(variable)), 4) for variable in model.trainable_variables]
+print("falls", losses[-1] < losses[0] / 4, "weights", weights, "of", strategy.num_replicas_in_sync, flush=True)
+model.compile(optimizer, loss="mse")
+try:
+    model.fit(inputs, inputs[:, :1])
+except KerasError as error:
+    print("refused", error, flush=True)
+"""
+MIRRORED_FIT = """
+import tensorflow as tf
+from tf4slurm.tensorflow import multi_worker_mirrored_strategy
+
+strategy = multi_worker_mirrored_strategy(timeout_seconds=120)
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+    model.compile(tf.keras.optimizers.SGD(0.1), loss="mse")
+inputs = tf.random.stateless_uniform((512, 4), seed=(1, 2))
+data = tf.data.Dataset.from_tensor_slices((inputs, tf.reduce_sum(inputs, axis=1, keepdims=True))).batch(32)
+losses = model.fit(data, epochs=5, verbose=0).history["loss"]
+weights = [round(float(tf.reduce_sum(variable)), 4) for variable in model.trainable_variables]
+print("falls", losses[-1] < losses[0] / 4, "weights", weights, "of", strategy.num_replicas_in_sync, flush=True)
+"""
+LATE = """
+import os, time
+from tf4slurm.tensorflow import multi_worker_mirrored_strategy
+if os.environ["TF4SLURM_TASK"] == "worker/1":
+    time.sleep(600)
+multi_worker_mirrored_strategy(timeout_seconds=3)
+"""
+IN_STEP = ("--ps", "0", "--no-chief", "--workers", "2")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
+        job.process.kill()
+        job.process.wait()
+
+
+@pytest.fixture
+def tf_keras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let jobs have the Keras before 3."""
+    if TF_KERAS.is_dir():
+        monkeypatch.syspath_prepend(str(TF_KERAS))
+        monkeypatch.setenv("PYTHONPATH", str(TF_KERAS), prepend=":")
+    elif importlib.util.find_spec("tf_keras") is None:
+        pytest.skip(f"pip install --no-deps --target {TF_KERAS} tf-keras")
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+
+
+def start(job: Job, code: str, *roles: str) -> None:
+    path = job.directory / "train.py"
+    path.write_text(code)
+    job.start(*roles, command=(sys.executable, str(path)))
+
+
+def weights_of_each(job: Job) -> list[str]:
+    return re.findall(r"falls True weights (.*) of 2", job.stdout)
+
+
+@pytest.mark.usefixtures("tf_keras")
+def test_the_keras_before_3_fits_with_parameter_servers(job: Job) -> None:
+    start(job, FIT, "--ps", "2", "--workers", "1")
+    assert job.wait(170) == 0, job.stdout + job.stderr
+    assert "SGD steps 150 falls True parts 2" in job.stdout
+    assert "Adam steps 150 falls True parts 2" in job.stdout
+
+
+def test_workers_train_a_keras_3_model_in_step_and_fit_is_refused(job: Job) -> None:
+    start(job, MIRRORED, *IN_STEP)
+    assert job.wait(170) == 0, job.stdout + job.stderr
+    first, second = weights_of_each(job)
+    assert first == second
+    refusals = re.findall("refused (.*)", job.stdout)
+    assert len(refusals) == 2
+    assert all("Model.fit of Keras 3 fails under MultiWorkerMirroredStrategy. Either" in text for text in refusals)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("tf_keras")
+def test_workers_fit_in_step_with_the_keras_before_3(job: Job) -> None:
+    start(job, MIRRORED_FIT, *IN_STEP)
+    assert job.wait(170) == 0, job.stdout + job.stderr
+    first, second = weights_of_each(job)
+    assert first == second
+
+
+@pytest.mark.long
+def test_a_worker_that_does_not_come_is_named(job: Job) -> None:
+    start(job, LATE, *IN_STEP)
+    assert job.wait(170) == 1, job.stdout + job.stderr
+    assert re.search(r"worker/0 \| \S*BarrierError: The barrier broke: worker/1 on \S+ did not come", job.stdout)

@@ -1,0 +1,126 @@
+"""`parameter_server_strategy()`: the chief gets strategy and coordinator, and ps and workers serve it."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+
+from tf4slurm.errors import PlacementError, RendezvousConnectionError
+from tf4slurm.last_word import last_word
+from tf4slurm.own_dictionary import ServerDictionary, launched_dictionary, own_dictionary
+from tf4slurm.script import ScriptLine, find_line
+from tf4slurm.server_dictionary import get_server_dictionary
+from tf4slurm.tensorflow.forming import lead_servers, own_run_directory
+from tf4slurm.tensorflow.keras_limits import tell_keras_limits
+
+_NEEDED = ("chief", "ps", "worker")
+SHARDINGS = ("none", "min-size", "fixed-shards")
+
+
+class Lead(NamedTuple):
+    """What a chief leads with: a tf.distribute.ParameterServerStrategy, and the ClusterCoordinator over it."""
+
+    strategy: Any
+    coordinator: Any
+
+
+def parameter_server_strategy(
+    tasks: Sequence[str] | Mapping[str, int] | None = None,
+    *,
+    sharding: str = "none",
+    min_shard_bytes: int = 256 * 1024,
+    max_shards: int | None = None,
+    timeout_seconds: float = 300.0,
+) -> Lead:
+    """Form the cluster of this job: return strategy and coordinator in its chief, and serve in its ps and workers.
+
+    In a ps or worker it never returns: the process is ended with the job. Call it before anything that only the chief
+    should do, such as loading data.
+
+    That a server belongs to this job is proved as follows. Under "tf4slurm run", and after get_server_dictionary() with
+    its exchange: each port was free when it was taken for this job, was proved from another host, and is held, so that
+    no process of another user can listen there. With a TF_CONFIG from elsewhere, or exchange=False, nothing proves it:
+    TensorFlow trains with whatever TensorFlow server of that role answers at the address.
+
+    Args:
+        tasks: Under plain srun: the role of each rank, or the number of tasks of each role; handed on to
+            get_server_dictionary(). None: what that has returned before, else what TF_CONFIG says.
+        sharding: How variables are split over the ps, by their first axis: "none" (what Keras 3 layers need),
+            "min-size" (those of two times `min_shard_bytes` and more, as embedding tables) or "fixed-shards" (all that
+            have a first axis).
+        min_shard_bytes: The least size of a part with "min-size".
+        max_shards: The largest number of parts; by default the number of ps.
+        timeout_seconds: How long the servers of ps and workers may take to answer, their import of TensorFlow included.
+
+    Returns:
+        (strategy, coordinator)
+
+    Raises:
+        RendezvousTimeoutError: A server does not answer in time; the text names each, and its log. If TensorFlow then
+            hangs although all answer, where no exception can be raised, the process exits with 6 and says so.
+        PlacementError: The cluster lacks a chief, ps or worker, or this process is an evaluator.
+        SlurmEnvironmentError: This process knows of no cluster.
+        ValueError: There is no such sharding.
+    """
+    if sharding not in SHARDINGS:
+        raise ValueError(f"{sharding!r} is no sharding: expected one of {', '.join(map(repr, SHARDINGS))}.")
+    own = own_dictionary() if tasks is None else get_server_dictionary(tasks)
+    _check(own)
+    line = None if launched_dictionary() is not None else find_line()  # an agent ends its child; a companion does not
+    if own.task_type != "chief":
+        _serve(own, line)
+    if line is not None:
+        last_word(f"line of {own.task}", lambda failed: line.say(done="failed" if failed else "done")).say_at_exit()
+    tell_keras_limits()
+    partitioner = _partitioner(sharding, min_shard_bytes, max_shards or len(own.ps_addresses))
+    strategy = lead_servers(own.cluster, own_run_directory(), timeout_seconds, variable_partitioner=partitioner)
+    return Lead(strategy, tf.distribute.coordinator.ClusterCoordinator(strategy))
+
+
+def _check(own: ServerDictionary) -> None:
+    given = {role: len(addresses) for role, addresses in own.cluster.items()}
+    lacking = [role for role in _NEEDED if not given.get(role)]
+    if lacking:
+        raise PlacementError(
+            f"The cluster has no {lacking[0]}: ParameterServerStrategy needs one chief, ps and workers, but this job "
+            f"has {given}. Start it with --ps 1 --workers 2, say, and without --no-chief.",
+            requested=1,
+            available=0,
+        )
+    if own.task_type not in _NEEDED:
+        raise PlacementError(
+            f"{own.task} takes no part in training. Call tf4slurm.tensorflow.evaluate_checkpoints(), which does not "
+            "return there, before parameter_server_strategy().",
+            requested=1,
+            available=0,
+        )
+
+
+def _serve(own: ServerDictionary, line: ScriptLine | None) -> NoReturn:
+    """Carry out what the chief sends until somebody ends this process, or the line tells that training is over."""
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # the failure of another server is told to the chief
+    server = tf.distribute.Server(own.cluster, job_name=own.task_type, task_index=own.task_index, protocol="grpc")
+    if line is None:
+        server.join()
+        raise AssertionError("a TensorFlow server that was joined does not end")
+    if own.task_type == "worker":
+        line.say(done="done")  # it needs nobody: only the chief's end is the end
+    try:
+        line.wait_until(lambda: line.order.is_training_over, None)
+        has_failed = "chief/0" in line.order.failed
+    except RendezvousConnectionError:  # who hosted the control service is gone
+        has_failed = True
+    atexit.register(gc.freeze)  # see shutdown/ps.py
+    raise SystemExit(1 if has_failed else 0)
+
+
+def _partitioner(sharding: str, min_shard_bytes: int, max_shards: int) -> Any:
+    partitioners = tf.distribute.experimental.partitioners
+    if sharding == "min-size":
+        return partitioners.MinSizePartitioner(min_shard_bytes, max_shards)
+    return partitioners.FixedShardsPartitioner(max_shards) if sharding == "fixed-shards" else None
