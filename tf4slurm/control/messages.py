@@ -7,6 +7,7 @@ said again on the next one, and a message said twice does no harm.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import zlib
 from dataclasses import dataclass
@@ -186,7 +187,7 @@ Message = Hello | Status | Report | Map | Order | Beat | Refusal
 _MAP_LEVEL = 6
 _MAX_MAP_BYTES = 32 * 2**20  # more than that of 100,000 tasks
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
-_HINTS = {kind: get_type_hints(kind) for kind in (*_KINDS.values(), Waiting, Usage)}
+_WITH_FIELDS = {*_KINDS.values(), Waiting, Usage}
 _M = TypeVar("_M")
 
 
@@ -242,10 +243,17 @@ def _said_fields(message: Any) -> dict[str, Any]:
     return {f.name: value for f in dataclasses.fields(message) if (value := getattr(message, f.name)) != f.default}
 
 
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """Return the types of its fields; when they are first needed, for they take as long to find as half an import."""
+    return get_type_hints(kind)
+
+
 def _checked(value: Any, hint: Any) -> Any:
     """Return a JSON value as the type that a field declares; lists become tuples, objects the messages they are."""
-    if hint in _HINTS:
-        return hint(**{key: _checked(field, _HINTS[hint][key]) for key, field in value.items()})
+    if hint in _WITH_FIELDS:
+        hints = _hints(hint)
+        return hint(**{key: _checked(field, hints[key]) for key, field in value.items()})
     arguments = get_args(hint)
     origin = getattr(hint, "__origin__", None)
     if type(None) in arguments:  # such as "int | None"
