@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tf4slurm
+import tf4slurm.tensorflow
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tf4slurm"
@@ -201,6 +202,15 @@ def test_the_public_list_is_what_there_is() -> None:
         assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     with pytest.raises(AttributeError, match="'tf4slurm' has no attribute 'get_nothing'"):
         _ = tf4slurm.get_nothing
+
+
+def test_the_public_list_of_the_room_tensorflow_is_what_there_is() -> None:
+    for name, module in tf4slurm.tensorflow._LAZY.items():
+        tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    with pytest.raises(AttributeError, match=r"'tf4slurm\.tensorflow' has no attribute 'get_nothing'"):
+        _ = tf4slurm.tensorflow.get_nothing
+    assert "tensorflow" not in imported_by("import tf4slurm.tensorflow")
 
 
 def test_the_version_is_one() -> None:
