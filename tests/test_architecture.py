@@ -65,7 +65,11 @@ INSIDE = {
         ["script", "snapshot", "self_hosted"],
         ["submit"],
     ],
-    "tensorflow": [["local_cluster", "resolver", "queues", "paths", "seat", "smoke"], ["done", "muster"], ["hooks"]],
+    "tensorflow": [
+        ["local_cluster", "resolver", "queues", "paths", "seat", "smoke", "checkpoints", "ledger"],
+        ["done", "muster", "steps"],
+        ["hooks"],
+    ],
     "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],
     "doctor": [
         ["finding", "plain_smoke", "wire"],

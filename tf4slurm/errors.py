@@ -16,6 +16,10 @@ Tf4SlurmError
 │  └─ AuthenticationError        a message does not carry the job's secret
 ├─ ShutdownError               a ps or a worker cannot tell the other that training is over
 │  └─ ShutdownTimeoutError       not all workers signalled in time (also TimeoutError)
+├─ TrainingError               training cannot go on
+│  ├─ ParameterServerLostError   a ps is gone, and its variables
+│  └─ TrainingTimeoutError       nothing came back from any worker in time (also TimeoutError)
+├─ CheckpointError             a checkpoint cannot be written, or none can be read
 ├─ UnknownJobError             no job of that id, name or path
 ├─ MessageError                a control message that is not one (also ValueError)
 ├─ SubmissionError             what sbatch would be asked contradicts itself (also ValueError)
@@ -158,6 +162,24 @@ class ShutdownTimeoutError(ShutdownError, TimeoutError):
         super().__init__(message)
         self.missing = tuple(missing)
         self.seconds = seconds
+
+
+class TrainingError(Tf4SlurmError):
+    """Training cannot go on."""
+
+    exit_code = EXIT_TASK_LOST
+
+
+class ParameterServerLostError(TrainingError):
+    """A ps is gone, and its variables with it: another attempt has to resume from the checkpoint."""
+
+
+class TrainingTimeoutError(TrainingError, TimeoutError):
+    """Nothing came back from any worker for the given time."""
+
+
+class CheckpointError(Tf4SlurmError):
+    """A checkpoint cannot be written, or there are some and none can be restored."""
 
 
 class UnknownJobError(Tf4SlurmError):

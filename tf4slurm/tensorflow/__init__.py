@@ -4,10 +4,13 @@ import importlib
 from typing import Any
 
 _LAZY = {
+    "Checkpoints": "tf4slurm.tensorflow.checkpoints",
     "DoneHook": "tf4slurm.tensorflow.hooks",
     "LocalCluster": "tf4slurm.tensorflow.local_cluster",
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
     "StartBarrierHook": "tf4slurm.tensorflow.hooks",
+    "StepsDone": "tf4slurm.tensorflow.steps",
+    "run_steps": "tf4slurm.tensorflow.steps",
 }
 
 
