@@ -17,7 +17,7 @@ from tf4slurm.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 _NAME = "ckpt"
-_UNREADABLE = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.OutOfRangeError, tf.errors.InternalError)
+_PS_GONE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
 class Checkpoints:
@@ -113,12 +113,13 @@ class Checkpoints:
         for path in candidates:
             try:
                 status = self._checkpoint.restore(path)
-            except _UNREADABLE as error:
+                status.assert_existing_objects_matched()
+            except _PS_GONE:
+                raise
+            except (tf.errors.OpError, IndexError) as error:  # IndexError is what its data give where they are cut off
                 logger.warning("Checkpoint %s cannot be read, the one before is taken: %s", path, error)
                 continue
-            try:
-                status.assert_existing_objects_matched()
-            except AssertionError as error:
+            except (AssertionError, ValueError) as error:
                 raise CheckpointError(
                     f"The checkpoint {path} is of other variables: {error} Give another directory, or the model that "
                     "was saved."
@@ -134,7 +135,11 @@ class Checkpoints:
 
 def _finished(directory: Path) -> list[str]:
     """Return the checkpoints that the file `checkpoint` names, newest first; without it, all that look complete."""
-    state = tf.train.get_checkpoint_state(str(directory))
+    try:
+        state = tf.train.get_checkpoint_state(str(directory))
+    except ValueError:  # it is empty, as after a power failure; TensorFlow would not go on with it
+        (directory / "checkpoint").unlink()
+        state = None
     if state is not None:
         return list(reversed(state.all_model_checkpoint_paths))
     numbers = [int(path.stem.rpartition("-")[2]) for path in directory.glob(f"{_NAME}-*.index")]

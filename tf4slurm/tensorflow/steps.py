@@ -18,6 +18,7 @@ from tf4slurm.tensorflow.ledger import Ledger
 _SLOTS_PER_WORKER = 2  # while a worker computes one closure, the next waits for it
 _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 10.0  # of the job's grace, so that a worker which hangs does not cost the last checkpoint
+_RECOVERY_SECONDS = 60.0  # a worker that is started again imports TensorFlow first
 _MAX_STEPS = 64
 _MAX_OPERATIONS = 4_000  # a graph of so many takes a second or two to trace and to send; larger steps take long enough
 
@@ -94,13 +95,12 @@ def run_steps(
         return run.go(steps)
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
         raise ParameterServerLostError(
-            f"A ps is gone, and with it the variables that it had: {_first_line(error)} Start the job again, or give "
-            "it --max-attempts: it resumes from its checkpoint."
+            "A ps is gone, and with it the variables that it had. Start the job again, or give it --max-attempts: it "
+            f"resumes from its checkpoint. TensorFlow says: {error.message}"
         ) from error
     except tf.errors.OutOfRangeError as error:
         raise TrainingError(
-            f"The dataset of a worker has ended: {_first_line(error)} run_steps counts steps, not epochs; let the "
-            "dataset repeat() without end."
+            "The dataset of a worker has ended. run_steps counts steps, not epochs: let it repeat() without end."
         ) from error
 
 
@@ -147,6 +147,8 @@ class _Run:
             is_stopped = self._run_until(limit, first)
             if self._checkpoints is not None:
                 self._checkpoints.save()
+        if not is_stopped:
+            _wait_for_lost_workers(self._coordinator)
         ledger = self._ledger
         mean_loss = ledger.loss_sum / ledger.losses if ledger.losses else None
         step, by_worker = int(self._counter.numpy()), tuple(ledger.steps_by_worker)
@@ -219,7 +221,7 @@ class _Closure:
     """The function that a worker runs: some steps. It gives [worker's index, sum of losses, number of losses].
 
     The steps are written out one after another. In a loop of TensorFlow's they would take twice as long, since each
-    turn of it is agreed on with the ps, and so would calls of one function (measured with 4 B on a ps, steps per second:
+    turn of it is agreed on with the ps, and so would calls of one function (measured with 4 B on a ps, steps a second:
     170 one by one, 1,100 in 32 written out, 620 in a loop, 630 in 32 calls).
     """
 
@@ -264,10 +266,19 @@ def _to_figures(strategy: Any, loss: Any) -> Any:
     return tf.stack([tf.cast(loss, tf.float64), tf.ones((), tf.float64)])
 
 
+def _wait_for_lost_workers(coordinator: Any) -> None:
+    """Wait, not for ever, until lost workers are back: a chief that exits before hangs in TensorFlow's own exit.
+
+    Seen in 2.21, and for as long as watched, since a thread of the coordinator is then waiting for them in C++. That it
+    waits is told by nothing public.
+    """
+    handler = getattr(getattr(coordinator, "_cluster", None), "failure_handler", None)
+    waits = getattr(handler, "_cluster_due_for_update_or_finish", None)
+    deadline = time.monotonic() + _RECOVERY_SECONDS
+    while waits is not None and waits.is_set() and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+
+
 def _count_workers() -> int:
     devices = (tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU"))
     return len({device.task for device in devices if device.job == "worker"})
-
-
-def _first_line(error: tf.errors.OpError) -> str:
-    return str(error.message).strip().partition("\n")[0]
