@@ -102,13 +102,15 @@ def test_what_a_killed_save_left_is_removed_and_nothing_else(tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
-def test_a_kill_in_the_middle_of_a_save_costs_no_checkpoint(job: Job) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.long)])
+def test_a_kill_in_the_middle_of_a_save_costs_no_checkpoint(job: Job, kills: int) -> None:
     """With keep=1, split over two ps; chief and ps are killed in turn, and each attempt checks what it restores."""
     checkpoints = job.directory / "checkpoints"
-    roles = ("--ps", "2", "--workers", "1", "--max-attempts", "5", "--grace", "60")
+    roles = ("--ps", "2", "--workers", "1", "--max-attempts", str(kills + 1), "--grace", "60")
     job.start(*roles, command=(sys.executable, str(SAVING), str(checkpoints)))
     caught = 0
-    for number, task in enumerate(("chief/0", "ps/1", "chief/0", "ps/1"), start=1):
+    for number, task in enumerate(("chief/0", "ps/1") * (kills // 2), start=1):
         wait_for_attempt(job, number)
         before = seen(checkpoints)
         assert wait_until(lambda before=before: seen(checkpoints) != before, 60), job.stdout + job.stderr  # type: ignore[misc]
@@ -116,12 +118,12 @@ def test_a_kill_in_the_middle_of_a_save_costs_no_checkpoint(job: Job) -> None:
         assert wait_until(lambda: any(checkpoints.glob("*_temp")), 60, poll_seconds=0.001)  # a save is under way
         os.kill(victim, signal.SIGKILL)
         caught += any(checkpoints.glob("*_temp"))
-    wait_for_attempt(job, 5)
+    wait_for_attempt(job, kills + 1)
     assert job.process is not None
     job.process.send_signal(signal.SIGTERM)
     assert job.wait(100) == 128 + signal.SIGTERM, job.stdout + job.stderr
     restored = [int(number) for number in re.findall(r"restored (\d+) of", job.stdout)]
-    assert len(restored) == 5
+    assert len(restored) == kills + 1
     assert restored == sorted(restored)
     assert restored[-1] > restored[0]
     assert caught
