@@ -16,7 +16,7 @@ test: $(VENV)/installed slurm browser check
 
 # The rest of the fault matrix: a quarter of an hour.
 test-faults: $(VENV)/installed slurm
-	$(BIN)/python -m pytest -m long tests/faults
+	$(BIN)/python -m pytest -m long tests/faults tests/tensorflow
 
 check: $(VENV)/installed
 	$(BIN)/ruff check --quiet .
