@@ -25,6 +25,7 @@ from benchmarks.main_job import (
 from benchmarks.measure import Figure, machine
 from benchmarks.network import measure_infiniband
 from benchmarks.report import measure_report
+from benchmarks.training_steps import measure_steps
 from benchmarks.watching import measure_status
 
 RESULTS = Path(__file__).with_name("results") / "figures.json"
@@ -35,6 +36,7 @@ MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
     "end": lambda directory: measure_end_on_slurm(directory, 10),
     "shutdown": lambda directory: measure_shutdown(directory, 5),
     "training": lambda directory: measure_training(directory, 6),
+    "steps": lambda directory: measure_steps(directory, 6),
     "map": lambda directory: measure_map(directory, 11),
     "infiniband": measure_infiniband,
     "control": lambda directory: [*measure_control_plane(100, 5), *measure_control_plane(1_000, 3)],

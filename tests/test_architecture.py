@@ -68,10 +68,10 @@ INSIDE = {
     ],
     "tensorflow": [
         [
-            *("data_service", "evaluator", "files", "forming", "keras_limits"),
-            *("resolver", "queues", "paths", "seat", "smoke"),
+            *("checkpoints", "data_service", "evaluator", "files", "forming", "keras_limits"),
+            *("ledger", "resolver", "queues", "paths", "seat", "smoke"),
         ],
-        ["done", "local_cluster", "mirrored", "muster", "strategy"],
+        ["done", "local_cluster", "mirrored", "muster", "steps", "strategy"],
         ["hooks"],
     ],
     "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],

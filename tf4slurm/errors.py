@@ -17,6 +17,10 @@ Tf4SlurmError
 ├─ ShutdownError               a ps or a worker cannot tell the other that training is over
 │  └─ ShutdownTimeoutError       not all workers signalled in time (also TimeoutError)
 ├─ KerasError                  Keras 3 cannot do this under a strategy of several processes
+├─ TrainingError               training cannot go on
+│  ├─ ParameterServerLostError   a ps is gone, and its variables
+│  └─ TrainingTimeoutError       nothing came back from any worker in time (also TimeoutError)
+├─ CheckpointError             a checkpoint cannot be written, or none can be read
 ├─ UnknownJobError             no job of that id, name or path
 ├─ MessageError                a control message that is not one (also ValueError)
 ├─ SubmissionError             what sbatch would be asked contradicts itself (also ValueError)
@@ -164,6 +168,24 @@ class ShutdownTimeoutError(ShutdownError, TimeoutError):
 
 class KerasError(Tf4SlurmError):
     """Keras 3 cannot do this under a strategy of several processes; the text says which ways there are."""
+
+
+class TrainingError(Tf4SlurmError):
+    """Training cannot go on."""
+
+    exit_code = EXIT_TASK_LOST
+
+
+class ParameterServerLostError(TrainingError):
+    """A ps is gone, and its variables with it: another attempt has to resume from the checkpoint."""
+
+
+class TrainingTimeoutError(TrainingError, TimeoutError):
+    """Nothing came back from any worker for the given time."""
+
+
+class CheckpointError(Tf4SlurmError):
+    """A checkpoint cannot be written, or there are some and none can be restored."""
 
 
 class UnknownJobError(Tf4SlurmError):

@@ -4,13 +4,16 @@ import importlib
 from typing import Any
 
 _LAZY = {
+    "Checkpoints": "tf4slurm.tensorflow.checkpoints",
     "DoneHook": "tf4slurm.tensorflow.hooks",
     "LocalCluster": "tf4slurm.tensorflow.local_cluster",
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
     "StartBarrierHook": "tf4slurm.tensorflow.hooks",
+    "StepsDone": "tf4slurm.tensorflow.steps",
     "evaluate_checkpoints": "tf4slurm.tensorflow.evaluator",
     "multi_worker_mirrored_strategy": "tf4slurm.tensorflow.mirrored",
     "parameter_server_strategy": "tf4slurm.tensorflow.strategy",
+    "run_steps": "tf4slurm.tensorflow.steps",
 }
 
 

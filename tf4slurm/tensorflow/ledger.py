@@ -1,0 +1,81 @@
+"""Which training steps are handed out, which are done and by whom, and how many the next closure gets."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+
+CLOSURE_SECONDS = 0.25
+"""What a closure is to take where nobody says its steps.
+
+The chief's work for a closure is some milliseconds, so that it is no longer seen; a stop waits for two closures of each
+worker, half a second; and a worker that is killed has not more than this to do again.
+"""
+
+# From one size of closures to the next: each is traced, so there are to be few, and none is long before pace is known.
+_GROWTH = 8
+
+
+class Ledger:
+    """The account of one call of `run_steps`; each method may be called from any thread.
+
+    Attributes:
+        steps_by_worker: The steps of the closures that have come back, for each worker by its index.
+        losses: How many of these steps gave a loss; `loss_sum` is their sum.
+        changed_at: When a closure came back last, by the monotonic clock.
+    """
+
+    def __init__(self, num_workers: int, steps_per_call: int | None = None) -> None:
+        self.steps_by_worker = [0] * num_workers
+        self.losses = 0
+        self.loss_sum = 0.0
+        self.changed_at = time.monotonic()
+        self._steps_per_call = steps_per_call
+        self._portion = 1
+        self._handed_out = 0
+        self._limit = 0
+        self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=2 * num_workers + 1)
+        self._lock = threading.Lock()
+
+    @property
+    def done(self) -> int:
+        """The number of steps whose closures have come back."""
+        return sum(self.steps_by_worker)
+
+    def open(self, limit: int) -> None:
+        """Let steps be taken until so many are handed out, counted from the beginning."""
+        with self._lock:
+            self._limit = limit
+            self.changed_at = time.monotonic()
+
+    def close(self) -> None:
+        """Hand out no more."""
+        with self._lock:
+            self._limit = self._handed_out
+
+    def take(self, most: int) -> int:
+        """Return the number of steps for the next closure, at most so many if it is free to choose; 0 for none left."""
+        with self._lock:
+            steps = min(self._limit - self._handed_out, self._steps_per_call or min(self._portion, most))
+            self._handed_out += steps
+            return steps
+
+    def enter(self, worker: int, steps: int, loss_sum: float, losses: int, now: float | None = None) -> None:
+        """Note that a worker has done a closure of so many steps."""
+        with self._lock:
+            self.steps_by_worker[worker] += steps
+            self.loss_sum += loss_sum
+            self.losses += losses
+            self.changed_at = time.monotonic() if now is None else now
+            self._recent.append((self.changed_at, steps))
+            self._set_portion()
+
+    def _set_portion(self) -> None:
+        """Make a closure as long as CLOSURE_SECONDS at the pace of the latest ones, to the power of two below."""
+        num_workers = len(self.steps_by_worker)
+        seconds = self._recent[-1][0] - self._recent[0][0]
+        if len(self._recent) > num_workers and seconds > 0:
+            pace = sum(steps for _, steps in list(self._recent)[1:]) / seconds / num_workers
+            steps = max(1, min(int(pace * CLOSURE_SECONDS), _GROWTH * self._portion))
+            self._portion = 1 << (steps.bit_length() - 1)
