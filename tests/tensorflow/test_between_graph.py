@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,15 +34,6 @@ else:
     tf.Session(server.target).run([queue.enqueue(1) for queue in queues])
 print("left", flush=True)
 """
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path)
-    yield job
-    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
-        job.process.kill()
-        job.process.wait()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,6 @@ from tf4slurm.errors import CheckpointError  # noqa: E402
 from tf4slurm.tensorflow.checkpoints import Checkpoints  # noqa: E402
 
 SAVING = Path(__file__).with_name("saving.py")
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path)
-    yield job
-    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
-        job.process.kill()
-        job.process.wait()
 
 
 def save_at(directory: Path, *numbers: int) -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,6 @@ from tests.processes import marked_processes, wait_until
 from tf4slurm import share_of
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path)
-    yield job
-    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
-        job.process.kill()
-        job.process.wait()
 
 
 def script(name: str) -> tuple[str, str]:

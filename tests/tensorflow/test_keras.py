@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,15 +94,6 @@ if os.environ["TF4SLURM_TASK"] == "worker/1":
 multi_worker_mirrored_strategy(timeout_seconds=3)
 """
 IN_STEP = ("--ps", "0", "--no-chief", "--workers", "2")
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path)
-    yield job
-    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
-        job.process.kill()
-        job.process.wait()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +79,6 @@ except RendezvousTimeoutError as error:
 os.environ["TF_CONFIG"] = sys.argv[1]
 parameter_server_strategy(timeout_seconds=1)
 """
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path)
-    yield job
-    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
-        job.process.kill()
-        job.process.wait()
 
 
 def readme_script(directory: Path) -> Path:
