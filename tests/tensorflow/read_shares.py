@@ -8,7 +8,7 @@ import tf4slurm
 from tf4slurm.tensorflow.files import worker_files
 
 FILES = [f"part-{index}" for index in (3, 1, 4, 0, 2)]
-READS = 60
+ROWS, READS, ROUNDS = 3, 10, 100
 
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 if resolver.task_type != "chief":
@@ -21,10 +21,10 @@ service = tf.data.experimental.service
 
 
 def make_dataset() -> tf.data.Dataset:
-    numbers = tf.data.Dataset.range(10 * READS).apply(
+    numbers = tf.data.Dataset.range(2 * ROWS * READS * ROUNDS).apply(
         service.distribute(service.ShardingPolicy.DYNAMIC, tf4slurm.data_service(), job_name="numbers")
     )
-    return tf.data.Dataset.zip(worker_files(FILES).repeat(), numbers)
+    return tf.data.Dataset.zip(worker_files(FILES).repeat(), numbers).batch(ROWS)
 
 
 @tf.function
@@ -33,6 +33,10 @@ def read(rows):  # type: ignore[no-untyped-def]
 
 
 rows = iter(coordinator.create_per_worker_dataset(make_dataset))
-values = coordinator.fetch([coordinator.schedule(read, args=(rows,)) for _ in range(READS)])
-result = [(int(worker), name.decode(), int(number)) for worker, name, number in values]
+result = []
+for _ in range(ROUNDS):
+    values = coordinator.fetch([coordinator.schedule(read, args=(rows,)) for _ in range(READS)])
+    result += [(int(worker), [name.decode() for name in names], numbers.tolist()) for worker, names, numbers in values]
+    if {worker for worker, _, _ in result} == {0, 1}:
+        break
 print(json.dumps({"files": FILES, "read": result}), flush=True)

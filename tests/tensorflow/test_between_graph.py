@@ -18,7 +18,7 @@ pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slur
 
 SCRIPT = Path(__file__).with_name("between_graph.py")
 BY_HAND = """
-import sys
+import pathlib, sys, time
 import tensorflow.compat.v1 as tf
 from tf4slurm import DistributedTFQueueHook
 from tf4slurm.own_dictionary import own_dictionary
@@ -26,13 +26,18 @@ from tf4slurm.own_dictionary import own_dictionary
 tf.disable_v2_behavior()
 cluster, job_name, task_index = own_dictionary()
 server = tf.train.Server(cluster, job_name=job_name, task_index=task_index)
+told = pathlib.Path(sys.argv[1])
 if job_name == "ps":
     queue = DistributedTFQueueHook.create_done_queue(i=task_index, WorkersNumber=1)
-    tf.Session(server.target).run(queue.dequeue())
+    own = tf.ConfigProto(device_filters=["/job:ps/task:%d" % task_index])  # the worker may leave meanwhile
+    tf.Session(server.target, config=own).run(queue.dequeue())
+    deadline = time.monotonic() + 60
+    while not told.exists() and time.monotonic() < deadline:  # who leaves at once may take the reply with it
+        time.sleep(0.05)
 else:
     queues = DistributedTFQueueHook.create_done_queues(PSNumber=2, WorkersNumber=1)
     tf.Session(server.target).run([queue.enqueue(1) for queue in queues])
-print("left", flush=True)
+    told.touch()
 """
 
 
@@ -94,7 +99,7 @@ def test_the_done_queues_of_the_old_package_are_filled_by_hand(tmp_path: Path) -
     tasks = Tasks(tmp_path, ps=2, workers=1)
     try:
         for name in ("ps/0", "ps/1", "worker/0"):
-            tasks.start(name, script)
+            tasks.start(name, script, str(tmp_path / "told"))
         assert tasks.wait_all(["ps/0", "ps/1", "worker/0"]) == [0, 0, 0]
     finally:
         tasks.end()
