@@ -86,7 +86,7 @@ def run_steps(
         ParameterServerLostError: A ps is gone, and its variables with it. Let the chief exit: another attempt
             (`tf4slurm run --max-attempts`) resumes from the checkpoint.
         TrainingTimeoutError: No closure came back in time.
-        TrainingError: A dataset has ended.
+        TrainingError: A dataset has ended, or step_fn returned something else than one number.
         CheckpointError: A checkpoint could not be written.
         Exception: Whatever step_fn raised.
     """
