@@ -23,16 +23,18 @@ class Ledger:
     Attributes:
         steps_by_worker: The steps of the closures that have come back, for each worker by its index.
         losses: How many of these steps gave a loss; `loss_sum` is their sum.
+        portion: What a closure gets next, if it may.
         changed_at: When a closure came back last, by the monotonic clock.
     """
 
-    def __init__(self, num_workers: int, steps_per_call: int | None = None) -> None:
+    def __init__(self, num_workers: int, steps_per_call: int | None = None, portion: int = 1) -> None:
+        """`portion` is what the first closures get where nobody says it, such as that of an earlier account."""
         self.steps_by_worker = [0] * num_workers
         self.losses = 0
         self.loss_sum = 0.0
         self.changed_at = time.monotonic()
         self._steps_per_call = steps_per_call
-        self._portion = 1
+        self.portion = portion
         self._handed_out = 0
         self._limit = 0
         self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=2 * num_workers + 1)
@@ -55,9 +57,14 @@ class Ledger:
             self._limit = self._handed_out
 
     def take(self, most: int) -> int:
-        """Return the number of steps for the next closure, at most so many if it is free to choose; 0 for none left."""
+        """Return the number of steps for the next closure, at most so many if it is free to choose; 0 for none left.
+
+        It is `steps_per_call` or a power of two, at the end, too: each number is traced, so there are to be few.
+        """
         with self._lock:
-            steps = min(self._limit - self._handed_out, self._steps_per_call or min(self._portion, most))
+            rest = self._limit - self._handed_out
+            steps = self._steps_per_call or _power_below(min(self.portion, most))
+            steps = steps if steps <= rest else _power_below(rest)
             self._handed_out += steps
             return steps
 
@@ -77,5 +84,10 @@ class Ledger:
         seconds = self._recent[-1][0] - self._recent[0][0]
         if len(self._recent) > num_workers and seconds > 0:
             pace = sum(steps for _, steps in list(self._recent)[1:]) / seconds / num_workers
-            steps = max(1, min(int(pace * CLOSURE_SECONDS), _GROWTH * self._portion))
-            self._portion = 1 << (steps.bit_length() - 1)
+            steps = max(1, min(int(pace * CLOSURE_SECONDS), _GROWTH * self.portion))
+            self.portion = _power_below(steps)
+
+
+def _power_below(number: int) -> int:
+    """Return the greatest power of two that is not greater; 0 for 0."""
+    return 1 << (number.bit_length() - 1) if number else 0

@@ -86,7 +86,7 @@ def run_steps(
         ParameterServerLostError: A ps is gone, and its variables with it. Let the chief exit: another attempt
             (`tf4slurm run --max-attempts`) resumes from the checkpoint.
         TrainingTimeoutError: No closure came back in time.
-        TrainingError: A dataset has ended.
+        TrainingError: A dataset has ended, or step_fn returned something else than one number.
         CheckpointError: A checkpoint could not be written.
         Exception: Whatever step_fn raised.
     """
@@ -130,7 +130,7 @@ class _Run:
         self._checkpoints = checkpoints
         self._timeout_seconds = timeout_seconds
         self._num_workers = _count_workers()
-        self._ledger = Ledger(self._num_workers, steps_per_call)
+        self._ledger = Ledger(self._num_workers, steps_per_call, self._closure.portion)
         self._scheduling = threading.Lock()  # ClusterCoordinator.schedule is for one thread at a time
         self._errors: list[Exception] = []
 
@@ -151,6 +151,7 @@ class _Run:
             _wait_for_lost_workers(self._coordinator)
         ledger = self._ledger
         mean_loss = ledger.loss_sum / ledger.losses if ledger.losses else None
+        self._closure.portion = ledger.portion
         step, by_worker = int(self._counter.numpy()), tuple(ledger.steps_by_worker)
         return StepsDone(step, by_worker, mean_loss, is_stopped, time.monotonic() - started)
 
@@ -167,7 +168,7 @@ class _Run:
         is_stopped, give_up_at = False, float("inf")
         progress = _Progress(ledger, first)
         while any(slot.is_alive() for slot in slots) and time.monotonic() < give_up_at:
-            slots[-1].join(_LOOK_SECONDS) if slots[-1].is_alive() else time.sleep(_LOOK_SECONDS)
+            max(slots, key=threading.Thread.is_alive).join(_LOOK_SECONDS)
             progress.tell()
             if not is_stopped and should_stop():
                 is_stopped, give_up_at = True, time.monotonic() + _STOP_SECONDS
@@ -227,6 +228,7 @@ class _Closure:
 
     def __init__(self, strategy: Any, step_fn: Callable[..., Any], counter_reference: Any) -> None:
         self.most_steps = 1
+        self.portion = 1  # of the latest account
         self._strategy = strategy
         self._step_fn = step_fn
         self._counter = counter_reference.deref()
