@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -96,7 +97,7 @@ def run_steps(
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
         raise ParameterServerLostError(
             "A ps is gone, and with it the variables that it had. Start the job again, or give it --max-attempts: it "
-            f"resumes from its checkpoint. TensorFlow says: {error.message}"
+            f"resumes from its checkpoint. TensorFlow says: {' '.join(str(error.message).split())[:200]}"
         ) from error
     except tf.errors.OutOfRangeError as error:
         raise TrainingError(
@@ -173,6 +174,8 @@ class _Run:
             if not is_stopped and should_stop():
                 is_stopped, give_up_at = True, time.monotonic() + _STOP_SECONDS
                 ledger.close()
+            if self._errors and give_up_at == float("inf"):  # the other closures end too, unless a worker hangs
+                give_up_at = time.monotonic() + _STOP_SECONDS
             if self._checkpoints is not None and self._checkpoints.is_due():
                 ledger.close()
             if time.monotonic() - ledger.changed_at > self._timeout_seconds:
@@ -183,6 +186,9 @@ class _Run:
                 )
         progress.tell()
         if self._errors:
+            if not any(slot.is_alive() for slot in slots):
+                with contextlib.suppress(Exception):
+                    self._coordinator.join()  # else it raised the same error again at the next call
             raise next(
                 (error for error in self._errors if not isinstance(error, tf.errors.CancelledError)), self._errors[0]
             )
