@@ -16,6 +16,7 @@ PLACEMENT = "data-worker,data-dispatcher,chief,data-worker"
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
 
+@pytest.mark.long
 def test_a_chief_reads_from_other_hosts_through_a_shell_with_a_python_named_for_the_servers(
     tmp_path: Path, lab: SlurmLab
 ) -> None:

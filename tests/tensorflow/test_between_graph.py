@@ -93,6 +93,7 @@ def kill_child(task: str) -> None:
     os.kill(victim, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_the_done_queues_of_the_old_package_are_filled_by_hand(tmp_path: Path) -> None:
     script = tmp_path / "by_hand.py"
     script.write_text(BY_HAND)

@@ -93,7 +93,8 @@ def test_what_a_killed_save_left_is_removed_and_nothing_else(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [4])
 def test_a_kill_in_the_middle_of_a_save_costs_no_checkpoint(job: Job, kills: int) -> None:
     """With keep=1, split over two ps; chief and ps are killed in turn, and each attempt checks what it restores."""
     checkpoints = job.directory / "checkpoints"

@@ -118,6 +118,7 @@ def test_a_killed_workers_steps_run_again_and_the_counter_tells(tmp_path: Path) 
     assert [task["starts"] for task in job.result["tasks"]] == [1, 1, 1, 2]
 
 
+@pytest.mark.long
 def test_a_stop_saves_and_the_next_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     job = Job(tmp_path / "job")
