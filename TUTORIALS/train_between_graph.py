@@ -24,8 +24,8 @@ import tensorflow.compat.v1 as tf
 import tf4slurm
 from tf4slurm.tensorflow.hooks import DoneHook, StartBarrierHook
 
-tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.ERROR)
+tf.disable_v2_behavior()
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--ps", type=int, default=1)
@@ -58,7 +58,8 @@ class Examine(tf.train.SessionRunHook):
     """Tests the net when training is over, while the session is still there."""
 
     def end(self, session: tf.Session) -> None:
-        print(f"test accuracy: {session.run(accuracy, test):.4f}", flush=True)
+        right, made = session.run([accuracy, global_step], test)
+        print(f"step {made}, test accuracy: {right:.4f}", flush=True)
 
 
 tasks = {"ps": arguments.ps, "worker": arguments.workers}
@@ -110,4 +111,4 @@ with tf.train.MonitoredTrainingSession(master=server.target, is_chief=is_leader,
             seconds = time.monotonic() - started
             right = session.run(accuracy, test)
             print(f"second {seconds:.2f} step {step} loss {value:.4f} accuracy {right:.4f}", flush=True)
-print(f"{task_type} {task_index} made {steps} steps and ended at step {step}", flush=True)
+print(f"made {steps} steps", flush=True)

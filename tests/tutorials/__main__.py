@@ -5,13 +5,16 @@ python -m tests.tutorials [NAME…] [--no-slurm]
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
+import uuid
 from pathlib import Path
 
 import click
 import nbformat
 
+from tests.processes import MARK_VARIABLE, kill_leftovers
 from tests.slurm.lab import SlurmLab, missing_slurm
 from tests.tutorials.notebook import NOTEBOOKS, clean, execute, lay_out
 from tests.tutorials.session import NODES, session_of, type_again
@@ -25,8 +28,12 @@ def main(names: tuple[str, ...], slurm: bool) -> None:
     chosen = [path for path in NOTEBOOKS if path.name.startswith(names or "")]
     if slurm and (reason := missing_slurm()):
         raise click.UsageError(f"{reason} Or leave it out: --no-slurm")
-    for path in chosen:
-        remake(path, slurm)
+    os.environ[MARK_VARIABLE] = mark = uuid.uuid4().hex
+    try:
+        for path in chosen:
+            remake(path, slurm)
+    finally:  # what a notebook started that failed half-way
+        kill_leftovers(mark, timeout_seconds=3)
 
 
 def remake(path: Path, slurm: bool) -> None:

@@ -12,14 +12,20 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 TUTORIALS = Path(__file__).parents[2] / "TUTORIALS"
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
-CELL_SECONDS = 170
+CELL_SECONDS = 300
 HOME = "/home/you"
 """What stands in a notebook in place of the directory it was executed in."""
 
+_PACKAGES = re.compile(r"/[\w./-]+(?=/lib/python3)")
 _ADDRESS_IN_MEMORY = re.compile(r" at 0x[0-9a-f]+")
+
+
+class NotebookError(Exception):
+    """A cell raised."""
 
 
 def lay_out(directory: Path) -> Path:
@@ -51,7 +57,7 @@ def execute(path: Path, directory: Path) -> Any:
     """Execute a notebook that lies in `directory`/TUTORIALS from top to bottom, in a kernel of its own that is ended.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: A cell raised; the text holds its traceback.
+        NotebookError: A cell raised; the text holds what all had printed, and its traceback.
         nbclient.exceptions.CellTimeoutError: A cell took longer than CELL_SECONDS.
     """
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
@@ -62,7 +68,10 @@ def execute(path: Path, directory: Path) -> Any:
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
     )
-    client.execute(env={**os.environ, **environment(directory)})
+    try:
+        client.execute(env={**os.environ, **environment(directory)})
+    except CellExecutionError as error:
+        raise NotebookError(f"{text_of(notebook)}\n{error}") from error
     return notebook
 
 
@@ -97,8 +106,9 @@ def clean(notebook: Any, directory: Path) -> None:
 
 def clean_text(text: str, directory: Path) -> str:
     text = text.replace(str(directory), HOME).replace(str(Path(sys.executable).parent), f"{HOME}/tf/bin")
-    text = text.replace(str(TUTORIALS.parent), f"{HOME}/tf4slurm").replace(socket.gethostname(), "laptop")
-    return _ADDRESS_IN_MEMORY.sub("", text)
+    text = text.replace(str(TUTORIALS.parent), f"{HOME}/tf4slurm")
+    text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "pc", text)
+    return _ADDRESS_IN_MEMORY.sub("", _PACKAGES.sub(f"{HOME}/tf", text))
 
 
 def _joined(outputs: list[Any]) -> list[Any]:

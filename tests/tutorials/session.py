@@ -20,8 +20,8 @@ NODES = ("n1", "n2", "n3", "n4")
 LATER = "# some time later"
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 _TYPING_SECONDS = 1.0  # Slurm shows a job as it is after a person's pause, not in its first millisecond
-_COMMAND_SECONDS = 170
-_QUEUE_SECONDS = 170
+_COMMAND_SECONDS = 300
+_QUEUE_SECONDS = 300
 _USER = re.compile(r"\broot\b")
 
 

@@ -21,22 +21,64 @@ from tests.tutorials.session import NODES, session_of, type_again
 ACCURATE = r"(?:0\.9[5-9]\d*|1\.0+)"
 PRINTED: Mapping[str, tuple[str, ...]] = {
     "01": (rf"test accuracy: {ACCURATE}", "#SBATCH --cpus-per-task=2"),
+    "02": (
+        r"worker/1 \| I am worker/1 at 127.0.0.1:\d+",
+        r"pack +ps on \['r1-n9:23082', 'r1-n9:23083'\], rank 3 is worker/1",
+        r"spread +ps on \['r1-n9:23082', 'r1-n10:23082'\]",
+        r"TensorFlow: \{'ps': \['r1-n10:8888'\]",
+        r"tf4slurm:   \{'ps': \['r1-n9:8888'\], 'worker': \['r1-n9:8889', 'r1-n9:8890', 'r1-n10:8888'\]\}",
+        r"Error: .*nvidia-smi",
+    ),
+    "03": (
+        rf"workers: 2, steps: \d+ \+ \d+, test accuracy: {ACCURATE}",
+        rf"workers: 3, steps: \d+ \+ \d+ \+ \d+, test accuracy: {ACCURATE}",
+        r"num_steps=200: \d+ \+ \d+ = (?:39\d|40\d) steps",
+        r"last_step=200: \d+ \+ \d+ = (?:19\d|20\d) steps",
+    ),
+    "04": (
+        rf"worker/0 test accuracy: {ACCURATE} made \d+ steps",
+        rf"worker/0 (sum of the variables \S+), test accuracy: {ACCURATE}\nworker/1 \1",
+    ),
     "05": (
         r"kernel is on /job:ps/replica:0/task:0",
         rf"step 480  loss \S+  test accuracy {ACCURATE}",
         rf"restored: step 480, test accuracy {ACCURATE}",
         "tf4slurm run --site none --ps 1 --workers 2",
     ),
+    "06": (
+        rf"killed worker/1 ---.*worker/1.*restart.*test accuracy: {ACCURATE}.*exit code 0\n",
+        rf"killed ps/0 ---.*resuming from step \d+.*test accuracy: {ACCURATE}.*exit code 0\n",
+        r"killed chief/0 ---.*Root cause: chief/0.*exit code 137\n",
+    ),
+    "07": (
+        r"asked to stop: saved at step (\d+).*exit code 143.*going on from step \1\b",
+        rf"test accuracy: {ACCURATE}.*exit code 0",
+        "--requeue",
+    ),
+    "08": ("#SBATCH --gres=gpu:a100:3", "--interface infiniband", r"exit code 0\b"),
+    "09": (
+        r"ps 0 received done 1",
+        r"worker 1 ended with loss 0\.0",
+        "#SBATCH --gpus-per-node=1",
+        "#SBATCH --exclusive",
+    ),
 }
 """What the cells of each notebook print, whenever it is executed."""
 
 TYPED: Mapping[str, tuple[str, ...]] = {
     "01": (r"1 +debug first_jo +you +R ", rf"n1: 2 CPUs.*\ntest accuracy: {ACCURATE}", r"slurm-2.out\n.*accuracy"),
+    "02": (r"3: I am worker/2 at 10\.78\.0\.4:\d+", r"3: I am worker/2 at 172\.29\.0\.4:\d+", "ib7.*eth0"),
+    "03": (rf"test accuracy: {ACCURATE}.*COMPLETED.*srun.*3: made \d+ steps",),
+    "04": (rf"test accuracy: {ACCURATE}.*COMPLETED in",),
     "05": (r"worker/1 +n4 +\S+ +running", rf"chief/0 \| test accuracy: {ACCURATE}", "COMPLETED in"),
+    "06": (rf"ps/0 .*SIGKILL.*resuming from step \d+.*test accuracy: {ACCURATE}.*COMPLETED in",),
+    "07": (r"saved at step (\d+).*going on from step \1\b", rf"test accuracy: {ACCURATE}"),
+    "08": (r"worker/1 +n4 +172\.29\.0\.4:\d+ +running", r"worker/\d \| on n\d, GPU [0-3]", "COMPLETED in"),
+    "09": (r"0: ps 0 received done 2", r"3: worker 2 ended with loss 0\.0"),
 }
 """What its blocks marked `console` show, whenever they are typed."""
 
-FAST = ("01", "05")
+FAST = ("01", "02", "05", "09")
 """Those that every run of the tests executes. All are executed by `make test-faults`."""
 
 
