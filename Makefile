@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SLURM_PACKAGES := slurm-wlm munge iproute2 slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: demo test test-long check slurm browser bench faults soak fuzz clean
+.PHONY: demo test test-long check slurm browser bench faults notebooks soak fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
@@ -14,7 +14,8 @@ demo: $(VENV)/installed
 test: $(VENV)/installed slurm browser check
 	$(BIN)/python -m pytest --durations=40
 
-# What takes long: most of the fault matrix, and of what is there in several kinds all but the first. Half an hour.
+# What takes long: most of the fault matrix, most notebooks, and of what there is in several kinds all but the first.
+# Half an hour.
 test-long: $(VENV)/installed slurm browser
 	$(BIN)/python -m pytest -m long --durations=40
 
@@ -29,6 +30,10 @@ bench: $(VENV)/installed slurm
 # The whole fault matrix as a table, kept in benchmarks/results/faults.md: 20 minutes.
 faults: $(VENV)/installed slurm
 	$(BIN)/python -m benchmarks faults
+
+# Execute the notebooks in place, and type what they show of a cluster again on a real Slurm: a quarter of an hour.
+notebooks: $(VENV)/installed slurm
+	$(BIN)/python -m tests.tutorials
 
 # 200 jobs in a row, each disturbed at a random moment; a failure prints how to run it again alone.
 soak: $(VENV)/installed

@@ -42,7 +42,8 @@ def make_picture(story: Story) -> str:
         y += _TITLE + HEIGHT + rows * _LEGEND_ROW + _MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" width="{WIDTH}" height="{y:g}" '
-        f'font-family="sans-serif"><style>{_style()}</style><rect width="100%" height="100%" fill="white"/>'
+        f'style="max-width:100%;height:auto" font-family="sans-serif">'
+        f'<style>{_style()}</style><rect width="100%" height="100%" fill="white"/>'
         f"{''.join(parts)}</svg>\n"
     )
 

@@ -1,0 +1,126 @@
+"""A notebook of TUTORIALS: executed in a copy of that directory, as its reader would, and cleaned of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+TUTORIALS = Path(__file__).parents[2] / "TUTORIALS"
+NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
+CELL_SECONDS = 300
+HOME = "/home/you"
+"""What stands in a notebook in place of the directory it was executed in."""
+
+_PACKAGES = re.compile(r"/[\w./-]+(?=/lib/python3)")
+_ADDRESS_IN_MEMORY = re.compile(r" at 0x[0-9a-f]+")
+
+
+class NotebookError(Exception):
+    """A cell raised."""
+
+
+def lay_out(directory: Path) -> Path:
+    """Make `directory` a reader's home: a copy of TUTORIALS, and a virtual environment `tf` in it. Return the copy."""
+    copy = directory / "TUTORIALS"
+    shutil.copytree(TUTORIALS, copy, ignore=shutil.ignore_patterns("runs", "__pycache__", ".ipynb_checkpoints"))
+    activate = copy / "tf" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    activate.write_text(f"export PATH={Path(sys.executable).parent}:$PATH\n")
+    return copy
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """Return what is added to the environment, so that nobody's settings count, and none are written."""
+    return {
+        "HOME": str(directory),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "XDG_CONFIG_HOME": str(directory / ".config"),
+        "XDG_STATE_HOME": str(directory / ".state"),
+        "IPYTHONDIR": str(directory / ".ipython"),
+        "JUPYTER_RUNTIME_DIR": str(directory / ".jupyter"),
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "NO_COLOR": "1",
+        "COLUMNS": "100",
+    }
+
+
+def execute(path: Path, directory: Path) -> Any:
+    """Execute a notebook that lies in `directory`/TUTORIALS from top to bottom, in a kernel of its own that is ended.
+
+    Raises:
+        NotebookError: A cell raised; the text holds what all had printed, and its traceback.
+        nbclient.exceptions.CellTimeoutError: A cell took longer than CELL_SECONDS.
+    """
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
+        record_timing=False,
+    )
+    try:
+        client.execute(env={**os.environ, **environment(directory)})
+    except CellExecutionError as error:
+        raise NotebookError(f"{text_of(notebook)}\n{error}") from error
+    return notebook
+
+
+def text_of(notebook: Any) -> str:
+    """Return all text that the cells of an executed notebook printed or gave."""
+    texts = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            texts.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
+    return "\n".join(texts)
+
+
+def clean(notebook: Any, directory: Path) -> None:
+    """Take this machine out of a notebook's outputs, and what differs each time without meaning anything."""
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number}"
+        cell["metadata"] = {}
+        for output in cell.get("outputs", ()):
+            output.pop("metadata", None) if output["output_type"] == "stream" else output.update(metadata={})
+            if "text" in output:
+                output["text"] = clean_text(output["text"], directory)
+            for kind, data in output.get("data", {}).items():
+                if isinstance(data, str) and kind != "image/png":
+                    output["data"][kind] = clean_text(data, directory)
+        if cell.cell_type == "code":
+            cell["outputs"] = _joined(cell["outputs"])
+    notebook.metadata = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+
+
+def clean_text(text: str, directory: Path) -> str:
+    text = text.replace(str(directory), HOME).replace(str(Path(sys.executable).parent), f"{HOME}/tf/bin")
+    text = text.replace(str(TUTORIALS.parent), f"{HOME}/tf4slurm")
+    text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "pc", text)
+    return _ADDRESS_IN_MEMORY.sub("", _PACKAGES.sub(f"{HOME}/tf", text))
+
+
+def _joined(outputs: list[Any]) -> list[Any]:
+    """Return the outputs with the pieces of one stream that follow each other as one: how it was cut is chance."""
+    joined: list[Any] = []
+    for output in outputs:
+        if (
+            joined
+            and output["output_type"] == "stream" == joined[-1]["output_type"]
+            and (output["name"] == joined[-1]["name"])
+        ):
+            joined[-1]["text"] += output["text"]
+        else:
+            joined.append(output)
+    return joined

@@ -1,0 +1,63 @@
+"""What a notebook shows of a cluster: its blocks marked `console`, typed again on the login host of a real Slurm.
+
+A line that begins with `$ ` is a command; what follows is what it printed. The tool types the commands, in the
+directory of the notebook, in a fresh lab of four hosts, and writes their output. `# some time later` waits until no job
+is left.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.processes import wait_until
+from tests.slurm.lab import SlurmLab
+from tests.tutorials.notebook import clean_text, environment
+
+NODES = ("n1", "n2", "n3", "n4")
+LATER = "# some time later"
+_BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+_TYPING_SECONDS = 1.0  # Slurm shows a job as it is after a person's pause, not in its first millisecond
+_COMMAND_SECONDS = 300
+_QUEUE_SECONDS = 300
+_USER = re.compile(r"\broot\b")
+
+
+def session_of(notebook: Any) -> str:
+    """Return all that was typed and answered; empty if the notebook needs no cluster."""
+    return "".join(
+        text for cell in notebook.cells if cell.cell_type == "markdown" for text in _BLOCK.findall(cell.source)
+    )
+
+
+def type_again(notebook: Any, lab: SlurmLab, directory: Path) -> None:
+    """Type all commands of a notebook, in their order, and put what they print in their place."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _BLOCK.sub(lambda block: f"```console\n{_type(block[1], lab, directory)}```", cell.source)
+
+
+def _type(block: str, lab: SlurmLab, directory: Path) -> str:
+    said = []
+    for line in block.splitlines():
+        if line == LATER:
+            if not wait_until(lambda: not lab.queue(), _QUEUE_SECONDS, poll_seconds=0.5):
+                raise TimeoutError(f"Jobs are left after {_QUEUE_SECONDS} s: {lab.queue()}")
+            said.append(line)
+        elif line.startswith("$ "):
+            time.sleep(_TYPING_SECONDS)
+            done = lab.run(
+                *("bash", "-c", f"exec 2>&1\n{line[2:]}"),
+                cwd=directory / "TUTORIALS",
+                env=environment(directory),
+                timeout_seconds=_COMMAND_SECONDS,
+                check=False,
+            )
+            said += [line, *_clean(done.stdout, directory).splitlines()]
+    return "".join(f"{line.rstrip()}\n" for line in said)
+
+
+def _clean(text: str, directory: Path) -> str:
+    return _USER.sub(" you", clean_text(text, directory))

@@ -1,0 +1,153 @@
+"""The notebooks do what they say: what they keep, what they print when executed, what a real Slurm answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nbclient", reason="pip install tf4slurm[test,tutorials]")
+pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+import nbformat
+
+from tests.slurm.lab import SlurmLab
+from tests.tutorials.notebook import NOTEBOOKS, TUTORIALS, execute, lay_out, text_of
+from tests.tutorials.session import NODES, session_of, type_again
+
+ACCURATE = r"(?:0\.9[5-9]\d*|1\.0+)"
+PRINTED: Mapping[str, tuple[str, ...]] = {
+    "01": (rf"test accuracy: {ACCURATE}", "#SBATCH --cpus-per-task=2"),
+    "02": (
+        r"worker/1 \| I am worker/1 at 127.0.0.1:\d+",
+        r"pack +ps on \['r1-n9:23082', 'r1-n9:23083'\], rank 3 is worker/1",
+        r"spread +ps on \['r1-n9:23082', 'r1-n10:23082'\]",
+        r"TensorFlow: \{'ps': \['r1-n10:8888'\]",
+        r"tf4slurm:   \{'ps': \['r1-n9:8888'\], 'worker': \['r1-n9:8889', 'r1-n9:8890', 'r1-n10:8888'\]\}",
+        r"Error: .*nvidia-smi",
+    ),
+    "03": (
+        rf"workers: 2, steps: \d+ \+ \d+, test accuracy: {ACCURATE}",
+        rf"workers: 3, steps: \d+ \+ \d+ \+ \d+, test accuracy: {ACCURATE}",
+        r"num_steps=200: \d+ \+ \d+ = (?:39\d|40\d) steps",
+        r"last_step=200: \d+ \+ \d+ = (?:19\d|20\d) steps",
+    ),
+    "04": (
+        rf"worker/0 test accuracy: {ACCURATE} made \d+ steps",
+        rf"worker/0 (sum of the variables \S+), test accuracy: {ACCURATE}\nworker/1 \1",
+    ),
+    "05": (
+        r"kernel is on /job:ps/replica:0/task:0",
+        rf"step 480  loss \S+  test accuracy {ACCURATE}",
+        rf"restored: step 480, test accuracy {ACCURATE}",
+        "tf4slurm run --site none --ps 1 --workers 2",
+    ),
+    "06": (
+        rf"killed worker/1 ---.*worker/1.*restart.*test accuracy: {ACCURATE}.*exit code 0\n",
+        rf"killed ps/0 ---.*resuming from step \d+.*test accuracy: {ACCURATE}.*exit code 0\n",
+        r"killed chief/0 ---.*Root cause: chief/0.*exit code 137\n",
+    ),
+    "07": (
+        r"asked to stop: saved at step (\d+).*exit code 143.*going on from step \1\b",
+        rf"test accuracy: {ACCURATE}.*exit code 0",
+        "--requeue",
+    ),
+    "08": ("#SBATCH --gres=gpu:a100:3", "--interface infiniband", r"exit code 0\b"),
+    "09": (
+        r"ps 0 received done 1",
+        r"worker 1 ended with loss 0\.0",
+        "#SBATCH --gpus-per-node=1",
+        "#SBATCH --exclusive",
+    ),
+}
+"""What the cells of each notebook print, whenever it is executed."""
+
+TYPED: Mapping[str, tuple[str, ...]] = {
+    "01": (r"1 +debug first_jo +you +R ", rf"n1: 2 CPUs.*\ntest accuracy: {ACCURATE}", r"slurm-2.out\n.*accuracy"),
+    "02": (r"3: I am worker/2 at 10\.78\.0\.4:\d+", r"3: I am worker/2 at 172\.29\.0\.4:\d+", "ib7.*eth0"),
+    "03": (rf"test accuracy: {ACCURATE}.*COMPLETED.*srun.*3: made \d+ steps",),
+    "04": (rf"test accuracy: {ACCURATE}.*COMPLETED in",),
+    "05": (r"worker/1 +n4 +\S+ +running", rf"chief/0 \| test accuracy: {ACCURATE}", "COMPLETED in"),
+    "06": (rf"ps/0 .*SIGKILL.*resuming from step \d+.*test accuracy: {ACCURATE}.*COMPLETED in",),
+    "07": (r"saved at step (\d+).*going on from step \1\b", rf"test accuracy: {ACCURATE}"),
+    "08": (r"worker/1 +n4 +172\.29\.0\.4:\d+ +running", r"worker/\d \| on n\d, GPU [0-3]", "COMPLETED in"),
+    "09": (r"0: ps 0 received done 2", r"3: worker 2 ended with loss 0\.0"),
+}
+"""What its blocks marked `console` show, whenever they are typed."""
+
+FAST = ("01", "02", "05", "09")
+"""Those that `make test` executes; `make test-long` has the others."""
+
+TYPED_AGAIN = ("01", "02", "06")
+"""Those of which `make test-long` types the blocks, too; `make notebooks` types all."""
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+
+
+def number(path: Path) -> str:
+    return path.name[:2]
+
+
+def check(text: str, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        assert re.search(pattern, text, re.DOTALL), f"{pattern} is not in:\n{text}"
+
+
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=number)
+
+
+@each
+def test_a_notebook_is_kept_as_it_was_executed_and_says_what_it_says(path: Path) -> None:
+    notebook = read(path)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    check(text_of(notebook), PRINTED[number(path)])
+    check(session_of(notebook), TYPED[number(path)])
+
+
+@each
+def test_a_notebook_shows_nothing_of_the_machine_that_made_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not re.findall(r"/tmp/\w+|/root\b|/home/(?!you/)\w+| root |Traceback", text)
+    for notebook in (cell for cell in read(path).cells if cell.cell_type == "code"):
+        assert not [output for output in notebook.outputs if output.get("name") == "stderr"]
+
+
+@each
+def test_a_notebook_begins_with_its_end_and_ends_with_the_next(path: Path) -> None:
+    cells = read(path).cells
+    assert cells[0].source.startswith(f"# {int(number(path))}. ")
+    assert "**At its end**" in cells[0].source
+    assert "## Read next" in cells[-1].source
+    for link in re.findall(r"\]\(([\w./-]+)\)", "".join(cell.source for cell in cells)):
+        assert (TUTORIALS / link).exists(), link
+
+
+def test_the_readme_has_them_all() -> None:
+    readme = (TUTORIALS.parent / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"TUTORIALS/(\d\d-[\w-]+\.ipynb)", readme)) == {path.name for path in NOTEBOOKS}
+
+
+def some_fast(path: Path) -> Any:
+    return pytest.param(path, id=number(path), marks=[] if number(path) in FAST else [pytest.mark.long])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", map(some_fast, NOTEBOOKS))
+def test_it_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
+    check(text_of(execute(lay_out(tmp_path) / path.name, tmp_path)), PRINTED[number(path)])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if number(path) in TYPED_AGAIN], ids=number)
+def test_a_real_slurm_answers_as_it_shows(path: Path, tmp_path: Path, slurm: None) -> None:
+    notebook = execute(lay_out(tmp_path) / path.name, tmp_path)
+    with SlurmLab(NODES) as lab:
+        type_again(notebook, lab, tmp_path)
+    check(session_of(notebook), TYPED[number(path)])
