@@ -24,7 +24,7 @@ from tf4slurm.control.auth import new_secret
 from tf4slurm.control.limits import Limits
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
-from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
+from tf4slurm.errors import InterfaceError, RendezvousError, RendezvousTimeoutError
 from tf4slurm.join import Join, JoinSettings, Place, Service
 from tf4slurm.line import Line
 from tf4slurm.network.interfaces import host_addresses, interface_address
@@ -35,6 +35,7 @@ from tf4slurm.run_directory import RunDirectory
 logger = logging.getLogger(__name__)
 
 _LEAVE_SECONDS = 10.0
+_TELL_SECONDS = 10.0  # how long a task that lacks the interface tries to tell the others
 _LOOK_SECONDS = 1.0  # how often it is asked whether the script is still there, beside the pipe that tells its end
 
 
@@ -59,10 +60,20 @@ class Companion:
         hosting = asyncio.create_task(self._host()) if self._place.rank == 0 else None
         member = asyncio.create_task(membership.run())
         agreeing = asyncio.create_task(self._join.agree())
+        lacking = self._lacking_interface()
         try:
-            await asyncio.wait({ending, member, agreeing, *filter(None, [hosting])}, return_when="FIRST_COMPLETED")
+            done, _ = await asyncio.wait(
+                {ending, member, agreeing, *filter(None, [hosting])},
+                timeout=None if lacking is None else _TELL_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if lacking is not None and not done:  # rank 0 lacks it, too, and is gone
+                raise lacking
             if not agreeing.done() and not ending.done():
-                await (hosting if hosting is not None and hosting.done() else member)
+                if hosting is not None and hosting.done():
+                    await hosting
+                    raise lacking or _failure(self._join)  # it was over before this task could be told
+                await member
             if not ending.done():
                 cluster = await agreeing
                 if cluster is None:
@@ -79,6 +90,15 @@ class Companion:
                 if not self._line.was_used:  # a script that knows nothing of the others' ends does not wait for them
                     hosting.cancel()
                 await asyncio.wait({hosting})
+
+    def _lacking_interface(self) -> InterfaceError | None:
+        """Return why this host has no address on the interface that is asked for; None if it has."""
+        try:
+            if self._settings.interface:
+                interface_address(self._settings.interface, self._place.node)
+            return None
+        except InterfaceError as error:
+            return error
 
     async def _stand_by(
         self, cluster: Cluster, script: int, ending: asyncio.Task[None], member: asyncio.Task[None]
@@ -122,7 +142,7 @@ class Companion:
         service = ControlService(state, secret)
         try:
             port = await service.start()
-            interface = self._settings.interface
+            interface = None if self._lacking_interface() else self._settings.interface
             hosts = (interface_address(interface),) if interface else host_addresses()
             self._directory.write_control(Service(tuple(Address(host, port) for host in hosts), secret).to_json())
             await service.wait_for_end()

@@ -6,6 +6,7 @@ Under an agent of tf4slurm all of it works; in a script that was started by hand
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import secrets
 import signal
@@ -22,6 +23,7 @@ LINE_VARIABLE = "TF4SLURM_LINE"
 """Where a child finds its agent: a path, or "@" and a name in Linux's abstract namespace."""
 
 _REPORT_SECONDS = 0.2  # steps follow each other faster than anybody wants to know
+_WAKE_SECONDS = 1.0
 _LATE_SECONDS = 30.0  # how much later than its own timeout a barrier's answer may come
 _SLURMS_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -140,11 +142,17 @@ class ScriptLine:
         Raises:
             RendezvousConnectionError: The agent is gone.
         """
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
-            found = self._changed.wait_for(lambda: condition() or not self.is_open, timeout_seconds)
-            if found and not condition():
-                raise RendezvousConnectionError("The agent of this process is gone.", address="")
-            return found
+            while not condition():
+                if not self.is_open:
+                    raise RendezvousConnectionError("The agent of this process is gone.", address="")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                # a signal that comes just before the main thread falls asleep is not served before it wakes up
+                self._changed.wait(min(left, _WAKE_SECONDS))
+            return True
 
     def add_callback(self, save: Callable[[], object]) -> None:
         with self._changed:

@@ -83,6 +83,13 @@ def test_infiniband_takes_the_addresses_of_that_network(tmp_path: Path, lab: Slu
     check_truth(lab, found, network="172.29.0.")
 
 
+def test_an_interface_that_no_host_has_is_told_in_every_task(tmp_path: Path, lab: SlurmLab) -> None:
+    result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, interface='ib7')", "-N4", "-n4")
+    assert result.returncode == 1
+    assert result.stderr.count("Interface 'ib7' does not exist on node") >= 4, result.stderr
+    assert "TimeoutExpired" not in result.stderr
+
+
 def test_a_count_of_each_role_may_be_spread(tmp_path: Path, lab: SlurmLab) -> None:
     call = "get_server_dictionary({'ps': 4, 'worker': 4}, placement='spread')"
     found = answers(run(lab, tmp_path, call, "-N4", "-n8"))

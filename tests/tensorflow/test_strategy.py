@@ -84,7 +84,7 @@ parameter_server_strategy(timeout_seconds=1)
 def readme_script(directory: Path) -> Path:
     """Write down the script of the README's section "Training code"."""
     section = README.read_text(encoding="utf-8").partition("## Training code")[2]
-    (code,) = re.findall(r"```python\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", re.split(r"\n##+ ", section)[0], re.DOTALL)
     path = directory / "train.py"
     path.write_text(code.replace('"checkpoints"', repr(str(directory / "checkpoints"))))
     return path

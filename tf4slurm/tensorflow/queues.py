@@ -7,7 +7,9 @@ Read beside https://www.tensorflow.org/api_docs/python/tf/queue/FIFOQueue.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
@@ -21,6 +23,7 @@ PUT_SECONDS = 5.0
 
 UNBOUNDED = -1
 _CLOSE_SECONDS = 1.0
+_WAKE_SECONDS = 1.0
 
 
 class PsQueue:
@@ -92,10 +95,13 @@ class PsQueue:
         """Run in a thread: a session that waits serves no signal, and TensorFlow's own timeout could lose an item."""
         session = self._open(None)
         result = _in_thread(lambda: session.run(operation))
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         try:
-            return result.result(timeout_seconds)
-        except futures.TimeoutError:
-            raise TimeoutError from None
+            # a signal that comes just before the main thread falls asleep is not served before it wakes up
+            while not futures.wait([result], max(0.0, min(_WAKE_SECONDS, deadline - time.monotonic()))).done:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError
+            return result.result()
         except tf.errors.OpError as error:
             text = f"{self._device} at {self._target} ended the wait: {error.message}. Look at the log of that ps."
             raise ShutdownError(text) from error
