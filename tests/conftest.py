@@ -49,6 +49,13 @@ def process_mark() -> Iterator[str]:
         pytest.fail(f"The test left these processes behind (killed now):\n{names}", pytrace=False)
 
 
+@pytest.fixture(autouse=True)
+def lean_tensorflow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let TensorFlow leave Keras out, but in tests marked `keras`: it takes as long to import as all the rest."""
+    if request.node.get_closest_marker("keras") is None:
+        monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     """One job of this host."""

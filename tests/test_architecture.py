@@ -69,7 +69,7 @@ INSIDE = {
     "tensorflow": [
         [
             *("checkpoints", "data_service", "evaluator", "files", "forming", "keras_limits"),
-            *("ledger", "resolver", "queues", "paths", "seat", "smoke"),
+            *("leaving", "ledger", "resolver", "queues", "paths", "seat", "smoke"),
         ],
         ["done", "local_cluster", "mirrored", "muster", "steps", "strategy"],
         ["hooks"],

@@ -81,6 +81,27 @@ parameter_server_strategy(timeout_seconds=1)
 """
 
 
+LEAVES = """
+import pathlib, sys
+from tf4slurm.tensorflow import parameter_server_strategy
+strategy, coordinator = parameter_server_strategy()
+import tensorflow as tf
+with strategy.scope():
+    weight = tf.Variable(0.0)
+
+@tf.function
+def work():
+    weight.assign_add(1.0)
+
+while not pathlib.Path(sys.argv[1]).exists():
+    for _ in range(20):
+        coordinator.schedule(work)
+    coordinator.join()
+    print("works", flush=True)
+sys.exit(5)
+"""
+
+
 def readme_script(directory: Path) -> Path:
     """Write down the script of the README's section "Training code"."""
     section = README.read_text(encoding="utf-8").partition("## Training code")[2]
@@ -88,6 +109,13 @@ def readme_script(directory: Path) -> Path:
     path = directory / "train.py"
     path.write_text(code.replace('"checkpoints"', repr(str(directory / "checkpoints"))))
     return path
+
+
+def process_of(task: str) -> int:
+    entry = f"TF4SLURM_TASK={task}".encode()
+    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
+    (found,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
+    return found
 
 
 def run_readme(job: Job, directory: Path) -> None:
@@ -110,14 +138,20 @@ def test_the_script_of_the_readme_trains_and_its_evaluator_evaluates_the_last_ch
     assert ends == dict.fromkeys(("chief/0", "ps/0", "worker/0", "evaluator/0"), "left")
 
 
+def test_a_chief_that_ends_while_a_worker_is_lost_does_not_hang(job: Job, tmp_path: Path) -> None:
+    job.start("--ps", "1", "--workers", "2", command=(sys.executable, "-c", LEAVES, str(tmp_path / "leave")))
+    assert wait_until(lambda: "works" in job.stdout, 120), job.stdout + job.stderr
+    os.kill(process_of("worker/1"), signal.SIGKILL)
+    assert wait_until(lambda: "failed with UnavailableError" in job.stdout, 30), job.stdout + job.stderr
+    (tmp_path / "leave").touch()
+    assert job.wait(60) == 5, job.stdout + job.stderr
+
+
 @pytest.mark.long
 def test_an_evaluator_that_is_killed_starts_again_and_evaluates_the_last_checkpoint(job: Job, tmp_path: Path) -> None:
     run_readme(job, tmp_path)
     assert wait_until(lambda: "evaluator/0 | " in job.stdout, 120), job.stdout + job.stderr
-    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
-    entry = b"TF4SLURM_TASK=evaluator/0"
-    (victim,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
-    os.kill(victim, signal.SIGKILL)
+    os.kill(process_of("evaluator/0"), signal.SIGKILL)
     assert job.wait(170) == 0, job.stdout + job.stderr
     assert last_evaluation(job) == "ckpt-300"
     assert {task["task"]: task["starts"] for task in job.result["tasks"]}["evaluator/0"] == 2

@@ -14,12 +14,13 @@ import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 from tf4slurm.errors import ParameterServerLostError, TrainingError, TrainingTimeoutError
 from tf4slurm.script import report, should_stop
 from tf4slurm.tensorflow.checkpoints import Checkpoints
+from tf4slurm.tensorflow.leaving import let_leave
 from tf4slurm.tensorflow.ledger import Ledger
 
 _SLOTS_PER_WORKER = 2  # while a worker computes one closure, the next waits for it
 _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 10.0  # of the job's grace, so that a worker which hangs does not cost the last checkpoint
-_RECOVERY_SECONDS = 60.0  # a worker that is started again imports TensorFlow first
+_FETCHES = 3  # of one closure's result, each from another run of it: results that come back from nobody are an error
 _MAX_STEPS = 64
 _MAX_OPERATIONS = 4_000  # a graph of so many takes a second or two to trace and to send; larger steps take long enough
 
@@ -62,7 +63,7 @@ def run_steps(
     """Train until the counter of steps has reached `steps`; less what a restored checkpoint has already.
 
     Each step runs once, or more often: when a worker is lost, the steps of its closure run again on another worker,
-    also those that it had applied. So up to a quarter of a second of a worker's steps (or `steps_per_call`) may be
+    also those that it had applied. So up to half a second of a worker's steps (or two times `steps_per_call`) may be
     applied twice at each loss. A worker that is started again reads its dataset from the beginning.
 
     The job is told step and loss (`tf4slurm.report`). When the job is to stop, closures that run are finished, or given
@@ -91,6 +92,7 @@ def run_steps(
         CheckpointError: A checkpoint could not be written.
         Exception: Whatever step_fn raised.
     """
+    let_leave(coordinator)
     run = _Run(coordinator, step_fn, dataset, step, checkpoints, steps_per_call, timeout_seconds)
     try:
         return run.go(steps)
@@ -148,8 +150,6 @@ class _Run:
             is_stopped = self._run_until(limit, first)
             if self._checkpoints is not None:
                 self._checkpoints.save()
-        if not is_stopped:
-            _wait_for_lost_workers(self._coordinator)
         ledger = self._ledger
         mean_loss = ledger.loss_sum / ledger.losses if ledger.losses else None
         self._closure.portion = ledger.portion
@@ -198,13 +198,28 @@ class _Run:
         """Keep one closure with the coordinator, until there are no more steps to be taken."""
         try:
             while steps := self._ledger.take(self._closure.most_steps):
-                with self._scheduling:
-                    result = self._coordinator.schedule(self._closure.function, args=(steps, *self._inputs))
-                worker, loss_sum, losses = result.fetch()
+                worker, loss_sum, losses = self._do(steps)
                 self._ledger.enter(int(worker), steps, float(loss_sum), int(losses))
         except Exception as error:
             self._errors.append(error)
             self._ledger.close()
+
+    def _do(self, steps: int) -> Any:
+        """Have a worker do so many steps; return what the closure gives.
+
+        That stays on the worker until it is fetched: with a worker that dies in between it is lost, and the steps run
+        again. A ps that is gone is told by the counter, or by TensorFlow when the closure runs again.
+        """
+        for fetches in range(1, _FETCHES + 1):
+            with self._scheduling:
+                result = self._coordinator.schedule(self._closure.function, args=(steps, *self._inputs))
+            try:
+                return result.fetch()
+            except (tf.errors.UnavailableError, tf.errors.AbortedError):
+                self._counter.numpy()
+                if fetches == _FETCHES:
+                    raise
+        raise AssertionError
 
 
 class _Progress:
@@ -272,19 +287,6 @@ def _to_figures(strategy: Any, loss: Any) -> Any:
             f"step_fn returned a loss of shape {loss.shape}, not one number: return tf.reduce_mean(loss)."
         )
     return tf.stack([tf.cast(loss, tf.float64), tf.ones((), tf.float64)])
-
-
-def _wait_for_lost_workers(coordinator: Any) -> None:
-    """Wait, not for ever, until lost workers are back: a chief that exits before hangs in TensorFlow's own exit.
-
-    Seen in 2.21, and for as long as watched, since a thread of the coordinator is then waiting for them in C++. That it
-    waits is told by nothing public.
-    """
-    handler = getattr(getattr(coordinator, "_cluster", None), "failure_handler", None)
-    waits = getattr(handler, "_cluster_due_for_update_or_finish", None)
-    deadline = time.monotonic() + _RECOVERY_SECONDS
-    while waits is not None and waits.is_set() and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
 
 
 def _count_workers() -> int:

@@ -17,6 +17,7 @@ from tf4slurm.script import ScriptLine, find_line
 from tf4slurm.server_dictionary import get_server_dictionary
 from tf4slurm.tensorflow.forming import lead_servers, own_run_directory
 from tf4slurm.tensorflow.keras_limits import tell_keras_limits
+from tf4slurm.tensorflow.leaving import let_leave
 
 _NEEDED = ("chief", "ps", "worker")
 SHARDINGS = ("none", "min-size", "fixed-shards")
@@ -79,7 +80,9 @@ def parameter_server_strategy(
     tell_keras_limits()
     partitioner = _partitioner(sharding, min_shard_bytes, max_shards or len(own.ps_addresses))
     strategy = lead_servers(own.cluster, own_run_directory(), timeout_seconds, variable_partitioner=partitioner)
-    return Lead(strategy, tf.distribute.coordinator.ClusterCoordinator(strategy))
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    let_leave(coordinator)
+    return Lead(strategy, coordinator)
 
 
 def _check(own: ServerDictionary) -> None:
