@@ -18,7 +18,7 @@ _CUT_OFF_SECONDS = 2.0
 _START_TIMEOUT_SECONDS = 6.0
 _SERVE_TIMEOUT_SECONDS = 15.0
 _GRACE_SECONDS = 25.0
-_OFTEN = ("chief/0", "ps/0", "worker/1", "launcher")
+_OFTEN = ("ps/0, SIGKILL", "worker/1, SIGKILL", "launcher, SIGKILL")
 
 
 class Outcome(enum.Enum):
@@ -81,7 +81,7 @@ class Case:
     @property
     def is_quick(self) -> bool:
         """Whether `make test` has it; `make test-long` has all the others."""
-        return self.fault == "SIGKILL" and self.form is Form.BATCH and self.victim in _OFTEN
+        return self.name in _OFTEN
 
     @property
     def tasks(self) -> tuple[str, ...]:

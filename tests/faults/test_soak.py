@@ -11,7 +11,9 @@ from tests.faults.soak import mishap_of, run_job
 SEED = 52
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize(
+    "number", [*range(5), *(pytest.param(number, marks=pytest.mark.long) for number in range(5, 10))]
+)
 def test_a_job_with_a_mishap_ends_as_it_has_to(tmp_path: Path, process_mark: str, number: int) -> None:
     assert run_job(SEED, number, tmp_path)
 

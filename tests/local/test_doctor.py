@@ -14,6 +14,8 @@ import pytest
 
 from tests.jobs import TF4SLURM
 
+pytestmark = pytest.mark.keras
+
 SECRET = "hunter2"
 
 

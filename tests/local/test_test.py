@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.jobs import TF4SLURM
+
+pytestmark = pytest.mark.keras
 
 
 def run_test(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,8 @@ from tests.slurm.lab import SlurmLab
 SCRIPT = Path(__file__).parents[2] / "TUTORIALS" / "train_digits.py"
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
+pytestmark = pytest.mark.keras
+
 
 README = SCRIPT.parents[1] / "README.md"
 

@@ -19,6 +19,8 @@ from tests.jobs import TF4SLURM
 from tests.processes import wait_until
 from tests.slurm.lab import SlurmLab
 
+pytestmark = pytest.mark.keras
+
 SALLOC = ("salloc", "-Q", "-N4", "-n4")
 
 

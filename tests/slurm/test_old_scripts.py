@@ -33,7 +33,7 @@ def check_end(output: str, ps: int, workers: int) -> None:
 @pytest.mark.parametrize(
     ("script", "ps", "workers", "nodes"),
     [
-        ("asynchronous.py", 2, 2, 1),
+        pytest.param("asynchronous.py", 2, 2, 1, marks=pytest.mark.long),
         ("synchronous.py", 1, 3, 4),
     ],
 )

@@ -83,6 +83,7 @@ def test_infiniband_takes_the_addresses_of_that_network(tmp_path: Path, lab: Slu
     check_truth(lab, found, network="172.29.0.")
 
 
+@pytest.mark.long
 def test_an_interface_that_no_host_has_is_told_in_every_task(tmp_path: Path, lab: SlurmLab) -> None:
     result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, interface='ib7')", "-N4", "-n4")
     assert result.returncode == 1

@@ -174,6 +174,7 @@ def test_from_inside_another_job_nothing_of_it_leaks(tmp_path: Path, lab: SlurmL
     assert (found["SLURM_JOB_ID"], found["SLURM_JOB_PARTITION"]) == (job_id, "debug")
 
 
+@pytest.mark.long
 def test_a_job_is_requeued_and_each_run_keeps_its_output(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     children = tmp_path / "children"
     children.mkdir()

@@ -173,6 +173,7 @@ def test_a_controller_that_does_not_answer_costs_some_seconds_and_is_told(watche
     assert watcher.status(job_id)["state"] == "RUNNING"
 
 
+@pytest.mark.long
 def test_a_job_that_was_never_there_is_answered_with_the_nearest(watcher: Watcher) -> None:
     job_id = watcher.submit("--single")
     unknown = watcher.run("status", f"{job_id}0")

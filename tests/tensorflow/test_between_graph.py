@@ -45,7 +45,10 @@ else:
     ("roles", "mode", "trains"),
     [
         (("--no-chief", "--ps", "1", "--workers", "2"), ("--no-chief", "--sync"), ("worker/0", "worker/1")),
-        (("--ps", "1", "--workers", "1"), (), ("chief/0",)),  # its worker is ended with the job, whenever that is
+        pytest.param(
+            *(("--ps", "1", "--workers", "1"), (), ("chief/0",)),  # its worker is ended with the job, whenever that is
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["synchronous, worker 0 leads", "asynchronous, a chief leads"],
 )

@@ -58,6 +58,7 @@ def test_a_chief_reads_on_though_a_data_worker_and_then_the_dispatcher_are_kille
     assert 1900 <= int(found[1]) <= 2000
 
 
+@pytest.mark.long
 def test_each_worker_of_a_coordinator_reads_its_share_and_numbers_that_no_other_has(job: Job) -> None:
     job.start("--ps", "1", "--workers", "2", "--data-workers", "1", command=script("read_shares.py"))
     assert job.wait(200) == 0, job.stdout + job.stderr

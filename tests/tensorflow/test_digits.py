@@ -18,6 +18,8 @@ ROLES = ("--ps", "1", "--workers", "2")
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
+pytestmark = pytest.mark.keras
+
 
 def start(job: Job, *arguments: str) -> None:
     job.start(*ROLES, command=(sys.executable, str(SCRIPT), *arguments))
@@ -59,6 +61,7 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_training_ends_as_before(j
     assert [task["starts"] for task in job.result["tasks"]] == [1, 1, 1, 2]
 
 
+@pytest.mark.long
 def test_a_killed_ps_ends_the_job_and_the_next_run_resumes(job: Job, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     start(job, "--checkpoint-dir", str(checkpoints))

@@ -47,6 +47,7 @@ def test_synchronous_training_ends_without_the_two_minutes_that_tensorflow_waits
     assert time.monotonic() - stopped < 60
 
 
+@pytest.mark.long
 def test_a_worker_that_comes_before_the_leader_does_not_look_in_vain(tasks: Tasks, tmp_path: Path) -> None:
     """TensorFlow alone looks for the variables, says that it waits, and sleeps for 30 s."""
     script = tmp_path / "script.py"
@@ -76,6 +77,7 @@ def test_the_leader_stays_until_the_last_worker_has_its_session(tasks: Tasks, tm
     assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 0]
 
 
+@pytest.mark.long
 def test_no_worker_trains_before_all_have_come(tasks: Tasks, tmp_path: Path) -> None:
     script = with_filters(with_hook(tmp_path, "StartBarrierHook()"))
     for name in ["ps/0", "worker/0"]:

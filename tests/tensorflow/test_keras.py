@@ -89,6 +89,8 @@ print("falls", losses[-1] < losses[0] / 4, "weights", weights, "of", strategy.nu
 LATE = """
 import os, time
 from tf4slurm.tensorflow import multi_worker_mirrored_strategy
+
+pytestmark = pytest.mark.keras
 if os.environ["TF4SLURM_TASK"] == "worker/1":
     time.sleep(600)
 multi_worker_mirrored_strategy(timeout_seconds=3)
@@ -117,6 +119,7 @@ def weights_of_each(job: Job) -> list[str]:
     return re.findall(r"falls True weights (.*) of 2", job.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("tf_keras")
 def test_the_keras_before_3_fits_with_parameter_servers(job: Job) -> None:
     start(job, FIT, "--ps", "2", "--workers", "1")

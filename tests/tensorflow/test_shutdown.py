@@ -72,7 +72,10 @@ def start_worker(tasks: Tasks, directory: Path, index: int, how: str) -> None:
     ("ways", "codes", "told"),
     [
         (("block", "raises in block", "raises"), [0, 1, 1], "done: worker/0 failed: worker/1 worker/2"),
-        (("ends", "exits in block", "says so"), [0, 3, 0], "done: worker/0 failed: worker/1 worker/2"),
+        pytest.param(
+            *(("ends", "exits in block", "says so"), [0, 3, 0], "done: worker/0 failed: worker/1 worker/2"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_ps_learns_how_each_worker_ended(

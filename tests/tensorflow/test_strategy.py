@@ -158,6 +158,7 @@ def test_an_evaluator_that_is_killed_starts_again_and_evaluates_the_last_checkpo
 
 
 @pytest.mark.long
+@pytest.mark.keras
 def test_variables_are_split_and_keras_3_is_used_as_far_as_it_goes(job: Job, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SHARDS)
     job.start("--ps", "2", "--workers", "1", command=(sys.executable, str(tmp_path / "train.py")))
