@@ -13,6 +13,8 @@ from tests.jobs import Job
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
+pytestmark = pytest.mark.keras
+
 TF_KERAS = Path(sys.prefix) / "tf-keras"
 """Where `make test` puts it, out of the way of all other tests."""
 
@@ -90,7 +92,6 @@ LATE = """
 import os, time
 from tf4slurm.tensorflow import multi_worker_mirrored_strategy
 
-pytestmark = pytest.mark.keras
 if os.environ["TF4SLURM_TASK"] == "worker/1":
     time.sleep(600)
 multi_worker_mirrored_strategy(timeout_seconds=3)
