@@ -32,6 +32,7 @@ def lay_out(directory: Path) -> dict[str, str]:
     return {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
+@pytest.mark.long
 def test_the_batch_script_of_the_readme_learns(tmp_path: Path, lab: SlurmLab) -> None:
     environ = lay_out(tmp_path)
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)

@@ -166,6 +166,7 @@ def test_a_node_whose_interface_is_down(lab: SlurmLab, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 def test_a_node_that_does_not_reach_another(lab: SlurmLab, tmp_path: Path) -> None:
     route = "unreachable 172.29.0.4/32"  # that of gpu-09 in ib0
     with changed(lab, "r1-n10", f"ip route add {route}", f"ip route del {route}"):

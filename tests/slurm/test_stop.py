@@ -103,9 +103,10 @@ def test_the_time_limit_requeues_once_and_the_job_goes_on(lab: SlurmLab, tmp_pat
     assert "this job was put back into the queue 1 times" in output(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("partition", "doubt"),
-    [pytest.param("low", "", marks=pytest.mark.long), ("lowc", "Preemption does not requeue here")],
+    [("low", ""), ("lowc", "Preemption does not requeue here")],
 )
 def test_preemption_saves_and_requeues(lab: SlurmLab, tmp_path: Path, partition: str, doubt: str) -> None:
     job = submit(lab, tmp_path, "-p", partition, "--requeue", "--exclusive", run_options=("--requeue", "0"))

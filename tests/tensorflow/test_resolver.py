@@ -416,6 +416,7 @@ def three_ports() -> int:
     raise AssertionError("no ports")
 
 
+@pytest.mark.long
 def test_a_parameter_server_strategy_trains_with_it() -> None:
     """Local processes in the environment of a step of three tasks, faked."""
     port = three_ports()

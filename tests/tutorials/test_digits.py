@@ -11,6 +11,7 @@ import pytest
 
 TUTORIALS = Path(__file__).parents[2] / "TUTORIALS"
 tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+pytestmark = pytest.mark.keras
 
 
 @pytest.fixture
