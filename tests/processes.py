@@ -35,6 +35,14 @@ def marked_processes(mark: str) -> list[MarkedProcess]:
     return [MarkedProcess(pid, _command(pid), _host(pid)) for pid in _marked_ids(mark)]
 
 
+def child_of(task: str) -> int:
+    """Return the process id of the child of a task such as "worker/0", of a job that this test runs on this host."""
+    entry = f"TF4SLURM_TASK={task}".encode()
+    marked = marked_processes(os.environ[MARK_VARIABLE])
+    (found,) = [process.pid for process in marked if entry in _read(process.pid, "environ").split(b"\0")]
+    return found
+
+
 def wait_until_gone(mark: str, timeout_seconds: float) -> list[MarkedProcess]:
     """Wait until no process carries the mark; return those that still do when the time is over."""
     wait_until(lambda: not _marked_ids(mark), timeout_seconds)

@@ -139,9 +139,7 @@ def test_who_opens_stream_after_stream_does_not_stay() -> None:
     live(story)
 
 
-@pytest.mark.parametrize(
-    "kind", ["http2", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("silent", "nonce"))]
-)
+@pytest.mark.parametrize("kind", some_often("http2", rarely=("silent", "nonce")))
 def test_a_job_forms_under_a_flood(kind: str) -> None:
     async def story() -> None:
         async with serving() as job:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Job
-from tests.processes import marked_processes, wait_until
+from tests.processes import child_of, wait_until
 from tests.tensorflow.tasks import Tasks
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
@@ -77,7 +77,7 @@ def test_a_killed_ps_costs_an_attempt_that_resumes_from_the_checkpoint(job: Job,
     job.start(*roles, command=(sys.executable, str(SCRIPT), "--no-chief", "--resume", str(checkpoints)))
     saved = 100
     assert wait_until(lambda: last_checkpoint(checkpoints) >= saved, timeout_seconds=120), job.stdout + job.stderr
-    kill_child("ps/0")
+    os.kill(child_of("ps/0"), signal.SIGKILL)
     assert job.wait(200) == 0, job.stdout + job.stderr
     assert job.result["attempts"] == 2
     log = (job.run_directory / "logs" / "worker-0.2.log").read_text()
@@ -87,13 +87,6 @@ def test_a_killed_ps_costs_an_attempt_that_resumes_from_the_checkpoint(job: Job,
 
 def last_checkpoint(directory: Path) -> int:
     return max((int(path.stem.rpartition("-")[2]) for path in directory.glob("model.ckpt-*.index")), default=0)
-
-
-def kill_child(task: str) -> None:
-    entry = f"TF4SLURM_TASK={task}".encode()
-    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
-    (victim,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
-    os.kill(victim, signal.SIGKILL)
 
 
 @pytest.mark.long

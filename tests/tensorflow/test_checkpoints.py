@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Job
-from tests.processes import marked_processes, wait_until
+from tests.processes import child_of, wait_until
 
 tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
@@ -105,7 +105,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_no_checkpoint(job: Job, kills: int
         wait_for_attempt(job, number)
         before = seen(checkpoints)
         assert wait_until(lambda before=before: seen(checkpoints) != before, 60), job.stdout + job.stderr  # type: ignore[misc]
-        victim = process_of(task)
+        victim = child_of(task)
         assert wait_until(lambda: any(checkpoints.glob("*_temp")), 60, poll_seconds=0.001)  # a save is under way
         os.kill(victim, signal.SIGKILL)
         caught += any(checkpoints.glob("*_temp"))
@@ -128,10 +128,3 @@ def wait_for_attempt(job: Job, number: int) -> None:
 def seen(checkpoints: Path) -> str:
     path = checkpoints / "seen"
     return path.read_text() if path.exists() else ""
-
-
-def process_of(task: str) -> int:
-    entry = f"TF4SLURM_TASK={task}".encode()
-    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
-    (found,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
-    return found

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Job
-from tests.processes import marked_processes, wait_until
+from tests.processes import child_of, wait_until
 from tf4slurm import share_of
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
@@ -23,27 +23,20 @@ def script(name: str) -> tuple[str, str]:
     return sys.executable, str(Path(__file__).with_name(name))
 
 
-def kill_child(task: str) -> None:
-    entry = f"TF4SLURM_TASK={task}".encode()
-    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
-    (victim,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
-    os.kill(victim, signal.SIGKILL)
-
-
 def test_a_chief_reads_on_though_a_data_worker_and_then_the_dispatcher_are_killed(job: Job, tmp_path: Path) -> None:
     go = tmp_path / "go"
     roles = ("--ps", "0", "--workers", "0", "--data-workers", "2")
     job.start(*roles, "--dead-after", "4", command=(*script("read_on.py"), str(go)))
     assert wait_until(lambda: "has read 1\n" in job.stdout, timeout_seconds=120), job.stdout + job.stderr
     job.wait_for_event("serving", "data-worker/1", timeout_seconds=120)
-    kill_child("data-worker/1")
+    os.kill(child_of("data-worker/1"), signal.SIGKILL)
 
     def has_two_lives() -> bool:
         return [(e["kind"], e["task"]) for e in job.events].count(("serving", "data-worker/1")) == 2
 
     assert wait_until(has_two_lives, timeout_seconds=120), job.events
     assert wait_until(lambda: "has read 1000\n" in job.stdout, timeout_seconds=60), job.stdout
-    kill_child("data-dispatcher/0")
+    os.kill(child_of("data-dispatcher/0"), signal.SIGKILL)
     go.touch()
     assert job.wait(150) == 0
     assert {task["task"]: (task["starts"], task["state"]) for task in job.result["tasks"]} == {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Job
-from tests.processes import marked_processes, wait_until
+from tests.processes import child_of, wait_until
 
 SCRIPT = Path(__file__).parents[2] / "TUTORIALS" / "train_digits.py"
 ROLES = ("--ps", "1", "--workers", "2")
@@ -28,13 +28,6 @@ def start(job: Job, *arguments: str) -> None:
 def wait_for_epoch(job: Job, epoch: int) -> None:
     line = f"chief/0 | epoch {epoch} "
     assert wait_until(lambda: line in job.stdout, timeout_seconds=90), job.stdout + job.stderr
-
-
-def kill_child(task: str) -> None:
-    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
-    entry = f"TF4SLURM_TASK={task}".encode()
-    (victim,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
-    os.kill(victim, signal.SIGKILL)
 
 
 def accuracy(text: str) -> float:
@@ -55,7 +48,7 @@ def test_it_learns_and_everything_ends_by_itself(job: Job) -> None:
 def test_a_worker_killed_in_the_middle_is_replaced_and_training_ends_as_before(job: Job) -> None:
     start(job)
     wait_for_epoch(job, 3)
-    kill_child("worker/1")
+    os.kill(child_of("worker/1"), signal.SIGKILL)
     assert job.wait(150) == 0
     assert accuracy(job.stdout) >= 0.95
     assert [task["starts"] for task in job.result["tasks"]] == [1, 1, 1, 2]
@@ -66,7 +59,7 @@ def test_a_killed_ps_ends_the_job_and_the_next_run_resumes(job: Job, tmp_path: P
     checkpoints = tmp_path / "checkpoints"
     start(job, "--checkpoint-dir", str(checkpoints))
     wait_for_epoch(job, 3)
-    kill_child("ps/0")
+    os.kill(child_of("ps/0"), signal.SIGKILL)
     assert job.seconds_to_end() < 5
     assert job.wait() == 137
     assert job.stderr.count("Root cause:") == 1

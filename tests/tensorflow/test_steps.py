@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.jobs import Job
-from tests.processes import marked_processes, wait_until
+from tests.processes import child_of, wait_until
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
@@ -106,10 +106,7 @@ def test_a_killed_workers_steps_run_again_and_the_counter_tells(tmp_path: Path) 
     job = Job(tmp_path / "job")
     start(job, 3000, 300)
     wait_for_checkpoint(job, 300)
-    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
-    entry = b"TF4SLURM_TASK=worker/1"
-    (victim,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
-    os.kill(victim, signal.SIGKILL)
+    os.kill(child_of("worker/1"), signal.SIGKILL)
     assert job.wait(120) == 0, job.stdout + job.stderr
     done = result_of(job)
     assert done["steps"] == 3000  # each once

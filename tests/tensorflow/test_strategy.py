@@ -15,7 +15,7 @@ import pytest
 
 import tf4slurm.tensorflow
 from tests.jobs import Job
-from tests.processes import marked_processes, wait_until
+from tests.processes import child_of, wait_until
 from tests.servers import http2_server
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
@@ -111,13 +111,6 @@ def readme_script(directory: Path) -> Path:
     return path
 
 
-def process_of(task: str) -> int:
-    entry = f"TF4SLURM_TASK={task}".encode()
-    marked = marked_processes(os.environ["TF4SLURM_TEST_MARK"])
-    (found,) = [p.pid for p in marked if entry in Path(f"/proc/{p.pid}/environ").read_bytes().split(b"\0")]
-    return found
-
-
 def run_readme(job: Job, directory: Path) -> None:
     script = readme_script(directory)
     job.start("--ps", "1", "--workers", "1", "--evaluators", "1", command=(sys.executable, str(script)))
@@ -141,7 +134,7 @@ def test_the_script_of_the_readme_trains_and_its_evaluator_evaluates_the_last_ch
 def test_a_chief_that_ends_while_a_worker_is_lost_does_not_hang(job: Job, tmp_path: Path) -> None:
     job.start("--ps", "1", "--workers", "2", command=(sys.executable, "-c", LEAVES, str(tmp_path / "leave")))
     assert wait_until(lambda: "works" in job.stdout, 120), job.stdout + job.stderr
-    os.kill(process_of("worker/1"), signal.SIGKILL)
+    os.kill(child_of("worker/1"), signal.SIGKILL)
     assert wait_until(lambda: "failed with UnavailableError" in job.stdout, 30), job.stdout + job.stderr
     (tmp_path / "leave").touch()
     assert job.wait(60) == 5, job.stdout + job.stderr
@@ -151,7 +144,7 @@ def test_a_chief_that_ends_while_a_worker_is_lost_does_not_hang(job: Job, tmp_pa
 def test_an_evaluator_that_is_killed_starts_again_and_evaluates_the_last_checkpoint(job: Job, tmp_path: Path) -> None:
     run_readme(job, tmp_path)
     assert wait_until(lambda: "evaluator/0 | " in job.stdout, 120), job.stdout + job.stderr
-    os.kill(process_of("evaluator/0"), signal.SIGKILL)
+    os.kill(child_of("evaluator/0"), signal.SIGKILL)
     assert job.wait(170) == 0, job.stdout + job.stderr
     assert last_evaluation(job) == "ckpt-300"
     assert {task["task"]: task["starts"] for task in job.result["tasks"]}["evaluator/0"] == 2
