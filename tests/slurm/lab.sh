@@ -91,14 +91,17 @@ daemon() {  # HOST COMMAND...: it leaves this process by itself
     die "$1 does not start on $host: $(tail -q -n 10 "$log.out" "$log.log" 2>/dev/null)"
 }
 
+# A host that comes back has the address it had: its neighbours send to the one they know for half a minute and more.
+mac() { printf 02:00:00:00:%02x:%02x "$@"; }  # NETWORK INDEX
+
 boot() {  # NODE
   local i ctl node
   i=$(index "$1")
   power_on "$1" "$1$HOST_SUFFIX"
   ctl=$(init ctl) node=$(init "$1")
   nsenter -t "$ctl" -n ip -batch - <<END
-link add eth-$i type veth peer name eth0 netns $node
-link add ib-$i type veth peer name ib0 netns $node
+link add eth-$i type veth peer name eth0 address $(mac 1 $i) netns $node
+link add ib-$i type veth peer name ib0 address $(mac 2 $i) netns $node
 link set eth-$i master eth0 up
 link set ib-$i master ib-switch up
 END
@@ -264,7 +267,7 @@ up() {
   power_on ctl ctl
   nsenter -t "$(init ctl)" -n ip -batch - <<END
 link set lo up
-link add eth0 type bridge
+link add eth0 address $(mac 1 254) type bridge
 link add ib-switch type bridge
 addr add $SUBNET.254/24 dev eth0
 link set eth0 up

@@ -87,12 +87,15 @@ def test_a_partitioned_node_is_silent_until_healed(lab: SlurmLab) -> None:
 
 
 def test_a_crashed_node_comes_back(lab: SlurmLab, process_mark: str) -> None:
+    hosts = ("10.78.0.1", "172.29.0.1")
+    assert all(can_connect(lab, "gpu-09", host) for host in hosts)
     lab.crash("r1-n2")
     with pytest.raises(LabError, match="r1-n2 is not running"):
         lab.on("r1-n2", "true")
     lab.boot("r1-n2")
     lab.wait_idle(20)
     assert lab.run("srun", "-wr1-n2", "hostname").stdout == "r1-n2\n"
+    assert all(can_connect(lab, "gpu-09", host) for host in hosts), "its neighbours know it still"
     assert marked_processes(process_mark) == [], "the daemons of a booted node belong to no test"
 
 
