@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SLURM_PACKAGES := slurm-wlm munge iproute2 slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
+# The tests wait more than they compute: two at a time, each file's after one another.
+PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=40
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
 .PHONY: demo test test-long check slurm browser bench faults notebooks soak fuzz clean
@@ -12,12 +14,12 @@ demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
 
 test: $(VENV)/installed slurm browser check
-	$(BIN)/python -m pytest --durations=40
+	$(PYTEST)
 
 # What takes long: most of the fault matrix, most notebooks, and of what there is in several kinds all but the first.
 # Half an hour.
 test-long: $(VENV)/installed slurm browser
-	$(BIN)/python -m pytest -m long --durations=40
+	$(PYTEST) -m long
 
 check: $(VENV)/installed
 	$(BIN)/ruff check --quiet .

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.accuracy import measure_accuracy
 from benchmarks.control_plane import measure_control_plane
 from benchmarks.faults import measure_faults
 from benchmarks.layout import measure_map, measure_nodelist
@@ -24,6 +25,7 @@ from benchmarks.main_job import (
 )
 from benchmarks.measure import Figure, machine
 from benchmarks.network import measure_infiniband
+from benchmarks.recommender import measure_recommender
 from benchmarks.report import measure_report
 from benchmarks.training_steps import measure_steps
 from benchmarks.watching import measure_status
@@ -37,6 +39,8 @@ MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
     "shutdown": lambda directory: measure_shutdown(directory, 5),
     "training": lambda directory: measure_training(directory, 6),
     "steps": lambda directory: measure_steps(directory, 6),
+    "accuracy": lambda directory: measure_accuracy(directory, 5),
+    "recommender": measure_recommender,
     "map": lambda directory: measure_map(directory, 11),
     "infiniband": measure_infiniband,
     "control": lambda directory: [*measure_control_plane(100, 5), *measure_control_plane(1_000, 3)],

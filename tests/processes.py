@@ -39,7 +39,7 @@ def child_of(task: str) -> int:
     """Return the process id of the child of a task such as "worker/0", of a job that this test runs on this host."""
     entry = f"TF4SLURM_TASK={task}".encode()
     marked = marked_processes(os.environ[MARK_VARIABLE])
-    (found,) = [process.pid for process in marked if entry in _read(process.pid, "environ").split(b"\0")]
+    (found,) = [process.pid for process in marked if entry in read_process(process.pid, "environ").split(b"\0")]
     return found
 
 
@@ -79,11 +79,11 @@ def _kill_marked(mark: str) -> bool:
 def _marked_ids(mark: str) -> list[int]:
     entry = f"{MARK_VARIABLE}={mark}".encode()
     pids = sorted(int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return [pid for pid in pids if pid != os.getpid() and entry in _read(pid, "environ").split(b"\0")]
+    return [pid for pid in pids if pid != os.getpid() and entry in read_process(pid, "environ").split(b"\0")]
 
 
 def _command(pid: int) -> str:
-    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+    return read_process(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def _host(pid: int) -> str:
@@ -96,8 +96,9 @@ def _host(pid: int) -> str:
         return "?"
 
 
-def _read(pid: int, name: str) -> bytes:
+def read_process(pid: int, name: str) -> bytes:
+    """Return /proc/PID/NAME; nothing if the process has ended, or is another user's."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:  # it ended, or it is another user's
+    except OSError:
         return b""

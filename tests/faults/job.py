@@ -15,7 +15,7 @@ import psutil
 
 from tests.faults.cases import Form
 from tests.jobs import ROLES, TF4SLURM
-from tests.processes import MarkedProcess, marked_processes, wait_until
+from tests.processes import MarkedProcess, marked_processes, read_process, wait_until
 from tests.slurm.lab import SlurmLab
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -193,10 +193,7 @@ class TrainingJob:
 
 
 def _is_child_of(process: MarkedProcess, task: str) -> bool:
-    try:
-        environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    environ = read_process(process.pid, "environ").split(b"\0")
     return f"TF4SLURM_TASK={task}".encode() in environ and _arguments(process)[1:2] == [str(TRAIN)]
 
 

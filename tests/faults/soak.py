@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from tests.jobs import NAMES, ROLES, Job
-from tests.processes import MARK_VARIABLE, kill_leftovers, marked_processes, wait_until, wait_until_gone
+from tests.processes import MARK_VARIABLE, kill_leftovers, marked_processes, read_process, wait_until, wait_until_gone
 
 DEAD_AFTER_SECONDS = 1.5
 _OPTIONS = ("--dead-after", f"{DEAD_AFTER_SECONDS}", "--beat", "0.3", "--start-timeout", "8", "--grace", "1")
@@ -187,10 +187,7 @@ def _find(victim: str, job: Job) -> list[int]:
 
 
 def _environ(process_id: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{process_id}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
+    return read_process(process_id, "environ").split(b"\0")
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.jobs import CHILD, TF4SLURM, Job
-from tests.processes import marked_processes, wait_until, wait_until_gone
+from tests.processes import marked_processes, read_process, wait_until, wait_until_gone
 from tests.slurm.lab import SlurmLab
 
 ROLES = ("--ps", "1", "--workers", "2")
@@ -125,7 +125,7 @@ def child_id(name: str) -> int:
     (victim,) = [
         process.pid
         for process in marked_processes(os.environ["TF4SLURM_TEST_MARK"])
-        if task in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0") and "child.py" in process.command
+        if task in read_process(process.pid, "environ").split(b"\0") and "child.py" in process.command
     ]
     return victim
 

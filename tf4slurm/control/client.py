@@ -182,7 +182,7 @@ class Membership:
                     return writing.done() and writing.result()
                 self._receive(incoming.open(reading.result()))
         finally:
-            writing.cancel()
+            _forget(writing)
 
     def _receive(self, payload: bytes) -> None:
         self._deadline = time.monotonic() + self._dead_after_seconds
@@ -212,10 +212,10 @@ class Membership:
                 await asyncio.wait_for(self._woken.wait(), self._beat_seconds)
 
 
-def _forget(reading: asyncio.Future[bytes]) -> None:
+def _forget(task: asyncio.Future[Any]) -> None:
     """Wait no more; an error that has come with the connection's end is not told as one that nobody saw."""
-    if not reading.cancel() and not reading.cancelled():
-        reading.exception()
+    if not task.cancel() and not task.cancelled():
+        task.exception()
 
 
 async def _read(call: _Call) -> bytes:

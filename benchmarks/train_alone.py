@@ -1,0 +1,40 @@
+"""The tutorial's digits in one process, with as many steps of as many images: python train_alone.py SEED REPORT.json"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "TUTORIALS"))
+
+import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import train_digits  # type: ignore[import-not-found]  # a script, not a package
+
+_EPOCHS, _BATCH, _LEARNING_RATE = 30, 64, 0.003
+
+
+def main(seed: int, report: Path) -> None:
+    data = train_digits.load_data()
+    tf.keras.utils.set_random_seed(seed)
+    model, optimizer, step = train_digits.build_trainable(_LEARNING_RATE)
+
+    def train_step(images: tf.Tensor, labels: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        step.assign_add(1)
+
+    function = tf.function(train_step)
+    images = tf.data.Dataset.from_tensor_slices((data.train_images, data.train_labels))
+    batches = images.shuffle(len(data.train_labels), seed=seed).repeat().batch(_BATCH, drop_remainder=True)
+    for batch in batches.take(_EPOCHS * (len(data.train_labels) // _BATCH)):
+        function(*batch)
+    accuracy = train_digits.evaluate(model, data)
+    report.write_text(json.dumps({"steps": int(step.numpy()), "test_accuracy": accuracy}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
