@@ -177,7 +177,6 @@ class Join:
         self.membership = Membership(
             self._addresses,
             self._make_hello,
-            beat_seconds=settings.beat_seconds,
             dead_after_seconds=settings.dead_after_seconds,
             join_seconds=settings.join_seconds,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import time
@@ -17,8 +16,8 @@ from tf4slurm.cluster import Address
 from tf4slurm.control import auth
 from tf4slurm.control.messages import (
     METHOD,
+    NOTHING_NEW,
     SERVICE,
-    Beat,
     Hello,
     Map,
     Order,
@@ -53,7 +52,8 @@ class Membership:
     """The membership of one task.
 
     Run `run()` as a task; it ends when the launcher has taken note of the leave, and raises when the launcher refuses
-    this task or is gone. `order` and `map` are what the launcher said last; `wait_for_change` waits for the next.
+    this task or is gone. `order` and `map` (`packed_map` as it came) are what the launcher said last;
+    `wait_for_change` waits for the next.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class Membership:
         find_service: Callable[[], tuple[Sequence[Address], str]],
         make_hello: Callable[[Address], Hello],
         *,
-        beat_seconds: float,
         dead_after_seconds: float,
         join_seconds: float,
     ) -> None:
@@ -70,24 +69,24 @@ class Membership:
         `make_hello(address)` is asked once, with the address of the service that proved itself first.
         """
         self.order = Order()
-        self._packed_map = b""
+        self.packed_map = b""
         self._map: Map | None = None
         self.status = Status()
         self._find_service = find_service
         self._make_hello = make_hello
         self._hello: Hello | None = None
         self._at = ""
-        self._beat_seconds = beat_seconds
         self._dead_after_seconds = dead_after_seconds
         self._deadline = time.monotonic() + join_seconds
         self._changed = asyncio.Event()
         self._woken = asyncio.Event()
+        self._is_asked = False
 
     @property
     def map(self) -> Map | None:
         """The agreed cluster of the latest attempt; None before the first."""
-        if self._map is None and self._packed_map:
-            self._map = unpack_map(self._packed_map)
+        if self._map is None and self.packed_map:
+            self._map = unpack_map(self.packed_map)
         return self._map
 
     def report(self, **changes: Any) -> None:
@@ -96,11 +95,11 @@ class Membership:
         self._woken.set()
 
     def mention(self, usage: Usage) -> None:
-        """Change what the child uses; it goes out with the next beat."""
+        """Change what the child uses; it goes out when the service asks next."""
         self.status = dataclasses.replace(self.status, usage=usage)
 
     def note(self, report: Report) -> None:
-        """Change the script's report; what is only progress goes out with the next beat."""
+        """Change the script's report; what is only progress goes out when the service asks next."""
         before, self.status = self.status, dataclasses.replace(self.status, report=report)
         if dataclasses.replace(report, step=before.report.step, metrics=before.report.metrics) != before.report:
             self._woken.set()
@@ -167,29 +166,36 @@ class Membership:
         return incoming, outgoing
 
     async def _converse(self, call: _Call, incoming: auth.Seal, outgoing: auth.Seal) -> bool:
-        writing = asyncio.create_task(self._write(call, outgoing))
+        reading = asyncio.create_task(self._listen(call, incoming))
+        writing = asyncio.create_task(self._speak(call, outgoing))
         try:
-            while True:
-                silence = max(0.0, self._deadline - time.monotonic())
-                reading = asyncio.ensure_future(_read(call))
+            while not writing.done() and (silence := self._deadline - time.monotonic()) > 0:
                 await asyncio.wait({reading, writing}, timeout=silence, return_when=asyncio.FIRST_COMPLETED)
                 if self.status.state == "left":
-                    _forget(reading)
                     await asyncio.wait({writing}, timeout=_GOODBYE_SECONDS)
-                    return writing.done() and writing.result()
-                if writing.done() or not reading.done():  # the connection has ended, or the service is silent too long
-                    _forget(reading)
-                    return writing.done() and writing.result()
-                self._receive(incoming.open(reading.result()))
+                    break
+                if reading.done():
+                    reading.result()
+            return writing.done() and writing.result()
         finally:
             writing.cancel()
+            _forget(reading)
+
+    async def _listen(self, call: _Call, incoming: auth.Seal) -> None:
+        while True:
+            self._receive(incoming.open(await _read(call)))
 
     def _receive(self, payload: bytes) -> None:
         self._deadline = time.monotonic() + self._dead_after_seconds
-        if is_packed_map(payload):
-            self._packed_map, self._map = payload, None
+        if payload == NOTHING_NEW:
+            self._is_asked = True
+            self._woken.set()
             return
-        message = decode(payload, Order | Beat | Refusal)  # type: ignore[arg-type]
+        if is_packed_map(payload):
+            self.packed_map, self._map = payload, None
+            self._changed.set()
+            return
+        message = decode(payload, Order | Refusal)  # type: ignore[arg-type]
         if isinstance(message, Refusal):
             text = f"The control service at {self._at} refused this task: {message.reason.removesuffix('.')}."
             raise RendezvousClosedError(text, reason=message.reason)
@@ -197,22 +203,25 @@ class Membership:
             self.order = message
             self._changed.set()
 
-    async def _write(self, call: _Call, outgoing: auth.Seal) -> bool:
-        """Say the status whenever it changes, and every beat; return whether the service took note of the leave."""
+    async def _speak(self, call: _Call, outgoing: auth.Seal) -> bool:
+        """Say what is new of the status, and when asked that there is nothing; return whether the leave was noted."""
+        said = Status()
         while True:
-            self._woken.clear()
             status = self.status
-            await call.write(outgoing.seal(encode(status)))
+            if status != said or self._is_asked:
+                self._is_asked = False
+                await call.write(outgoing.seal(encode(status, said) if status != said else NOTHING_NEW))
+                said = status
             if status.state == "left":
                 await call.done_writing()
                 code = asyncio.ensure_future(call.code())
                 await asyncio.wait({code}, timeout=_GOODBYE_SECONDS)
                 return code.done() and code.result() is grpc.StatusCode.OK
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), self._beat_seconds)
+            await self._woken.wait()
+            self._woken.clear()
 
 
-def _forget(reading: asyncio.Future[bytes]) -> None:
+def _forget(reading: asyncio.Task[None]) -> None:
     """Wait no more; an error that has come with the connection's end is not told as one that nobody saw."""
     if not reading.cancel() and not reading.cancelled():
         reading.exception()

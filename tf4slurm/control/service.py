@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import logging
 import resource
 import time
@@ -24,11 +26,10 @@ import grpc.aio
 from tf4slurm.control import auth
 from tf4slurm.control.messages import (
     METHOD,
+    NOTHING_NEW,
     SERVICE,
-    Beat,
     Hello,
     Map,
-    Message,
     Order,
     Refusal,
     Status,
@@ -75,6 +76,8 @@ class ControlService:
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._packed: tuple[Map | None, bytes] = (None, b"")
+        self._tick_seconds = state.limits.beat_seconds / _TICKS_PER_BEAT
+        self._turns = round(state.limits.beat_of(len(state.records)) / self._tick_seconds)
         self._strangers: dict[str, float] = {}
         """The peers that have not shown the secret yet, and when their connection ends if they do not."""
 
@@ -113,11 +116,18 @@ class ControlService:
             await self._server.stop(grace=_STOP_SECONDS)
 
     async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(self.state.limits.beat_seconds / _TICKS_PER_BEAT)
+        for turn in itertools.count():
+            await asyncio.sleep(self._tick_seconds)
             self.state.on_tick(time.monotonic())
             self.publish()
+            self._ask(turn % self._turns)
             self._hang_up(time.monotonic())
+
+    def _ask(self, turn: int) -> None:
+        """Ask the tasks whose turn it is whether they live: all within a beat, some at every tick, so in no burst."""
+        for rank in range(turn, len(self.state.records), self._turns):
+            if rank in self._sessions:
+                self._sessions[rank].ask()
 
     def _hang_up(self, now: float) -> None:
         """End the connections of strangers: they could open stream after stream, or never take the refusal."""
@@ -183,8 +193,11 @@ class ControlService:
         return incoming, outgoing, incoming.open(sealed)
 
     async def _read(self, session: _Session, incoming: auth.Seal, context: _Context) -> None:
+        status = Status()
         while data := await _read_bytes(context):
-            status = decode(incoming.open(data), Status)
+            payload = incoming.open(data)
+            if payload != NOTHING_NEW:
+                status = decode(payload, Status, status)
             if self._sessions.get(session.rank) is not session:
                 return  # the task has connected again: this is an old one's late word
             self.state.on_status(session.rank, status, time.monotonic())
@@ -194,7 +207,7 @@ class ControlService:
 
 
 class _Session:
-    """The sending half of one connection: writes the order of its rank whenever that has changed, and a beat."""
+    """The sending half of one connection: says the map and the order of its rank whenever they have changed."""
 
     def __init__(
         self, state: JobState, rank: int, seal: auth.Seal, context: _Context, pack_map: Callable[[], bytes]
@@ -205,9 +218,15 @@ class _Session:
         self._context = context
         self._pack_map = pack_map
         self._woken = asyncio.Event()
+        self._is_asking = False
         self._writing = asyncio.create_task(self._write())
 
     def wake(self) -> None:
+        self._woken.set()
+
+    def ask(self) -> None:
+        """Let the task say what is new, and hear that we live."""
+        self._is_asking = True
         self._woken.set()
 
     def close(self) -> None:
@@ -218,21 +237,29 @@ class _Session:
             await self._write_on()
 
     async def _write_on(self) -> None:
-        sent_map: Map | None = None
-        sent_order: Order | None = None
+        said_map: Map | None = None
+        said_order: Order | None = None
         while True:
-            if self._state.map is not None and self._state.map is not sent_map:
-                sent_map = self._state.map
-                await self._context.write(self._seal.seal(self._pack_map()))
-            order = self._state.order_for(self.rank)
-            await self._send(order if order != sent_order else Beat())
-            sent_order = order
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), self._state.limits.beat_seconds)
+            if self._state.map is not None and self._state.map is not said_map:
+                said_map = self._state.map
+                await self._say(self._pack_map())
+            if (order := self._state.order_for(self.rank)) != said_order:
+                said_order = order
+                await self._say(_encode_order(order))
+            if self._is_asking:
+                self._is_asking = False
+                await self._say(NOTHING_NEW)
+            await self._woken.wait()
             self._woken.clear()
 
-    async def _send(self, message: Message) -> None:
-        await self._context.write(self._seal.seal(encode(message)))
+    async def _say(self, payload: bytes) -> None:
+        await self._context.write(self._seal.seal(payload))
+
+
+@functools.lru_cache(maxsize=16)
+def _encode_order(order: Order) -> bytes:
+    """Return the wire form of an order: most tasks have the same."""
+    return encode(order)
 
 
 def _make_room(num_tasks: int) -> int:

@@ -91,7 +91,6 @@ class JobState:
         record = self.records[rank]
         return Order(
             attempt=self.attempt,
-            prove=self.map is not None,
             starts=record.wanted_starts,
             leave=self.verdict is not None,
             leave_seconds=self.limits.leave_seconds,
