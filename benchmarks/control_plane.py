@@ -196,6 +196,7 @@ class _Tasks:
     def __init__(self, pipe: _Pipe, port: int, ranks: range, num_tasks: int) -> None:
         self._pipe = pipe
         self._limits = _limits(num_tasks)
+        self._num_tasks = num_tasks
         self._at = Address("127.0.0.1", port)
         self._members = [self._member(rank) for rank in ranks]
         self._has_chief = 0 in ranks
@@ -209,6 +210,7 @@ class _Tasks:
             lambda _: hello,
             dead_after_seconds=self._limits.dead_after_seconds,
             join_seconds=_PATIENCE_SECONDS,
+            num_tasks=self._num_tasks,
         )
 
     async def live(self) -> None:

@@ -14,6 +14,7 @@ import grpc.aio
 
 from tf4slurm.cluster import Address
 from tf4slurm.control import auth
+from tf4slurm.control.limits import handshake_seconds
 from tf4slurm.control.messages import (
     METHOD,
     NOTHING_NEW,
@@ -34,7 +35,6 @@ from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedE
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_SECONDS = 3.0
 _RETRY_SECONDS = 0.1
 _GOODBYE_SECONDS = 1.0
 _MAX_MESSAGE_BYTES = 16 * 2**20  # more than the map of 100,000 tasks
@@ -43,6 +43,7 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
 )
 _Call = Any  # grpc.aio.StreamStreamCall: grpcio ships no types
@@ -63,10 +64,12 @@ class Membership:
         *,
         dead_after_seconds: float,
         join_seconds: float,
+        num_tasks: int = 1,
     ) -> None:
         """`find_service()` tells where the service may listen, and the secret; it is asked before each try.
 
-        `make_hello(address)` is asked once, with the address of the service that proved itself first.
+        `make_hello(address)` is asked once, with the address of the service that proved itself first. A service of many
+        tasks (`num_tasks`) is given more time to answer.
         """
         self.order = Order()
         self.packed_map = b""
@@ -77,6 +80,7 @@ class Membership:
         self._hello: Hello | None = None
         self._at = ""
         self._dead_after_seconds = dead_after_seconds
+        self._connect_seconds = handshake_seconds(num_tasks)
         self._deadline = time.monotonic() + join_seconds
         self._changed = asyncio.Event()
         self._woken = asyncio.Event()
@@ -128,7 +132,7 @@ class Membership:
             for address in addresses:
                 at, error = str(address), "it fell silent"
                 try:
-                    if await self._serve(address, secret, min(_CONNECT_SECONDS, left)):
+                    if await self._serve(address, secret, min(self._connect_seconds, left)):
                         return
                 except (AuthenticationError, MessageError, OSError, asyncio.TimeoutError) as failure:
                     error = str(failure) or type(failure).__name__

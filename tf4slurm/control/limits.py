@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 _BEATS_PER_SECOND = 250
 _LATEST_BEAT = 0.4  # of the dead time
+_HANDSHAKE_SECONDS = 3.0
+_HANDSHAKES_PER_SECOND = 1000  # fewer than a service of two cores does, so that all tasks may come at the same time
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,8 @@ class Limits:
         What beats cost is then the same for 250 tasks and more, as long as the dead time has room for two of them.
         """
         return max(self.beat_seconds, min(num_tasks / _BEATS_PER_SECOND, _LATEST_BEAT * self.dead_after_seconds))
+
+
+def handshake_seconds(num_tasks: int) -> float:
+    """Return how long the two ends of a new connection take at most until they know each other, in a job of so many."""
+    return _HANDSHAKE_SECONDS + num_tasks / _HANDSHAKES_PER_SECOND

@@ -24,6 +24,7 @@ import grpc
 import grpc.aio
 
 from tf4slurm.control import auth
+from tf4slurm.control.limits import handshake_seconds
 from tf4slurm.control.messages import (
     METHOD,
     NOTHING_NEW,
@@ -43,7 +44,6 @@ from tf4slurm.network.connections import hang_up
 
 logger = logging.getLogger(__name__)
 
-_HANDSHAKE_SECONDS = 3.0  # as long as a task waits for it
 _HANG_UP_SECONDS = 1.0  # for a refused one to take the refusal
 _MAX_HELLO_BYTES = 4096
 _MAX_MESSAGE_BYTES = 65536
@@ -57,8 +57,7 @@ _OPTIONS = (
     ("grpc.max_metadata_size", 8192),
     ("grpc.absolute_max_metadata_size", 8192),
     ("grpc.max_concurrent_streams", 1),
-    ("grpc.server_handshake_timeout_ms", int(_HANDSHAKE_SECONDS * 1000)),
-    ("grpc.max_connection_idle_ms", int(_HANDSHAKE_SECONDS * 1000)),  # idle is without a stream: no task ever is
+    ("grpc.http2.bdp_probe", 0),  # for large transfers: it would answer each small message with a ping
     ("grpc.per_message_decompression", 0),  # no task compresses: 64 KB could become 64 MB
 )
 
@@ -75,6 +74,7 @@ class ControlService:
         self._sessions: dict[int, _Session] = {}
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
+        self._handshake_seconds = handshake_seconds(len(state.records))
         self._packed: tuple[Map | None, bytes] = (None, b"")
         self._tick_seconds = state.limits.beat_seconds / _TICKS_PER_BEAT
         self._turns = round(state.limits.beat_of(len(state.records)) / self._tick_seconds)
@@ -84,8 +84,14 @@ class ControlService:
     async def start(self, host: str = "[::]") -> int:
         """Listen on one address of this host, or on all of them; return the port."""
         grpc.aio.init_grpc_aio()  # for good: its shutdown at the last object's end has been seen to hang
-        connections = _make_room(len(self.state.records))
-        self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)))
+        patience = int(self._handshake_seconds * 1000)
+        options = (
+            *_OPTIONS,
+            ("grpc.max_allowed_incoming_connections", _make_room(len(self.state.records))),
+            ("grpc.server_handshake_timeout_ms", patience),
+            ("grpc.max_connection_idle_ms", patience),  # idle is without a stream: no task ever is
+        )
+        self._server = grpc.aio.server(options=options)
         handlers: Any = {METHOD: grpc.stream_stream_rpc_method_handler(self._join)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         port: int = self._server.add_insecure_port(f"{host}:0")
@@ -144,9 +150,9 @@ class ControlService:
 
     async def _serve(self, context: _Context) -> None:
         """Serve one connection, from its handshake to its end."""
-        self._strangers.setdefault(context.peer(), time.monotonic() + _HANDSHAKE_SECONDS + _HANG_UP_SECONDS)
+        self._strangers.setdefault(context.peer(), time.monotonic() + self._handshake_seconds + _HANG_UP_SECONDS)
         try:
-            incoming, outgoing, said = await asyncio.wait_for(self._shake_hands(context), _HANDSHAKE_SECONDS)
+            incoming, outgoing, said = await asyncio.wait_for(self._shake_hands(context), self._handshake_seconds)
         except (AuthenticationError, asyncio.TimeoutError):
             logger.debug("%s does not show the job's secret", context.peer())
             await context.abort(grpc.StatusCode.UNAUTHENTICATED)  # without a word: it may be anybody
