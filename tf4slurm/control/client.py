@@ -166,7 +166,7 @@ class Membership:
         if self._hello is None:
             self._hello = self._make_hello(address)
         await call.write(outgoing.seal(encode(self._hello)))
-        self._receive(incoming.open(await _read(call)))
+        self._deadline = min(self._deadline, time.monotonic() + self._dead_after_seconds)
         return incoming, outgoing
 
     async def _converse(self, call: _Call, incoming: auth.Seal, outgoing: auth.Seal) -> bool:

@@ -77,7 +77,7 @@ class ControlService:
         self._handshake_seconds = handshake_seconds(len(state.records))
         self._packed: tuple[Map | None, bytes] = (None, b"")
         self._tick_seconds = state.limits.beat_seconds / _TICKS_PER_BEAT
-        self._turns = round(state.limits.beat_of(len(state.records)) / self._tick_seconds)
+        self._turns = round(state.limits.beat_of(len(state.records)) / state.limits.beat_seconds)
         self._strangers: dict[str, float] = {}
         """The peers that have not shown the secret yet, and when their connection ends if they do not."""
 
@@ -111,7 +111,7 @@ class ControlService:
         """Send out the orders that have changed."""
         for rank in self.state.take_changed():
             if rank in self._sessions:
-                self._sessions[rank].wake()
+                self._sessions[rank].tell()
         if self.state.phase is Phase.ENDED:
             self._ended.set()
 
@@ -122,15 +122,16 @@ class ControlService:
             await self._server.stop(grace=_STOP_SECONDS)
 
     async def _tick(self) -> None:
-        for turn in itertools.count():
+        for tick in itertools.count():
             await asyncio.sleep(self._tick_seconds)
             self.state.on_tick(time.monotonic())
             self.publish()
-            self._ask(turn % self._turns)
+            if tick % _TICKS_PER_BEAT == 0:
+                self._ask(tick // _TICKS_PER_BEAT % self._turns)
             self._hang_up(time.monotonic())
 
     def _ask(self, turn: int) -> None:
-        """Ask the tasks whose turn it is whether they live: all within a beat, some at every tick, so in no burst."""
+        """Ask those whose turn it is whether they live: many at a time costs less than one after the other."""
         for rank in range(turn, len(self.state.records), self._turns):
             if rank in self._sessions:
                 self._sessions[rank].ask()
@@ -202,10 +203,12 @@ class ControlService:
         status = Status()
         while data := await _read_bytes(context):
             payload = incoming.open(data)
-            if payload != NOTHING_NEW:
-                status = decode(payload, Status, status)
             if self._sessions.get(session.rank) is not session:
                 return  # the task has connected again: this is an old one's late word
+            if payload == NOTHING_NEW:
+                self.state.on_sign_of_life(session.rank, time.monotonic())
+                continue
+            status = decode(payload, Status, status)
             self.state.on_status(session.rank, status, time.monotonic())
             self.publish()
             if status.state == "left":
@@ -224,10 +227,13 @@ class _Session:
         self._context = context
         self._pack_map = pack_map
         self._woken = asyncio.Event()
+        self._has_changed = True
         self._is_asking = False
         self._writing = asyncio.create_task(self._write())
 
-    def wake(self) -> None:
+    def tell(self) -> None:
+        """Tell the map or the order, if they are others than those told before."""
+        self._has_changed = True
         self._woken.set()
 
     def ask(self) -> None:
@@ -244,14 +250,16 @@ class _Session:
 
     async def _write_on(self) -> None:
         said_map: Map | None = None
-        said_order: Order | None = None
+        said_order = self._state.first_order
         while True:
-            if self._state.map is not None and self._state.map is not said_map:
-                said_map = self._state.map
-                await self._say(self._pack_map())
-            if (order := self._state.order_for(self.rank)) != said_order:
-                said_order = order
-                await self._say(_encode_order(order))
+            if self._has_changed:
+                self._has_changed = False
+                if self._state.map is not None and self._state.map is not said_map:
+                    said_map = self._state.map
+                    await self._say(self._pack_map())
+                if (order := self._state.order_for(self.rank)) != said_order:
+                    said_order = order
+                    await self._say(_encode_order(order))
             if self._is_asking:
                 self._is_asking = False
                 await self._say(NOTHING_NEW)
