@@ -30,10 +30,9 @@ _SPAWN = multiprocessing.get_context("spawn")
 _Pipe = multiprocessing.connection.Connection
 _PROCESSES = 4
 _SECRET = "the secret of a benchmark"
-_STEADY_SECONDS = 10.0
+_STEADY_SECONDS = 20.0
 _PATIENCE_SECONDS = 120.0
 _CROWD = 1_000  # more tasks than that, in so few processes, do not answer within the usual dead time
-_USAGE_SECONDS = 5.0
 
 
 def _limits(num_tasks: int) -> Limits:
@@ -249,8 +248,9 @@ class _Tasks:
 
     async def _steady(self, member: Membership) -> None:
         """Only live, and tell what the child uses, as agents do."""
-        for sample in range(int(_STEADY_SECONDS / _USAGE_SECONDS)):
-            await asyncio.sleep(_USAGE_SECONDS)
+        pause = max(5.0, self._num_tasks / 100)
+        for sample in range(int(_STEADY_SECONDS / pause)):
+            await asyncio.sleep(pause)
             member.mention(Usage(1_234_567_890 + sample, 1_000.25 + sample, 9_876_543_210 + sample, 10**10 + sample))
 
     async def _restart(self, member: Membership) -> None:

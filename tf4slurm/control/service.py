@@ -3,9 +3,10 @@
 The handler is generic and the messages are JSON: no generated code, so TensorFlow alone decides on protobuf's version.
 Orders are levels, not events: a task is sent what it should do *now*, so nothing queues up for a slow one.
 
-Anybody can connect. Who does not prove within 3 s that it knows the secret is sent away, at whatever step it stops:
-before it speaks HTTP/2, opens a stream, says its nonce or its hello. Until then it is told nothing of the job, may say
-4 KB, and is one of a bounded number; a task that finds no place among them tries again.
+Anybody can connect. Who does not prove within 3 s (`handshake_seconds`: more where many tasks come at the same time)
+that it knows the secret is sent away, at whatever step it stops: before it speaks HTTP/2, opens a stream, says its
+nonce or its hello. Until then it is told nothing of the job, may say 4 KB, and is one of a bounded number; a task that
+finds no place among them tries again.
 """
 
 from __future__ import annotations
