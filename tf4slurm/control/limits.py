@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _BEATS_PER_SECOND = 250
 _LATEST_BEAT = 0.4  # of the dead time
 _HANDSHAKE_SECONDS = 3.0
-_HANDSHAKES_PER_SECOND = 1000  # fewer than a service of two cores does, so that all tasks may come at the same time
+_HANDSHAKES_PER_SECOND = 500  # fewer than two cores do, so that all tasks may come at the same time
 
 
 @dataclass(frozen=True)
