@@ -114,7 +114,7 @@ class Membership:
         self.report(**changes)
 
     async def wait_for_change(self) -> None:
-        """Wait until the launcher has said something new since the last call."""
+        """Wait until this task has joined, or the launcher has said something new, since the last call."""
         await self._changed.wait()
         self._changed.clear()
 
@@ -167,6 +167,7 @@ class Membership:
             self._hello = self._make_hello(address)
         await call.write(outgoing.seal(encode(self._hello)))
         self._deadline = min(self._deadline, time.monotonic() + self._dead_after_seconds)
+        self._changed.set()
         return incoming, outgoing
 
     async def _converse(self, call: _Call, incoming: auth.Seal, outgoing: auth.Seal) -> bool:

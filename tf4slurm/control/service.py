@@ -51,6 +51,7 @@ _MAX_MESSAGE_BYTES = 65536
 _STRANGERS = 500  # connections beside two of each task; a silent one costs about 15 KB
 _OWN_FILES = 128  # of this process, beside its connections and four of each task: pipes, logs, gRPC's own
 _TICKS_PER_BEAT = 5
+_MAPS_AT_A_TIME = 200  # on their way: gRPC copies each, and that of 10,000 tasks is 75 KB
 _STOP_SECONDS = 0.2  # for handlers to end by themselves: else clients log that they were cut off
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
@@ -79,6 +80,7 @@ class ControlService:
         self._packed: tuple[Map | None, bytes] = (None, b"")
         self._tick_seconds = state.limits.beat_seconds / _TICKS_PER_BEAT
         self._turns = round(state.limits.beat_of(len(state.records)) / state.limits.beat_seconds)
+        self._map_turns = asyncio.Semaphore(_MAPS_AT_A_TIME)
         self._strangers: dict[str, float] = {}
         """The peers that have not shown the secret yet, and when their connection ends if they do not."""
 
@@ -167,7 +169,7 @@ class ControlService:
             reason = error.reason if isinstance(error, RendezvousClosedError) else str(error)
             await context.write(outgoing.seal(encode(Refusal(reason))))
             return
-        session = _Session(self.state, hello.rank, outgoing, context, self._pack_map)
+        session = _Session(self.state, hello.rank, outgoing, context, self._pack_map, self._map_turns)
         before = self._sessions.get(hello.rank)
         self._sessions[hello.rank] = session
         if before is not None:
@@ -220,13 +222,20 @@ class _Session:
     """The sending half of one connection: says the map and the order of its rank whenever they have changed."""
 
     def __init__(
-        self, state: JobState, rank: int, seal: auth.Seal, context: _Context, pack_map: Callable[[], bytes]
+        self,
+        state: JobState,
+        rank: int,
+        seal: auth.Seal,
+        context: _Context,
+        pack_map: Callable[[], bytes],
+        map_turns: asyncio.Semaphore,
     ) -> None:
         self.rank = rank
         self._state = state
         self._seal = seal
         self._context = context
         self._pack_map = pack_map
+        self._map_turns = map_turns
         self._woken = asyncio.Event()
         self._has_changed = True
         self._is_asking = False
@@ -256,8 +265,9 @@ class _Session:
             if self._has_changed:
                 self._has_changed = False
                 if self._state.map is not None and self._state.map is not said_map:
-                    said_map = self._state.map
-                    await self._say(self._pack_map())
+                    async with self._map_turns:  # who holds one for ever is lost for his silence
+                        if (said_map := self._state.map) is not None:
+                            await self._say(self._pack_map())
                 if (order := self._state.order_for(self.rank)) != said_order:
                     said_order = order
                     await self._say(_encode_order(order))
