@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_BEATS_PER_SECOND = 250
+_BEATS_PER_SECOND = 100
 _LATEST_BEAT = 0.4  # of the dead time
 _HANDSHAKE_SECONDS = 3.0
 _HANDSHAKES_PER_SECOND = 500  # fewer than two cores do, so that all tasks may come at the same time
@@ -42,7 +42,7 @@ class Limits:
     def beat_of(self, num_tasks: int) -> float:
         """Return how often each of so many tasks is asked whether it lives, in seconds.
 
-        What beats cost is then the same for 250 tasks and more, as long as the dead time has room for two of them.
+        What beats cost is then the same for 100 tasks and more, as long as the dead time has room for two of them.
         """
         return max(self.beat_seconds, min(num_tasks / _BEATS_PER_SECOND, _LATEST_BEAT * self.dead_after_seconds))
 
