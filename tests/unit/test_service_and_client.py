@@ -701,6 +701,29 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost() -> None:
     live(story)
 
 
+def test_who_connects_again_hears_of_the_service_at_once() -> None:
+    """And not at the next beat: it may have little of the dead time left."""
+
+    async def story() -> None:
+        slow = Limits(beat_seconds=30, dead_after_seconds=100)
+        state = JobState([Task("worker", 0), Task("worker", 1)], slow, time.monotonic(), lambda *_: None)
+        service = ControlService(state, SECRET)
+        port = await service.start()
+        for is_back in (False, True):
+            async with stranger(port) as task:
+                await task.shake_hands()
+                await task.say(make_hello(0))
+                assert task.incoming is not None
+                if is_back:
+                    assert task.incoming.open(await asyncio.wait_for(task.call.read(), 5)) == NOTHING_NEW
+                else:
+                    await until(lambda: state.records[0].is_connected)
+            await until(lambda: not state.records[0].is_connected)
+        await service.close()
+
+    live(story)
+
+
 def test_the_hello_is_made_once() -> None:
     async def story() -> None:
         async with serving() as job, Relay(job.port) as relay:

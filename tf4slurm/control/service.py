@@ -74,6 +74,8 @@ class ControlService:
         self._secret = secret
         self._server: Any = None  # grpc.aio.Server: it belongs to the event loop in which it is made
         self._sessions: dict[int, _Session] = {}
+        self._met: set[int] = set()
+        """The ranks that have had a session."""
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._handshake_seconds = handshake_seconds(len(state.records))
@@ -170,6 +172,9 @@ class ControlService:
             await context.write(outgoing.seal(encode(Refusal(reason))))
             return
         session = _Session(self.state, hello.rank, outgoing, context, self._pack_map, self._map_turns)
+        if hello.rank in self._met:
+            session.ask()  # a task that is back may have little of the dead time left to hear of us
+        self._met.add(hello.rank)
         before = self._sessions.get(hello.rank)
         self._sessions[hello.rank] = session
         if before is not None:
