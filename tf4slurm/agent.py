@@ -192,7 +192,8 @@ class Agent:
         judging = wait_for_silence(child.process_id, address, dead_after, serve_seconds, self._note_server)
         silence = asyncio.create_task(judging)
         port = address.port if address is not None else None
-        usage = asyncio.create_task(watch_usage(child.process_id, port, self._membership.mention))
+        num_tasks = self._join.settings.num_tasks
+        usage = asyncio.create_task(watch_usage(child.process_id, port, self._membership.mention, num_tasks))
         try:
             await asyncio.wait({ending, silence}, return_when=asyncio.FIRST_COMPLETED)
             detail = silence.result() if silence.done() and not ending.done() else None

@@ -51,6 +51,7 @@ class JoinSettings:
         interface: Name of the network interface whose address goes into the map; None for the route to the launcher.
         ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
         join_seconds: How long the control service is looked for.
+        num_tasks: How many the job has; a service of many is given more time to answer.
         gpus_per_worker: How many GPUs each task that uses them gets; None for an even share of what Slurm gave.
         serve_seconds: How long a child may take until its server answers for the first time; None for no limit.
         stop_signal: Number of the signal that tells a script to save and stop, where it does not ask by itself.
@@ -67,6 +68,7 @@ class JoinSettings:
     serve_seconds: float | None = None
     stop_signal: int = signal.SIGTERM
     python: str = ""
+    num_tasks: int = 1
 
 
 @dataclass(frozen=True)
@@ -177,9 +179,9 @@ class Join:
         self.membership = Membership(
             self._addresses,
             self._make_hello,
-            beat_seconds=settings.beat_seconds,
             dead_after_seconds=settings.dead_after_seconds,
             join_seconds=settings.join_seconds,
+            num_tasks=settings.num_tasks,
         )
 
     async def agree(self) -> Cluster | None:

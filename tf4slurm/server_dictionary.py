@@ -85,6 +85,7 @@ def get_server_dictionary(
         interface=interface,
         ports=tuple(ports or ()),
         join_seconds=timeout_seconds,
+        num_tasks=step.num_tasks,
     )
     cluster = agree(counts, placement, settings, step)
     os.environ["TF_GRPC_REUSE_PORT"] = "true"

@@ -11,19 +11,21 @@ from tf4slurm.control.messages import Usage
 from tf4slurm.network.traffic import read_traffic
 
 _PAUSE_SECONDS = 5.0
+_TASKS_PER_SECOND = 100  # as often as the launcher samples them
 _FIRST_SECONDS = 1.0
 
 
-async def watch_usage(process_id: int, port: int | None, tell: Callable[[Usage], None]) -> None:
+async def watch_usage(process_id: int, port: int | None, tell: Callable[[Usage], None], num_tasks: int = 1) -> None:
     """Tell what a child uses, every few seconds, for as long as it runs: cancel this.
 
-    `port` is where it listens; None if it does not. Where /proc does not tell, nothing is told.
+    `port` is where it listens; None if it does not. Where /proc does not tell, nothing is told. In a job of many tasks
+    each tells it more seldom.
     """
     pause = _FIRST_SECONDS
     connections: dict[int, tuple[int, int]] = {}  # those that have ended, too
     while True:
         await asyncio.sleep(pause)
-        pause = _PAUSE_SECONDS
+        pause = max(_PAUSE_SECONDS, num_tasks / _TASKS_PER_SECOND)
         if port is not None:
             connections.update(read_traffic(port))
         try:

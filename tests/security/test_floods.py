@@ -157,7 +157,6 @@ def patient_member(port: int, rank: int) -> Membership:
     return Membership(
         lambda: ([Address("127.0.0.1", port)], "the secret of this job"),
         lambda _: make_hello(rank),
-        beat_seconds=1,
         dead_after_seconds=10,
         join_seconds=60,
     )

@@ -143,9 +143,7 @@ def join_at(*addresses: Address, asked: list[Address], seconds: float = 8) -> Me
         asked.append(address)
         return make_hello(0)
 
-    return Membership(
-        lambda: (addresses, SECRET), hello, beat_seconds=0.1, dead_after_seconds=seconds, join_seconds=seconds
-    )
+    return Membership(lambda: (addresses, SECRET), hello, dead_after_seconds=seconds, join_seconds=seconds)
 
 
 async def echo(context: Any) -> None:

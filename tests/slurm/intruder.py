@@ -37,9 +37,7 @@ def attempt(what: Any, *arguments: Any) -> str:
 
 def join(address: Address, secret: str) -> str:
     hello = Hello(0, "n", "h", 1, "intruder", __version__)
-    member = Membership(
-        lambda: ([address], secret), lambda _: hello, beat_seconds=1, dead_after_seconds=3, join_seconds=2
-    )
+    member = Membership(lambda: ([address], secret), lambda _: hello, dead_after_seconds=3, join_seconds=2)
     found = attempt(asyncio.run, member.run())
     return f"{found} {member.map}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import typing
 import zlib
@@ -13,14 +14,15 @@ from hypothesis import strategies as st
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.messages import (
-    Beat,
     Hello,
     Map,
     Message,
     Order,
     Refusal,
+    Report,
     Status,
     TaskState,
+    Usage,
     decode,
     encode,
     is_packed_map,
@@ -36,21 +38,23 @@ WORDS = st.text(max_size=8)
 NUMBER = st.integers(-(2**63), 2**63)
 ENTRY = st.tuples(WORDS, NUMBER, WORDS, WORDS, NUMBER)
 STATE = st.sampled_from(typing.get_args(TaskState))
+STATUSES = st.builds(
+    Status,
+    state=STATE,
+    starts=NUMBER,
+    process_id=st.none() | NUMBER,
+    returncode=st.none() | NUMBER,
+    detail=st.none() | WORDS,
+    tail=st.lists(WORDS, max_size=3).map(tuple),
+    stop_signal=st.sampled_from([None, "SIGTERM", "SIGINT"]),
+    report=st.builds(Report, step=st.none() | NUMBER, has_saved=st.booleans()),
+    usage=st.builds(Usage, NUMBER),
+)
 MESSAGES = st.one_of(
     st.builds(Hello, NUMBER, WORDS, WORDS, NUMBER, WORDS, WORDS, st.none() | WORDS),
-    st.builds(
-        Status,
-        state=STATE,
-        starts=NUMBER,
-        process_id=st.none() | NUMBER,
-        returncode=st.none() | NUMBER,
-        detail=st.none() | WORDS,
-        tail=st.lists(WORDS, max_size=3).map(tuple),
-        stop_signal=st.sampled_from([None, "SIGTERM", "SIGINT"]),
-    ),
+    STATUSES,
     st.builds(Map, NUMBER, st.lists(ENTRY, max_size=3).map(tuple)),
-    st.builds(Order, NUMBER, st.booleans(), NUMBER, st.booleans(), st.floats(allow_nan=False)),
-    st.just(Beat()),
+    st.builds(Order, NUMBER, NUMBER, st.booleans(), st.floats(allow_nan=False)),
     st.builds(Refusal, WORDS),
 )
 JSON = st.recursive(
@@ -71,10 +75,21 @@ def test_a_message_survives_the_wire(message: Message) -> None:
     assert decode_any(encode(message)) == message
 
 
+@given(STATUSES, STATUSES)
+def test_a_status_survives_as_what_differs_from_the_one_before(before: Status, status: Status) -> None:
+    assert decode(encode(status, before), Status, before) == status
+
+
+def test_what_has_not_changed_is_not_said_again() -> None:
+    before = Status("running", starts=2, process_id=7, report=Report(step=1, heeds_stop=True))
+    after = dataclasses.replace(before, report=Report(step=2, heeds_stop=True), process_id=None)
+    assert encode(after, before) == b'["Status",{"process_id":null,"report":{"step":2,"heeds_stop":true}}]'
+    assert encode(after, after) == b'["Status",{}]'
+
+
 @pytest.mark.parametrize(
     ("message", "wire"),
     [
-        (Beat(), b'["Beat",{}]'),
         (Status(), b'["Status",{}]'),
         (
             Status("exited", starts=1, process_id=7, returncode=-9, tail=("a", "b")),
@@ -104,13 +119,13 @@ def test_a_map_is_a_cluster_and_back() -> None:
 
 
 def test_one_of_several_kinds_may_be_expected() -> None:
-    either: type[Map | Beat] = Map | Beat  # type: ignore[assignment]
-    assert decode(encode(Beat()), either) == Beat()
+    either: type[Map | Status] = Map | Status  # type: ignore[assignment]
+    assert decode(encode(Status()), either) == Status()
     with pytest.raises(MessageError, match="Order is not expected here"):
         decode(encode(Order()), either)
 
 
-@pytest.mark.parametrize("message", [HELLO, Status(), Map(1, ()), Order(), Beat()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("message", [HELLO, Status(), Map(1, ()), Order()], ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_expected_kind_is_read(message: Message, kind: type[Message]) -> None:
     if isinstance(message, kind):
@@ -123,20 +138,20 @@ def test_only_the_expected_kind_is_read(message: Message, kind: type[Message]) -
 @pytest.mark.parametrize(
     ("payload", "kind"),
     [
-        (b"", Beat),
-        (b"\xff\xfe", Beat),
-        (b"[" * 100_000, Beat),
-        (b"9" * 10_000, Beat),
-        (b"null", Beat),
-        (b"3", Beat),
-        (b'"Be"', Beat),
-        (b'["Beat"]', Beat),
-        (b'["Beat",{},{}]', Beat),
-        (b'["Beat",[]]', Beat),
-        (b'["Beat",null]', Beat),
-        (b'[["Beat"],{}]', Beat),
-        (b'["Bogus",{}]', Beat),
-        (b'["Beat",{"more":1}]', Beat),
+        (b"", Order),
+        (b"\xff\xfe", Order),
+        (b"[" * 100_000, Order),
+        (b"9" * 10_000, Order),
+        (b"null", Order),
+        (b"3", Order),
+        (b'"Or"', Order),
+        (b'["Order"]', Order),
+        (b'["Order",{},{}]', Order),
+        (b'["Order",[]]', Order),
+        (b'["Order",null]', Order),
+        (b'[["Order"],{}]', Order),
+        (b'["Bogus",{}]', Order),
+        (b'["Order",{"more":1}]', Order),
         (b'["Hello",{}]', Hello),
         (b'["Status",{"state":"dead"}]', Status),
         (b'["Status",{"state":["joined"]}]', Status),

@@ -23,13 +23,16 @@ from tf4slurm.control.client import Membership
 from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import (
     METHOD,
+    NOTHING_NEW,
     SERVICE,
     Hello,
     Map,
     Message,
     Order,
     Refusal,
+    Report,
     Status,
+    Usage,
     decode,
     encode,
     unpack_map,
@@ -122,7 +125,6 @@ class Job:
         return Membership(
             lambda: ([address], secret),
             lambda _: make_hello(rank, **changes),
-            beat_seconds=BEAT,
             dead_after_seconds=self.state.limits.dead_after_seconds,
             join_seconds=join_seconds,
         )
@@ -186,9 +188,11 @@ class Stranger:
         return sealed
 
     async def hear(self, kind: type[Any]) -> Any:
-        """Return the next message, which must be of this kind."""
+        """Return the next message, which must be of this kind; that the service asks is none."""
         assert self.incoming is not None
-        payload = self.incoming.open(await self.call.read())
+        payload = NOTHING_NEW
+        while payload == NOTHING_NEW:
+            payload = self.incoming.open(await self.call.read())
         return unpack_map(payload) if kind is Map else decode(payload, kind)
 
     async def end(self) -> tuple[grpc.StatusCode, int]:
@@ -273,7 +277,6 @@ def test_a_whole_life() -> None:
             assert chief.map == ps.map == job.state.map
             assert chief.map is not None
             assert chief.map.to_cluster().to_dictionary() == {"chief": ["10.0.0.0:4000"], "ps": ["10.0.0.1:4001"]}
-            await until(lambda: chief.order.prove and ps.order.prove)
             assert chief.order.starts == 0
             chief.report(state="proved")
             ps.report(state="proved")
@@ -307,13 +310,12 @@ def test_a_change_is_told_at_once_and_not_at_the_next_beat() -> None:
         member = Membership(
             lambda: ([address], SECRET),
             lambda _: make_hello(0),
-            beat_seconds=30,
             dead_after_seconds=100,
             join_seconds=10,
         )
         running = asyncio.create_task(member.run())
         before = time.monotonic()
-        await until(lambda: member.order.prove)
+        await until(lambda: member.map)
         member.report(state="proved")
         await until(lambda: member.order.starts == 1)
         member.report(state="running", starts=1)
@@ -334,11 +336,8 @@ def test_waiting_for_a_change_ends_with_the_next_order() -> None:
         async with serving("worker") as job:
             member = job.membership(0)
             job.begin(member)
-            orders = []
-            while not member.order.prove:
+            while member.map is None:
                 await member.wait_for_change()
-                orders.append(member.order)
-            assert member.map is not None  # the map comes before the order to prove it
             waiting = asyncio.create_task(member.wait_for_change())
             await asyncio.sleep(4 * BEAT)  # beats are no change
             assert not waiting.done()
@@ -356,6 +355,41 @@ def test_members_that_only_beat_stay_alive() -> None:
             end = time.monotonic() + 1.5 * SOON_DEAD
             await until(lambda: time.monotonic() > end)
             assert job.state.phase is Phase.TRAINING
+
+    live(story)
+
+
+def test_who_has_no_news_lives_by_the_shortest_answer() -> None:
+    async def story() -> None:
+        async with serving("worker worker", dead_after_seconds=SOON_DEAD) as job, stranger(job.port) as raw:
+            silent = job.membership(1)
+            job.begin(silent)
+            await raw.shake_hands()
+            await raw.say(make_hello(0))
+            assert raw.incoming is not None
+            assert raw.outgoing is not None
+            end = time.monotonic() + 2 * SOON_DEAD
+            while time.monotonic() < end:
+                if raw.incoming.open(await raw.call.read()) == NOTHING_NEW:
+                    await raw.call.write(raw.outgoing.seal(NOTHING_NEW))
+            assert job.state.verdict is None
+            while raw.incoming.open(await raw.call.read()) == NOTHING_NEW:
+                pass  # it asks until it has given up
+            assert job.state.verdict is not None
+            assert job.state.verdict.cause == Task("worker", 0)
+
+    live(story)
+
+
+def test_what_changes_all_the_time_is_told_when_the_service_asks() -> None:
+    async def story() -> None:
+        async with serving("worker") as job:
+            (member,) = await job.form(1)
+            for number in (1, 2):
+                member.mention(Usage(memory_bytes=number))
+                member.note(Report(step=number))
+                await until(lambda number=number: job.state.records[0].status.report.step == number)  # type: ignore[misc]
+                assert job.state.records[0].status == member.status
 
     live(story)
 
@@ -454,7 +488,6 @@ def test_a_service_with_another_secret_is_not_believed() -> None:
             member = Membership(
                 lambda: (addresses, SECRET),
                 lambda _: make_hello(0),
-                beat_seconds=BEAT,
                 dead_after_seconds=DEAD,
                 join_seconds=10,
             )
@@ -591,7 +624,7 @@ def test_a_connection_that_goes_wrong_ends_and_its_task_may_connect_again(
                 assert job.state.records[0].status.state == "joined"
             again = job.membership(0)
             job.begin(again)
-            await until(lambda: again.order.prove)
+            await until(lambda: again.map)
             assert ("reconnected", "chief/0") in job.events
             assert other_member.order.leave is False
 
@@ -623,10 +656,10 @@ def test_a_connection_recorded_whole_opens_nothing_when_it_is_played_again() -> 
 def test_what_comes_late_on_a_connection_that_was_replaced_does_not_count() -> None:
     async def story() -> None:
         async with serving() as job, stranger(job.port) as old, stranger(job.port) as new:
-            for connection in (old, new):
+            for connection, event in ((old, "joined"), (new, "reconnected")):
                 await connection.shake_hands()
                 await connection.say(make_hello(0))
-                await connection.hear(Order)
+                await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
             await new.say(Status("running", starts=1))
             await until(lambda: job.state.records[0].status.state == "running")
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -668,6 +701,29 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost() -> None:
     live(story)
 
 
+def test_who_connects_again_hears_of_the_service_at_once() -> None:
+    """And not at the next beat: it may have little of the dead time left."""
+
+    async def story() -> None:
+        slow = Limits(beat_seconds=30, dead_after_seconds=100)
+        state = JobState([Task("worker", 0), Task("worker", 1)], slow, time.monotonic(), lambda *_: None)
+        service = ControlService(state, SECRET)
+        port = await service.start()
+        for is_back in (False, True):
+            async with stranger(port) as task:
+                await task.shake_hands()
+                await task.say(make_hello(0))
+                assert task.incoming is not None
+                if is_back:
+                    assert task.incoming.open(await asyncio.wait_for(task.call.read(), 5)) == NOTHING_NEW
+                else:
+                    await until(lambda: state.records[0].is_connected)
+            await until(lambda: not state.records[0].is_connected)
+        await service.close()
+
+    live(story)
+
+
 def test_the_hello_is_made_once() -> None:
     async def story() -> None:
         async with serving() as job, Relay(job.port) as relay:
@@ -681,7 +737,6 @@ def test_the_hello_is_made_once() -> None:
             member = Membership(
                 lambda: ([address], SECRET),
                 hello_once,
-                beat_seconds=BEAT,
                 dead_after_seconds=DEAD,
                 join_seconds=10,
             )
@@ -755,7 +810,6 @@ def test_without_a_service_the_time_to_join_ends(find: str) -> None:
         member = Membership(
             lambda: (addresses, SECRET),
             lambda _: make_hello(0),
-            beat_seconds=BEAT,
             dead_after_seconds=DEAD,
             join_seconds=0.2,
         )
@@ -774,7 +828,6 @@ def test_a_service_that_starts_later_is_found() -> None:
             member = Membership(
                 lambda: (known, SECRET),
                 lambda _: make_hello(0),
-                beat_seconds=BEAT,
                 dead_after_seconds=DEAD,
                 join_seconds=10,
             )
@@ -793,7 +846,6 @@ def test_the_first_address_that_answers_is_taken() -> None:
             member = Membership(
                 lambda: (addresses, SECRET),
                 lambda _: make_hello(0),
-                beat_seconds=BEAT,
                 dead_after_seconds=DEAD,
                 join_seconds=10,
             )
@@ -820,7 +872,6 @@ def test_a_service_that_hangs_up_early_is_an_unreachable_one(words: int) -> None
         member = Membership(
             lambda: ([address], SECRET),
             lambda _: make_hello(0),
-            beat_seconds=BEAT,
             dead_after_seconds=DEAD,
             join_seconds=0.4,
         )
@@ -831,12 +882,13 @@ def test_a_service_that_hangs_up_early_is_an_unreachable_one(words: int) -> None
     live(story)
 
 
-def test_the_map_comes_before_the_order_to_prove_it() -> None:
+def test_the_map_comes_before_any_order() -> None:
     async def story() -> None:
         async with serving("worker") as job, stranger(job.port) as raw:
             await raw.shake_hands()
             await raw.say(make_hello(0))
             assert isinstance(await raw.hear(Map), Map)
-            assert await raw.hear(Order) == Order(prove=True, leave_seconds=0.5)
+            await raw.say(Status("proved"))
+            assert await raw.hear(Order) == Order(starts=1, leave_seconds=0.5)
 
     live(story)

@@ -170,7 +170,7 @@ def test_when_every_task_has_joined_all_prove_the_same_map(order: tuple[int, ...
         ("worker", 1, "n3", "10.0.0.3", 4003),
     )
     assert job.state.take_changed() == {0, 1, 2, 3}
-    assert [job.order(rank) for rank in job.ranks] == [Order(prove=True, leave_seconds=5)] * 4
+    assert [job.order(rank) for rank in job.ranks] == [Order(leave_seconds=5)] * 4
 
 
 def test_when_every_task_has_proved_all_children_start() -> None:
@@ -182,7 +182,7 @@ def test_when_every_task_has_proved_all_children_start() -> None:
     job.say(1, "proved")
     assert job.phase() is Phase.TRAINING
     assert job.state.take_changed() == {0, 1, 2, 3}
-    assert [job.order(rank) for rank in job.ranks] == [Order(prove=True, starts=1, leave_seconds=5)] * 4
+    assert [job.order(rank) for rank in job.ranks] == [Order(starts=1, leave_seconds=5)] * 4
 
 
 def test_one_task_alone_is_a_job() -> None:
@@ -441,7 +441,7 @@ def test_after_a_new_connection_the_order_is_the_same() -> None:
     job.state.on_disconnect(2, job.now)
     job.hello(2)
     job.run_child(2)
-    assert job.order(2) == before == Order(prove=True, starts=1, leave_seconds=5)
+    assert job.order(2) == before == Order(starts=1, leave_seconds=5)
     assert job.texts("started").count("worker/0 on n2 started (process 102)") == 1
 
 
@@ -877,7 +877,7 @@ def test_a_chief_that_is_done_ends_the_job_well() -> None:
     job.end_child(0, 0)
     assert job.phase() is Phase.LEAVING
     assert job.verdict == Verdict(0, "Training is done: all that the job waits for exited with code 0.")
-    assert [job.order(rank) for rank in job.ranks] == [Order(1, True, 1, True, 5, job.verdict.reason)] * 4
+    assert [job.order(rank) for rank in job.ranks] == [Order(1, 1, True, 5, job.verdict.reason)] * 4
     for rank in job.ranks:
         assert job.phase() is Phase.LEAVING
         job.say(rank, "left")
@@ -1196,7 +1196,6 @@ class Trial(Job):
             assert order.starts == 0 or self.ever_proved == set(self.ranks)
             assert order.starts <= 1 + LIMITS.max_worker_restarts
             assert order.leave is (state.verdict is not None)
-            assert order.prove is (state.map is not None)
         self.seen_phase, self.seen_verdict = (state.attempt, state.phase), state.verdict
 
     def do_hello(self, rank: int, how: str) -> None:
@@ -1226,7 +1225,7 @@ class Trial(Job):
             self.join_again(rank)
         elif order.starts > status.starts:
             self.do_say(rank, "running", order.starts, 0)
-        elif order.prove and status.state == "joined":
+        elif self.state.map is not None and status.state == "joined":
             self.do_say(rank, "proved", 0, 0)
 
     def do_disconnect(self, rank: int) -> None:

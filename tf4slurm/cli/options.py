@@ -99,7 +99,13 @@ _OPTIONS = (
     click.option(
         "--dead-after", type=_SECONDS, default=10.0, show_default=True, help="Seconds of silence that are death."
     ),
-    click.option("--beat", type=_SECONDS, default=1.0, show_default=True, help="Seconds between two signs of life."),
+    click.option(
+        "--beat",
+        type=_SECONDS,
+        default=1.0,
+        show_default=True,
+        help="Least seconds between two signs of life.",
+    ),
     click.option("--max-worker-restarts", type=_COUNT, default=3, show_default=True, help="In place, of each worker."),
     click.option(
         "--max-attempts",

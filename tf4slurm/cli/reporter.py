@@ -77,7 +77,7 @@ class LiveReporter(PlainReporter):
 
         console = Console(stderr=True)
         self._started = time.monotonic()
-        self._state = f"forming 0/{num_tasks}"
+        self._state: JobState | None = None
         self._spinner = Spinner("dots")
         self._live = Live(get_renderable=self._draw, console=console, transient=True, refresh_per_second=8)
         self._live.start()
@@ -86,22 +86,29 @@ class LiveReporter(PlainReporter):
 
     def on_event(self, event: Event, state: JobState) -> None:
         super().on_event(event, state)
-        done = {
-            "forming": sum(record.attempt == state.attempt for record in state.records),
-            "proving": state.count("proved"),
-            "training": state.count("running"),
-            "stopping": state.count("running"),
-            "leaving": sum(record.is_gone for record in state.records),
-        }.get(state.phase.value, self._num_tasks)
-        self._state = f"{state.phase.value} {done}/{self._num_tasks}"
+        self._state = state
 
     def close(self) -> None:
         super().close()
         self._live.stop()
 
     def _draw(self) -> Any:
-        self._spinner.update(text=f"{self._state}  {time.monotonic() - self._started:.0f} s")
+        self._spinner.update(text=f"{self._describe(self._state)}  {time.monotonic() - self._started:.0f} s")
         return self._spinner
+
+    def _describe(self, state: JobState | None) -> str:
+        """Return the phase and how many have come so far in it; not at each event, of which each task has several."""
+        if state is None:
+            return f"forming 0/{self._num_tasks}"
+        phase = state.phase.value
+        if phase == "forming":
+            done = sum(record.attempt == state.attempt for record in state.records)
+        elif phase == "leaving":
+            done = sum(record.is_gone for record in state.records)
+        else:
+            counted = {"proving": "proved", "training": "running", "stopping": "running"}.get(phase)
+            done = state.count(counted) if counted else self._num_tasks
+        return f"{phase} {done}/{self._num_tasks}"
 
 
 class _ConsoleStream:

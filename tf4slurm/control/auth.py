@@ -8,7 +8,6 @@ the service has proved that it knows the secret. Messages are sealed, not hidden
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import secrets
@@ -38,7 +37,7 @@ def connection_key(secret: str, client_nonce: bytes, service_nonce: bytes) -> by
     """
     if len(client_nonce) != NONCE_BYTES or len(service_nonce) != NONCE_BYTES:
         raise AuthenticationError("The other end does not speak tf4slurm's protocol: expected a nonce of 16 bytes.")
-    return hmac.new(secret.encode(), b"connection" + client_nonce + service_nonce, hashlib.sha256).digest()
+    return hmac.digest(secret.encode(), b"connection" + client_nonce + service_nonce, "sha256")
 
 
 def answer_task(secret: str, client_nonce: bytes) -> tuple[bytes, Seal, Seal]:
@@ -95,6 +94,5 @@ class Seal:
         return payload
 
     def _next_mac(self, payload: bytes) -> bytes:
-        mac = hmac.new(self._key, self._direction + self._number.to_bytes(8, "big") + payload, hashlib.sha256)
-        self._number += 1
-        return mac.digest()
+        number, self._number = self._number, self._number + 1
+        return hmac.digest(self._key, self._direction + number.to_bytes(8, "big") + payload, "sha256")

@@ -12,10 +12,11 @@ from tf4slurm.control.record import TaskRecord
 
 @dataclass
 class _Barrier:
-    """One barrier that somebody waits at: who is to come, and who has, with the time until which they wait."""
+    """One barrier that somebody waits at: who is still to come, and who has, with the time until which they wait."""
 
-    awaited: list[TaskRecord]
+    awaited: frozenset[int]
     opened_at: float
+    missing: set[int]
     come: dict[int, tuple[str, float]] = field(default_factory=dict)
 
 
@@ -40,31 +41,31 @@ class Barriers:
     def arrive(self, record: TaskRecord, waiting: Waiting, now: float) -> None:
         """The script of a task waits from now on; what it said before of this barrier is replaced."""
         key = (waiting.name, waiting.roles)
-        if key not in self._open:
-            roles = waiting.roles
-            awaited = [r for r in self._records if (r.task.task_type in roles if roles else not r.role.program)]
-            self._open[key] = _Barrier(awaited, now)
+        is_first = key not in self._open
+        if is_first:
+            self._open[key] = self._make_barrier(waiting.roles, now)
         barrier = self._open[key]
         barrier.come[record.rank] = (waiting.token, now + waiting.timeout_seconds)
-        if all(awaited.rank != record.rank for awaited in barrier.awaited):
+        barrier.missing.discard(record.rank)
+        if record.rank not in barrier.awaited:
             self._end(key, f"barrier {waiting.name!r} is not for a {record.task.task_type}")
-        elif len(barrier.come) == len(barrier.awaited):
+        elif not barrier.missing:
             self._end(key, "")
             self._on_complete(waiting.name, record, now - barrier.opened_at)
-        else:
+        elif is_first:  # later ones `settle` finds: to look at all for each that comes would cost the square of them
             self._break_if_hopeless(key)
 
     def depart(self, record: TaskRecord) -> None:
         """The script of a task waits no more, or is gone; it may come again."""
         for barrier in self._open.values():
-            barrier.come.pop(record.rank, None)
+            if barrier.come.pop(record.rank, None) is not None and record.rank in barrier.awaited:
+                barrier.missing.add(record.rank)
 
     def settle(self, now: float) -> None:
         """Break those barriers for which somebody has waited long enough, or somebody never comes."""
         for key, barrier in list(self._open.items()):
             if any(deadline <= now for _, deadline in barrier.come.values()):
-                missing = [record for record in barrier.awaited if record.rank not in barrier.come]
-                self._end(key, f"{format_tasks(missing)} did not come to barrier {key[0]!r} in time")
+                self._end(key, f"{format_tasks(self._missing(barrier))} did not come to barrier {key[0]!r} in time")
             else:
                 self._break_if_hopeless(key)
 
@@ -72,9 +73,16 @@ class Barriers:
         """A new attempt begins: nobody waits any more."""
         self._open.clear()
 
+    def _make_barrier(self, roles: tuple[str, ...], now: float) -> _Barrier:
+        records = (r for r in self._records if (r.task.task_type in roles if roles else not r.role.program))
+        awaited = frozenset(record.rank for record in records)
+        return _Barrier(awaited, now, set(awaited))
+
+    def _missing(self, barrier: _Barrier) -> list[TaskRecord]:
+        return [self._records[rank] for rank in sorted(barrier.missing)]
+
     def _break_if_hopeless(self, key: tuple[str, tuple[str, ...]]) -> None:
-        barrier = self._open[key]
-        ended = [r for r in barrier.awaited if (r.is_gone or r.is_done) and r.rank not in barrier.come]
+        ended = [record for record in self._missing(self._open[key]) if record.is_gone or record.is_done]
         if ended:
             self._end(key, f"{format_tasks(ended)} ended without coming to barrier {key[0]!r}")
 

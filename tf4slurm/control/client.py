@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import time
@@ -15,10 +14,11 @@ import grpc.aio
 
 from tf4slurm.cluster import Address
 from tf4slurm.control import auth
+from tf4slurm.control.limits import handshake_seconds
 from tf4slurm.control.messages import (
     METHOD,
+    NOTHING_NEW,
     SERVICE,
-    Beat,
     Hello,
     Map,
     Order,
@@ -35,7 +35,6 @@ from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedE
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_SECONDS = 3.0
 _RETRY_SECONDS = 0.1
 _GOODBYE_SECONDS = 1.0
 _MAX_MESSAGE_BYTES = 16 * 2**20  # more than the map of 100,000 tasks
@@ -44,6 +43,7 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
 )
 _Call = Any  # grpc.aio.StreamStreamCall: grpcio ships no types
@@ -53,7 +53,8 @@ class Membership:
     """The membership of one task.
 
     Run `run()` as a task; it ends when the launcher has taken note of the leave, and raises when the launcher refuses
-    this task or is gone. `order` and `map` are what the launcher said last; `wait_for_change` waits for the next.
+    this task or is gone. `order` and `map` (`packed_map` as it came) are what the launcher said last;
+    `wait_for_change` waits for the next.
     """
 
     def __init__(
@@ -61,33 +62,35 @@ class Membership:
         find_service: Callable[[], tuple[Sequence[Address], str]],
         make_hello: Callable[[Address], Hello],
         *,
-        beat_seconds: float,
         dead_after_seconds: float,
         join_seconds: float,
+        num_tasks: int = 1,
     ) -> None:
         """`find_service()` tells where the service may listen, and the secret; it is asked before each try.
 
-        `make_hello(address)` is asked once, with the address of the service that proved itself first.
+        `make_hello(address)` is asked once, with the address of the service that proved itself first. A service of many
+        tasks (`num_tasks`) is given more time to answer.
         """
         self.order = Order()
-        self._packed_map = b""
+        self.packed_map = b""
         self._map: Map | None = None
         self.status = Status()
         self._find_service = find_service
         self._make_hello = make_hello
         self._hello: Hello | None = None
         self._at = ""
-        self._beat_seconds = beat_seconds
         self._dead_after_seconds = dead_after_seconds
+        self._connect_seconds = handshake_seconds(num_tasks)
         self._deadline = time.monotonic() + join_seconds
         self._changed = asyncio.Event()
         self._woken = asyncio.Event()
+        self._is_asked = False
 
     @property
     def map(self) -> Map | None:
         """The agreed cluster of the latest attempt; None before the first."""
-        if self._map is None and self._packed_map:
-            self._map = unpack_map(self._packed_map)
+        if self._map is None and self.packed_map:
+            self._map = unpack_map(self.packed_map)
         return self._map
 
     def report(self, **changes: Any) -> None:
@@ -96,11 +99,11 @@ class Membership:
         self._woken.set()
 
     def mention(self, usage: Usage) -> None:
-        """Change what the child uses; it goes out with the next beat."""
+        """Change what the child uses; it goes out when the service asks next."""
         self.status = dataclasses.replace(self.status, usage=usage)
 
     def note(self, report: Report) -> None:
-        """Change the script's report; what is only progress goes out with the next beat."""
+        """Change the script's report; what is only progress goes out when the service asks next."""
         before, self.status = self.status, dataclasses.replace(self.status, report=report)
         if dataclasses.replace(report, step=before.report.step, metrics=before.report.metrics) != before.report:
             self._woken.set()
@@ -111,7 +114,7 @@ class Membership:
         self.report(**changes)
 
     async def wait_for_change(self) -> None:
-        """Wait until the launcher has said something new since the last call."""
+        """Wait until this task has joined, or the launcher has said something new, since the last call."""
         await self._changed.wait()
         self._changed.clear()
 
@@ -129,7 +132,7 @@ class Membership:
             for address in addresses:
                 at, error = str(address), "it fell silent"
                 try:
-                    if await self._serve(address, secret, min(_CONNECT_SECONDS, left)):
+                    if await self._serve(address, secret, min(self._connect_seconds, left)):
                         return
                 except (AuthenticationError, MessageError, OSError, asyncio.TimeoutError) as failure:
                     error = str(failure) or type(failure).__name__
@@ -163,33 +166,41 @@ class Membership:
         if self._hello is None:
             self._hello = self._make_hello(address)
         await call.write(outgoing.seal(encode(self._hello)))
-        self._receive(incoming.open(await _read(call)))
+        self._deadline = min(self._deadline, time.monotonic() + self._dead_after_seconds)
+        self._changed.set()
         return incoming, outgoing
 
     async def _converse(self, call: _Call, incoming: auth.Seal, outgoing: auth.Seal) -> bool:
-        writing = asyncio.create_task(self._write(call, outgoing))
+        reading = asyncio.create_task(self._listen(call, incoming))
+        writing = asyncio.create_task(self._speak(call, outgoing))
         try:
-            while True:
-                silence = max(0.0, self._deadline - time.monotonic())
-                reading = asyncio.ensure_future(_read(call))
+            while not writing.done() and (silence := self._deadline - time.monotonic()) > 0:
                 await asyncio.wait({reading, writing}, timeout=silence, return_when=asyncio.FIRST_COMPLETED)
                 if self.status.state == "left":
-                    _forget(reading)
                     await asyncio.wait({writing}, timeout=_GOODBYE_SECONDS)
-                    return writing.done() and writing.result()
-                if writing.done() or not reading.done():  # the connection has ended, or the service is silent too long
-                    _forget(reading)
-                    return writing.done() and writing.result()
-                self._receive(incoming.open(reading.result()))
+                    break
+                if reading.done():
+                    reading.result()
+            return writing.done() and writing.result()
         finally:
             _forget(writing)
+            _forget(reading)
+
+    async def _listen(self, call: _Call, incoming: auth.Seal) -> None:
+        while True:
+            self._receive(incoming.open(await _read(call)))
 
     def _receive(self, payload: bytes) -> None:
         self._deadline = time.monotonic() + self._dead_after_seconds
-        if is_packed_map(payload):
-            self._packed_map, self._map = payload, None
+        if payload == NOTHING_NEW:
+            self._is_asked = True
+            self._woken.set()
             return
-        message = decode(payload, Order | Beat | Refusal)  # type: ignore[arg-type]
+        if is_packed_map(payload):
+            self.packed_map, self._map = payload, None
+            self._changed.set()
+            return
+        message = decode(payload, Order | Refusal)  # type: ignore[arg-type]
         if isinstance(message, Refusal):
             text = f"The control service at {self._at} refused this task: {message.reason.removesuffix('.')}."
             raise RendezvousClosedError(text, reason=message.reason)
@@ -197,22 +208,25 @@ class Membership:
             self.order = message
             self._changed.set()
 
-    async def _write(self, call: _Call, outgoing: auth.Seal) -> bool:
-        """Say the status whenever it changes, and every beat; return whether the service took note of the leave."""
+    async def _speak(self, call: _Call, outgoing: auth.Seal) -> bool:
+        """Say what is new of the status, and when asked that there is nothing; return whether the leave was noted."""
+        said = Status()
         while True:
-            self._woken.clear()
             status = self.status
-            await call.write(outgoing.seal(encode(status)))
+            if status != said or self._is_asked:
+                self._is_asked = False
+                await call.write(outgoing.seal(encode(status, said) if status != said else NOTHING_NEW))
+                said = status
             if status.state == "left":
                 await call.done_writing()
                 code = asyncio.ensure_future(call.code())
                 await asyncio.wait({code}, timeout=_GOODBYE_SECONDS)
                 return code.done() and code.result() is grpc.StatusCode.OK
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), self._beat_seconds)
+            await self._woken.wait()
+            self._woken.clear()
 
 
-def _forget(task: asyncio.Future[Any]) -> None:
+def _forget(task: asyncio.Task[Any]) -> None:
     """Wait no more; an error that has come with the connection's end is not told as one that nobody saw."""
     if not task.cancel() and not task.cancelled():
         task.exception()

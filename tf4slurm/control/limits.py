@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_BEATS_PER_SECOND = 100
+_LATEST_BEAT = 0.4  # of the dead time
+_HANDSHAKE_SECONDS = 3.0
+_HANDSHAKES_PER_SECOND = 500  # fewer than two cores do, so that all tasks may come at the same time
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -11,7 +16,7 @@ class Limits:
 
     Attributes:
         start_timeout_seconds: From the start until every child may start.
-        beat_seconds: Each end of a connection says something at least this often.
+        beat_seconds: Each task is asked whether it lives so often; many tasks are asked less often, see `beat_of`.
         dead_after_seconds: Silence of a task, or of the launcher, that counts as its death.
         reconnect_seconds: A broken connection (not a silent one) that is not back by then counts as the task's death.
         leave_seconds: From SIGTERM to SIGKILL for a child that is told to leave.
@@ -33,3 +38,15 @@ class Limits:
     stall_seconds: float | None = None
     max_worker_restarts: int = 3
     max_attempts: int = 1
+
+    def beat_of(self, num_tasks: int) -> float:
+        """Return how often each of so many tasks is asked whether it lives, in seconds.
+
+        What beats cost is then the same for 100 tasks and more, as long as the dead time has room for two of them.
+        """
+        return max(self.beat_seconds, min(num_tasks / _BEATS_PER_SECOND, _LATEST_BEAT * self.dead_after_seconds))
+
+
+def handshake_seconds(num_tasks: int) -> float:
+    """Return how long the two ends of a new connection take at most until they know each other, in a job of so many."""
+    return _HANDSHAKE_SECONDS + num_tasks / _HANDSHAKES_PER_SECOND

@@ -1,7 +1,9 @@
 """What tasks and control service say to each other, as frozen values, and their form on the wire (JSON).
 
 Both ends say what *is* or what *should be*, never what to change: a message that is lost with its connection is simply
-said again on the next one, and a message said twice does no harm.
+said again on the next one, and a message said twice does no harm. On one connection a `Status` is written as what
+differs from the one before it, and nothing at all is the shortest message: the service asks with it whether a task
+lives, and a task that has no news answers with it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from tf4slurm.errors import MessageError
 
 SERVICE = "tf4slurm.Control"
 METHOD = "Join"
-"""The one gRPC method: a stream of `Hello` and `Status` from a task, of `Map`, `Order`, `Beat` or `Refusal` to it."""
+"""The one gRPC method: a stream of `Hello` and `Status` from a task, of `Map`, `Order` or `Refusal` to it."""
+
+NOTHING_NEW = b""
+"""What is sealed and sent to ask, or to answer, that one lives."""
 
 StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
 TaskState = Literal["joined", "proved", "unproved", "running", "exited", "left"]
@@ -90,7 +95,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Status:
-    """What a task is doing; said at every change, and every beat.
+    """What a task is doing; said at every change, and what changes all the time when the service asks.
 
     Attributes:
         state: joined -> proved or unproved (the addresses asked of it) -> running -> exited -> running again … -> left.
@@ -123,7 +128,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Map:
-    """The agreed cluster of an attempt; one entry per rank: [task_type, task_index, node, host, port]."""
+    """The agreed cluster of an attempt, to be proved; one entry per rank: [task_type, task_index, node, host, port]."""
 
     attempt: int
     entries: tuple[tuple[str, int, str, str, int], ...]
@@ -147,7 +152,6 @@ class Order:
 
     Attributes:
         attempt: Be in this forming of the cluster; a task in an earlier one ends its child and takes a new port.
-        prove: Prove the map.
         starts: Have started the child so often.
         leave: End the child, at most `leave_seconds` after SIGTERM, and leave, for this `reason`.
         stop: Why the script should save and stop; empty if it should not. `grace_seconds` is how long it has.
@@ -157,7 +161,6 @@ class Order:
     """
 
     attempt: int = 1
-    prove: bool = False
     starts: int = 0
     leave: bool = False
     leave_seconds: float = 0.0
@@ -172,18 +175,13 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Beat:
-    """The service lives; said when it has said nothing else for a beat."""
-
-
-@dataclass(frozen=True)
 class Refusal:
     """The service's last word to a task that cannot be one of this job's, and why: trying again does not help."""
 
     reason: str
 
 
-Message = Hello | Status | Report | Map | Order | Beat | Refusal
+Message = Hello | Status | Report | Map | Order | Refusal
 _MAP_LEVEL = 6
 _MAX_MAP_BYTES = 32 * 2**20  # more than that of 100,000 tasks
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
@@ -191,9 +189,12 @@ _WITH_FIELDS = {*_KINDS.values(), Waiting, Usage}
 _M = TypeVar("_M")
 
 
-def encode(message: Message) -> bytes:
-    """Return the wire form of a message. A map travels packed, see `pack_map`."""
-    content = [type(message).__name__, _said_fields(message)]
+def encode(message: Message, before: Message | None = None) -> bytes:
+    """Return the wire form of a message: of what differs from the one `before`, which the reader has.
+
+    A map travels packed, see `pack_map`.
+    """
+    content = [type(message).__name__, _said_fields(message, before)]
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=_said_fields).encode(errors="replace")
 
 
@@ -219,8 +220,10 @@ def unpack_map(payload: bytes) -> Map:
     return decode(text, Map)
 
 
-def decode(payload: bytes, expected: type[_M]) -> _M:
+def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
     """Read a message that must be of one of the `expected` kinds (a class, or a union of them).
+
+    Where it was written as what differs from the one `before`, that must be given.
 
     Raises:
         MessageError: Not a message, or another kind, or a field that is missing, unknown or of another type.
@@ -230,7 +233,7 @@ def decode(payload: bytes, expected: type[_M]) -> _M:
         kind = _KINDS[name]
         if kind not in (get_args(expected) or (expected,)):
             raise ValueError(f"{name} is not expected here")
-        return _checked(fields, kind)  # type: ignore[no-any-return]
+        return _checked(fields, kind, before)  # type: ignore[no-any-return]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MessageError(
             f"{payload[:80]!r} is not a control message of this version of tf4slurm ({error}). "
@@ -238,9 +241,15 @@ def decode(payload: bytes, expected: type[_M]) -> _M:
         ) from error
 
 
-def _said_fields(message: Any) -> dict[str, Any]:
-    """Return the fields that differ from what a reader takes without them."""
-    return {f.name: value for f in dataclasses.fields(message) if (value := getattr(message, f.name)) != f.default}
+def _said_fields(message: Any, before: Any = None) -> dict[str, Any]:
+    """Return the fields that differ from those before, or else from what a reader takes without them."""
+    known = vars(before) if before is not None else _defaults(message.__class__)
+    return {name: value for name, value in vars(message).items() if value != known[name]}
+
+
+@functools.cache
+def _defaults(kind: type[Any]) -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(kind)}
 
 
 @functools.cache
@@ -249,11 +258,12 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _checked(value: Any, hint: Any) -> Any:
+def _checked(value: Any, hint: Any, before: Any = None) -> Any:
     """Return a JSON value as the type that a field declares; lists become tuples, objects the messages they are."""
     if hint in _WITH_FIELDS:
         hints = _hints(hint)
-        return hint(**{key: _checked(field, hints[key]) for key, field in value.items()})
+        fields = {key: _checked(field, hints[key]) for key, field in value.items()}
+        return hint(**fields) if before is None else hint(**{**vars(before), **fields})
     arguments = get_args(hint)
     origin = getattr(hint, "__origin__", None)
     if type(None) in arguments:  # such as "int | None"

@@ -86,12 +86,16 @@ class JobState:
 
     # What goes out
 
+    @property
+    def first_order(self) -> Order:
+        """Return what a task does that has been told nothing: it waits for the map."""
+        return Order(leave_seconds=self.limits.leave_seconds)
+
     def order_for(self, rank: int) -> Order:
         """Return what the task of this rank should do now."""
         record = self.records[rank]
         return Order(
             attempt=self.attempt,
-            prove=self.map is not None,
             starts=record.wanted_starts,
             leave=self.verdict is not None,
             leave_seconds=self.limits.leave_seconds,
@@ -142,6 +146,11 @@ class JobState:
         self._changed.add(record.rank)
         self._take_address(record, Address(hello.host, hello.port))
         return record
+
+    def on_sign_of_life(self, rank: int, now: float) -> None:
+        """A task lives, and has no news."""
+        self._advance(now)
+        self.records[rank].heard_at = now
 
     def on_status(self, rank: int, status: Status, now: float) -> None:
         """A task says what it is doing."""

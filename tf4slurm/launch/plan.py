@@ -75,6 +75,7 @@ class LaunchPlan:
             serve_seconds=self.limits.start_timeout_seconds if self.limits.stall_seconds is not None else None,
             stop_signal=int(self.stop_signal),
             python=self.python,
+            num_tasks=self.num_tasks,
         )
 
 
