@@ -1,0 +1,35 @@
+"""How the control plane grows: the same job at 10, 100, 1,000 and 10,000 tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.control_plane import measure_control_plane
+from benchmarks.measure import Figure
+
+_RUNS = {10: 5, 100: 5, 1_000: 3, 10_000: 2}
+_STEADY_SECONDS = 10.0
+_FROM, _TO = 1_000, 10_000
+
+
+def measure_growth() -> list[Figure]:
+    """Return the figures at each size, and how each grows from 1,000 to 10,000 tasks beside the number of tasks."""
+    figures = []
+    for num_tasks, runs in _RUNS.items():
+        figures += measure_control_plane(num_tasks, runs, _STEADY_SECONDS)
+    return [*figures, *growth_of(figures, _FROM, _TO)]
+
+
+def growth_of(figures: Sequence[Figure], low: int, high: int) -> list[Figure]:
+    """Return by how much each quantity grows between two sizes, for each task more: 1 is as fast as the tasks do.
+
+    What all tasks receive together is the exception: each of N tasks receives a map of N.
+    """
+    grown = []
+    for small in (figure for figure in figures if figure.at == low):
+        for large in (figure for figure in figures if figure.at == high and figure.what == small.what):
+            times = large.median / small.median / (high / low)
+            is_free = "reads the map" in small.what or small.what.startswith("bytes of messages")
+            beside = f"{low:,} tasks, a task" + (" (N tasks x a map of N)" if is_free else "")
+            grown.append(Figure(f"growth to {high:,}: {small.what}", "x", (times,), "" if is_free else "<= 1", beside))
+    return grown
