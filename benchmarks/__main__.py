@@ -28,6 +28,7 @@ from benchmarks.main_job import (
 from benchmarks.measure import Figure
 from benchmarks.network import measure_infiniband
 from benchmarks.page import write_results
+from benchmarks.real_job import measure_import_storm, measure_start_on_slurm, measure_training_on_slurm
 from benchmarks.rendezvous import measure_rendezvous
 from benchmarks.report import measure_report
 from benchmarks.table import summary, text_table
@@ -41,9 +42,12 @@ MEASUREMENTS: dict[str, Measurement] = {
     "launcher": lambda directory: measure_launcher(directory, 1_000, 3),
     "memory": measure_memory,
     "start": lambda directory: measure_start(directory, 11),
+    "start on Slurm": lambda directory: measure_start_on_slurm(directory, 10),
+    "import storm": lambda directory: measure_import_storm(directory, 4),
     "end": lambda directory: measure_end_on_slurm(directory, 10),
     "shutdown": lambda directory: measure_shutdown(directory, 5),
     "training": lambda directory: measure_training(directory, 6),
+    "training on Slurm": lambda directory: measure_training_on_slurm(directory, 4),
     "steps": lambda directory: measure_steps(directory, 6),
     "infiniband": measure_infiniband,
     "imports": lambda directory: measure_imports(11),
@@ -57,6 +61,7 @@ QUICK: dict[str, Measurement] = {
     "control": lambda directory: measure_control_plane(1_000, 1, 5.0),
     "memory": measure_memory,
     "start": lambda directory: measure_start(directory, 3),
+    "start on Slurm": lambda directory: measure_start_on_slurm(directory, 2),
     "end": lambda directory: measure_end_on_slurm(directory, 2),
     "imports": lambda directory: measure_imports(5),
     "nodelist": lambda directory: measure_nodelist(directory, 11),
