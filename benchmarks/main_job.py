@@ -129,14 +129,11 @@ def measure_memory(directory: Path) -> list[Figure]:
 
 
 def _launcher_memory(job: Job) -> float:
-    """Return the memory in MB of the process that is `tf4slurm run`; around it may be salloc."""
+    """Return the memory in MB of the process that is `tf4slurm run`; around it may be salloc, below it its forks."""
     assert job.process is not None
     outermost = psutil.Process(job.process.pid)
-    (launcher,) = (
-        process
-        for process in (outermost, *outermost.children(recursive=True))
-        if process.cmdline()[1:3] == [TF4SLURM, "run"]
-    )
+    family = (outermost, *outermost.children(recursive=True))
+    launcher = next(process for process in family if process.cmdline()[1:3] == [TF4SLURM, "run"])
     return float(launcher.memory_info().rss / 1e6)
 
 

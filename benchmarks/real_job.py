@@ -22,7 +22,15 @@ _BY_HAND = _HERE / "by_hand.py"
 _TASKS = 8
 _ROLES = ("--no-chief", "--ps", "1", "--workers", str(_TASKS - 1))
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-_CHILD = 'echo $(date +%s.%N) $(cut -d" " -f14,15 /proc/$PPID/stat) > "$0/child-$SLURM_PROCID"'
+_CHILD = """
+echo $(date +%s.%N) $(cut -d" " -f14,15 /proc/$PPID/stat) > "$0/child-$SLURM_PROCID"
+for turn in $(seq 100); do
+  set -- "$0"/child-*
+  [ $# = {tasks} ] && exit 0
+  sleep 0.2
+done
+exit 1
+"""  # the time, what the agent has used so far; and no task leaves before all have started
 _SRUN = '#!/bin/sh\ndate +%s.%N > "$MARKS/srun"\nexec {srun} "$@"\n'
 _ROUNDS = """
 export PATH={shims}:"$PATH"
@@ -47,7 +55,7 @@ def measure_start_on_slurm(directory: Path, rounds: int) -> list[Figure]:
         for kind in ("ours", "bare"):
             (directory / f"{kind}-{number}").mkdir()
     ours = shlex.join([TF4SLURM, "run", "--runs-directory", str(directory / "runs"), *_ROLES, "--"])
-    child = shlex.quote(_CHILD)
+    child = shlex.quote(_CHILD.format(tasks=_TASKS))
     script = _ROUNDS.format(shims=shims, rounds=rounds, directory=directory, ours=ours, child=child, tasks=_TASKS)
     with SlurmLab() as lab:
         lab.run("salloc", "-Q", "-N4", f"-n{_TASKS}", "bash", "-e", "-c", script, timeout_seconds=60 + 20 * rounds)
