@@ -37,7 +37,9 @@ from benchmarks.watching import measure_status
 
 Measurement = Callable[[Path], list[Figure]]
 MEASUREMENTS: dict[str, Measurement] = {
-    "rendezvous": lambda directory: [*measure_rendezvous(100, 5), *measure_rendezvous(1_000, 5)],
+    "rendezvous": lambda directory: [
+        *(figure for size in (10, 100, 1_000) for figure in measure_rendezvous(size, 5)),
+    ],
     "growth": lambda directory: measure_growth(),
     "launcher": lambda directory: measure_launcher(directory, 1_000, 3),
     "memory": measure_memory,
@@ -58,7 +60,7 @@ MEASUREMENTS: dict[str, Measurement] = {
 }
 QUICK: dict[str, Measurement] = {
     "rendezvous": lambda directory: [*measure_rendezvous(100, 2), *measure_rendezvous(1_000, 2)],
-    "control": lambda directory: measure_control_plane(1_000, 1, 5.0),
+    "control": lambda directory: measure_control_plane(1_000, 1),
     "memory": measure_memory,
     "start": lambda directory: measure_start(directory, 3),
     "start on Slurm": lambda directory: measure_start_on_slurm(directory, 2),

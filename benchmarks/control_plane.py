@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -24,16 +23,17 @@ _WHAT = {
     "traffic": ("bytes on the network in steady state", "kB/s"),
     "memory": ("memory of the service", "MB"),
     "map": ("the map's message", "kB"),
+    "plain": ("the same without compression", "kB"),
     "messages": ("messages, rendezvous to told to start", "messages"),
-    "sealed": ("bytes of messages, rendezvous to told to start", "MB"),
+    "sealed": ("bytes of messages, rendezvous to told to start", "kB"),
 }
 
 
-def measure_control_plane(num_tasks: int, runs: int, steady_seconds: float = 10.0) -> list[Figure]:
+def measure_control_plane(num_tasks: int, runs: int) -> list[Figure]:
     """Return the figures of `runs` jobs of `num_tasks` tasks."""
     values: dict[str, list[float]] = defaultdict(list)
     for _ in range(runs):
-        for name, value in live(num_tasks, steady_seconds).items():
+        for name, value in live(num_tasks).items():
             values[name].append(value)
     bounds = _BOUNDS.get(num_tasks, {})
     return [
@@ -41,13 +41,13 @@ def measure_control_plane(num_tasks: int, runs: int, steady_seconds: float = 10.
     ]
 
 
-def measure_launcher(directory: Path, num_tasks: int, runs: int, steady_seconds: float = 10.0) -> list[Figure]:
+def measure_launcher(directory: Path, num_tasks: int, runs: int) -> list[Figure]:
     """The same by a whole launcher, which keeps events, samples and status of all tasks: its memory and its share."""
     memory, share, rendezvous = [], [], []
     for number in range(runs):
         place = directory / f"{num_tasks}-{number}"
         place.mkdir()
-        found = live(num_tasks, steady_seconds, place)
+        found = live(num_tasks, place)
         memory.append(found["memory"])
         share.append(found["share"])
         rendezvous.append(found["rendezvous"])
@@ -59,26 +59,25 @@ def measure_launcher(directory: Path, num_tasks: int, runs: int, steady_seconds:
     ]
 
 
-def live(num_tasks: int, steady_seconds: float, launcher_directory: Path | None = None) -> dict[str, float]:
+def live(num_tasks: int, launcher_directory: Path | None = None) -> dict[str, float]:
     """Let one job live through all; return what each part took."""
     found: dict[str, float] = {}
     with Simulation(num_tasks, launcher_directory) as job:
-        before = job.usage()
+        before = job.load()
         found["rendezvous"] = job.ask("rendezvous")
         found["start"] = job.ask("start")
-        formed = job.usage()
+        formed = job.load()
         found["decode"] = job.ask("decode")
-        found["map"] = job.map_bytes() / 1e3
+        found["map"], found["plain"] = (size / 1e3 for size in job.map_bytes())
         found["messages"] = formed.messages - before.messages
-        found["sealed"] = (formed.sealed_bytes - before.sealed_bytes) / 1e6
+        found["sealed"] = (formed.sealed_bytes - before.sealed_bytes) / 1e3
         found["barrier"] = job.ask("barrier")
-        if steady_seconds:
-            since = job.usage()
-            time.sleep(steady_seconds)
-            until = job.usage()
-            found["share"] = (until.cpu_seconds - since.cpu_seconds) / steady_seconds
-            found["traffic"] = (until.loopback_bytes - since.loopback_bytes) / 1e3 / steady_seconds
+        since = job.load()
+        seconds = job.ask("steady")
+        until = job.load()
+        found["share"] = (until.cpu_seconds - since.cpu_seconds) / seconds
+        found["traffic"] = (until.loopback_bytes - since.loopback_bytes) / 1e3 / seconds
         found["restart"] = job.ask("restart")
-        found["memory"] = job.usage().memory_bytes / 1e6
+        found["memory"] = job.load().memory_bytes / 1e6
         found["verdict"] = job.ask("fail")
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,26 @@ RESULTS = Path(__file__).with_name("results")
 Curves = dict[str, list[tuple[int, Figure]]]
 _FEWEST_SIZES = 3
 _PLOTS = {
-    "time": ("s", "seconds"),
-    "memory": ("MB", "megabytes"),
-    "messages": ("messages", "messages"),
-    "bytes": ("kB", "kilobytes"),
+    "rendezvous": ("seconds", ("rendezvous", "rendezvous, JAX", "rendezvous, torch")),
+    "barrier": ("seconds", ("barrier", "barrier, JAX", "barrier, torch")),
+    "time": (
+        "seconds",
+        (
+            "every task reads the map, all on this machine",
+            "proved to told to start",
+            "restart (attempt 2): a failure to all told to start again",
+            "verdict: a task's end to all others told",
+        ),
+    ),
+    "memory": ("megabytes", ("memory of the service",)),
+    "messages": ("messages", ("messages, rendezvous to told to start",)),
+    "bytes": (
+        "kilobytes",
+        ("bytes of messages, rendezvous to told to start", "the map's message", "the same without compression"),
+    ),
+    "steady": ("kilobytes a second", ("bytes on the network in steady state",)),
 }
+"""What is drawn together."""
 
 
 def write_results(figures: Sequence[Figure], failed: Sequence[str]) -> None:
@@ -29,18 +43,18 @@ def write_results(figures: Sequence[Figure], failed: Sequence[str]) -> None:
     facts = {**machine(), **peer_versions()}
     content = {"machine": facts, "figures": [figure.to_json() for figure in figures], "not_measured": list(failed)}
     (RESULTS / "figures.json").write_text(json.dumps(content, indent=1) + "\n")
-    plots = [name for name, (unit, label) in _PLOTS.items() if _draw(curves_of(figures, unit), label, name)]
+    plots = [name for name, (label, names) in _PLOTS.items() if _draw(curves_of(figures, names), label, name)]
     (RESULTS / "README.md").write_text(page_of(figures, facts, failed, plots))
 
 
-def curves_of(figures: Sequence[Figure], unit: str) -> Curves:
-    """Return what was measured in this unit at several numbers of tasks, by its name, in the order of the numbers."""
-    curves: Curves = defaultdict(list)
-    for figure in figures:
-        if figure.at is not None and figure.unit == unit and all(at != figure.at for at, _ in curves[figure.what]):
-            curves[figure.what].append((figure.at, figure))
-    long = {what: sorted(points, key=lambda point: point[0]) for what, points in curves.items()}
-    return {what: points for what, points in long.items() if len(points) >= _FEWEST_SIZES}
+def curves_of(figures: Sequence[Figure], names: Sequence[str]) -> Curves:
+    """Return what was measured under these names at several numbers of tasks, in the order of the numbers."""
+    curves: Curves = {}
+    for what in names:
+        points = sorted({f.at: f for f in figures if f.what == what and f.at is not None}.items())
+        if len(points) >= _FEWEST_SIZES:
+            curves[what] = points
+    return curves
 
 
 def page_of(figures: Sequence[Figure], facts: dict[str, Any], failed: Sequence[str], plots: Sequence[str]) -> str:

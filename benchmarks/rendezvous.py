@@ -57,13 +57,13 @@ def _figures(times: _Times, num_tasks: int) -> list[Figure]:
     is_large = num_tasks >= 1_000
     faster = [min(pair) for pair in zip(times["barrier", "JAX"], times["barrier", "torch"], strict=True)]
     return [
-        measured("rendezvous, every task has the map", "rendezvous", _OURS),
+        measured("rendezvous, ours", "rendezvous", _OURS),
         measured("rendezvous, JAX", "rendezvous", "JAX"),
         measured("rendezvous, torch", "rendezvous", "torch"),
         compared("rendezvous, so many times as fast", "rendezvous", "rendezvous", ">= 2" if is_large else ""),
-        measured("every task reads the map, all on this machine", "decode", _OURS),
-        compared("the same, ours with that reading", "rendezvous", "rendezvous and decode", ""),
-        measured("barrier", "barrier", _OURS),
+        measured("reading the map in every task, all here", "decode", _OURS),
+        compared("rendezvous, ours with that reading", "rendezvous", "rendezvous and decode", ""),
+        measured("barrier, ours", "barrier", _OURS),
         measured("barrier, JAX", "barrier", "JAX"),
         measured("barrier, torch", "barrier", "torch"),
         ratio(
@@ -71,7 +71,7 @@ def _figures(times: _Times, num_tasks: int) -> list[Figure]:
             beside="JAX, torch",
             at=num_tasks,
         ),
-        measured("leave, last waited task done to all told", "leave", _OURS),
+        measured("leave, ours: the last waited task done to all told", "leave", _OURS),
         measured("leave, JAX's shutdown", "leave", "JAX"),
         ratio(
             *("leave, ours over JAX's", times["leave", _OURS], times["leave", "JAX"], "<= 1" if is_large else ""),

@@ -24,7 +24,7 @@ from tf4slurm.cluster import Address, Task
 from tf4slurm.control import auth
 from tf4slurm.control.client import Membership
 from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Hello, Report, Waiting, pack_map
+from tf4slurm.control.messages import Hello, Report, Usage, Waiting, encode, pack_map
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.join import Place, Service
@@ -40,10 +40,17 @@ PATIENCE_SECONDS = 120.0
 _SPAWN = multiprocessing.get_context("spawn")
 _Pipe = multiprocessing.connection.Connection
 _SECRET = "the secret of a benchmark"
-_LIMITS = Limits(start_timeout_seconds=PATIENCE_SECONDS, dead_after_seconds=60.0, max_attempts=2)
+_CROWD = 1_000  # of more, those of one process get no turn within the usual dead time
+_USAGE_SECONDS = 5.0
 
 
-class Usage(NamedTuple):
+def limits_of(num_tasks: int) -> Limits:
+    """Return the usual limits, but for what so many tasks in so few processes need."""
+    limits = Limits(start_timeout_seconds=PATIENCE_SECONDS, max_attempts=2)
+    return limits if num_tasks <= _CROWD else dataclasses.replace(limits, dead_after_seconds=60.0)
+
+
+class Load(NamedTuple):
     """What the service has used by now: processor seconds, resident bytes, messages and bytes both ways.
 
     `sealed_bytes` are those of its messages; `loopback_bytes` all that crossed the loopback, headers included.
@@ -59,8 +66,8 @@ class Usage(NamedTuple):
 class Simulation:
     """A context: the service and its tasks are there inside, and gone outside.
 
-    Each of the methods that `ask` names is done by all tasks at once: rendezvous, decode, start, barrier, restart, and
-    last either leave or fail.
+    What `ask` names is done by all tasks at once: rendezvous, decode, start, barrier, steady, restart, and last either
+    leave or fail.
     """
 
     def __init__(self, num_tasks: int, launcher_directory: Path | None = None) -> None:
@@ -78,7 +85,7 @@ class Simulation:
             port, secret = _hear(self._service)
             for index in range(PROCESSES):
                 ranks = range(index, self._num_tasks, PROCESSES)
-                self._pipes.append(self._start(_be_tasks, port, secret, ranks))
+                self._pipes.append(self._start(_be_tasks, port, secret, ranks, self._num_tasks))
             for pipe in self._pipes:
                 _hear(pipe)  # its imports are over
         except BaseException:
@@ -99,16 +106,16 @@ class Simulation:
         ended: float = max(_hear(pipe) for pipe in self._pipes)
         return ended - started
 
-    def usage(self) -> Usage:
-        self._service.send("usage")
-        found: Usage = _hear(self._service)
+    def load(self) -> Load:
+        self._service.send("load")
+        found: Load = _hear(self._service)
         return found
 
-    def map_bytes(self) -> int:
-        """Return the size of the map's message."""
+    def map_bytes(self) -> tuple[int, int]:
+        """Return the size of the map's message, and what it would be without compression."""
         self._pipes[0].send("map_bytes")
-        found: int = _hear(self._pipes[0])
-        return found
+        packed, plain = _hear(self._pipes[0])
+        return packed, plain
 
     def _start(self, target: Callable[..., None], *arguments: object) -> _Pipe:
         ours, theirs = _SPAWN.Pipe()
@@ -154,17 +161,17 @@ def _serve(pipe: _Pipe, num_tasks: int, directory: Path | None) -> None:
 
 async def _serve_alone(pipe: _Pipe, num_tasks: int, said: Counter[str]) -> None:
     tasks = [Task("chief", 0), Task("ps", 0), *(Task("worker", index) for index in range(num_tasks - 2))]
-    service = ControlService(JobState(tasks, _LIMITS, time.monotonic(), lambda *_: None), _SECRET)
+    service = ControlService(JobState(tasks, limits_of(num_tasks), time.monotonic(), lambda *_: None), _SECRET)
     pipe.send((await service.start("127.0.0.1"), _SECRET))
-    await _tell_usage(pipe, said)
+    await _tell_load(pipe, said)
 
 
 async def _launch(pipe: _Pipe, num_tasks: int, directory: Path, said: Counter[str]) -> None:
     counts = {"chief": 1, "ps": 1, "worker": num_tasks - 2}
-    plan = LaunchPlan(counts, ("true",), "large", directory, _LIMITS)
+    plan = LaunchPlan(counts, ("true",), "large", directory, limits_of(num_tasks))
     run_directory = RunDirectory.create(directory, "large")
     launcher = Launcher(plan, _NoSpawner(pipe), run_directory, Reporter())
-    await asyncio.gather(launcher.run(), _tell_usage(pipe, said))
+    await asyncio.gather(launcher.run(), _tell_load(pipe, said))
 
 
 class _NoSpawner:
@@ -183,13 +190,13 @@ class _NoSpawner:
         pass
 
 
-async def _tell_usage(pipe: _Pipe, said: Counter[str]) -> None:
+async def _tell_load(pipe: _Pipe, said: Counter[str]) -> None:
     while await asyncio.get_running_loop().run_in_executor(None, pipe.recv):
         used = resource.getrusage(resource.RUSAGE_SELF)
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
         (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
         memory, crossed = 1000 * int(status["VmRSS"].split()[0]), int(line.split()[1])
-        pipe.send(Usage(used.ru_utime + used.ru_stime, memory, said["messages"], said["bytes"], crossed))
+        pipe.send(Load(used.ru_utime + used.ru_stime, memory, said["messages"], said["bytes"], crossed))
 
 
 def _count_messages() -> Counter[str]:
@@ -213,15 +220,16 @@ def _count_messages() -> Counter[str]:
 # The processes of the tasks
 
 
-def _be_tasks(pipe: _Pipe, port: int, secret: str, ranks: range) -> None:
-    asyncio.run(_Tasks(pipe, port, secret, ranks).live())
+def _be_tasks(pipe: _Pipe, port: int, secret: str, ranks: range, num_tasks: int) -> None:
+    asyncio.run(_Tasks(pipe, port, secret, ranks, num_tasks).live())
 
 
 class _Tasks:
     """Some of the tasks, in one process."""
 
-    def __init__(self, pipe: _Pipe, port: int, secret: str, ranks: range) -> None:
+    def __init__(self, pipe: _Pipe, port: int, secret: str, ranks: range, num_tasks: int) -> None:
         self._pipe = pipe
+        self._limits = limits_of(num_tasks)
         self._service = ((Address("127.0.0.1", port),), secret)
         self._members = [self._member(rank) for rank in ranks]
         self._chief = self._members[0] if 0 in ranks else None
@@ -232,8 +240,8 @@ class _Tasks:
         return Membership(
             lambda: self._service,
             lambda _: hello,
-            beat_seconds=_LIMITS.beat_seconds,
-            dead_after_seconds=_LIMITS.dead_after_seconds,
+            beat_seconds=self._limits.beat_seconds,
+            dead_after_seconds=self._limits.dead_after_seconds,
             join_seconds=PATIENCE_SECONDS,
         )
 
@@ -245,7 +253,7 @@ class _Tasks:
             if what == "map_bytes":
                 agreed = self._members[0].map
                 assert agreed is not None
-                self._pipe.send(len(pack_map(agreed)) + auth.MAC_BYTES)
+                self._pipe.send((len(pack_map(agreed)) + auth.MAC_BYTES, len(encode(agreed)) + auth.MAC_BYTES))
                 continue
             if what == "rendezvous":
                 running = [asyncio.create_task(member.run()) for member in self._members]
@@ -271,6 +279,12 @@ class _Tasks:
         member.note(dataclasses.replace(Report(), waiting=Waiting("all", "here", PATIENCE_SECONDS)))
         while member.order.released != "here":
             await member.wait_for_change()
+
+    async def _steady(self, member: Membership) -> None:
+        """Only live, and tell what the child uses, as agents do."""
+        for sample in range(2):
+            await asyncio.sleep(_USAGE_SECONDS)
+            member.mention(Usage(1_500_000_000 + sample, 1000.5 + sample, 10**10 + sample, 10**11 + sample))
 
     async def _restart(self, member: Membership) -> None:
         """The chief fails; all take another port, and the cluster forms again until all may start."""

@@ -80,8 +80,8 @@ def test_a_number_has_about_three_digits(value: float, text: str) -> None:
 
 def test_a_curve_has_three_sizes_at_least() -> None:
     figures = [Figure("barrier", "s", (size / 100,), at=size) for size in (1_000, 10, 100, 100)]
-    figures += [Figure("rare", "s", (1.0,), at=10), Figure("never", "s", (1.0,)), Figure("memory", "MB", (1.0,), at=10)]
-    curves = curves_of(figures, "s")
+    figures += [Figure("rare", "s", (1.0,), at=10), Figure("other", "s", (1.0,)), Figure("barrier", "s", (1.0,))]
+    curves = curves_of(figures, ["barrier", "rare", "never"])
     assert {what: [at for at, _ in points] for what, points in curves.items()} == {"barrier": [10, 100, 1_000]}
 
 
