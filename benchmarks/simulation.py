@@ -263,22 +263,19 @@ class _Tasks:
         del running
 
     async def _rendezvous(self, member: Membership) -> None:
-        while not member.order.prove:  # it comes after the map
-            await member.wait_for_change()
+        await _wait(member, lambda: member.order.prove)  # it comes after the map
 
     async def _decode(self, member: Membership) -> None:
         assert member.map is not None
 
     async def _start(self, member: Membership) -> None:
         member.report(state="proved")
-        while not member.order.starts:
-            await member.wait_for_change()
+        await _wait(member, lambda: bool(member.order.starts))
         member.report(state="running", starts=1, process_id=1)
 
     async def _barrier(self, member: Membership) -> None:
         member.note(dataclasses.replace(Report(), waiting=Waiting("all", "here", PATIENCE_SECONDS)))
-        while member.order.released != "here":
-            await member.wait_for_change()
+        await _wait(member, lambda: member.order.released == "here")
 
     async def _steady(self, member: Membership) -> None:
         """Only live, and tell what the child uses, as agents do."""
@@ -290,11 +287,9 @@ class _Tasks:
         """The chief fails; all take another port, and the cluster forms again until all may start."""
         if member is self._chief:
             member.report(state="exited", returncode=1)
-        while member.order.attempt == 1:
-            await member.wait_for_change()
+        await _wait(member, lambda: member.order.attempt == 2)
         member.begin_attempt(2, port=40002)
-        while not member.order.prove:
-            await member.wait_for_change()
+        await _wait(member, lambda: member.order.prove)
         await self._start(member)
 
     async def _fail(self, member: Membership) -> None:
@@ -309,3 +304,11 @@ class _Tasks:
             member.report(state="exited", returncode=returncode)
         while not member.order.leave:
             await member.wait_for_change()
+
+
+async def _wait(member: Membership, is_there: Callable[[], bool]) -> None:
+    """Wait until an order says what it should; that to leave is the end of the benchmark."""
+    while not is_there():
+        if member.order.leave:
+            raise RuntimeError(f"the job has ended too early: {member.order.reason}")
+        await member.wait_for_change()
