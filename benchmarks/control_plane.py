@@ -24,6 +24,7 @@ _WHAT = {
     "memory": ("memory of the service", "MB"),
     "map": ("the map's message", "kB"),
     "plain": ("the same without compression", "kB"),
+    "cpu": ("the service's processor time, rendezvous to told to start", "s"),
     "messages": ("messages, rendezvous to told to start", "messages"),
     "sealed": ("bytes of messages, rendezvous to told to start", "kB"),
 }
@@ -69,6 +70,7 @@ def live(num_tasks: int, launcher_directory: Path | None = None) -> dict[str, fl
         formed = job.load()
         found["decode"] = job.ask("decode")
         found["map"], found["plain"] = (size / 1e3 for size in job.map_bytes())
+        found["cpu"] = formed.cpu_seconds - before.cpu_seconds
         found["messages"] = formed.messages - before.messages
         found["sealed"] = (formed.sealed_bytes - before.sealed_bytes) / 1e3
         found["barrier"] = job.ask("barrier")

@@ -20,6 +20,7 @@ _PLOTS = {
     "time": (
         "seconds",
         (
+            "the service's processor time, rendezvous to told to start",
             "every task reads the map, all on this machine",
             "proved to told to start",
             "restart (attempt 2): a failure to all told to start again",
