@@ -25,9 +25,10 @@ from benchmarks.main_job import (
     measure_start,
     measure_training,
 )
-from benchmarks.measure import Figure
+from benchmarks.measure import Figure, machine
 from benchmarks.network import measure_infiniband
 from benchmarks.page import write_results
+from benchmarks.peer_processes import peer_versions
 from benchmarks.real_job import measure_import_storm, measure_start_on_slurm, measure_training_on_slurm
 from benchmarks.rendezvous import measure_rendezvous
 from benchmarks.report import measure_report
@@ -76,11 +77,12 @@ def main(names: list[str]) -> int:
     if names[:1] == ["faults"]:
         return measure_faults(names[1:])
     chosen = QUICK if names == ["quick"] else {name: MEASUREMENTS[name] for name in names or MEASUREMENTS}
+    facts = {**machine(), **peer_versions()}  # before the load is our own
     figures, failed = measure(chosen)
     print(text_table(figures))
     print(summary(figures) + (f" Not measured: {', '.join(failed)}." if failed else ""), flush=True)
     if not names:
-        write_results(figures, failed)
+        write_results(figures, failed, facts)
     return len(failed)
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Figure, machine
-from benchmarks.peer_processes import peer_versions
+from benchmarks.measure import Figure
 from benchmarks.table import markdown_table, number, summary
 
 RESULTS = Path(__file__).with_name("results")
@@ -38,10 +37,9 @@ _PLOTS = {
 """What is drawn together."""
 
 
-def write_results(figures: Sequence[Figure], failed: Sequence[str]) -> None:
-    """Write figures.json, the plots and README.md."""
+def write_results(figures: Sequence[Figure], failed: Sequence[str], facts: dict[str, Any]) -> None:
+    """Write figures.json, the plots and README.md; `facts` are those of the machine."""
     RESULTS.mkdir(exist_ok=True)
-    facts = {**machine(), **peer_versions()}
     content = {"machine": facts, "figures": [figure.to_json() for figure in figures], "not_measured": list(failed)}
     (RESULTS / "figures.json").write_text(json.dumps(content, indent=1) + "\n")
     plots = [name for name, (label, names) in _PLOTS.items() if _draw(curves_of(figures, names), label, name)]
@@ -96,6 +94,8 @@ def _draw(curves: Curves, label: str, name: str) -> bool:
         )
     _draw_line_of_n(axes, curves)
     axes.set(xscale="log", yscale="log", xlabel="tasks", ylabel=label)
+    sizes = sorted({at for points in curves.values() for at, _ in points})
+    axes.set_xticks(sizes, [f"{at:,}" for at in sizes])
     axes.grid(which="major", alpha=0.3)
     axes.legend(fontsize=8, frameon=False)
     figure.savefig(RESULTS / f"growth-{name}.svg", metadata={"Date": None})

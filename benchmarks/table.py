@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from benchmarks.measure import Figure
 
+_SMALLEST = 100  # tasks; what is measured with fewer is for the curves
 _HEADS = ("what", "beside", "asked", "median", "spread", "runs", "verdict")
 
 
 def text_table(figures: Sequence[Figure]) -> str:
     """Return the table for a terminal, each column as wide as its widest cell."""
-    rows = [_HEADS, *map(_cells, figures)]
+    rows = [_HEADS, *map(_cells, _told(figures))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
@@ -20,7 +21,7 @@ def text_table(figures: Sequence[Figure]) -> str:
 def markdown_table(figures: Sequence[Figure]) -> str:
     """Return the table for a page; what misses its bound is bold."""
     rows = [_HEADS, ("---",) * len(_HEADS)]
-    for figure in figures:
+    for figure in _told(figures):
         *others, verdict = _cells(figure)
         rows.append((*others, f"**{verdict}**" if verdict == "not met" else verdict))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -41,6 +42,10 @@ def number(value: float) -> str:
     if size < 0.01:
         return f"{value:.2g}"
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
+
+
+def _told(figures: Sequence[Figure]) -> list[Figure]:
+    return [figure for figure in figures if figure.at is None or figure.at >= _SMALLEST]
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ FIGURES = [
     Figure("barrier", "s", (0.25, 0.2, 0.5), "< 0.2", at=1_000),
     Figure("rendezvous / JAX", "x", (3.0,), ">= 2", beside="JAX"),
     Figure("the map's message", "kB", (1234.5,)),
+    Figure("barrier", "s", (0.1,), at=10),  # for the curves
 ]
 
 
