@@ -68,8 +68,6 @@ def live(num_tasks: int, launcher_directory: Path | None = None) -> dict[str, fl
         found["rendezvous"] = job.ask("rendezvous")
         found["start"] = job.ask("start")
         formed = job.load()
-        found["decode"] = job.ask("decode")
-        found["map"], found["plain"] = (size / 1e3 for size in job.map_bytes())
         found["cpu"] = formed.cpu_seconds - before.cpu_seconds
         found["messages"] = formed.messages - before.messages
         found["sealed"] = (formed.sealed_bytes - before.sealed_bytes) / 1e3
@@ -82,4 +80,6 @@ def live(num_tasks: int, launcher_directory: Path | None = None) -> dict[str, fl
         found["restart"] = job.ask("restart")
         found["memory"] = job.load().memory_bytes / 1e6
         found["verdict"] = job.ask("fail")
+        found["decode"] = job.ask("decode")
+        found["map"], found["plain"] = (size / 1e3 for size in job.map_bytes())
     return found

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import multiprocessing
 import multiprocessing.connection
+import os
 import resource
 import time
 from collections import Counter
@@ -66,8 +67,8 @@ class Load(NamedTuple):
 class Simulation:
     """A context: the service and its tasks are there inside, and gone outside.
 
-    What `ask` names is done by all tasks at once: rendezvous, decode, start, barrier, steady, restart, and last either
-    leave or fail.
+    What `ask` names is done by all tasks at once: rendezvous, start, barrier, steady, restart, then either leave or
+    fail. Last may come decode: a process that reads hundreds of maps is silent meanwhile, as no agent ever is.
     """
 
     def __init__(self, num_tasks: int, launcher_directory: Path | None = None) -> None:
@@ -148,7 +149,10 @@ def raise_files(needed: int) -> None:
 def _hear(pipe: _Pipe) -> Any:
     if not pipe.poll(PATIENCE_SECONDS):
         raise TimeoutError("a process of the benchmark does not answer")
-    return pipe.recv()
+    said = pipe.recv()
+    if isinstance(said, RuntimeError):
+        raise said
+    return said
 
 
 # The service's process
@@ -258,7 +262,11 @@ class _Tasks:
             if what == "rendezvous":
                 running = [asyncio.create_task(member.run()) for member in self._members]
             do: Callable[[Membership], Coroutine[Any, Any, None]] = getattr(self, f"_{what}")
-            await asyncio.gather(*map(do, self._members))
+            try:
+                await asyncio.gather(*map(do, self._members))
+            except RuntimeError as error:
+                self._pipe.send(error)
+                os._exit(1)  # without a word of each of its tasks
             self._pipe.send(time.monotonic())
         del running
 
@@ -267,7 +275,6 @@ class _Tasks:
 
     async def _decode(self, member: Membership) -> None:
         assert member.map is not None
-        await asyncio.sleep(0)  # the others of this process still answer meanwhile
 
     async def _start(self, member: Membership) -> None:
         member.report(state="proved")
