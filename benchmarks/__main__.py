@@ -6,6 +6,7 @@ matrix instead, which takes 20 minutes.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -77,6 +78,7 @@ def main(names: list[str]) -> int:
     if names[:1] == ["faults"]:
         return measure_faults(names[1:])
     chosen = QUICK if names == ["quick"] else {name: MEASUREMENTS[name] for name in names or MEASUREMENTS}
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it tells of each connection that has to wait
     facts = {**machine(), **peer_versions()}  # before the load is our own
     figures, failed = measure(chosen)
     print(text_table(figures))

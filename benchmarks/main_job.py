@@ -115,14 +115,15 @@ def measure_memory(directory: Path) -> list[Figure]:
             else:
                 job = Job(place, functools.partial(_popen, lab))
                 job.start(*ROLES, prefix=("salloc", "-Q", "-N4", "-n4"))
-            for name in ("chief-0", "ps-0", "worker-0", "worker-1"):
-                job.wait_for_child(name)
-            values = tuple(
-                memory for memory in (_agent_memory(path, job) for path in Path("/proc").glob("[0-9]*")) if memory
-            )
-            launcher = _launcher_memory(job)
-            job.end_child("chief-0")
-            job.wait()
+            try:
+                for name in ("chief-0", "ps-0", "worker-0", "worker-1"):
+                    job.wait_for_child(name)
+                processes = Path("/proc").glob("[0-9]*")
+                values = tuple(memory for memory in (_agent_memory(path, job) for path in processes) if memory)
+                launcher = _launcher_memory(job)
+            finally:
+                job.end_child("chief-0")
+                job.wait()
             figures.append(Figure(f"resident memory of an agent ({where})", "MB", values, "< 45"))
             figures.append(Figure(f"resident memory of the launcher of 4 tasks ({where})", "MB", (launcher,), "< 60"))
     return figures

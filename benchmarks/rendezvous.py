@@ -51,32 +51,26 @@ def _figures(times: _Times, num_tasks: int) -> list[Figure]:
     def measured(what: str, name: str, who: str) -> Figure:
         return Figure(what, "s", tuple(times[name, who]), at=num_tasks)
 
-    def compared(what: str, name: str, ours_name: str, bound: str) -> Figure:
-        ours, theirs = times[ours_name, _OURS], times[name, "JAX"]
-        return ratio(what, theirs, ours, bound, beside="JAX", at=num_tasks)
+    def faster(what: str, ours: str, bound: str) -> Figure:
+        return ratio(what, times["rendezvous", "JAX"], times[ours, _OURS], bound, beside="JAX", at=num_tasks)
+
+    def slower(what: str, ours: list[float], theirs: list[float], beside: str) -> Figure:
+        return ratio(what, ours, theirs, "<= 1" if is_large else "", beside=beside, at=num_tasks)
 
     is_large = num_tasks >= 1_000
-    faster = [min(pair) for pair in zip(times["barrier", "JAX"], times["barrier", "torch"], strict=True)]
+    best = [min(pair) for pair in zip(times["barrier", "JAX"], times["barrier", "torch"], strict=True)]
     return [
         measured("rendezvous, ours", "rendezvous", _OURS),
         measured("rendezvous, JAX", "rendezvous", "JAX"),
         measured("rendezvous, torch", "rendezvous", "torch"),
-        compared("rendezvous, so many times as fast", "rendezvous", "rendezvous", ">= 2" if is_large else ""),
+        faster("rendezvous, so many times as fast", "rendezvous", ">= 2" if is_large else ""),
         measured("reading the map in every task, all here", "decode", _OURS),
-        compared("rendezvous, ours with that reading", "rendezvous", "rendezvous and decode", ""),
+        faster("the same, ours with that reading", "rendezvous and decode", ""),
         measured("barrier, ours", "barrier", _OURS),
         measured("barrier, JAX", "barrier", "JAX"),
         measured("barrier, torch", "barrier", "torch"),
-        ratio(
-            *("barrier, ours over the faster of both", times["barrier", _OURS], faster, "<= 1" if is_large else ""),
-            beside="JAX, torch",
-            at=num_tasks,
-        ),
+        slower("barrier, ours over the faster of both", times["barrier", _OURS], best, "JAX, torch"),
         measured("leave, ours: the last waited task done to all told", "leave", _OURS),
         measured("leave, JAX's shutdown", "leave", "JAX"),
-        ratio(
-            *("leave, ours over JAX's", times["leave", _OURS], times["leave", "JAX"], "<= 1" if is_large else ""),
-            beside="JAX",
-            at=num_tasks,
-        ),
+        slower("leave, ours over JAX's", times["leave", _OURS], times["leave", "JAX"], "JAX"),
     ]
