@@ -20,7 +20,7 @@ _PLOTS = {
         "seconds",
         (
             "the service's processor time, rendezvous to told to start",
-            "every task reads the map, all on this machine",
+            "a task reads the map, four at a time",
             "proved to told to start",
             "restart (attempt 2): a failure to all told to start again",
             "verdict: a task's end to all others told",
