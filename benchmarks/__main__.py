@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.control_plane import measure_control_plane, measure_launcher
 from benchmarks.faults import measure_faults
-from benchmarks.growth import measure_growth
+from benchmarks.growth import growth_of, measure_growth
 from benchmarks.layout import measure_map, measure_nodelist
 from benchmarks.main_job import (
     measure_end_on_slurm,
@@ -43,6 +43,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         *(figure for size in (10, 100, 1_000) for figure in measure_rendezvous(size, 5)),
     ],
     "growth": lambda directory: measure_growth(),
+    "ten thousand": lambda directory: measure_control_plane(10_000, 2),
     "launcher": lambda directory: measure_launcher(directory, 1_000, 3),
     "memory": measure_memory,
     "start": lambda directory: measure_start(directory, 11),
@@ -81,6 +82,7 @@ def main(names: list[str]) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it tells of each connection that has to wait
     facts = {**machine(), **peer_versions()}  # before the load is our own
     figures, failed = measure(chosen)
+    figures += growth_of(figures)
     print(text_table(figures))
     print(summary(figures) + (f" Not measured: {', '.join(failed)}." if failed else ""), flush=True)
     if not names:
