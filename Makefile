@@ -3,12 +3,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 SLURM_PACKAGES := slurm-wlm munge iproute2 slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
 # The tests wait more than they compute: two at a time, each file's after one another.
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=40
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: demo test test-long check slurm browser bench faults notebooks soak fuzz clean
+.PHONY: demo test test-long check slurm browser bench bench-quick peers faults notebooks soak fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
@@ -26,8 +27,21 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy tf4slurm tests benchmarks
 
-bench: $(VENV)/installed slurm
+# Every figure beside its bound and its peers, as a table, and in benchmarks/results: 40 minutes.
+bench: $(VENV)/installed slurm peers
 	$(BIN)/python -m benchmarks
+
+# A choice of them, a few times each, kept nowhere: under 5 minutes.
+bench-quick: $(VENV)/installed slurm peers
+	$(BIN)/python -m benchmarks quick
+
+# JAX's and torch's coordinators, from PyPI, in an environment of their own.
+peers: $(PEERS)/installed
+
+$(PEERS)/installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/peers/requirements.txt
+	touch $@
 
 # The whole fault matrix as a table, kept in benchmarks/results/faults.md: 20 minutes.
 faults: $(VENV)/installed slurm
@@ -68,4 +82,4 @@ browser:
 	fi
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info

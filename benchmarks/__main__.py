@@ -1,19 +1,23 @@
-"""`python -m benchmarks [NAME…]`: measure, print, and keep the figures with the machine's facts under results/.
+"""`python -m benchmarks [quick | NAME…]`: measure, print one table, keep it with the machine's facts under results/.
 
-`python -m benchmarks faults` runs the fault matrix instead, which takes 20 minutes.
+`quick` takes under 5 minutes and keeps nothing, like a choice of names. `python -m benchmarks faults` runs the fault
+matrix instead, which takes 20 minutes.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.accuracy import measure_accuracy
-from benchmarks.control_plane import measure_control_plane
+from benchmarks.control_plane import measure_control_plane, measure_launcher
 from benchmarks.faults import measure_faults
+from benchmarks.growth import growth_of, measure_growth
 from benchmarks.layout import measure_map, measure_nodelist
 from benchmarks.main_job import (
     measure_end_on_slurm,
@@ -25,45 +29,86 @@ from benchmarks.main_job import (
 )
 from benchmarks.measure import Figure, machine
 from benchmarks.network import measure_infiniband
+from benchmarks.page import write_results
+from benchmarks.peer_processes import peer_versions
+from benchmarks.real_job import measure_import_storm, measure_start_on_slurm, measure_training_on_slurm
 from benchmarks.recommender import measure_recommender
+from benchmarks.rendezvous import measure_rendezvous
 from benchmarks.report import measure_report
+from benchmarks.table import summary, text_table
 from benchmarks.training_steps import measure_steps
 from benchmarks.watching import measure_status
 
-RESULTS = Path(__file__).with_name("results") / "figures.json"
-MEASUREMENTS: dict[str, Callable[[Path], list[Figure]]] = {
-    "imports": lambda directory: measure_imports(11),
-    "start": lambda directory: measure_start(directory, 11),
+Measurement = Callable[[Path], list[Figure]]
+MEASUREMENTS: dict[str, Measurement] = {
+    "rendezvous": lambda directory: [
+        *(figure for size in (10, 100, 1_000) for figure in measure_rendezvous(size, 5)),
+    ],
+    "growth": lambda directory: measure_growth(),
+    "ten thousand": lambda directory: measure_control_plane(10_000, 2),
+    "launcher": lambda directory: measure_launcher(directory, 1_000, 3),
     "memory": measure_memory,
+    "start": lambda directory: measure_start(directory, 11),
+    "start on Slurm": lambda directory: measure_start_on_slurm(directory, 10),
+    "import storm": lambda directory: measure_import_storm(directory, 4),
     "end": lambda directory: measure_end_on_slurm(directory, 10),
     "shutdown": lambda directory: measure_shutdown(directory, 5),
     "training": lambda directory: measure_training(directory, 6),
+    "training on Slurm": lambda directory: measure_training_on_slurm(directory, 4),
     "steps": lambda directory: measure_steps(directory, 6),
     "accuracy": lambda directory: measure_accuracy(directory, 5),
     "recommender": measure_recommender,
-    "map": lambda directory: measure_map(directory, 11),
     "infiniband": measure_infiniband,
-    "control": lambda directory: [*measure_control_plane(100, 5), *measure_control_plane(1_000, 3)],
-    "status": lambda directory: measure_status(directory, 11),
+    "imports": lambda directory: measure_imports(11),
+    "map": lambda directory: measure_map(directory, 11),
     "nodelist": lambda directory: measure_nodelist(directory, 51),
+    "status": lambda directory: measure_status(directory, 11),
     "report": lambda directory: measure_report(directory, 5),
+}
+QUICK: dict[str, Measurement] = {
+    "rendezvous": lambda directory: [*measure_rendezvous(100, 2), *measure_rendezvous(1_000, 2)],
+    "control": lambda directory: measure_control_plane(1_000, 1),
+    "memory": measure_memory,
+    "start": lambda directory: measure_start(directory, 3),
+    "start on Slurm": lambda directory: measure_start_on_slurm(directory, 2),
+    "end": lambda directory: measure_end_on_slurm(directory, 2),
+    "imports": lambda directory: measure_imports(5),
+    "nodelist": lambda directory: measure_nodelist(directory, 11),
+    "status": lambda directory: measure_status(directory, 3),
 }
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str]) -> int:
+    """Return how many measurements failed, or with "faults" how many faults."""
     if names[:1] == ["faults"]:
-        sys.exit(min(measure_faults(names[1:]), 1))
-    figures = []
-    for name in names or MEASUREMENTS:
-        with tempfile.TemporaryDirectory() as directory:
-            for figure in MEASUREMENTS[name](Path(directory)):
-                print(figure, flush=True)
-                figures.append(figure)
+        return measure_faults(names[1:])
+    chosen = QUICK if names == ["quick"] else {name: MEASUREMENTS[name] for name in names or MEASUREMENTS}
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it tells of each connection that has to wait
+    facts = {**machine(), **peer_versions()}  # before the load is our own
+    figures, failed = measure(chosen)
+    figures += growth_of(figures)
+    print(text_table(figures))
+    print(summary(figures) + (f" Not measured: {', '.join(failed)}." if failed else ""), flush=True)
     if not names:
-        RESULTS.parent.mkdir(exist_ok=True)
-        content = {"machine": machine(), "figures": [figure.to_json() for figure in figures]}
-        RESULTS.write_text(json.dumps(content, indent=2) + "\n")
+        write_results(figures, failed, facts)
+    return len(failed)
+
+
+def measure(chosen: Mapping[str, Measurement]) -> tuple[list[Figure], list[str]]:
+    """Return the figures of all, and the names of those that failed: their errors are told, and the rest goes on."""
+    figures, failed = [], []
+    for name, measurement in chosen.items():
+        started = time.monotonic()
+        print(f"measuring: {name} …", end=" ", file=sys.stderr, flush=True)
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                figures += measurement(Path(directory))
+        except Exception:
+            failed.append(name)
+            traceback.print_exc()
+        print(f"{time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    return figures, failed
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(min(main(sys.argv[1:]), 1))

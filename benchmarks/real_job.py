@@ -1,0 +1,147 @@
+"""Real jobs beside the same started by hand: the start on Slurm, eight imports at once, training on four hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from benchmarks.measure import Figure, ratio
+from tests.jobs import TF4SLURM
+from tests.slurm.lab import SlurmLab
+
+_HERE = Path(__file__).parent
+_DIGITS = _HERE.parent / "TUTORIALS" / "train_digits.py"
+_IMPORT = _HERE / "import_and_tell.py"
+_BY_HAND = _HERE / "by_hand.py"
+_TASKS = 8
+_ROLES = ("--no-chief", "--ps", "1", "--workers", str(_TASKS - 1))
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+_CHILD = """
+echo $(date +%s.%N) $(cut -d" " -f14,15 /proc/$PPID/stat) > "$0/child-$SLURM_PROCID"
+for turn in $(seq 100); do
+  set -- "$0"/child-*
+  [ $# = {tasks} ] && exit 0
+  sleep 0.2
+done
+exit 1
+"""  # the time, what the agent has used so far; and no task leaves before all have started
+_SRUN = '#!/bin/sh\ndate +%s.%N > "$MARKS/srun"\nexec {srun} "$@"\n'
+_ROUNDS = """
+export PATH={shims}:"$PATH"
+for number in $(seq {rounds}); do
+  export MARKS={directory}/ours-$number
+  date +%s.%N > "$MARKS/run"
+  {ours} sh -c {child} "$MARKS"
+  export MARKS={directory}/bare-$number
+  srun -Q -n{tasks} sh -c {child} "$MARKS"
+done
+"""
+
+
+def measure_start_on_slurm(directory: Path, rounds: int) -> list[Figure]:
+    """The start of srun to the start of the last of 8 children on 4 hosts, beside bare srun; and what agents use."""
+    shims = directory / "shims"
+    shims.mkdir()
+    srun = subprocess.run(["sh", "-c", "command -v srun"], capture_output=True, text=True, check=True).stdout.strip()
+    (shims / "srun").write_text(_SRUN.format(srun=srun))
+    (shims / "srun").chmod(0o755)
+    for number in range(1, rounds + 1):
+        for kind in ("ours", "bare"):
+            (directory / f"{kind}-{number}").mkdir()
+    ours = shlex.join([TF4SLURM, "run", "--runs-directory", str(directory / "runs"), *_ROLES, "--"])
+    child = shlex.quote(_CHILD.format(tasks=_TASKS))
+    script = _ROUNDS.format(shims=shims, rounds=rounds, directory=directory, ours=ours, child=child, tasks=_TASKS)
+    with SlurmLab() as lab:
+        lab.run("salloc", "-Q", "-N4", f"-n{_TASKS}", "bash", "-e", "-c", script, timeout_seconds=60 + 20 * rounds)
+    values: dict[str, list[float]] = defaultdict(list)
+    for number in range(1, rounds + 1):
+        for kind in ("ours", "bare"):
+            marks = directory / f"{kind}-{number}"
+            children = [path.read_text().split() for path in marks.glob("child-*")]
+            assert len(children) == _TASKS
+            last = max(float(started) for started, *_ in children)
+            values[kind].append(last - float((marks / "srun").read_text()))
+            if kind == "ours":
+                values["run"].append(last - float((marks / "run").read_text()))
+                values["agents"].append(sum(int(ticks) for _, *both in children for ticks in both) / _CLOCK_TICKS)
+    what = f"{_TASKS} tasks on 4 hosts of a real Slurm"
+    more = tuple(a - b for a, b in zip(values["ours"], values["bare"], strict=True))
+    return [
+        Figure(f"start, {what}: srun's start to all children started", "s", tuple(values["ours"])),
+        Figure("the same by bare srun", "s", tuple(values["bare"])),
+        Figure("so much more", "s", more, "< 1", "bare srun"),
+        Figure("the same since the start of tf4slurm run", "s", tuple(values["run"])),
+        Figure(f"processor time of the {_TASKS} agents until then, together", "s", tuple(values["agents"])),
+    ]
+
+
+def measure_import_storm(directory: Path, rounds: int) -> list[Figure]:
+    """The start of a job of 8 tasks on this host until all have imported TensorFlow, beside 8 bare processes."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for number in range(rounds):
+        for kind in ("ours", "bare") if number % 2 == 0 else ("bare", "ours"):
+            place = directory / f"{kind}-{number}"
+            place.mkdir()
+            command = [sys.executable, str(_IMPORT), str(place), str(_TASKS)]
+            started = time.monotonic()
+            if kind == "ours":
+                run = [TF4SLURM, "run", "--runs-directory", str(directory / "runs"), *_ROLES, "--", *command]
+                subprocess.run(run, check=True, capture_output=True, timeout=300)
+            else:
+                _run_bare(command)
+            marks = [float(path.read_text()) for path in place.glob("*.imported")]
+            assert len(marks) == _TASKS
+            values[kind].append(max(marks) - started)
+    ours, bare = values["ours"], values["bare"]
+    return [
+        Figure(f"import storm, {_TASKS} tasks on one host: until all have imported TensorFlow", "s", tuple(ours)),
+        Figure("the same by bare processes", "s", tuple(bare)),
+        ratio("import storm, ours over bare processes", ours, bare, "<= 1", beside="bare processes"),
+    ]
+
+
+def _run_bare(command: list[str]) -> None:
+    processes = [
+        subprocess.Popen([*command, str(number)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for number in range(_TASKS)
+    ]
+    try:
+        for process in processes:
+            assert process.wait(timeout=300) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def measure_training_on_slurm(directory: Path, rounds: int) -> list[Figure]:
+    """Training steps per second of the digits on four hosts, under tf4slurm and with a TF_CONFIG written by hand."""
+    ours, theirs = [], []
+    with SlurmLab() as lab:
+        for number in range(rounds):
+            pair = (directory / f"ours-{number}", directory / f"theirs-{number}")
+            for report in pair if number % 2 == 0 else reversed(pair):
+                script = [sys.executable, str(_DIGITS), "--epochs", "80", "--report-json", str(report)]
+                if report is pair[0]:
+                    run = ["--runs-directory", str(directory / "runs"), "--ps", "1", "--workers", "2"]
+                    command = [TF4SLURM, "run", *run, "--", *script]
+                else:
+                    by_hand = shlex.join(["srun", "-Q", "-n4", sys.executable, str(_BY_HAND), *script])
+                    # ps and workers never end: the end of the allocation takes them away.
+                    ended = f"{by_hand} & for i in $(seq 2000); do sleep 0.1; [ -s {report} ] && exit 0; done; exit 1"
+                    command = ["bash", "-c", ended]
+                lab.run("salloc", "-Q", "-N4", "-n4", *command, timeout_seconds=300)
+                lab.wait_idle()
+            ours.append(json.loads(pair[0].read_text())["steps_per_second"])
+            theirs.append(json.loads(pair[1].read_text())["steps_per_second"])
+    return [
+        Figure("digits on 4 hosts, training steps per second under tf4slurm", "1/s", tuple(ours)),
+        Figure("digits on 4 hosts, training steps per second by hand", "1/s", tuple(theirs)),
+        ratio("digits on 4 hosts, under tf4slurm / by hand", ours, theirs, ">= 0.98", beside="the same by srun"),
+    ]

@@ -1,0 +1,76 @@
+"""The control plane beside its peers: rendezvous, barrier and leave of N tasks, in turns on the same machine.
+
+Of each, as many processes hold the tasks. Every task receives the whole map and it is verified in all of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from benchmarks.measure import Figure, ratio
+from benchmarks.peer_processes import PeerProcesses
+from benchmarks.simulation import Simulation
+
+_PEERS = {"jax": "JAX", "torch": "torch"}
+_OURS = "tf4slurm"
+_Times = dict[tuple[str, str], list[float]]
+
+
+def measure_rendezvous(num_tasks: int, rounds: int) -> list[Figure]:
+    """Return the figures of `rounds` rounds, each of them ours, JAX's coordination service and torch's TCPStore."""
+    times: _Times = defaultdict(list)
+    for _ in range(rounds):
+        for name, seconds in _run_ours(num_tasks).items():
+            times[name, _OURS].append(seconds)
+        for peer, title in _PEERS.items():
+            for name, seconds in _run_peer(peer, num_tasks).items():
+                times[name, title].append(seconds)
+    return _figures(times, num_tasks)
+
+
+def _run_ours(num_tasks: int) -> dict[str, float]:
+    with Simulation(num_tasks) as ours:
+        times = {"rendezvous": ours.ask("rendezvous")}
+        ours.ask("start")
+        times["barrier"] = ours.ask("barrier")
+        times["leave"] = ours.ask("leave")
+        times["decode"] = ours.ask("decode")
+        times["rendezvous and decode"] = times["rendezvous"] + times["decode"]
+    return times
+
+
+def _run_peer(peer: str, num_tasks: int) -> dict[str, float]:
+    with PeerProcesses(peer, num_tasks) as theirs:
+        times = {"rendezvous": theirs.ask("rendezvous"), "barrier": theirs.ask("barrier")}
+        if peer == "jax":
+            times["leave"] = theirs.ask_to_leave()
+    return times
+
+
+def _figures(times: _Times, num_tasks: int) -> list[Figure]:
+    def measured(what: str, name: str, who: str) -> Figure:
+        return Figure(what, "s", tuple(times[name, who]), at=num_tasks)
+
+    def faster(what: str, ours: str, bound: str) -> Figure:
+        return ratio(what, times["rendezvous", "JAX"], times[ours, _OURS], bound, beside="JAX", at=num_tasks)
+
+    def slower(what: str, ours: list[float], theirs: list[float], beside: str) -> Figure:
+        return ratio(what, ours, theirs, "<= 1" if is_large else "", beside=beside, at=num_tasks)
+
+    is_large = num_tasks >= 1_000
+    best = [min(pair) for pair in zip(times["barrier", "JAX"], times["barrier", "torch"], strict=True)]
+    return [
+        measured("rendezvous, ours", "rendezvous", _OURS),
+        measured("rendezvous, JAX", "rendezvous", "JAX"),
+        measured("rendezvous, torch", "rendezvous", "torch"),
+        faster("rendezvous, so many times as fast", "rendezvous", ">= 2" if is_large else ""),
+        measured("reading the map in every task, all here", "decode", _OURS),
+        faster("the same, ours with that reading", "rendezvous and decode", ""),
+        measured("barrier, ours", "barrier", _OURS),
+        measured("barrier, JAX", "barrier", "JAX"),
+        measured("barrier, torch", "barrier", "torch"),
+        slower("barrier, ours over the faster of both", times["barrier", _OURS], best, "JAX, torch"),
+        measured("leave, ours: the last waited task done to all told", "leave", _OURS),
+        measured("leave, JAX's shutdown", "leave", "JAX"),
+        slower("leave, ours over JAX's", times["leave", _OURS], times["leave", "JAX"], "JAX"),
+    ]

@@ -1,0 +1,61 @@
+"""Figures as one table: what, beside whom, what was asked, what was measured, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.measure import Figure
+
+_SMALLEST = 100  # tasks; what is measured with fewer is for the curves
+_HEADS = ("what", "beside", "asked", "median", "spread", "runs", "verdict")
+
+
+def text_table(figures: Sequence[Figure]) -> str:
+    """Return the table for a terminal, each column as wide as its widest cell."""
+    rows = [_HEADS, *map(_cells, _told(figures))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def markdown_table(figures: Sequence[Figure]) -> str:
+    """Return the table for a page; what misses its bound is bold."""
+    rows = [_HEADS, ("---",) * len(_HEADS)]
+    for figure in _told(figures):
+        *others, verdict = _cells(figure)
+        rows.append((*others, f"**{verdict}**" if verdict == "not met" else verdict))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def summary(figures: Sequence[Figure]) -> str:
+    """Return how many bounds are kept, in a sentence."""
+    verdicts = [figure.verdict for figure in figures]
+    met, missed = verdicts.count("met"), verdicts.count("not met")
+    return f"{met} of {met + missed} bounds are met."
+
+
+def number(value: float) -> str:
+    """Return a value with about three digits."""
+    size = abs(value)
+    if size == 0 or size >= 100:
+        return f"{value:,.0f}"
+    if size < 0.01:
+        return f"{value:.2g}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
+
+
+def _told(figures: Sequence[Figure]) -> list[Figure]:
+    return [figure for figure in figures if figure.at is None or figure.at >= _SMALLEST]
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    low, high = min(figure.values), max(figure.values)
+    return (
+        figure.name,
+        figure.beside,
+        figure.bound,
+        f"{number(figure.median)} {figure.unit}",
+        f"{number(low)} to {number(high)}" if len(figure.values) > 1 else "",
+        str(len(figure.values)),
+        figure.verdict,
+    )

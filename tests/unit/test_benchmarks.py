@@ -1,0 +1,101 @@
+"""What is pure in the benchmarks: the verdict of a bound, the table, the curves and how things grow."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.growth import growth_of
+from benchmarks.measure import Figure, ratio
+from benchmarks.page import curves_of, page_of
+from benchmarks.table import markdown_table, number, summary, text_table
+
+
+@pytest.mark.parametrize(
+    ("values", "bound", "verdict"),
+    [
+        ((0.4, 0.49, 9.0), "< 0.5", "met"),
+        ((0.5,), "< 0.5", "not met"),
+        ((0.5,), "<= 0.5", "met"),
+        ((1.0, 3.0), ">= 2", "met"),
+        ((1.9, 1.9, 3.0), ">= 2", "not met"),
+        ((5.0,), "> 5", "not met"),
+        ((5.0,), "", "no bound"),
+    ],
+)
+def test_the_median_is_what_the_bound_is_for(values: tuple[float, ...], bound: str, verdict: str) -> None:
+    assert Figure("what", "s", values, bound).verdict == verdict
+
+
+def test_a_ratio_is_made_pair_by_pair() -> None:
+    figure = ratio("theirs / ours", [4.0, 9.0], [2.0, 3.0], ">= 2", beside="JAX", at=1_000)
+    assert figure.values == (2.0, 3.0)
+    assert figure.to_json() == {
+        "what": "theirs / ours",
+        "at": 1_000,
+        "beside": "JAX",
+        "unit": "x",
+        "median": 2.5,
+        "low": 2.0,
+        "high": 3.0,
+        "values": [2.0, 3.0],
+        "bound": ">= 2",
+        "verdict": "met",
+    }
+
+
+FIGURES = [
+    Figure("barrier", "s", (0.25, 0.2, 0.5), "< 0.2", at=1_000),
+    Figure("rendezvous / JAX", "x", (3.0,), ">= 2", beside="JAX"),
+    Figure("the map's message", "kB", (1234.5,)),
+    Figure("barrier", "s", (0.1,), at=10),  # for the curves
+]
+
+
+def test_the_table_as_text() -> None:
+    assert text_table(FIGURES).splitlines() == [
+        "what                  beside  asked  median    spread          runs  verdict",
+        "--------------------  ------  -----  --------  --------------  ----  --------",
+        "1,000 tasks: barrier          < 0.2  0.250 s   0.200 to 0.500  3     not met",
+        "rendezvous / JAX      JAX     >= 2   3.00 x                    1     met",
+        "the map's message                    1,234 kB                  1     no bound",
+    ]
+    assert summary(FIGURES) == "1 of 2 bounds are met."
+
+
+def test_the_table_on_a_page() -> None:
+    lines = markdown_table(FIGURES).splitlines()
+    assert lines[2] == "| 1,000 tasks: barrier |  | < 0.2 | 0.250 s | 0.200 to 0.500 | 3 | **not met** |"
+    page = page_of(FIGURES, {"load": (1.5, 0.25), "processors": 2}, ["steps"], ["time"])
+    assert "* load: 1.50, 0.250\n* processors: 2\n" in page
+    assert "Not measured, for it failed: steps." in page
+    assert "(growth-time.svg)" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.00123, "0.0012"), (0.5, "0.500"), (1.234, "1.23"), (12.34, "12.3"), (12345.6, "12,346")],
+)
+def test_a_number_has_about_three_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_curve_has_three_sizes_at_least() -> None:
+    figures = [Figure("barrier", "s", (size / 100,), at=size) for size in (1_000, 10, 100, 100)]
+    figures += [Figure("rare", "s", (1.0,), at=10), Figure("other", "s", (1.0,)), Figure("barrier", "s", (1.0,))]
+    curves = curves_of(figures, ["barrier", "rare", "never"])
+    assert {what: [at for at, _ in points] for what, points in curves.items()} == {"barrier": [10, 100, 1_000]}
+
+
+def test_growth_is_for_each_task_more() -> None:
+    figures = [
+        Figure("barrier", "s", (0.1,), at=1_000),
+        Figure("barrier", "s", (2.0,), at=10_000),
+        Figure("bytes of messages, in all", "kB", (1.0,), at=1_000),
+        Figure("bytes of messages, in all", "kB", (100.0,), at=10_000),
+        Figure("only here", "s", (1.0,), at=1_000),
+    ]
+    slow, all_maps = growth_of(figures, 1_000, 10_000)
+    assert slow.median == pytest.approx(2.0)
+    assert slow.verdict == "not met"
+    assert all_maps.median == pytest.approx(10.0)
+    assert all_maps.verdict == "no bound"
