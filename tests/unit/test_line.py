@@ -98,8 +98,11 @@ def test_what_is_no_report_ends_the_connection_only(words: bytes) -> None:
             stranger.settimeout(5)
             stranger.connect(to_path(line.name))
             stranger.recv(1000)
-            stranger.sendall(words)
-            assert stranger.recv(1000) == b""
+            try:
+                stranger.sendall(words)
+                assert stranger.recv(1000) == b""
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it was ended before it had been read to its end
         ScriptLine(line.name).say(step=1)
         assert wait_until(lambda: reports == [Report(step=1)], 5)
 
