@@ -14,6 +14,7 @@ from tf4slurm.observe.events import Event
 from tf4slurm.output import LineWriter
 from tf4slurm.run_directory import RunDirectory
 
+_LOOK_SECONDS = 0.1
 _SELDOM = (
     "proving",
     "training",
@@ -77,7 +78,9 @@ class LiveReporter(PlainReporter):
 
         console = Console(stderr=True)
         self._started = time.monotonic()
+        self._num_tasks = num_tasks  # drawn from the start
         self._state: JobState | None = None
+        self._looked_at, self._shown = float("-inf"), ""
         self._spinner = Spinner("dots")
         self._live = Live(get_renderable=self._draw, console=console, transient=True, refresh_per_second=8)
         self._live.start()
@@ -93,7 +96,10 @@ class LiveReporter(PlainReporter):
         self._live.stop()
 
     def _draw(self) -> Any:
-        self._spinner.update(text=f"{self._describe(self._state)}  {time.monotonic() - self._started:.0f} s")
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_SECONDS:  # it is drawn again under each line that is printed
+            self._looked_at, self._shown = now, self._describe(self._state)
+        self._spinner.update(text=f"{self._shown}  {now - self._started:.0f} s")
         return self._spinner
 
     def _describe(self, state: JobState | None) -> str:
