@@ -163,7 +163,7 @@ def main() -> None:
         print(f"going on from step {first_step}", flush=True)
 
     def make_dataset() -> tf.data.Dataset:
-        # New impressions for ever, others on each worker; those of worker 0, the test's, are of none.
+        # New impressions for ever, other ones on each worker; the seed [0, 0] is kept for the test.
         worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64) + 1
         numbers = tf.data.Dataset.counter(first_step)
         return numbers.map(lambda n: make_impressions(*sizes, arguments.batch_size, tf.stack([worker, n]))).prefetch(4)

@@ -31,7 +31,7 @@ for step in range(10**6):
     if tf4slurm.should_stop():
         print("saved at the stop")
         break
-    if pathlib.Path(sys.argv[1]).exists():
+    if task == "chief/0" and pathlib.Path(sys.argv[1]).exists():
         print("done")
         break
 """
@@ -100,8 +100,7 @@ def test_logs_of_some_tasks_and_all(watched: Watched) -> None:
     ]
     merged = watched.run("logs", "--merged", "--since", "1h").stdout.splitlines()
     assert sorted(merged[:3])[1] == "ps/0 | hello from ps/0"
-    assert merged[3:]
-    assert set(merged[3:]) <= {"chief/0 | done", "worker/0 | done"}
+    assert merged[3:] == ["chief/0 | done"]
     assert watched.run("logs", watched.name, "chief/0", "-n", "1").stdout == "done\n"
     assert watched.run("logs", watched.name, "--since", "0s").stdout == ""
     unknown = watched.run("logs", watched.name, "chef/0")
