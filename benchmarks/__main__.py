@@ -45,7 +45,6 @@ MEASUREMENTS: dict[str, Measurement] = {
         *(figure for size in (10, 100, 1_000) for figure in measure_rendezvous(size, 5)),
     ],
     "growth": lambda directory: measure_growth(),
-    "ten thousand": lambda directory: measure_control_plane(10_000, 2),
     "launcher": lambda directory: measure_launcher(directory, 1_000, 3),
     "memory": measure_memory,
     "start": lambda directory: measure_start(directory, 11),
@@ -64,6 +63,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "nodelist": lambda directory: measure_nodelist(directory, 51),
     "status": lambda directory: measure_status(directory, 11),
     "report": lambda directory: measure_report(directory, 5),
+    "ten thousand": lambda directory: measure_control_plane(10_000, 2),
 }
 QUICK: dict[str, Measurement] = {
     "rendezvous": lambda directory: [*measure_rendezvous(100, 2), *measure_rendezvous(1_000, 2)],
@@ -95,19 +95,26 @@ def main(names: list[str]) -> int:
 
 
 def measure(chosen: Mapping[str, Measurement]) -> tuple[list[Figure], list[str]]:
-    """Return the figures of all, and the names of those that failed: their errors are told, and the rest goes on."""
-    figures, failed = [], []
-    for name, measurement in chosen.items():
-        started = time.monotonic()
-        print(f"measuring: {name} …", end=" ", file=sys.stderr, flush=True)
-        try:
-            with tempfile.TemporaryDirectory() as directory:
-                figures += measurement(Path(directory))
-        except Exception:
-            failed.append(name)
-            traceback.print_exc()
-        print(f"{time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-    return figures, failed
+    """Return the figures of all, and the names of those that failed: their errors are told, and the rest goes on.
+
+    After Ctrl-C the rest counts as failed.
+    """
+    figures, waiting, failed = [], list(chosen), []
+    try:
+        while waiting:
+            started = time.monotonic()
+            print(f"measuring: {waiting[0]} …", end=" ", file=sys.stderr, flush=True)
+            try:
+                with tempfile.TemporaryDirectory() as directory:
+                    figures += chosen[waiting[0]](Path(directory))
+            except Exception:
+                failed.append(waiting[0])
+                traceback.print_exc()
+            print(f"{time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            del waiting[0]
+    except KeyboardInterrupt:
+        print("given up", file=sys.stderr)
+    return figures, failed + waiting
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def page_of(figures: Sequence[Figure], facts: dict[str, Any], failed: Sequence[s
     lines += [f"* {name.replace('_', ' ')}: {_fact(value)}" for name, value in facts.items()]
     lines += ["", summary(figures), ""]
     if failed:
-        lines += [f"Not measured, for it failed: {', '.join(failed)}.", ""]
+        lines += [f"Not measured, for it failed or was given up: {', '.join(failed)}.", ""]
     lines += [markdown_table(figures), ""]
     if plots:
         lines += ["## How it grows", "", "Both axes logarithmic; the dotted line grows as the number of tasks.", ""]

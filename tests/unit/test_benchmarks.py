@@ -67,7 +67,7 @@ def test_the_table_on_a_page() -> None:
     assert lines[2] == "| 1,000 tasks: barrier |  | < 0.2 | 0.250 s | 0.200 to 0.500 | 3 | **not met** |"
     page = page_of(FIGURES, {"load": (1.5, 0.25), "processors": 2}, ["steps"], ["time"])
     assert "* load: 1.50, 0.250\n* processors: 2\n" in page
-    assert "Not measured, for it failed: steps." in page
+    assert "Not measured, for it failed or was given up: steps." in page
     assert "(growth-time.svg)" in page
 
 
