@@ -217,7 +217,7 @@ def test_its_step_ends_with_it(lab: SlurmLab, tmp_path: Path) -> None:
 
 
 def _commands(lab: SlurmLab) -> str:
-    return lab.on("r1-n9", "ps", "-e", "-o", "args").stdout
+    return lab.on("r1-n9", "ps", "-e", "-ww", "-o", "args").stdout
 
 
 def test_plain_tasks_on_all_hosts(lab: SlurmLab, tmp_path: Path) -> None:
