@@ -147,6 +147,15 @@ def area_under_curve(scores: np.ndarray, clicks: np.ndarray) -> float:
     return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * (len(clicks) - count)))
 
 
+def evaluate(users: Table, items: Table, sizes: tuple[int, int]) -> tuple[float, float]:
+    """Return the AUC on impressions that no step has seen, and that of the rule itself."""
+    test = make_impressions(*sizes, 200_000, tf.constant([0, 0]))
+    # In a function the ps look the rows up; outside of one, the chief would fetch whole tables.
+    predict = tf.function(lambda: scores(*map(tf.nn.embedding_lookup, (users.rows, items.rows), test[:2])))
+    clicks = test.clicks.numpy()
+    return area_under_curve(predict().numpy(), clicks), area_under_curve(log_odds(*test[:2]).numpy(), clicks)
+
+
 def main() -> None:
     arguments = parse_arguments()
     sizes = (arguments.users, arguments.items)
@@ -179,11 +188,7 @@ def main() -> None:
     if done.is_stopped:
         print(f"asked to stop: saved at step {done.step}", flush=True)
         return
-    test = make_impressions(*sizes, 200_000, tf.constant([0, 0]))
-    # In a function the ps look the rows up; outside of one, the chief would fetch whole tables.
-    predict = tf.function(lambda: scores(*map(tf.nn.embedding_lookup, (users.rows, items.rows), test[:2])))
-    reached = area_under_curve(predict().numpy(), test.clicks.numpy())
-    possible = area_under_curve(log_odds(test.users, test.items).numpy(), test.clicks.numpy())
+    reached, possible = evaluate(users, items, sizes)
     rate = done.steps * arguments.batch_size / done.seconds
     print(f"{done.steps} steps in {done.seconds:.0f} s, {rate:,.0f} impressions a second with saving", flush=True)
     print(f"AUC {reached:.4f}; the rule itself reaches {possible:.4f}", flush=True)

@@ -8,7 +8,6 @@ import select
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 
 from benchmarks.simulation import PATIENCE_SECONDS, PROCESSES, raise_files
 
@@ -41,9 +40,7 @@ class PeerProcesses:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def ask(self, what: str) -> float:

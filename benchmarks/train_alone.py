@@ -17,23 +17,13 @@ _EPOCHS, _BATCH, _LEARNING_RATE = 30, 64, 0.003
 def main(seed: int, report: Path) -> None:
     data = train_digits.load_data()
     tf.keras.utils.set_random_seed(seed)
-    model, optimizer, step = train_digits.build_trainable(_LEARNING_RATE)
-
-    def train_step(images: tf.Tensor, labels: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            logits = model(images, training=True)
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        step.assign_add(1)
-
-    function = tf.function(train_step)
+    trainable = train_digits.build_trainable(_LEARNING_RATE)
+    train_steps = train_digits.make_train_steps(tf.distribute.get_strategy(), trainable)
     images = tf.data.Dataset.from_tensor_slices((data.train_images, data.train_labels))
     batches = images.shuffle(len(data.train_labels), seed=seed).repeat().batch(_BATCH, drop_remainder=True)
-    for batch in batches.take(_EPOCHS * (len(data.train_labels) // _BATCH)):
-        function(*batch)
-    accuracy = train_digits.evaluate(model, data)
-    report.write_text(json.dumps({"steps": int(step.numpy()), "test_accuracy": accuracy}))
+    train_steps(iter(batches), tf.constant(_EPOCHS * (len(data.train_labels) // _BATCH)))
+    accuracy = train_digits.evaluate(trainable.model, data)
+    report.write_text(json.dumps({"steps": int(trainable.step.numpy()), "test_accuracy": accuracy}))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ python jax_tasks.py serve TASKS | python jax_tasks.py tasks TASKS PORT FIRST STE
 from __future__ import annotations
 
 import socket
-import sys
 from typing import Any
 
 from jaxlib import _jax  # type: ignore[import-not-found]  # in the peers' own environment
-from stage import PATIENCE_SECONDS, address_of, leave_out_dns, play, serve_until_told  # type: ignore[import-not-found]
+from stage import PATIENCE_SECONDS, address_of, begin, serve_until_told  # type: ignore[import-not-found]
 
 
 class JaxTask:
@@ -51,9 +50,4 @@ def serve(num_tasks: int) -> None:
 
 
 if __name__ == "__main__":
-    leave_out_dns()
-    if sys.argv[1] == "serve":
-        serve(int(sys.argv[2]))
-    else:
-        count, at, first, step = map(int, sys.argv[2:])
-        play([JaxTask(count, at, rank) for rank in range(first, count, step)])
+    begin(serve, JaxTask)

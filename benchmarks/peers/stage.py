@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -39,13 +39,23 @@ def address_of(rank: int) -> str:
     return f"node{rank:05} 10.{rank >> 16}.{rank >> 8 & 255}.{rank & 255}:40001"
 
 
-def leave_out_dns() -> None:
+def _leave_out_dns() -> None:
     """Let this process look names up in /etc/hosts only.
 
     torch asks for the name of every peer's address. Where DNS is slow to say that 127.0.0.1 has none, that was seen to
     cost 5 to 15 s of a rendezvous of 100, which is the machine's and not torch's.
     """
     ctypes.CDLL("libc.so.6").__nss_configure_lookup(b"hosts", b"files")
+
+
+def begin(serve: Callable[[int], None], make_task: Callable[[int, int, int], Task]) -> None:
+    """Be what the command line says: the service of so many tasks, or some of them, made by (tasks, port, rank)."""
+    _leave_out_dns()
+    if sys.argv[1] == "serve":
+        serve(int(sys.argv[2]))
+    else:
+        num_tasks, port, first, step = map(int, sys.argv[2:])
+        _play([make_task(num_tasks, port, rank) for rank in range(first, num_tasks, step)])
 
 
 def serve_until_told(port: int) -> None:
@@ -55,7 +65,7 @@ def serve_until_told(port: int) -> None:
     os._exit(0)  # some services wait for their tasks, which are gone
 
 
-def play(tasks: Sequence[Task]) -> None:
+def _play(tasks: Sequence[Task]) -> None:
     """Do what is asked until standard input ends.
 
     `part` lets all but rank 0 ask to leave, and answers at once; `leave` lets rank 0 ask too, and waits for all.

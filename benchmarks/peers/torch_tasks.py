@@ -5,11 +5,10 @@ python torch_tasks.py serve TASKS | python torch_tasks.py tasks TASKS PORT FIRST
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from typing import Any
 
-from stage import PATIENCE_SECONDS, address_of, leave_out_dns, play, serve_until_told  # type: ignore[import-not-found]
+from stage import PATIENCE_SECONDS, address_of, begin, serve_until_told  # type: ignore[import-not-found]
 from torch.distributed import TCPStore  # type: ignore[import-not-found]  # in the peers' own environment
 
 _PATIENCE = timedelta(seconds=PATIENCE_SECONDS)
@@ -51,9 +50,4 @@ def serve(num_tasks: int) -> None:
 
 
 if __name__ == "__main__":
-    leave_out_dns()
-    if sys.argv[1] == "serve":
-        serve(int(sys.argv[2]))
-    else:
-        count, at, first, step = map(int, sys.argv[2:])
-        play([TorchTask(count, at, rank) for rank in range(first, count, step)])
+    begin(serve, TorchTask)

@@ -104,10 +104,7 @@ def test_the_time_limit_requeues_once_and_the_job_goes_on(lab: SlurmLab, tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("partition", "doubt"),
-    [("low", ""), ("lowc", "Preemption does not requeue here")],
-)
+@pytest.mark.parametrize(("partition", "doubt"), [("low", ""), ("lowc", "Preemption does not requeue here")])
 def test_preemption_saves_and_requeues(lab: SlurmLab, tmp_path: Path, partition: str, doubt: str) -> None:
     job = submit(lab, tmp_path, "-p", partition, "--requeue", "--exclusive", run_options=("--requeue", "0"))
     wait_until_ready(tmp_path)
