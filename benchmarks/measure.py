@@ -86,7 +86,7 @@ def machine() -> dict[str, Any]:
         "load": os.getloadavg(),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("tf4slurm", "grpcio")},
+        "tf4slurm": importlib.metadata.version("tf4slurm"),
         "tensorflow": _version_of("tensorflow", "tensorflow-cpu"),
     }
 

@@ -35,7 +35,11 @@ FLOORS = [
 """A file imports from lower floors only."""
 
 INSIDE = {
-    "network": [["answer", "connections", "interfaces", "ports", "proof", "proxies", "traffic"]],
+    "network": [
+        ["frames", "interfaces", "ports", "proof", "proxies", "traffic"],
+        ["answer", "stream"],
+        ["listener"],
+    ],
     "slurm": [
         ["allocation", "job", "layout", "nodelist", "queue"],
         ["variables", "grant", "site"],
@@ -181,7 +185,7 @@ def test_importing_the_room_shutdown_is_light() -> None:
 
 def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
     loaded = imported_by("import tf4slurm.agent, tf4slurm.cli.task")
-    assert not loaded & {"tensorflow", "rich", "psutil", "tf4slurm.launch.launcher"}
+    assert not loaded & {"tensorflow", "grpc", "rich", "psutil", "tf4slurm.launch.launcher"}
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("tensorflow.")])

@@ -10,6 +10,7 @@ import collections
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -21,7 +22,7 @@ from tf4slurm.child import Child, adopt_orphans, kill_descendants, reap_orphans
 from tf4slurm.cluster import Address, Cluster, Task
 from tf4slurm.control.messages import Report, Usage
 from tf4slurm.control.verdict import exit_code_of
-from tf4slurm.errors import EXIT_TASK_LOST, RendezvousError, Tf4SlurmError
+from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, RendezvousError, Tf4SlurmError
 from tf4slurm.input import SERVICES_VARIABLE
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
 from tf4slurm.line import Line
@@ -44,6 +45,7 @@ _TAIL_LINES = 20
 _TAIL_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
 _TIMES_SECONDS = 1.0
 _GOODBYE_SECONDS = 2.0
+_PAGES_OF_A_VARIABLE = 32  # linux/binfmts.h: MAX_ARG_STRLEN
 _ORPHAN_SECONDS = 2.0  # from SIGTERM to SIGKILL for the child of an agent without a launcher
 # gRPC doubles its pauses from 1 s to 2 min: a worker that is back, or a ps that is late, would wait for the chief's.
 _QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500"
@@ -163,7 +165,7 @@ class Agent:
     def _child_environment(self, cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
         """Return the environment of a child: ours, its place in the cluster, its GPUs, nothing of the job's secret."""
         result = {name: value for name, value in self._environ.items() if name not in LAUNCHER_VARIABLES}
-        result["TF_CONFIG"] = cluster.to_tf_config(task)
+        result["TF_CONFIG"] = _check_length(cluster.to_tf_config(task), len(cluster.members))
         result["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the port: TensorFlow's server listens beside it
         result["TF4SLURM_TASK"] = str(task)
         result["TF4SLURM_ATTEMPT"] = str(attempt)
@@ -257,6 +259,20 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
         return asyncio.run(agent.run(RunDirectory(Path(settings.run_directory))))
     finally:
         writer.close()
+
+
+def _check_length(tf_config: str, num_tasks: int) -> str:
+    """Return it, if a process can have it in its environment: TensorFlow reads the map nowhere else.
+
+    Raises:
+        PlacementError: It is too long.
+    """
+    length, limit = len(f"TF_CONFIG={tf_config}"), _PAGES_OF_A_VARIABLE * resource.getpagesize()
+    if length < limit:
+        return tf_config
+    text = f"The cluster of {num_tasks:,} tasks makes TF_CONFIG {length:,} bytes long"
+    why = f"{text}, and Linux gives no process a variable of {limit:,} or more. Start fewer tasks."
+    raise PlacementError(why, requested=length, available=limit - 1)
 
 
 class _ChildLog:

@@ -50,7 +50,6 @@ def agree(counts: Mapping[str, int], placement: str, settings: JoinSettings, ste
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "GRPC_VERBOSITY": "ERROR"},
     )
     _companions.append(companion)
     atexit.register(_let_go, companion, is_host=step.rank == 0)

@@ -1,8 +1,8 @@
 """The agent of a script that plain srun started: it does not own the script, but stands by it until that ends.
 
-It is a process of its own, so that the script has no gRPC in it, and so that the script's end is seen whatever it is.
-It is a member of the job for the script, holds its port, and gives it a line to what the others do. That of rank 0
-hosts the control service. `agreement.py` starts it and hears from it.
+It is a process of its own, so that the script has no event loop of ours in it, and so that the script's end is seen
+whatever it is. It is a member of the job for the script, holds its port, and gives it a line to what the others do.
+That of rank 0 hosts the control service. `agreement.py` starts it and hears from it.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def main() -> None:
         asyncio.run(companion.run(os.getppid()))
     except Exception as error:
         _answer({"error": [type(error).__name__, str(error), vars(error)]})
-    os._exit(0)  # gRPC may hang in exit handlers
+    os._exit(0)  # whoever reads our answer may be gone: nothing to tell
 
 
 if __name__ == "__main__":

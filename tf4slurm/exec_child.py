@@ -4,8 +4,9 @@ then executes.
 A shielded child ignores the signals that Slurm sends to every process of a job that is to stop: while the chief saves,
 the ps must stay. A script that installs a handler of its own gets them.
 
-The agent cannot ask for it between fork and exec itself: gRPC's threads and fork handlers do not survive a fork. This
-file is run as a program (child.py imports it for its path) and imports nothing of tf4slurm, so that it costs 20 ms.
+The agent cannot ask for it between fork and exec itself: it has threads, and a lock that one of them holds would stay
+held in the fork. This file is run as a program (child.py imports it for its path) and imports nothing of tf4slurm, so
+that it costs 20 ms.
 """
 
 import ctypes

@@ -45,4 +45,4 @@ def test_the_service_of_a_local_job_listens_on_this_host_only(tmp_path: Path) ->
     ]
     job.end_child("chief-0")
     assert job.wait() == 0
-    assert listening == ["::ffff:127.0.0.1"]
+    assert listening == ["127.0.0.1"]

@@ -69,7 +69,6 @@ def main() -> NoReturn:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # after `>&-`
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else its core tells stderr of every connection that ends
     level = environ.get("TF4SLURM_LOG", "WARNING").upper()
     logging.basicConfig(stream=sys.stderr, level=level, format="tf4slurm: %(levelname)s: %(message)s")
     exit_code: object = 0
@@ -81,7 +80,9 @@ def main() -> NoReturn:
     except SystemExit as end:  # how click ends, too
         exit_code = end.code
     _flush()
-    os._exit(exit_code if isinstance(exit_code, int) else int(exit_code is not None))  # gRPC may hang in exit handlers
+    os._exit(
+        exit_code if isinstance(exit_code, int) else int(exit_code is not None)
+    )  # a thread may wait for a terminal on hold
 
 
 def _flush() -> None:

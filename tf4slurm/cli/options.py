@@ -17,7 +17,7 @@ from tf4slurm.network.ports import parse_ports
 from tf4slurm.placement import PACK, fill_counts, place_tasks
 
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
-"""The names of those in `agent.py`, which loads gRPC: a help page need not wait for that."""
+"""The names of those in `agent.py`, which loads asyncio: a help page need not wait for that."""
 
 _COUNT = click.IntRange(min=0)
 

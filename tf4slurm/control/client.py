@@ -9,9 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
-import grpc.aio
-
 from tf4slurm.cluster import Address
 from tf4slurm.control import auth
 from tf4slurm.control.limits import handshake_seconds
@@ -32,21 +29,14 @@ from tf4slurm.control.messages import (
     unpack_map,
 )
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousConnectionError
+from tf4slurm.network.stream import OK, UNAUTHENTICATED, Call
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.1
 _GOODBYE_SECONDS = 1.0
 _MAX_MESSAGE_BYTES = 16 * 2**20  # more than the map of 100,000 tasks
-_OPTIONS = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-)
-_Call = Any  # grpc.aio.StreamStreamCall: grpcio ships no types
+_MAX_PROOF_BYTES = 4096
 
 
 class Membership:
@@ -83,8 +73,11 @@ class Membership:
         self._connect_seconds = handshake_seconds(num_tasks)
         self._deadline = time.monotonic() + join_seconds
         self._changed = asyncio.Event()
-        self._woken = asyncio.Event()
+        self._call: Call | None = None
+        self._outgoing: auth.Seal | None = None
+        self._said = Status()
         self._is_asked = False
+        self._will_say = False
 
     @property
     def map(self) -> Map | None:
@@ -96,7 +89,7 @@ class Membership:
     def report(self, **changes: Any) -> None:
         """Change fields of `status` and tell the launcher; on a broken connection, as soon as there is one again."""
         self.status = dataclasses.replace(self.status, **changes)
-        self._woken.set()
+        self._tell()
 
     def mention(self, usage: Usage) -> None:
         """Change what the child uses; it goes out when the service asks next."""
@@ -106,7 +99,7 @@ class Membership:
         """Change the script's report; what is only progress goes out when the service asks next."""
         before, self.status = self.status, dataclasses.replace(self.status, report=report)
         if dataclasses.replace(report, step=before.report.step, metrics=before.report.metrics) != before.report:
-            self._woken.set()
+            self._tell()
 
     def begin_attempt(self, attempt: int, **changes: Any) -> None:
         """Forget what was of the last attempt."""
@@ -125,7 +118,6 @@ class Membership:
             RendezvousClosedError: The service refuses this task.
             RendezvousConnectionError: No service answers in time, or it has been silent for the dead time.
         """
-        grpc.aio.init_grpc_aio()  # for good: its shutdown at the last object's end has been seen to hang
         at, error = "", "no address is known yet"
         while (left := self._deadline - time.monotonic()) > 0:
             addresses, secret = self._find_service()
@@ -147,54 +139,61 @@ class Membership:
     async def _serve(self, address: Address, secret: str, connect_seconds: float) -> bool:
         """Connect once and serve that connection to its end; return whether the leave was told, or raise."""
         self._at = str(address)
-        async with grpc.aio.insecure_channel(str(address), options=_OPTIONS) as channel:
-            call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
-            try:
-                incoming, outgoing = await asyncio.wait_for(self._shake_hands(call, address, secret), connect_seconds)
-                return await self._converse(call, incoming, outgoing)
-            except grpc.aio.AioRpcError as error:
-                raise _translated(error, address) from error
-            except asyncio.InvalidStateError as error:  # what a write says once the call has ended
-                raise ConnectionError("the connection ended") from error
-            finally:
-                call.cancel()
+        loop = asyncio.get_running_loop()
+        call = Call(_MAX_PROOF_BYTES, f"/{SERVICE}/{METHOD}")
+        patience = loop.call_later(connect_seconds, call.stop)
+        try:
+            opening = loop.create_connection(lambda: call, address.host, address.port)
+            await asyncio.wait_for(opening, connect_seconds)
+            incoming, outgoing = await self._shake_hands(call, address, secret)
+            patience.cancel()
+            return await self._converse(call, incoming, outgoing)
+        finally:
+            patience.cancel()
+            self._call = None
+            call.abort()
 
-    async def _shake_hands(self, call: _Call, address: Address, secret: str) -> tuple[auth.Seal, auth.Seal]:
+    async def _shake_hands(self, call: Call, address: Address, secret: str) -> tuple[auth.Seal, auth.Seal]:
         client_nonce = auth.new_nonce()
-        await call.write(client_nonce)
-        incoming, outgoing = auth.check_service(secret, client_nonce, await _read(call))
+        call.say(client_nonce)
+        if not (answer := await call.read()):
+            raise _ended(call, self._at)
+        incoming, outgoing = auth.check_service(secret, client_nonce, answer)
+        call.max_bytes = _MAX_MESSAGE_BYTES
         if self._hello is None:
             self._hello = self._make_hello(address)
-        await call.write(outgoing.seal(encode(self._hello)))
+        call.say(outgoing.seal(encode(self._hello)))
         self._deadline = min(self._deadline, time.monotonic() + self._dead_after_seconds)
         self._changed.set()
         return incoming, outgoing
 
-    async def _converse(self, call: _Call, incoming: auth.Seal, outgoing: auth.Seal) -> bool:
-        reading = asyncio.create_task(self._listen(call, incoming))
-        writing = asyncio.create_task(self._speak(call, outgoing))
-        try:
-            while not writing.done() and (silence := self._deadline - time.monotonic()) > 0:
-                await asyncio.wait({reading, writing}, timeout=silence, return_when=asyncio.FIRST_COMPLETED)
-                if self.status.state == "left":
-                    await asyncio.wait({writing}, timeout=_GOODBYE_SECONDS)
-                    break
-                if reading.done():
-                    reading.result()
-            return writing.done() and writing.result()
-        finally:
-            _forget(writing)
-            _forget(reading)
+    async def _converse(self, call: Call, incoming: auth.Seal, outgoing: auth.Seal) -> bool:
+        self._call, self._outgoing, self._said, self._is_asked = call, outgoing, Status(), False
+        call.on_room = self._say
+        self._tell()
+        self._watch(call)
+        while said := await call.read():
+            self._receive(incoming.open(said))
+        if call.status == OK and self._said.state == "left":
+            return True
+        if time.monotonic() >= self._deadline:
+            return False
+        raise _ended(call, self._at)
 
-    async def _listen(self, call: _Call, incoming: auth.Seal) -> None:
-        while True:
-            self._receive(incoming.open(await _read(call)))
+    def _watch(self, call: Call) -> None:
+        """End the call when the service has been silent for the dead time."""
+        if call is self._call:
+            silence = self._deadline - time.monotonic()
+            if silence > 0:
+                asyncio.get_running_loop().call_later(silence, self._watch, call)
+            else:
+                call.stop()
 
     def _receive(self, payload: bytes) -> None:
         self._deadline = time.monotonic() + self._dead_after_seconds
         if payload == NOTHING_NEW:
             self._is_asked = True
-            self._woken.set()
+            self._say()
             return
         if is_packed_map(payload):
             self.packed_map, self._map = payload, None
@@ -208,39 +207,29 @@ class Membership:
             self.order = message
             self._changed.set()
 
-    async def _speak(self, call: _Call, outgoing: auth.Seal) -> bool:
-        """Say what is new of the status, and when asked that there is nothing; return whether the leave was noted."""
-        said = Status()
-        while True:
-            status = self.status
-            if status != said or self._is_asked:
-                self._is_asked = False
-                await call.write(outgoing.seal(encode(status, said) if status != said else NOTHING_NEW))
-                said = status
-            if status.state == "left":
-                await call.done_writing()
-                code = asyncio.ensure_future(call.code())
-                await asyncio.wait({code}, timeout=_GOODBYE_SECONDS)
-                return code.done() and code.result() is grpc.StatusCode.OK
-            await self._woken.wait()
-            self._woken.clear()
+    def _tell(self) -> None:
+        """Say what is new, with all that changes until then."""
+        if self._call is not None and not self._will_say:
+            self._will_say = True
+            asyncio.get_running_loop().call_soon(self._say)
+
+    def _say(self) -> None:
+        """Say what is new of the status, and when asked that there is nothing; without room, as soon as there is."""
+        self._will_say = False
+        if self._call is None or self._outgoing is None or not self._call.is_free:
+            return
+        if self.status != self._said:
+            self._call.say(self._outgoing.seal(encode(self.status, self._said)))
+            self._said = self.status
+            if self._said.state == "left":
+                asyncio.get_running_loop().call_later(_GOODBYE_SECONDS, self._call.stop)
+        elif self._is_asked:
+            self._call.say(self._outgoing.seal(NOTHING_NEW))
+        self._is_asked = False
 
 
-def _forget(task: asyncio.Task[Any]) -> None:
-    """Wait no more; an error that has come with the connection's end is not told as one that nobody saw."""
-    if not task.cancel() and not task.cancelled():
-        task.exception()
-
-
-async def _read(call: _Call) -> bytes:
-    data = await call.read()
-    if not isinstance(data, bytes):  # grpc.aio.EOF
-        raise ConnectionError("the control service closed the connection")
-    return data
-
-
-def _translated(error: grpc.aio.AioRpcError, address: Address) -> Exception:
-    """Return a reason to try again, never one to give up: anybody who listens at that address can say such a code."""
-    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-        return AuthenticationError(f"The service at {address} is another job's.")
-    return ConnectionError(f"{error.code().name}: {error.details()}")
+def _ended(call: Call, at: str) -> Exception:
+    """Return why to try again: never to give up, for anybody who listens at that address can end a call so."""
+    if call.status == UNAUTHENTICATED:
+        return AuthenticationError(f"The service at {at} is another job's.")
+    return ConnectionError("the control service closed the connection")

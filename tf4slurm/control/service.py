@@ -1,7 +1,7 @@
 """The control service: one gRPC method, one stream per task, and the job's state behind it.
 
-The handler is generic and the messages are JSON: no generated code, so TensorFlow alone decides on protobuf's version.
-Orders are levels, not events: a task is sent what it should do *now*, so nothing queues up for a slow one.
+The messages are JSON: no generated code, so TensorFlow alone decides on protobuf's version. Orders are levels, not
+events: a task is sent what it should do *now*, so nothing queues up for a slow one.
 
 Anybody can connect. Who does not prove within 3 s (`handshake_seconds`: more where many tasks come at the same time)
 that it knows the secret is sent away, at whatever step it stops: before it speaks HTTP/2, opens a stream, says its
@@ -12,24 +12,18 @@ finds no place among them tries again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
+import gc
 import itertools
 import logging
 import resource
 import time
 from collections.abc import Callable
-from typing import Any
-
-import grpc
-import grpc.aio
 
 from tf4slurm.control import auth
 from tf4slurm.control.limits import handshake_seconds
 from tf4slurm.control.messages import (
-    METHOD,
     NOTHING_NEW,
-    SERVICE,
     Hello,
     Map,
     Order,
@@ -41,29 +35,16 @@ from tf4slurm.control.messages import (
 )
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousError
-from tf4slurm.network.connections import hang_up
+from tf4slurm.network.listener import Listener, ServedStream
+from tf4slurm.network.stream import OK, UNAUTHENTICATED
 
 logger = logging.getLogger(__name__)
 
-_HANG_UP_SECONDS = 1.0  # for a refused one to take the refusal
-_MAX_HELLO_BYTES = 4096
 _MAX_MESSAGE_BYTES = 65536
 _STRANGERS = 500  # connections beside two of each task; a silent one costs about 15 KB
-_OWN_FILES = 128  # of this process, beside its connections and four of each task: pipes, logs, gRPC's own
+_OWN_FILES = 128  # of this process, beside its connections and four of each task: pipes, logs
+_OBJECTS_PER_TASK = 100  # that stay: to look through all of them again and again took a third of a large rendezvous
 _TICKS_PER_BEAT = 5
-_MAPS_AT_A_TIME = 200  # on their way: gRPC copies each, and that of 10,000 tasks is 75 KB
-_STOP_SECONDS = 0.2  # for handlers to end by themselves: else clients log that they were cut off
-_OPTIONS = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_metadata_size", 8192),
-    ("grpc.absolute_max_metadata_size", 8192),
-    ("grpc.max_concurrent_streams", 1),
-    ("grpc.http2.bdp_probe", 0),  # for large transfers: it would answer each small message with a ping
-    ("grpc.per_message_decompression", 0),  # no task compresses: 64 KB could become 64 MB
-)
-
-_Context = Any  # grpc.aio.ServicerContext[bytes, bytes]: grpcio ships no types
 
 
 class ControlService:
@@ -72,35 +53,28 @@ class ControlService:
     def __init__(self, state: JobState, secret: str) -> None:
         self.state = state
         self._secret = secret
-        self._server: Any = None  # grpc.aio.Server: it belongs to the event loop in which it is made
+        self._listener: Listener | None = None
         self._sessions: dict[int, _Session] = {}
         self._met: set[int] = set()
         """The ranks that have had a session."""
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
-        self._handshake_seconds = handshake_seconds(len(state.records))
         self._packed: tuple[Map | None, bytes] = (None, b"")
         self._tick_seconds = state.limits.beat_seconds / _TICKS_PER_BEAT
         self._turns = round(state.limits.beat_of(len(state.records)) / state.limits.beat_seconds)
-        self._map_turns = asyncio.Semaphore(_MAPS_AT_A_TIME)
-        self._strangers: dict[str, float] = {}
-        """The peers that have not shown the secret yet, and when their connection ends if they do not."""
 
-    async def start(self, host: str = "[::]") -> int:
-        """Listen on one address of this host, or on all of them; return the port."""
-        grpc.aio.init_grpc_aio()  # for good: its shutdown at the last object's end has been seen to hang
-        patience = int(self._handshake_seconds * 1000)
-        options = (
-            *_OPTIONS,
-            ("grpc.max_allowed_incoming_connections", _make_room(len(self.state.records))),
-            ("grpc.server_handshake_timeout_ms", patience),
-            ("grpc.max_connection_idle_ms", patience),  # idle is without a stream: no task ever is
+    async def start(self, host: str = "") -> int:
+        """Listen on one address of this host, or on all of them; return the port.
+
+        Raises:
+            OSError: This host has no such address.
+        """
+        num_tasks = len(self.state.records)
+        gc.set_threshold(max(gc.get_threshold()[0], _OBJECTS_PER_TASK * num_tasks))
+        self._listener = Listener(
+            self._serve, patience_seconds=handshake_seconds(num_tasks), max_connections=_make_room(num_tasks)
         )
-        self._server = grpc.aio.server(options=options)
-        handlers: Any = {METHOD: grpc.stream_stream_rpc_method_handler(self._join)}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        port: int = self._server.add_insecure_port(f"{host}:0")
-        await self._server.start()
+        port = await self._listener.start(host)
         self._ticker = asyncio.create_task(self._tick())
         return port
 
@@ -123,8 +97,8 @@ class ControlService:
     async def close(self) -> None:
         if self._ticker is not None:
             self._ticker.cancel()
-        if self._server is not None:
-            await self._server.stop(grace=_STOP_SECONDS)
+        if self._listener is not None:
+            await self._listener.close()
 
     async def _tick(self) -> None:
         for tick in itertools.count():
@@ -133,7 +107,6 @@ class ControlService:
             self.publish()
             if tick % _TICKS_PER_BEAT == 0:
                 self._ask(tick // _TICKS_PER_BEAT % self._turns)
-            self._hang_up(time.monotonic())
 
     def _ask(self, turn: int) -> None:
         """Ask those whose turn it is whether they live: many at a time costs less than one after the other."""
@@ -141,37 +114,30 @@ class ControlService:
             if rank in self._sessions:
                 self._sessions[rank].ask()
 
-    def _hang_up(self, now: float) -> None:
-        """End the connections of strangers: they could open stream after stream, or never take the refusal."""
-        late = [peer for peer, deadline in self._strangers.items() if now >= deadline]
-        for peer in late:
-            del self._strangers[peer]
-        if late:
-            hang_up(late)
-
-    async def _join(self, _: object, context: _Context) -> None:
-        # The peer is gone, or does not take what is said to it, or we end: nothing to tell gRPC's log.
-        with contextlib.suppress(asyncio.CancelledError, grpc.aio.InternalError):
-            await self._serve(context)
-
-    async def _serve(self, context: _Context) -> None:
+    async def _serve(self, stream: ServedStream) -> None:
         """Serve one connection, from its handshake to its end."""
-        self._strangers.setdefault(context.peer(), time.monotonic() + self._handshake_seconds + _HANG_UP_SECONDS)
+        status = UNAUTHENTICATED  # and no other word: it may be anybody
         try:
-            incoming, outgoing, said = await asyncio.wait_for(self._shake_hands(context), self._handshake_seconds)
-        except (AuthenticationError, asyncio.TimeoutError):
-            logger.debug("%s does not show the job's secret", context.peer())
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED)  # without a word: it may be anybody
-        self._strangers.pop(context.peer(), None)
+            incoming, outgoing, said = await self._shake_hands(stream)
+            status = OK
+            stream.trust(_MAX_MESSAGE_BYTES)
+            await self._welcome(stream, incoming, outgoing, said)
+        except (AuthenticationError, ConnectionError) as error:
+            logger.debug("%s: %s", stream.peer, error)
+        finally:
+            stream.end(status)
+
+    async def _welcome(self, stream: ServedStream, incoming: auth.Seal, outgoing: auth.Seal, said: bytes) -> None:
+        """Serve one who has shown the secret, and has said this."""
         try:
             hello = decode(said, Hello)
             self.state.on_hello(hello, time.monotonic())
         except (RendezvousClosedError, MessageError) as error:
             self.publish()  # a refusal may be a verdict
             reason = error.reason if isinstance(error, RendezvousClosedError) else str(error)
-            await context.write(outgoing.seal(encode(Refusal(reason))))
+            stream.say(outgoing.seal(encode(Refusal(reason))))
             return
-        session = _Session(self.state, hello.rank, outgoing, context, self._pack_map, self._map_turns)
+        session = _Session(self.state, hello.rank, outgoing, stream, self._pack_map)
         if hello.rank in self._met:
             session.ask()  # a task that is back may have little of the dead time left to hear of us
         self._met.add(hello.rank)
@@ -179,9 +145,10 @@ class ControlService:
         self._sessions[hello.rank] = session
         if before is not None:
             before.close()
+        session.tell()
         self.publish()
         try:
-            await self._read(session, incoming, context)
+            await self._read(session, incoming, stream)
         except (RendezvousError, MessageError) as error:
             logger.warning("rank %d: connection ended: %s", hello.rank, error)
         finally:
@@ -198,18 +165,15 @@ class ControlService:
             self._packed = (self.state.map, pack_map(self.state.map))
         return self._packed[1]
 
-    async def _shake_hands(self, context: _Context) -> tuple[auth.Seal, auth.Seal, bytes]:
+    async def _shake_hands(self, stream: ServedStream) -> tuple[auth.Seal, auth.Seal, bytes]:
         """Return the seals of what comes in and what goes out, and the hello, which opened with them."""
-        answer, incoming, outgoing = auth.answer_task(self._secret, await _read_bytes(context))
-        await context.write(answer)
-        sealed = await _read_bytes(context)
-        if len(sealed) > _MAX_HELLO_BYTES:
-            raise AuthenticationError("A task's hello is never this long.")
-        return incoming, outgoing, incoming.open(sealed)
+        answer, incoming, outgoing = auth.answer_task(self._secret, await stream.read())
+        stream.say(answer)
+        return incoming, outgoing, incoming.open(await stream.read())
 
-    async def _read(self, session: _Session, incoming: auth.Seal, context: _Context) -> None:
+    async def _read(self, session: _Session, incoming: auth.Seal, stream: ServedStream) -> None:
         status = Status()
-        while data := await _read_bytes(context):
+        while data := await stream.read():
             payload = incoming.open(data)
             if self._sessions.get(session.rank) is not session:
                 return  # the task has connected again: this is an old one's late word
@@ -227,63 +191,51 @@ class _Session:
     """The sending half of one connection: says the map and the order of its rank whenever they have changed."""
 
     def __init__(
-        self,
-        state: JobState,
-        rank: int,
-        seal: auth.Seal,
-        context: _Context,
-        pack_map: Callable[[], bytes],
-        map_turns: asyncio.Semaphore,
+        self, state: JobState, rank: int, seal: auth.Seal, stream: ServedStream, pack_map: Callable[[], bytes]
     ) -> None:
         self.rank = rank
         self._state = state
         self._seal = seal
-        self._context = context
+        self._stream = stream
         self._pack_map = pack_map
-        self._map_turns = map_turns
-        self._woken = asyncio.Event()
-        self._has_changed = True
+        self._said_map: Map | None = None
+        self._said_order = state.first_order
+        self._has_changed = False
         self._is_asking = False
-        self._writing = asyncio.create_task(self._write())
+        stream.on_room = self._say
 
     def tell(self) -> None:
-        """Tell the map or the order, if they are others than those told before."""
-        self._has_changed = True
-        self._woken.set()
+        """Tell the map or the order, if they are others than those told before; what changes until then goes along."""
+        if not self._has_changed:
+            self._has_changed = True
+            asyncio.get_running_loop().call_soon(self._say)
 
     def ask(self) -> None:
         """Let the task say what is new, and hear that we live."""
         self._is_asking = True
-        self._woken.set()
+        self._say()
 
     def close(self) -> None:
-        self._writing.cancel()
+        self._stream.stop()
 
-    async def _write(self) -> None:
-        with contextlib.suppress(grpc.aio.BaseError):  # the connection has ended: its reader tells
-            await self._write_on()
+    def _say(self) -> None:
+        """Say what is to be said, as far as there is room: a task that takes nothing gets the latest of all, later."""
+        while self._stream.is_free and (payload := self._next()) is not None:
+            self._stream.say(self._seal.seal(payload))
 
-    async def _write_on(self) -> None:
-        said_map: Map | None = None
-        said_order = self._state.first_order
-        while True:
-            if self._has_changed:
-                self._has_changed = False
-                if self._state.map is not None and self._state.map is not said_map:
-                    async with self._map_turns:  # who holds one for ever is lost for his silence
-                        if (said_map := self._state.map) is not None:
-                            await self._say(self._pack_map())
-                if (order := self._state.order_for(self.rank)) != said_order:
-                    said_order = order
-                    await self._say(_encode_order(order))
-            if self._is_asking:
-                self._is_asking = False
-                await self._say(NOTHING_NEW)
-            await self._woken.wait()
-            self._woken.clear()
-
-    async def _say(self, payload: bytes) -> None:
-        await self._context.write(self._seal.seal(payload))
+    def _next(self) -> bytes | None:
+        if self._has_changed:
+            if self._state.map is not None and self._state.map is not self._said_map:
+                self._said_map = self._state.map
+                return self._pack_map()
+            self._has_changed = False
+            if (order := self._state.order_for(self.rank)) != self._said_order:
+                self._said_order = order
+                return _encode_order(order)
+        if self._is_asking:
+            self._is_asking = False
+            return NOTHING_NEW
+        return None
 
 
 @functools.lru_cache(maxsize=16)
@@ -295,7 +247,7 @@ def _encode_order(order: Order) -> bytes:
 def _make_room(num_tasks: int) -> int:
     """Return how many connections may be open at a time; raise the limit of open files if that takes it.
 
-    At the limit of files gRPC takes no new connection, this process can open nothing, and the silence of those that
+    At the limit of files no new connection is taken, this process can open nothing, and the silence of those that
     are connected is not even noticed: so connections are refused well before.
     """
     connections, own = _STRANGERS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
@@ -306,9 +258,3 @@ def _make_room(num_tasks: int) -> int:
     if most > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return max(2 * num_tasks, most - own)
-
-
-async def _read_bytes(context: _Context) -> bytes:
-    """Return the next message of the stream; nothing at its end."""
-    data = await context.read()
-    return data if isinstance(data, bytes) else b""

@@ -186,7 +186,7 @@ class Launcher:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
 
     def _listen_host(self) -> str:
-        return _LOOPBACK if self._spawner is not None and self._spawner.is_local else "[::]"
+        return _LOOPBACK if self._spawner is not None and self._spawner.is_local else ""
 
     def _locate(self, port: int) -> Service:
         """Return the addresses under which the tasks may find the service, the likeliest first."""

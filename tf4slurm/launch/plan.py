@@ -62,7 +62,7 @@ class LaunchPlan:
         return self.data_python or (program if _PYTHON.fullmatch(os.path.basename(program)) else "")
 
     def to_settings(self, run_directory: Path) -> JoinSettings:
-        from tf4slurm.join import JoinSettings  # loads gRPC, which who only writes a script down does not need
+        from tf4slurm.join import JoinSettings  # loads asyncio, which who only writes a script down does not need
 
         return JoinSettings(
             run_directory=str(run_directory),

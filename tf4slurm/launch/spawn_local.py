@@ -1,7 +1,7 @@
 """Spawns agents as processes of this host: forks of the launcher, so that four of them start in 20 ms, not in 500.
 
-The forks are made before this process has a thread or uses gRPC (either would be lost in a fork), wait on a pipe for
-the environment that the launcher makes later, and end if that never comes.
+The forks are made before this process has a thread (which would be lost in a fork), wait on a pipe for the environment
+that the launcher makes later, and end if that never comes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LocalSpawner:
     is_local = True
 
     def __init__(self, num_tasks: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Fork the agents. Call this while the process is single-threaded and has not used gRPC."""
+        """Fork the agents. Call this while the process is single-threaded and has no event loop."""
         self._environ = environ
         try:
             self._agents = [_ForkedAgent(command) for _ in range(num_tasks)]
@@ -89,7 +89,7 @@ def _be_agent(command: Sequence[str], receiver: _Connection, sender: _Connection
         environment: dict[str, str] = receiver.recv()
     except EOFError:
         os._exit(0)  # nothing was started after all
-    os._exit(run_agent(command, environment))  # not through the launcher's exit handlers, nor gRPC's
+    os._exit(run_agent(command, environment))  # not through the launcher's exit handlers
 
 
 async def _watch(rank: int, agent: _ForkedAgent, listener: SpawnerListener) -> None:

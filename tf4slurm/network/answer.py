@@ -8,10 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from tf4slurm.cluster import Address
-
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # RFC 9113: and empty SETTINGS
-_FRAME_HEADER_BYTES = 9
-_SETTINGS = 4
+from tf4slurm.network.frames import HEADER_BYTES, PREFACE, SETTINGS, pack_settings
 
 
 async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
@@ -20,9 +17,9 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
     try:
         opening = asyncio.open_connection(address.host, address.port)
         reader, writer = await asyncio.wait_for(opening, timeout_seconds)
-        writer.write(_PREFACE)
-        header = await asyncio.wait_for(reader.readexactly(_FRAME_HEADER_BYTES), timeout_seconds)
-        return True if header[3] == _SETTINGS else None
+        writer.write(PREFACE + pack_settings({}))
+        header = await asyncio.wait_for(reader.readexactly(HEADER_BYTES), timeout_seconds)
+        return True if header[3] == SETTINGS else None
     except asyncio.TimeoutError:
         return False
     except (OSError, EOFError):
