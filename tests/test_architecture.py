@@ -19,7 +19,7 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 FLOORS = [
     ["errors", "roles", "output", "exec_child"],
-    ["cluster", "child", "input", "last_word", "profiles"],
+    ["cluster", "child", "input", "last_word", "profiles", "program"],
     ["network", "placement", "run_directory", "own_dictionary"],
     ["slurm"],
     ["control"],
@@ -184,8 +184,8 @@ def test_importing_the_room_shutdown_is_light() -> None:
 
 
 def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
-    loaded = imported_by("import tf4slurm.agent, tf4slurm.cli.task")
-    assert not loaded & {"tensorflow", "grpc", "rich", "psutil", "tf4slurm.launch.launcher"}
+    loaded = imported_by("import tf4slurm.agent")
+    assert not loaded & {"tensorflow", "grpc", "click", "rich", "psutil", "tf4slurm.launch.launcher"}
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("tensorflow.")])

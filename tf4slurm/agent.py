@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from tf4slurm.child import Child, adopt_orphans, kill_descendants, reap_orphans
 from tf4slurm.cluster import Address, Cluster, Task
@@ -28,6 +28,7 @@ from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_fro
 from tf4slurm.line import Line
 from tf4slurm.network.proxies import past_proxies
 from tf4slurm.output import LineSplitter, LineWriter
+from tf4slurm.program import run_program
 from tf4slurm.roles import Role, role_of
 from tf4slurm.run_directory import TIMES_SUFFIX, RunDirectory
 from tf4slurm.script import LINE_VARIABLE
@@ -259,6 +260,11 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
         return asyncio.run(agent.run(RunDirectory(Path(settings.run_directory))))
     finally:
         writer.close()
+
+
+def main() -> NoReturn:
+    """Be the agent of the task as which srun started this process; its arguments are the child's command."""
+    run_program(lambda environ: run_agent(sys.argv[1:], environ))
 
 
 def _check_length(tf_config: str, num_tasks: int) -> str:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 import stat
@@ -146,11 +145,6 @@ class Service:
             return None
 
 
-def is_under_launcher(environ: Mapping[str, str]) -> bool:
-    """Whether a launcher of tf4slurm started this process as an agent."""
-    return all(variable in environ for variable in (_CONTROL, _SECRET, _SETTINGS))
-
-
 def settings_to_environ(settings: JoinSettings) -> dict[str, str]:
     return {_SETTINGS: json.dumps(dataclasses.asdict(settings))}
 
@@ -273,6 +267,6 @@ class Join:
             port = self.held_port.port if self.held_port is not None else 0
         except (Tf4SlurmError, OSError) as error:
             self.failure = error
-        incarnation = f"{os.getpid()}-{time.time_ns():x}-{secrets.token_hex(4)}"
+        incarnation = f"{os.getpid()}-{time.time_ns():x}-{os.urandom(4).hex()}"
         failure = None if self.failure is None else str(self.failure)[:_FAILURE_CHARACTERS]
         return Hello(self.place.rank, self.place.node, host, port, incarnation, __version__, failure)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -82,7 +81,7 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
             '"tf4slurm run", or under srun call tf4slurm.get_server_dictionary() first.',
             address="",
         )
-    token = secrets.token_hex(8)
+    token = os.urandom(8).hex()
     line.say(waiting=Waiting(name, token, float(timeout_seconds), tuple(roles)))
     try:
         if not line.wait_until(lambda: line.order.released == token, timeout_seconds + _LATE_SECONDS):

@@ -1,18 +1,14 @@
-"""The command `tf4slurm`. Each verb is a file of its own, imported when it is asked for: agents start fast."""
+"""The command `tf4slurm`. Each verb is a file of its own, imported when it is asked for: each starts fast."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import logging
-import os
-import sys
 from typing import NoReturn
 
 import click
 
 from tf4slurm import __version__
-from tf4slurm.errors import Tf4SlurmError
+from tf4slurm.program import run_program
 
 _VERBS = {
     "run": "Run a job: local processes, or hosts of a Slurm allocation.",
@@ -61,31 +57,5 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; errors of tf4slurm become one line and their exit code.
-
-    The environment is read here, once: verbs get it as it was, and so do the children.
-    """
-    environ = dict(os.environ)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # after `>&-`
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    level = environ.get("TF4SLURM_LOG", "WARNING").upper()
-    logging.basicConfig(stream=sys.stderr, level=level, format="tf4slurm: %(levelname)s: %(message)s")
-    exit_code: object = 0
-    try:
-        cli(obj=environ)
-    except Tf4SlurmError as error:
-        click.echo(f"tf4slurm: {error}", err=True)
-        exit_code = error.exit_code
-    except SystemExit as end:  # how click ends, too
-        exit_code = end.code
-    _flush()
-    os._exit(
-        exit_code if isinstance(exit_code, int) else int(exit_code is not None)
-    )  # a thread may wait for a terminal on hold
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # the reader is gone (`| head`): the exit code stays what it is
-            stream.flush()
+    """Run the command line; verbs get the environment as it was."""
+    run_program(lambda environ: cli(obj=environ))

@@ -7,7 +7,9 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from tf4slurm import errors
 from tf4slurm.errors import LaunchError
 from tf4slurm.launch.spawner import SpawnerListener, read_lines
 from tf4slurm.slurm.allocation import SlurmAllocation
@@ -18,7 +20,10 @@ _MAIN = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.cli
 TF4SLURM = (sys.executable, "-c", _MAIN)
 """The command of this very tf4slurm, on any host."""
 
-_AGENT = (*TF4SLURM, "task", "--")
+# An agent needs nothing that site-packages set up by themselves (-S), and asyncio no ssl: a third of its start.
+_PATH = [str(Path(errors.__file__).parents[1]), *filter(None, sys.path)]
+_BE_AGENT = f"import sys; sys.path += {_PATH}; sys.modules['ssl'] = None; from tf4slurm.agent import main; main()"
+_AGENT = (sys.executable, "-I", "-S", "-c", _BE_AGENT)
 _WORDS_LINES = 10
 
 
