@@ -701,6 +701,24 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost() -> None:
     live(story)
 
 
+@pytest.mark.parametrize("tail", [("x" * 250,) * 20, ("x" * 500,) * 20, ("\U0001f600" * 500,) * 20])
+def test_a_long_status_is_said_on_the_next_connection(tail: tuple[str, ...]) -> None:
+    """It comes right behind the hello, when the service does not know yet from whom it is."""
+
+    async def story() -> None:
+        async with serving() as job, Relay(job.port) as relay:
+            chief, ps = job.membership(0, port=relay.port), job.membership(1)
+            job.begin(chief)
+            job.begin(ps)
+            await until(lambda: chief.map and ps.map)
+            relay.cut()
+            chief.report(state="exited", starts=1, returncode=3, tail=tail)
+            await until(lambda: job.state.records[0].status.state == "exited")
+            assert job.events.count(("disconnected", "chief/0")) == 1
+
+    live(story)
+
+
 def test_who_connects_again_hears_of_the_service_at_once() -> None:
     """And not at the next beat: it may have little of the dead time left."""
 

@@ -11,9 +11,12 @@ from tf4slurm.network.frames import (
     END_HEADERS,
     END_STREAM,
     HEADERS,
+    INITIAL_WINDOW_SIZE,
     PREFACE,
     RESET,
     STREAM,
+    WINDOW_BYTES,
+    WINDOW_UPDATE,
     pack,
     pack_fields,
     pack_settings,
@@ -40,9 +43,11 @@ class ServedStream(Stream):
         self._patience = self._loop.call_later(listener.patience_seconds, self._lose_patience)
 
     def trust(self, max_bytes: int) -> None:
-        """Let it stay, and say messages of this length."""
+        """Let it stay, and say messages of this length; it learns so with what is said to it next."""
         self.max_bytes = max_bytes
         self._patience.cancel()
+        more = WINDOW_BYTES - _MAX_STRANGER_BYTES
+        self._frames.append(pack(WINDOW_UPDATE, 0, STREAM, more.to_bytes(4, "big")))
 
     def end(self, status: int = OK) -> None:
         """Say the last word, and hang up when the peer has had time to take it and has not."""
@@ -70,7 +75,7 @@ class ServedStream(Stream):
             del received[:length], self._preface[:length]
             if self._preface:
                 return
-            self._frames.append(pack_settings({}))
+            self._frames.append(pack_settings({INITIAL_WINDOW_SIZE: _MAX_STRANGER_BYTES}))
         super()._take(received)
 
     def _take_fields(self, flags: int, payload: bytes) -> None:

@@ -219,7 +219,9 @@ class Stream(asyncio.BufferedProtocol):
         said = self._message + payload
         while len(said) >= _PREFIX_BYTES:
             end = _PREFIX_BYTES + int.from_bytes(said[1:_PREFIX_BYTES], "big")
-            if said[0] or self._unread_bytes + end > _PREFIX_BYTES + self.max_bytes:
+            # Of one behind others counts what is here: it may be as long as is allowed when they have been read.
+            held = min(end, len(said)) if self._messages else end
+            if said[0] or self._unread_bytes + held > _PREFIX_BYTES + self.max_bytes:
                 raise ConnectionError("a message is compressed, or too long")
             if len(said) < end:
                 break
