@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -835,6 +836,22 @@ def test_without_a_service_the_time_to_join_ends(find: str) -> None:
         with pytest.raises(RendezvousConnectionError, match="The launcher is gone, or was never there"):
             await member.run()
         assert 0.2 <= time.monotonic() - before < 2
+
+    live(story)
+
+
+def test_who_takes_the_connection_and_says_nothing_is_told_as_such() -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            address = Address(*mute.getsockname())
+            member = Membership(
+                lambda: ([address], SECRET),
+                lambda _: make_hello(0),
+                dead_after_seconds=DEAD,
+                join_seconds=0.3,
+            )
+            with pytest.raises(RendezvousConnectionError, match=r"\(it does not answer\)"):
+                await member.run()
 
     live(story)
 
