@@ -513,6 +513,21 @@ def test_our_client_speaks_first_whenever_a_server_does() -> None:
     live(story)
 
 
+def test_who_was_on_the_way_when_the_listener_closed_is_turned_away() -> None:
+    async def story() -> None:
+        listener = Listener(echo, patience_seconds=10, max_connections=10)
+        before, after = _Transport(), _Transport()
+        ServedStream(listener).connection_made(before)
+        late = ServedStream(listener)
+        assert not before.is_aborted
+        await listener.close()
+        late.connection_made(after)
+        assert before.is_aborted
+        assert after.is_aborted
+
+    live(story)
+
+
 # Nonsense
 
 
@@ -520,6 +535,7 @@ class _Transport(asyncio.Transport):
     """Takes everything."""
 
     said = 0
+    is_aborted = False
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         self.said += len(data)
@@ -528,7 +544,7 @@ class _Transport(asyncio.Transport):
         return False
 
     def abort(self) -> None:
-        pass
+        self.is_aborted = True
 
 
 _FRAMES = st.builds(

@@ -143,6 +143,7 @@ class Listener:
         """Hang up everywhere, and let those who serve end by themselves before."""
         if self._server is not None:
             self._server.close()
+        self._max_connections = 0  # those that are on their way to us come too late
         if self._serving:
             await asyncio.wait(self._serving, timeout=_STOP_SECONDS)
         for serving in self._serving:
