@@ -890,6 +890,31 @@ def test_the_first_address_that_answers_is_taken() -> None:
     live(story)
 
 
+def test_who_connects_again_does_so_where_it_was() -> None:
+    """And not first where nobody answers: a lost connection has 1.5 s, and each try has 3 s."""
+
+    async def story() -> None:
+        async with serving() as job, Relay(job.port) as relay:
+            tries: list[object] = []
+            mute = await asyncio.start_server(lambda *streams: tries.append(streams), "127.0.0.1", 0)
+            addresses = [Address(*mute.sockets[0].getsockname()), Address("127.0.0.1", relay.port)]
+            member = Membership(
+                lambda: (addresses, SECRET),
+                lambda _: make_hello(0),
+                dead_after_seconds=DEAD,
+                join_seconds=10,
+            )
+            member._connect_seconds = 0.5
+            job.begin(member)
+            await until(lambda: job.state.count("joined"))
+            relay.cut()
+            await until(lambda: ("reconnected", "chief/0") in job.events)
+            assert len(tries) == 1
+            mute.close()
+
+    live(story)
+
+
 @pytest.mark.parametrize("words", [0, 1, 2], ids=["hangs up", "hangs up after its nonce", "hangs up after the hello"])
 def test_a_service_that_hangs_up_early_is_an_unreachable_one(words: int) -> None:
     async def handler(_: object, context: Any) -> None:
