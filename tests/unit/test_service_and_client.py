@@ -895,8 +895,8 @@ def test_who_connects_again_does_so_where_it_was() -> None:
 
     async def story() -> None:
         async with serving() as job, Relay(job.port) as relay:
-            tries: list[object] = []
-            mute = await asyncio.start_server(lambda *streams: tries.append(streams), "127.0.0.1", 0)
+            tries: list[asyncio.StreamWriter] = []
+            mute = await asyncio.start_server(lambda _, writer: tries.append(writer), "127.0.0.1", 0)
             addresses = [Address(*mute.sockets[0].getsockname()), Address("127.0.0.1", relay.port)]
             member = Membership(
                 lambda: (addresses, SECRET),
@@ -910,6 +910,7 @@ def test_who_connects_again_does_so_where_it_was() -> None:
             relay.cut()
             await until(lambda: ("reconnected", "chief/0") in job.events)
             assert len(tries) == 1
+            tries[0].close()
             mute.close()
 
     live(story)
