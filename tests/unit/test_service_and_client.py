@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -701,6 +702,24 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost() -> None:
     live(story)
 
 
+@pytest.mark.parametrize("tail", [("x" * 250,) * 20, ("x" * 500,) * 20, ("\U0001f600" * 500,) * 20])
+def test_a_long_status_is_said_on_the_next_connection(tail: tuple[str, ...]) -> None:
+    """It comes right behind the hello, when the service does not know yet from whom it is."""
+
+    async def story() -> None:
+        async with serving() as job, Relay(job.port) as relay:
+            chief, ps = job.membership(0, port=relay.port), job.membership(1)
+            job.begin(chief)
+            job.begin(ps)
+            await until(lambda: chief.map and ps.map)
+            relay.cut()
+            chief.report(state="exited", starts=1, returncode=3, tail=tail)
+            await until(lambda: job.state.records[0].status.state == "exited")
+            assert job.events.count(("disconnected", "chief/0")) == 1
+
+    live(story)
+
+
 def test_who_connects_again_hears_of_the_service_at_once() -> None:
     """And not at the next beat: it may have little of the dead time left."""
 
@@ -821,6 +840,22 @@ def test_without_a_service_the_time_to_join_ends(find: str) -> None:
     live(story)
 
 
+def test_who_takes_the_connection_and_says_nothing_is_told_as_such() -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            address = Address(*mute.getsockname())
+            member = Membership(
+                lambda: ([address], SECRET),
+                lambda _: make_hello(0),
+                dead_after_seconds=DEAD,
+                join_seconds=0.3,
+            )
+            with pytest.raises(RendezvousConnectionError, match=r"\(it does not answer\)"):
+                await member.run()
+
+    live(story)
+
+
 def test_a_service_that_starts_later_is_found() -> None:
     async def story() -> None:
         async with serving() as job:
@@ -851,6 +886,32 @@ def test_the_first_address_that_answers_is_taken() -> None:
             )
             job.begin(member)
             await until(lambda: job.state.count("joined"))
+
+    live(story)
+
+
+def test_who_connects_again_does_so_where_it_was() -> None:
+    """And not first where nobody answers: a lost connection has 1.5 s, and each try has 3 s."""
+
+    async def story() -> None:
+        async with serving() as job, Relay(job.port) as relay:
+            tries: list[asyncio.StreamWriter] = []
+            mute = await asyncio.start_server(lambda _, writer: tries.append(writer), "127.0.0.1", 0)
+            addresses = [Address(*mute.sockets[0].getsockname()), Address("127.0.0.1", relay.port)]
+            member = Membership(
+                lambda: (addresses, SECRET),
+                lambda _: make_hello(0),
+                dead_after_seconds=DEAD,
+                join_seconds=10,
+            )
+            member._connect_seconds = 0.5
+            job.begin(member)
+            await until(lambda: job.state.count("joined"))
+            relay.cut()
+            await until(lambda: ("reconnected", "chief/0") in job.events)
+            assert len(tries) == 1
+            tries[0].close()
+            mute.close()
 
     live(story)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -237,9 +239,8 @@ def test_who_does_not_read_fills_no_memory_and_is_told_the_rest_later() -> None:
             assert rooms == []
             raw.say(pack(WINDOW_UPDATE, 0, STREAM, (7).to_bytes(4, "big")))
             assert len(await raw.hear_data()) == 7
-            raw.say(
-                pack_settings({INITIAL_WINDOW_SIZE: 200_000, MAX_FRAME_SIZE: 30_000})
-            )  # 190 more, but the connection's
+            # The stream has room for all now; the connection has not.
+            raw.say(pack_settings({INITIAL_WINDOW_SIZE: 200_000, MAX_FRAME_SIZE: 30_000}))
             assert len(await raw.hear_data()) == 30_000
             assert len(await raw.hear_data()) == 30_000
             assert len(await raw.hear_data()) == 65_535 - 17 - 60_000
@@ -279,7 +280,10 @@ def test_settings_and_pings_are_answered() -> None:
     async def story() -> None:
         async with listening(echo) as port, raw_client(port) as raw:
             raw.say(PREFACE, pack_settings({INITIAL_WINDOW_SIZE: 1}), pack(PING, 0, CONNECTION, b"12345678"))
-            assert await raw.hear() == (SETTINGS, 0, CONNECTION, b"")
+            said = await raw.hear()
+            assert said is not None
+            assert (said.kind, said.flags, said.stream) == (SETTINGS, 0, CONNECTION)
+            assert read_settings(said.payload) == {INITIAL_WINDOW_SIZE: 4096}  # what a stranger may say
             assert await raw.hear() == (SETTINGS, ACK, CONNECTION, b"")
             assert await raw.hear() == (PING, ACK, CONNECTION, b"12345678")
 
@@ -389,16 +393,136 @@ def test_there_are_no_more_connections_than_there_may_be() -> None:
     live(story)
 
 
-def test_who_asks_and_takes_no_answer_is_cut_off() -> None:
+@pytest.mark.parametrize("call", [b"", OPEN + pack(DATA, 0, STREAM, message(b"trusted"))])
+def test_who_asks_and_takes_no_answer_is_cut_off(call: bytes) -> None:
     async def story() -> None:
         async with listening(echo, patience_seconds=60) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
-            writer.write(PREFACE + pack_settings({}))
+            writer.write(PREFACE + pack_settings({}) + call)
+            await asyncio.sleep(0.1)
             with contextlib.suppress(ConnectionError):
                 while not writer.is_closing():
                     writer.write(pack(PING, 0, CONNECTION, bytes(8)) * 10_000)
                     await writer.drain()
             assert reader.exception() is not None or writer.is_closing()
+
+    live(story)
+
+
+@pytest.mark.parametrize("words", [b"GET /", PREFACE + pack(12, 0, CONNECTION) * 100 + OPEN])
+def test_who_speaks_something_else_or_too_much_before_a_call_is_cut_off_at_once(words: bytes) -> None:
+    async def story() -> None:
+        async with listening(echo, patience_seconds=60) as port, raw_client(port) as raw:
+            raw.say(words)
+            with contextlib.suppress(ConnectionError):
+                while (frame := await raw.hear()) is not None:
+                    assert frame.kind == SETTINGS
+
+    live(story)
+
+
+def test_settings_that_nobody_asks_for_are_not_kept() -> None:
+    async def story() -> None:
+        call = Call(4096, METHOD)
+        call.connection_made(_Transport())
+        for start in range(0, 2**16, 2**10):
+            words = pack_settings(dict.fromkeys(range(start, start + 2**10), 2**15))
+            call.get_buffer(-1)[: len(words)] = words
+            call.buffer_updated(len(words))
+        assert call._settings == {INITIAL_WINDOW_SIZE: 2**15, MAX_FRAME_SIZE: 2**15}
+
+    live(story)
+
+
+# How connections end
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_who_takes_nothing_and_hangs_up_halfway_does_not_stay(is_trusted: bool) -> None:
+    """What we have said waits for ever: the connection ends all the same."""
+    served: list[ServedStream] = []
+
+    async def serve(stream: ServedStream) -> None:
+        served.append(stream)
+        if is_trusted:
+            stream.trust(100)
+        stream.say(bytes(20_000_000))
+        await stream.read()
+        stream.end()
+
+    async def story() -> None:
+        wide = (20_000_000).to_bytes(4, "big")
+        async with listening(serve, patience_seconds=0.3) as port, raw_client(port) as raw:
+            raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            raw.say(PREFACE, *(pack(WINDOW_UPDATE, 0, number, wide) for number in (CONNECTION, STREAM)), OPEN)
+            while not (served and served[0]._is_full):
+                await asyncio.sleep(0.01)
+            raw.writer.write_eof()
+            await asyncio.sleep(1.6)
+            assert served[0] not in served[0]._listener._streams
+
+    live(story)
+
+
+def test_who_resets_while_we_hang_up_is_no_error() -> None:
+    errors: list[dict[str, Any]] = []
+
+    async def story() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        ended: list[ServedStream] = []
+
+        async def serve(stream: ServedStream) -> None:
+            stream.end()
+            ended.append(stream)
+
+        async with listening(serve) as port:
+            with socket.create_connection(("127.0.0.1", port)) as peer:
+                peer.sendall(PREFACE + OPEN)
+                while not ended:
+                    await asyncio.sleep(0.01)
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            asyncio.get_running_loop().call_soon(ended[0]._hang_up)  # before the loop has seen the reset
+            await asyncio.sleep(0.1)
+
+    live(story)
+    assert errors == []
+
+
+def test_our_client_speaks_first_whenever_a_server_does() -> None:
+    """A server may say its settings before it has heard anything: our answer comes after our first words."""
+
+    async def story() -> None:
+        heard = bytearray()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(pack_settings({}))
+            while data := await reader.read(65_536):
+                heard.extend(data)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with calling(server.sockets[0].getsockname()[1]) as call:
+            await asyncio.sleep(0.1)
+            call.say(b"hello")
+            await asyncio.sleep(0.1)
+        server.close()
+        assert heard.startswith(PREFACE)
+        assert heard.endswith(message(b"hello"))
+
+    live(story)
+
+
+def test_who_was_on_the_way_when_the_listener_closed_is_turned_away() -> None:
+    async def story() -> None:
+        listener = Listener(echo, patience_seconds=10, max_connections=10)
+        before, after = _Transport(), _Transport()
+        ServedStream(listener).connection_made(before)
+        late = ServedStream(listener)
+        assert not before.is_aborted
+        await listener.close()
+        late.connection_made(after)
+        assert before.is_aborted
+        assert after.is_aborted
 
     live(story)
 
@@ -410,6 +534,7 @@ class _Transport(asyncio.Transport):
     """Takes everything."""
 
     said = 0
+    is_aborted = False
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         self.said += len(data)
@@ -418,7 +543,7 @@ class _Transport(asyncio.Transport):
         return False
 
     def abort(self) -> None:
-        pass
+        self.is_aborted = True
 
 
 _FRAMES = st.builds(
@@ -433,9 +558,9 @@ _TALK = st.lists(
 )
 
 
-@given(talk=_TALK, piece=st.integers(1, 5_000), is_server=st.booleans())
+@given(talk=_TALK, piece=st.integers(1, 5_000), is_server=st.booleans(), is_trusted=st.booleans())
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-def test_nonsense_does_no_harm(talk: list[bytes], piece: int, is_server: bool) -> None:
+def test_nonsense_does_no_harm(talk: list[bytes], piece: int, is_server: bool, is_trusted: bool) -> None:
     async def serve(stream: ServedStream) -> None:
         while await stream.read():
             stream.say(b"answer")
@@ -447,6 +572,8 @@ def test_nonsense_does_no_harm(talk: list[bytes], piece: int, is_server: bool) -
         words = (PREFACE if is_server else b"") + b"".join(talk)
         transport = _Transport()
         stream.connection_made(transport)
+        if isinstance(stream, ServedStream) and is_trusted:
+            stream.trust(4096)
         for start in range(0, len(words), piece):
             part = words[start : start + piece]
             stream.get_buffer(-1)[: len(part)] = part

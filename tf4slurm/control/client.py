@@ -68,6 +68,8 @@ class Membership:
         self._find_service = find_service
         self._make_hello = make_hello
         self._hello: Hello | None = None
+        self._proved: Address | None = None
+        """Where the service was last."""
         self._at = ""
         self._dead_after_seconds = dead_after_seconds
         self._connect_seconds = handshake_seconds(num_tasks)
@@ -121,13 +123,13 @@ class Membership:
         at, error = "", "no address is known yet"
         while (left := self._deadline - time.monotonic()) > 0:
             addresses, secret = self._find_service()
-            for address in addresses:
+            for address in sorted(addresses, key=lambda address: address != self._proved):  # there is little time
                 at, error = str(address), "it fell silent"
                 try:
                     if await self._serve(address, secret, min(self._connect_seconds, left)):
                         return
                 except (AuthenticationError, MessageError, OSError, asyncio.TimeoutError) as failure:
-                    error = str(failure) or type(failure).__name__
+                    error = str(failure) or "it does not answer"
                     logger.debug("no connection to the control service at %s: %s", at, error)
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
@@ -139,27 +141,23 @@ class Membership:
     async def _serve(self, address: Address, secret: str, connect_seconds: float) -> bool:
         """Connect once and serve that connection to its end; return whether the leave was told, or raise."""
         self._at = str(address)
-        loop = asyncio.get_running_loop()
         call = Call(_MAX_PROOF_BYTES, f"/{SERVICE}/{METHOD}")
-        patience = loop.call_later(connect_seconds, call.stop)
         try:
-            opening = loop.create_connection(lambda: call, address.host, address.port)
-            await asyncio.wait_for(opening, connect_seconds)
-            incoming, outgoing = await self._shake_hands(call, address, secret)
-            patience.cancel()
+            incoming, outgoing = await asyncio.wait_for(self._shake_hands(call, address, secret), connect_seconds)
             return await self._converse(call, incoming, outgoing)
         finally:
-            patience.cancel()
             self._call = None
             call.abort()
 
     async def _shake_hands(self, call: Call, address: Address, secret: str) -> tuple[auth.Seal, auth.Seal]:
+        await asyncio.get_running_loop().create_connection(lambda: call, address.host, address.port)
         client_nonce = auth.new_nonce()
         call.say(client_nonce)
         if not (answer := await call.read()):
             raise _ended(call, self._at)
         incoming, outgoing = auth.check_service(secret, client_nonce, answer)
         call.max_bytes = _MAX_MESSAGE_BYTES
+        self._proved = address
         if self._hello is None:
             self._hello = self._make_hello(address)
         call.say(outgoing.seal(encode(self._hello)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,9 +13,13 @@ from tf4slurm.network.frames import (
     END_HEADERS,
     END_STREAM,
     HEADERS,
+    INITIAL_WINDOW_SIZE,
     PREFACE,
     RESET,
     STREAM,
+    WINDOW_BYTES,
+    WINDOW_UPDATE,
+    Frame,
     pack,
     pack_fields,
     pack_settings,
@@ -21,34 +27,39 @@ from tf4slurm.network.frames import (
 from tf4slurm.network.stream import LAST_WORDS, OK, Stream, new_buffer
 
 _MAX_STRANGER_BYTES = 4096
+_MAX_STRANGER_WORK, _FRAME_WORK = 16_384, 256  # bytes in frames, of which each counts as so many at least
 _GOODBYE_SECONDS = 0.5  # for the peer to take our last word, and again to hang up
 _BACKLOG = 4096  # connections that the system takes for us: all tasks may come at the same time
 _AT_A_TIME = 32  # that we take from it: those that are too many are turned away before the next
 _STOP_SECONDS = 0.2  # for streams to end by themselves
-_ANSWER = pack_fields((":status", "200"), ("content-type", "application/grpc"))
+_ANSWER = pack(HEADERS, END_HEADERS, STREAM, pack_fields((":status", "200"), ("content-type", "application/grpc")))
 
 
 class ServedStream(Stream):
-    """The end of a server. It is a stranger's until it is trusted: it ends by itself, and may say 4 KB."""
+    """The end of a server. It is a stranger's until it is trusted: it ends by itself, and may say 4 KB in 64 frames."""
 
     def __init__(self, listener: Listener) -> None:
-        super().__init__(_MAX_STRANGER_BYTES, pack(HEADERS, END_HEADERS, STREAM, _ANSWER), listener.buffer)
+        super().__init__(_MAX_STRANGER_BYTES, listener.buffer)
         self._listener = listener
         self._preface = bytearray(PREFACE)
         """What is still to come of it."""
+        self._work_left: float = _MAX_STRANGER_WORK
         self._serving: asyncio.Task[None] | None = None
-        self._patience = self._loop.call_later(listener.patience_seconds, self._lose_patience)
+        self._patience = self._loop.call_later(listener.patience_seconds, self._give_up)
 
     def trust(self, max_bytes: int) -> None:
-        """Let it stay, and say messages of this length."""
+        """Let it stay, and say messages of this length; it learns so with what is said to it next."""
         self.max_bytes = max_bytes
+        self._work_left = math.inf
         self._patience.cancel()
+        more = WINDOW_BYTES - _MAX_STRANGER_BYTES
+        self._frames.append(pack(WINDOW_UPDATE, 0, STREAM, more.to_bytes(4, "big")))
 
     def end(self, status: int = OK) -> None:
         """Say the last word, and hang up when the peer has had time to take it and has not."""
         self._patience.cancel()
-        self._say(HEADERS, END_HEADERS | END_STREAM, LAST_WORDS[status])
-        self._say(RESET, 0, bytes(4))  # what it would still say is not read
+        self._frames.append(pack(HEADERS, END_HEADERS | END_STREAM, STREAM, LAST_WORDS[status]))
+        self._frames.append(pack(RESET, 0, STREAM, bytes(4)))  # what it would still say is not read
         self._flush()
         self.stop()
         self._loop.call_later(_GOODBYE_SECONDS, self._hang_up)
@@ -70,20 +81,28 @@ class ServedStream(Stream):
             del received[:length], self._preface[:length]
             if self._preface:
                 return
-            self._frames.append(pack_settings({}))
+            self._frames.append(pack_settings({INITIAL_WINDOW_SIZE: _MAX_STRANGER_BYTES}))
         super()._take(received)
+
+    def _take_frame(self, frame: Frame) -> None:
+        self._work_left -= max(_FRAME_WORK, len(frame.payload))
+        if self._work_left < 0:
+            raise ConnectionError("a stranger says too much")
+        super()._take_frame(frame)
 
     def _take_fields(self, flags: int, payload: bytes) -> None:
         if self._serving is None:
+            self._frames.append(_ANSWER)
             self._serving = self._listener.on_stream(self)
 
     def _hang_up(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # it has just reset the connection
+                self._transport.write_eof()
             self._loop.call_later(_GOODBYE_SECONDS, self.abort)
 
-    def _lose_patience(self) -> None:
-        self.stop()
+    def _give_up(self) -> None:
+        super()._give_up()
         if self._serving is None:
             self.abort()
 
@@ -124,6 +143,7 @@ class Listener:
         """Hang up everywhere, and let those who serve end by themselves before."""
         if self._server is not None:
             self._server.close()
+        self._max_connections = 0  # those that are on their way to us come too late
         if self._serving:
             await asyncio.wait(self._serving, timeout=_STOP_SECONDS)
         for serving in self._serving:

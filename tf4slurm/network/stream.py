@@ -64,11 +64,10 @@ class Stream(asyncio.BufferedProtocol):
         on_room: Is called when there is room again after there was none.
     """
 
-    def __init__(self, max_bytes: int, first_words: bytes, buffer: memoryview, wide_bytes: int = 0) -> None:
-        """`first_words` are said before the first message; where they let the peer say more at a time than HTTP/2 does
-        by itself, `wide_bytes` are how much.
+    def __init__(self, max_bytes: int, buffer: memoryview, wide_bytes: int = 0) -> None:
+        """What is received comes by `buffer`, which all streams of an event loop may have in common.
 
-        What is received comes by `buffer`, which all streams of an event loop may have in common.
+        Where the peer is told that it may say more at a time than HTTP/2 lets it by itself, `wide_bytes` are how much.
         """
         self.max_bytes = max_bytes
         self.peer = ""
@@ -90,8 +89,8 @@ class Stream(asyncio.BufferedProtocol):
         self._unread_bytes = 0
         self._reading: asyncio.Future[None] | None = None
 
-        self._first_words = first_words
         self._frames: list[bytes] = []
+        """What is said next."""
         self._outgoing = b""
         """What waits for room."""
         self._windows = {CONNECTION: WINDOW_BYTES, STREAM: WINDOW_BYTES}
@@ -151,6 +150,9 @@ class Stream(asyncio.BufferedProtocol):
     def connection_lost(self, _: Exception | None) -> None:
         self.stop()
 
+    def eof_received(self) -> None:
+        self.abort()  # asyncio would wait until all that we have said is taken, if need be for ever
+
     def pause_writing(self) -> None:
         self._is_full = True
 
@@ -169,7 +171,7 @@ class Stream(asyncio.BufferedProtocol):
         try:
             self._take(self._received)
         except ConnectionError:
-            self.stop()
+            self._give_up()
         if self._frames and self._is_full:  # it asks and asks, and takes no answer
             self.abort()
         elif self._frames:
@@ -219,7 +221,9 @@ class Stream(asyncio.BufferedProtocol):
         said = self._message + payload
         while len(said) >= _PREFIX_BYTES:
             end = _PREFIX_BYTES + int.from_bytes(said[1:_PREFIX_BYTES], "big")
-            if said[0] or self._unread_bytes + end > _PREFIX_BYTES + self.max_bytes:
+            # Of one behind others counts what is here: it may be as long as is allowed when they have been read.
+            held = min(end, len(said)) if self._messages else end
+            if said[0] or self._unread_bytes + held > _PREFIX_BYTES + self.max_bytes:
                 raise ConnectionError("a message is compressed, or too long")
             if len(said) < end:
                 break
@@ -231,20 +235,20 @@ class Stream(asyncio.BufferedProtocol):
 
     def _take_settings(self, settings: dict[int, int]) -> None:
         before = self._settings[INITIAL_WINDOW_SIZE]
-        self._settings.update(settings)
+        self._settings = {key: settings.get(key, value) for key, value in self._settings.items()}
         self._windows[STREAM] += self._settings[INITIAL_WINDOW_SIZE] - before
         self._frames.append(pack(SETTINGS, ACK, CONNECTION))
         self._go_on()
+
+    def _give_up(self) -> None:
+        """Wait no more for what the peer says: whoever reads ends the stream."""
+        self.stop()
 
     def _wake(self) -> None:
         if self._reading is not None and not self._reading.done():
             self._reading.set_result(None)
 
     # What we say
-
-    def _say(self, kind: int, flags: int, payload: bytes) -> None:
-        self._frames.append(self._first_words + pack(kind, flags, STREAM, payload))
-        self._first_words = b""
 
     def _send(self) -> None:
         """Say as much of what is to be said as the peer takes now."""
@@ -255,7 +259,7 @@ class Stream(asyncio.BufferedProtocol):
             piece, self._outgoing = self._outgoing[:room], self._outgoing[room:]
             for number in self._windows:
                 self._windows[number] -= len(piece)
-            self._say(DATA, 0, piece)
+            self._frames.append(pack(DATA, 0, STREAM, piece))
 
     def _go_on(self) -> None:
         self._send()
@@ -282,8 +286,9 @@ class Call(Stream):
             *(("te", "trailers"), ("content-type", "application/grpc")),
         )
         call = pack(HEADERS, END_HEADERS, STREAM, pack_fields(*fields))
-        super().__init__(max_bytes, PREFACE + _WIDE + call, new_buffer(), _WIDE_BYTES)
+        super().__init__(max_bytes, new_buffer(), _WIDE_BYTES)
         self.status: int | None = None
+        self._frames.append(PREFACE + _WIDE + call)
 
     def _take_fields(self, flags: int, payload: bytes) -> None:
         if flags & END_STREAM:
