@@ -34,6 +34,5 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the reader is gone (`| head`): the exit code stays what it is
             stream.flush()
-    os._exit(
-        exit_code if isinstance(exit_code, int) else int(exit_code is not None)
-    )  # a thread may wait for a terminal
+    # Not through exit handlers: a thread may wait for a terminal on hold.
+    os._exit(exit_code if isinstance(exit_code, int) else int(exit_code is not None))

@@ -123,7 +123,7 @@ class ControlService:
             stream.trust(_MAX_MESSAGE_BYTES)
             await self._welcome(stream, incoming, outgoing, said)
         except (AuthenticationError, ConnectionError) as error:
-            logger.debug("%s: %s", stream.peer, error)
+            logger.debug("a connection ended: %s", error)
         finally:
             stream.end(status)
 

@@ -60,17 +60,17 @@ class Stream(asyncio.BufferedProtocol):
 
     Attributes:
         max_bytes: How long a message of the peer may be; all that it has said and nobody has read may be as much.
-        peer: Where the other end is.
-        on_room: Is called when there is room again after there was none.
+        on_room: Is called when there is room, whenever that may not have been so before.
     """
 
-    def __init__(self, max_bytes: int, buffer: memoryview, wide_bytes: int = 0) -> None:
+    def __init__(
+        self, max_bytes: int, buffer: memoryview, *, credit_bytes: int = WINDOW_BYTES, frame_bytes: int = FRAME_BYTES
+    ) -> None:
         """What is received comes by `buffer`, which all streams of an event loop may have in common.
 
-        Where the peer is told that it may say more at a time than HTTP/2 lets it by itself, `wide_bytes` are how much.
+        `credit_bytes` and `frame_bytes` are what the peer has been told that it may say at a time.
         """
         self.max_bytes = max_bytes
-        self.peer = ""
         self.on_room: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -79,8 +79,8 @@ class Stream(asyncio.BufferedProtocol):
 
         self._buffer = buffer
         self._received = bytearray()
-        self._window_bytes = wide_bytes or WINDOW_BYTES
-        self._frame_bytes = wide_bytes or FRAME_BYTES
+        self._credit_bytes = credit_bytes
+        self._frame_bytes = frame_bytes
         self._taken_bytes = 0
         self._fields_bytes = 0
         self._message = b""
@@ -143,7 +143,6 @@ class Stream(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.peer = str(transport.get_extra_info("peername"))
         if self._is_over:
             transport.abort()
 
@@ -214,7 +213,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def _take_data(self, payload: bytes) -> None:
         self._taken_bytes += len(payload)
-        if self._taken_bytes >= self._window_bytes // 2:
+        if self._taken_bytes >= self._credit_bytes // 2:
             credit = self._taken_bytes.to_bytes(4, "big")
             self._frames += [pack(WINDOW_UPDATE, 0, number, credit) for number in self._windows]
             self._taken_bytes = 0
@@ -253,7 +252,7 @@ class Stream(asyncio.BufferedProtocol):
     def _send(self) -> None:
         """Say as much of what is to be said as the peer takes now."""
         while self._outgoing and not self._is_full:
-            room = min(*self._windows.values(), self._settings[MAX_FRAME_SIZE])
+            room = min(*self._windows.values(), max(FRAME_BYTES, self._settings[MAX_FRAME_SIZE]))
             if room <= 0:
                 return
             piece, self._outgoing = self._outgoing[:room], self._outgoing[room:]
@@ -286,7 +285,7 @@ class Call(Stream):
             *(("te", "trailers"), ("content-type", "application/grpc")),
         )
         call = pack(HEADERS, END_HEADERS, STREAM, pack_fields(*fields))
-        super().__init__(max_bytes, new_buffer(), _WIDE_BYTES)
+        super().__init__(max_bytes, new_buffer(), credit_bytes=_WIDE_BYTES, frame_bytes=_WIDE_BYTES)
         self.status: int | None = None
         self._frames.append(PREFACE + _WIDE + call)
 
