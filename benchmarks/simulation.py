@@ -14,6 +14,7 @@ import multiprocessing.connection
 import os
 import resource
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from tf4slurm.cluster import Address, Task
 from tf4slurm.control import auth
 from tf4slurm.control.client import Membership
 from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Hello, Report, Usage, Waiting, encode, pack_map
+from tf4slurm.control.messages import Hello, Report, Usage, Waiting, pack_map
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.join import Place, Service
@@ -258,7 +259,8 @@ class _Tasks:
             if what == "map_bytes":
                 agreed = self._members[0].map
                 assert agreed is not None
-                self._pipe.send((len(pack_map(agreed)) + auth.MAC_BYTES, len(encode(agreed)) + auth.MAC_BYTES))
+                packed = pack_map(agreed)
+                self._pipe.send((len(packed) + auth.MAC_BYTES, len(zlib.decompress(packed)) + auth.MAC_BYTES))
                 continue
             if what == "rendezvous":
                 running = [asyncio.create_task(member.run()) for member in self._members]

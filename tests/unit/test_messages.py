@@ -206,6 +206,11 @@ MANY = Map(
 )
 
 
+@given(st.builds(Map, NUMBER, st.lists(ENTRY, min_size=1, max_size=5).map(tuple)))
+def test_a_packed_map_comes_back(agreed: Map) -> None:
+    assert unpack_map(pack_map(agreed)) == agreed
+
+
 def test_the_map_of_10_000_tasks_is_packed_small() -> None:
     packed = pack_map(MANY)
     assert is_packed_map(packed)
@@ -222,9 +227,18 @@ def test_the_map_of_10_000_tasks_is_packed_small() -> None:
         pack_map(MANY)[:-10],
         zlib.compress(b"[" * 100),
         zlib.compress(encode(Order())),
+        zlib.compress(b'[1,["ps"],[0],["n"],["h"]]'),
+        zlib.compress(b'[1,["ps"],[0],["n"],["h"],[4,5]]'),
+        zlib.compress(b'[1,["ps"],["0"],["n"],["h"],[4]]'),
+        zlib.compress(b'[1,["ps"],[true],["n"],["h"],[4]]'),
+        zlib.compress(b'["1",["ps"],[0],["n"],["h"],[4]]'),
+        zlib.compress(b'{"attempt":1}'),
         zlib.compress(bytes(100 * 2**20)),  # 100 MB in 100 KB
     ],
-    ids=["nothing", "no zlib", "cut", "no JSON", "no map", "a bomb"],
+    ids=[
+        *("nothing", "no zlib", "cut", "no JSON", "no map", "a column too few", "a port too many", "text for an index"),
+        *("true for an index", "text for an attempt", "an object", "a bomb"),
+    ],
 )
 def test_what_is_no_packed_map_is_refused_with_words(payload: bytes) -> None:
     with pytest.raises(MessageError, match="of this version of tf4slurm"):

