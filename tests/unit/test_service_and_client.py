@@ -788,6 +788,26 @@ def test_a_service_that_falls_silent_is_gone_after_the_dead_time() -> None:
     live(story)
 
 
+def test_a_silent_service_is_not_looked_for_at_its_other_addresses() -> None:
+    async def story() -> None:
+        async with serving(dead_after_seconds=2) as job, Relay(job.port) as relay, Relay(job.port) as other:
+            other.pause()
+            addresses = [Address("127.0.0.1", relay.port), Address("127.0.0.1", other.port)]
+            member = Membership(
+                lambda: (addresses, SECRET), lambda _: make_hello(0), dead_after_seconds=2, join_seconds=10
+            )
+            running = job.begin(member)
+            await until(lambda: job.state.count("joined"))
+            relay.pause()
+            before = time.monotonic()
+            with pytest.raises(RendezvousConnectionError, match="it fell silent"):
+                await running
+            assert time.monotonic() - before < 3
+            assert other.connections == 0
+
+    live(story)
+
+
 def test_a_service_that_is_closed_is_gone_after_the_dead_time() -> None:
     async def story() -> None:
         async with serving(dead_after_seconds=SOON_DEAD) as job:

@@ -121,9 +121,11 @@ class Membership:
             RendezvousConnectionError: No service answers in time, or it has been silent for the dead time.
         """
         at, error = "", "no address is known yet"
-        while (left := self._deadline - time.monotonic()) > 0:
+        while time.monotonic() < self._deadline:
             addresses, secret = self._find_service()
             for address in sorted(addresses, key=lambda address: address != self._proved):  # there is little time
+                if (left := self._deadline - time.monotonic()) <= 0:
+                    break  # it has been silent for the dead time, wherever else it may be
                 at, error = str(address), "it fell silent"
                 try:
                     if await self._serve(address, secret, min(self._connect_seconds, left)):
