@@ -184,8 +184,9 @@ def test_importing_the_room_shutdown_is_light() -> None:
 
 
 def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
-    loaded = imported_by("import tf4slurm.agent")
-    assert not loaded & {"tensorflow", "grpc", "click", "rich", "psutil", "tf4slurm.launch.launcher"}
+    loaded = imported_by("import tf4slurm.agent, tf4slurm.cli.task")
+    assert not loaded & {"tensorflow", "rich", "psutil", "tf4slurm.launch.launcher"}
+    assert not imported_by("import tf4slurm.agent") & {"grpc", "click"}
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("tensorflow.")])

@@ -145,6 +145,11 @@ class Service:
             return None
 
 
+def is_under_launcher(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher of tf4slurm started this process as an agent."""
+    return all(variable in environ for variable in (_CONTROL, _SECRET, _SETTINGS))
+
+
 def settings_to_environ(settings: JoinSettings) -> dict[str, str]:
     return {_SETTINGS: json.dumps(dataclasses.asdict(settings))}
 

@@ -26,6 +26,7 @@ from tf4slurm.join import (
     JoinSettings,
     Place,
     Service,
+    is_under_launcher,
     rank_to_environ,
     settings_from_environ,
     settings_to_environ,
@@ -69,6 +70,9 @@ def test_no_place_is_an_error() -> None:
 def test_a_service_is_told_through_the_environment() -> None:
     environ = SERVICE.to_environ()
     assert set(environ) < set(LAUNCHER_VARIABLES)
+    assert is_under_launcher({**environ, **settings_to_environ(JoinSettings("/runs/x"))})
+    assert not is_under_launcher(environ)  # something left over
+    assert not is_under_launcher(STEP)
     assert Service.from_environ(environ, HERE) == SERVICE
 
 

@@ -1,4 +1,4 @@
-"""`tf4slurm task`: one task of a job without a launcher."""
+"""`tf4slurm task`: one task of a job, with the launcher's environment or without a launcher."""
 
 from __future__ import annotations
 
@@ -8,22 +8,33 @@ from typing import Any
 
 import click
 
+from tf4slurm.agent import run_agent
 from tf4slurm.cli.options import job_options, make_plan
-from tf4slurm.cli.reporter import PlainReporter
-from tf4slurm.launch.plan import check_command
-from tf4slurm.launch.self_hosted import run_self_hosted_task
+from tf4slurm.join import is_under_launcher
 from tf4slurm.output import LineWriter
-from tf4slurm.slurm.step import SlurmStep
 
 
 @click.command()
 @job_options
 @click.pass_obj
 def task(environ: dict[str, str], /, **options: Any) -> None:
-    """Be one task of a job without a launcher, as in "srun -n4 tf4slurm task --ps 1 -- python train.py".
+    """Be one task of a job: what srun starts on every task.
 
-    The options say which roles there are, and rank 0 takes the launcher's part.
+    Under "tf4slurm run" everything is known from the environment. Alone, as in "srun -n4 tf4slurm task --ps 1 --
+    python train.py", the options say which roles there are, and rank 0 takes the launcher's part.
     """
+    if is_under_launcher(environ):
+        sys.exit(run_agent(options["command"], environ))
+    sys.exit(_run_alone(environ, options))
+
+
+def _run_alone(environ: dict[str, str], options: dict[str, Any]) -> int:
+    # only here: an agent under a launcher needs none of it, and starts faster
+    from tf4slurm.cli.reporter import PlainReporter
+    from tf4slurm.launch.plan import check_command
+    from tf4slurm.launch.self_hosted import run_self_hosted_task
+    from tf4slurm.slurm.step import SlurmStep
+
     step = SlurmStep.from_environ(environ)
     plan = make_plan(step.num_tasks, **options)
     check_command(plan.command)
@@ -32,6 +43,6 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
     writer = LineWriter(sys.stdout)
     reporter = PlainReporter(plan.num_tasks, writer, writer)
     try:
-        sys.exit(asyncio.run(run_self_hosted_task(plan, step, environ, writer, reporter)))
+        return asyncio.run(run_self_hosted_task(plan, step, environ, writer, reporter))
     finally:
         reporter.close()

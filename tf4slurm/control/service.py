@@ -41,7 +41,7 @@ from tf4slurm.network.stream import OK, UNAUTHENTICATED
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 65536
-_STRANGERS = 500  # connections beside two of each task; a silent one costs about 15 KB
+_STRANGERS = 500  # connections beside two of each task; a silent one costs about 3 KB
 _OWN_FILES = 128  # of this process, beside its connections and four of each task: pipes, logs
 _OBJECTS_PER_TASK = 100  # that stay: to look through all of them again and again took a third of a large rendezvous
 _TICKS_PER_BEAT = 5
