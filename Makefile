@@ -27,7 +27,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy tf4slurm tests benchmarks
 
-# Every figure beside its bound and its peers, as a table, and in benchmarks/results: 50 minutes; Ctrl-C keeps what there is.
+# Every figure beside its bound and its peers, as a table, and in benchmarks/results: 70 minutes; Ctrl-C keeps what there is.
 bench: $(VENV)/installed slurm peers
 	$(BIN)/python -m benchmarks
 

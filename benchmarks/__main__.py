@@ -1,4 +1,5 @@
-"""`python -m benchmarks [quick | NAME…]`: measure, print one table, keep it with the machine's facts under results/.
+"""`python -m benchmarks [quick | NAME…]`: measure, print one table, keep it with the machine's facts under results/,
+and say how far it agrees with the run that was kept there.
 
 `quick` takes under 5 minutes and keeps nothing, like a choice of names. `python -m benchmarks faults` runs the fault
 matrix instead, which takes 20 minutes.
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.accuracy import measure_accuracy
 from benchmarks.control_plane import measure_control_plane, measure_launcher
+from benchmarks.earlier import agreement, read_earlier
 from benchmarks.faults import measure_faults
 from benchmarks.growth import growth_of, measure_growth
 from benchmarks.layout import measure_map, measure_nodelist
@@ -25,17 +27,17 @@ from benchmarks.main_job import (
     measure_memory,
     measure_shutdown,
     measure_start,
-    measure_training,
 )
 from benchmarks.measure import Figure, machine
 from benchmarks.network import measure_infiniband
-from benchmarks.page import write_results
+from benchmarks.page import FIGURES, write_results
 from benchmarks.peer_processes import peer_versions
-from benchmarks.real_job import measure_import_storm, measure_start_on_slurm, measure_training_on_slurm
+from benchmarks.real_job import measure_import_storm, measure_start_on_slurm
 from benchmarks.recommender import measure_recommender
 from benchmarks.rendezvous import measure_rendezvous
 from benchmarks.report import measure_report
 from benchmarks.table import summary, text_table
+from benchmarks.training import measure_training, measure_training_on_slurm
 from benchmarks.training_steps import measure_steps
 from benchmarks.watching import measure_status
 
@@ -45,7 +47,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         *(figure for size in (10, 100, 1_000) for figure in measure_rendezvous(size, 5)),
     ],
     "growth": lambda directory: measure_growth(),
-    "launcher": lambda directory: measure_launcher(directory, 1_000, 3),
+    "launcher": lambda directory: measure_launcher(directory, 1_000, 5),
     "memory": measure_memory,
     "start": lambda directory: measure_start(directory, 11),
     "start on Slurm": lambda directory: measure_start_on_slurm(directory, 10),
@@ -63,7 +65,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "nodelist": lambda directory: measure_nodelist(directory, 51),
     "status": lambda directory: measure_status(directory, 11),
     "report": lambda directory: measure_report(directory, 5),
-    "ten thousand": lambda directory: measure_control_plane(10_000, 2),
+    "ten thousand": lambda directory: measure_control_plane(10_000, 3),
 }
 QUICK: dict[str, Measurement] = {
     "rendezvous": lambda directory: [*measure_rendezvous(100, 2), *measure_rendezvous(1_000, 2)],
@@ -90,7 +92,10 @@ def main(names: list[str]) -> int:
     print(text_table(figures))
     print(summary(figures) + (f" Not measured: {', '.join(failed)}." if failed else ""), flush=True)
     if not names:
-        write_results(figures, failed, facts)
+        earlier = read_earlier(FIGURES, facts)
+        comparison = agreement(figures, earlier) if earlier else ""
+        print(comparison, flush=True)
+        write_results(figures, failed, facts, comparison)
     return len(failed)
 
 

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.main_job import DIGITS, ROLES
+from benchmarks.main_job import ROLES
 from benchmarks.measure import Figure
+from benchmarks.training import DIGITS
 from tests.jobs import TF4SLURM
 
 _ALONE = Path(__file__).with_name("train_alone.py")

@@ -1,4 +1,4 @@
-"""What people do under srun without a launcher: write TF_CONFIG from Slurm's variables, be the script. COMMAND"""
+"""What people do under srun without a launcher: write TF_CONFIG from Slurm's variables, be the script. ROLES COMMAND"""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 _PORT = 8888
-_ROLES = ("chief", "ps", "worker", "worker")
 
 
-def main(command: list[str]) -> None:
-    show = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
-    nodes = subprocess.run(show, capture_output=True, text=True, check=True).stdout.split()
+def tf_configs(roles: Sequence[str], addresses: Sequence[str]) -> list[str]:
+    """Return the TF_CONFIG of each task."""
     cluster: dict[str, list[str]] = {}
     tasks = []
-    for role, node in zip(_ROLES, nodes, strict=True):
-        addresses = cluster.setdefault(role, [])
-        tasks.append({"type": role, "index": len(addresses)})
-        addresses.append(f"{node}:{_PORT}")
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": tasks[int(os.environ["SLURM_PROCID"])]})
+    for role, address in zip(roles, addresses, strict=True):
+        others = cluster.setdefault(role, [])
+        tasks.append({"type": role, "index": len(others)})
+        others.append(address)
+    return [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
+
+
+def main(roles: list[str], command: list[str]) -> None:
+    show = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
+    nodes = subprocess.run(show, capture_output=True, text=True, check=True).stdout.split()
+    configs = tf_configs(roles, [f"{node}:{_PORT}" for node in nodes])
+    os.environ["TF_CONFIG"] = configs[int(os.environ["SLURM_PROCID"])]
     os.execv(command[0], command)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1].split(","), sys.argv[2:])

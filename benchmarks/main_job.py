@@ -1,15 +1,12 @@
-"""The costs of the main job: its start, its end, its agents, and what is left of the training's speed."""
+"""The costs of the main job: its start, its end, its agents."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import functools
-import json
-import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -19,11 +16,10 @@ from typing import Any
 
 import psutil
 
-from benchmarks.measure import Figure, ratio
+from benchmarks.measure import Figure
 from tests.jobs import TF4SLURM, Job
 from tests.slurm.lab import SlurmLab
 
-DIGITS = Path(__file__).parents[1] / "TUTORIALS" / "train_digits.py"
 SERVE_AND_LEAVE = Path(__file__).with_name("serve_and_leave.py")
 SIGNAL_AND_LEAVE = Path(__file__).with_name("signal_and_leave.py")
 ROLES = ("--ps", "1", "--workers", "2")
@@ -152,53 +148,3 @@ def _agent_memory(process: Path, job: Job) -> float | None:
             (kilobytes,) = re.findall(r"^VmRSS:\s*(\d+)", status, re.MULTILINE)
             return int(kilobytes) / 1000
     return None
-
-
-def measure_training(directory: Path, runs: int) -> list[Figure]:
-    """Training steps per second of the digits under tf4slurm, and of the same script started by hand."""
-    ours, theirs = [], []
-    for number in range(runs):
-        pair = (directory / f"ours-{number}", directory / f"theirs-{number}")
-        command = [sys.executable, str(DIGITS), "--epochs", "80", "--report-json"]
-        for report in pair if number % 2 == 0 else reversed(pair):
-            if report is pair[0]:
-                run = [
-                    TF4SLURM,
-                    "run",
-                    "--runs-directory",
-                    str(directory / "runs"),
-                    *ROLES,
-                    "--",
-                    *command,
-                    str(report),
-                ]
-                subprocess.run(run, check=True, capture_output=True, timeout=300)
-            else:
-                _start_by_hand([*command, str(report)])
-        ours.append(json.loads(pair[0].read_text())["steps_per_second"])
-        theirs.append(json.loads(pair[1].read_text())["steps_per_second"])
-    return [
-        Figure("digits, training steps per second under tf4slurm", "1/s", tuple(ours), ""),
-        Figure("digits, training steps per second started by hand", "1/s", tuple(theirs), ""),
-        ratio("digits, under tf4slurm / by hand", ours, theirs, ">= 0.98", beside="the same by hand"),
-    ]
-
-
-def _start_by_hand(command: list[str]) -> None:
-    """Do what people do without a launcher: write TF_CONFIG, start four processes, kill those that never end."""
-    with contextlib.ExitStack() as stack:
-        ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(4)]
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
-    processes = {}
-    for task_type, index in (("chief", 0), ("ps", 0), ("worker", 0), ("worker", 1)):
-        config = json.dumps({"cluster": cluster, "task": {"type": task_type, "index": index}})
-        processes[task_type, index] = subprocess.Popen(
-            command, env={**os.environ, "TF_CONFIG": config}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-    try:
-        assert processes["chief", 0].wait(timeout=300) == 0
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()

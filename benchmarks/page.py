@@ -11,6 +11,7 @@ from benchmarks.measure import Figure
 from benchmarks.table import markdown_table, number, summary
 
 RESULTS = Path(__file__).with_name("results")
+FIGURES = RESULTS / "figures.json"
 Curves = dict[str, list[tuple[int, Figure]]]
 _FEWEST_SIZES = 3
 _PLOTS = {
@@ -37,13 +38,13 @@ _PLOTS = {
 """What is drawn together."""
 
 
-def write_results(figures: Sequence[Figure], failed: Sequence[str], facts: dict[str, Any]) -> None:
-    """Write figures.json, the plots and README.md; `facts` are those of the machine."""
+def write_results(figures: Sequence[Figure], failed: Sequence[str], facts: dict[str, Any], comparison: str) -> None:
+    """Write figures.json, the plots and README.md; `facts` are those of the machine, compared is with a run before."""
     RESULTS.mkdir(exist_ok=True)
     content = {"machine": facts, "figures": [figure.to_json() for figure in figures], "not_measured": list(failed)}
-    (RESULTS / "figures.json").write_text(json.dumps(content, indent=1) + "\n")
+    FIGURES.write_text(json.dumps(content, indent=1) + "\n")
     plots = [name for name, (label, names) in _PLOTS.items() if _draw(curves_of(figures, names), label, name)]
-    (RESULTS / "README.md").write_text(page_of(figures, facts, failed, plots))
+    (RESULTS / "README.md").write_text(page_of(figures, facts, failed, plots, comparison))
 
 
 def curves_of(figures: Sequence[Figure], names: Sequence[str]) -> Curves:
@@ -56,13 +57,17 @@ def curves_of(figures: Sequence[Figure], names: Sequence[str]) -> Curves:
     return curves
 
 
-def page_of(figures: Sequence[Figure], facts: dict[str, Any], failed: Sequence[str], plots: Sequence[str]) -> str:
+def page_of(
+    figures: Sequence[Figure], facts: dict[str, Any], failed: Sequence[str], plots: Sequence[str], comparison: str = ""
+) -> str:
     """Return the page in Markdown."""
     lines = ["# Figures", "", "Made by `make bench`; do not edit. Medians of the runs, from the least to the most.", ""]
     lines += [f"* {name.replace('_', ' ')}: {_fact(value)}" for name, value in facts.items()]
     lines += ["", summary(figures), ""]
     if failed:
         lines += [f"Not measured, for it failed or was given up: {', '.join(failed)}.", ""]
+    if comparison:
+        lines += [comparison, ""]
     lines += [markdown_table(figures), ""]
     if plots:
         lines += ["## How it grows", "", "Both axes logarithmic; the dotted line grows as the number of tasks.", ""]

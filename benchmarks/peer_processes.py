@@ -9,7 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from benchmarks.simulation import PATIENCE_SECONDS, PROCESSES, raise_files
+from benchmarks.simulated_tasks import PATIENCE_SECONDS
+from benchmarks.simulation import PROCESSES, raise_files
 
 _HERE = Path(__file__).parent
 PYTHON = _HERE.parent / ".venv-peers" / "bin" / "python"

@@ -1,8 +1,7 @@
-"""Real jobs beside the same started by hand: the start on Slurm, eight imports at once, training on four hosts."""
+"""Real jobs beside the same started by hand: the start on Slurm, eight imports at once."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -16,9 +15,7 @@ from tests.jobs import TF4SLURM
 from tests.slurm.lab import SlurmLab
 
 _HERE = Path(__file__).parent
-_DIGITS = _HERE.parent / "TUTORIALS" / "train_digits.py"
 _IMPORT = _HERE / "import_and_tell.py"
-_BY_HAND = _HERE / "by_hand.py"
 _TASKS = 8
 _ROLES = ("--no-chief", "--ps", "1", "--workers", str(_TASKS - 1))
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -118,30 +115,3 @@ def _run_bare(command: list[str]) -> None:
         for process in processes:
             process.kill()
             process.wait()
-
-
-def measure_training_on_slurm(directory: Path, rounds: int) -> list[Figure]:
-    """Training steps per second of the digits on four hosts, under tf4slurm and with a TF_CONFIG written by hand."""
-    ours, theirs = [], []
-    with SlurmLab() as lab:
-        for number in range(rounds):
-            pair = (directory / f"ours-{number}", directory / f"theirs-{number}")
-            for report in pair if number % 2 == 0 else reversed(pair):
-                script = [sys.executable, str(_DIGITS), "--epochs", "80", "--report-json", str(report)]
-                if report is pair[0]:
-                    run = ["--runs-directory", str(directory / "runs"), "--ps", "1", "--workers", "2"]
-                    command = [TF4SLURM, "run", *run, "--", *script]
-                else:
-                    by_hand = shlex.join(["srun", "-Q", "-n4", sys.executable, str(_BY_HAND), *script])
-                    # ps and workers never end: the end of the allocation takes them away.
-                    ended = f"{by_hand} & for i in $(seq 2000); do sleep 0.1; [ -s {report} ] && exit 0; done; exit 1"
-                    command = ["bash", "-c", ended]
-                lab.run("salloc", "-Q", "-N4", "-n4", *command, timeout_seconds=300)
-                lab.wait_idle()
-            ours.append(json.loads(pair[0].read_text())["steps_per_second"])
-            theirs.append(json.loads(pair[1].read_text())["steps_per_second"])
-    return [
-        Figure("digits on 4 hosts, training steps per second under tf4slurm", "1/s", tuple(ours)),
-        Figure("digits on 4 hosts, training steps per second by hand", "1/s", tuple(theirs)),
-        ratio("digits on 4 hosts, under tf4slurm / by hand", ours, theirs, ">= 0.98", beside="the same by srun"),
-    ]

@@ -25,7 +25,7 @@ def main(directory: Path, method: str) -> None:
         return
     while not (directory / "serves").exists():
         time.sleep(0.05)
-    time.sleep(1 + index)  # the last is alone
+    time.sleep(1 + 3 * index)  # the last is alone: TensorFlow takes a second to end
     if index == 2:
         (directory / "done").write_text(str(time.time()))
     tf4slurm.shutdown.signal_done(method=method)

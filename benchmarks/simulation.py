@@ -8,24 +8,18 @@ real hosts do side by side, is a step of its own.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import multiprocessing
-import multiprocessing.connection
-import os
 import resource
 import time
-import zlib
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tf4slurm import __version__
-from tf4slurm.cluster import Address, Task
+from benchmarks.simulated_tasks import PATIENCE_SECONDS, be_tasks, limits_of
+from tf4slurm.cluster import Task
 from tf4slurm.control import auth
-from tf4slurm.control.client import Membership
-from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Hello, Report, Usage, Waiting, pack_map
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.join import Place, Service
@@ -36,20 +30,9 @@ from tf4slurm.run_directory import RunDirectory
 
 PROCESSES = 4
 """Over so many the tasks are spread, ours as those of the peers."""
-PATIENCE_SECONDS = 120.0
 
 _SPAWN = multiprocessing.get_context("spawn")
-_Pipe = multiprocessing.connection.Connection
 _SECRET = "the secret of a benchmark"
-_CROWD = 1_000  # of more, those of one process get no turn within the usual dead time
-_USAGE_SECONDS = 5.0
-_STEADY_SECONDS = 20.0
-
-
-def limits_of(num_tasks: int) -> Limits:
-    """Return the usual limits, but for what so many tasks in so few processes need."""
-    limits = Limits(start_timeout_seconds=PATIENCE_SECONDS, max_attempts=2)
-    return limits if num_tasks <= _CROWD else dataclasses.replace(limits, dead_after_seconds=60.0)
 
 
 class Load(NamedTuple):
@@ -77,8 +60,8 @@ class Simulation:
         self._num_tasks = num_tasks
         self._directory = launcher_directory
         self._processes: list[Any] = []
-        self._pipes: list[_Pipe] = []
-        self._service: _Pipe
+        self._pipes: list[Connection] = []
+        self._service: Connection
 
     def __enter__(self) -> Simulation:
         raise_files(self._num_tasks + 1_000)
@@ -87,7 +70,7 @@ class Simulation:
             port, secret = _hear(self._service)
             for index in range(PROCESSES):
                 ranks = range(index, self._num_tasks, PROCESSES)
-                self._pipes.append(self._start(_be_tasks, port, secret, ranks, self._num_tasks))
+                self._pipes.append(self._start(be_tasks, port, secret, ranks, self._num_tasks))
             for pipe in self._pipes:
                 _hear(pipe)  # its imports are over
         except BaseException:
@@ -117,7 +100,7 @@ class Simulation:
         packed, plain = _hear(self._pipes[0])
         return packed, plain
 
-    def _start(self, target: Callable[..., None], *arguments: object) -> _Pipe:
+    def _start(self, target: Callable[..., None], *arguments: object) -> Connection:
         ours, theirs = _SPAWN.Pipe()
         process = _SPAWN.Process(target=target, args=(theirs, *arguments), daemon=True)
         process.start()
@@ -145,7 +128,7 @@ def raise_files(needed: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def _hear(pipe: _Pipe) -> Any:
+def _hear(pipe: Connection) -> Any:
     if not pipe.poll(PATIENCE_SECONDS):
         raise TimeoutError("a process of the benchmark does not answer")
     said = pipe.recv()
@@ -157,19 +140,19 @@ def _hear(pipe: _Pipe) -> Any:
 # The service's process
 
 
-def _serve(pipe: _Pipe, num_tasks: int, directory: Path | None) -> None:
+def _serve(pipe: Connection, num_tasks: int, directory: Path | None) -> None:
     said = _count_messages()
     asyncio.run(_launch(pipe, num_tasks, directory, said) if directory else _serve_alone(pipe, num_tasks, said))
 
 
-async def _serve_alone(pipe: _Pipe, num_tasks: int, said: Counter[str]) -> None:
+async def _serve_alone(pipe: Connection, num_tasks: int, said: Counter[str]) -> None:
     tasks = [Task("chief", 0), Task("ps", 0), *(Task("worker", index) for index in range(num_tasks - 2))]
     service = ControlService(JobState(tasks, limits_of(num_tasks), time.monotonic(), lambda *_: None), _SECRET)
     pipe.send((await service.start("127.0.0.1"), _SECRET))
     await _tell_load(pipe, said)
 
 
-async def _launch(pipe: _Pipe, num_tasks: int, directory: Path, said: Counter[str]) -> None:
+async def _launch(pipe: Connection, num_tasks: int, directory: Path, said: Counter[str]) -> None:
     counts = {"chief": 1, "ps": 1, "worker": num_tasks - 2}
     plan = LaunchPlan(counts, ("true",), "large", directory, limits_of(num_tasks))
     run_directory = RunDirectory.create(directory, "large")
@@ -182,7 +165,7 @@ class _NoSpawner:
 
     is_local = True
 
-    def __init__(self, pipe: _Pipe) -> None:
+    def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
@@ -193,7 +176,7 @@ class _NoSpawner:
         pass
 
 
-async def _tell_load(pipe: _Pipe, said: Counter[str]) -> None:
+async def _tell_load(pipe: Connection, said: Counter[str]) -> None:
     while await asyncio.get_running_loop().run_in_executor(None, pipe.recv):
         used = resource.getrusage(resource.RUSAGE_SELF)
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
@@ -220,113 +203,3 @@ def _count_messages() -> Counter[str]:
 
     auth.Seal.seal, auth.Seal.open = counting_seal, counting_open  # type: ignore[method-assign]
     return said
-
-
-# The processes of the tasks
-
-
-def _be_tasks(pipe: _Pipe, port: int, secret: str, ranks: range, num_tasks: int) -> None:
-    asyncio.run(_Tasks(pipe, port, secret, ranks, num_tasks).live())
-
-
-class _Tasks:
-    """Some of the tasks, in one process."""
-
-    def __init__(self, pipe: _Pipe, port: int, secret: str, ranks: range, num_tasks: int) -> None:
-        self._pipe = pipe
-        self._num_tasks = num_tasks
-        self._limits = limits_of(num_tasks)
-        self._service = ((Address("127.0.0.1", port),), secret)
-        self._members = [self._member(rank) for rank in ranks]
-        self._chief = self._members[0] if 0 in ranks else None
-
-    def _member(self, rank: int) -> Membership:
-        host = f"10.{rank >> 16}.{rank >> 8 & 255}.{rank & 255}"
-        hello = Hello(rank, f"node{rank:05}", host, 40001, "1", __version__)
-        return Membership(
-            lambda: self._service,
-            lambda _: hello,
-            dead_after_seconds=self._limits.dead_after_seconds,
-            join_seconds=PATIENCE_SECONDS,
-            num_tasks=self._num_tasks,
-        )
-
-    async def live(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._pipe.send("ready")
-        running = []
-        while what := await loop.run_in_executor(None, self._pipe.recv):
-            if what == "map_bytes":
-                agreed = self._members[0].map
-                assert agreed is not None
-                packed = pack_map(agreed)
-                self._pipe.send((len(packed) + auth.MAC_BYTES, len(zlib.decompress(packed)) + auth.MAC_BYTES))
-                continue
-            if what == "rendezvous":
-                running = [asyncio.create_task(member.run()) for member in self._members]
-            do: Callable[[Membership], Coroutine[Any, Any, None]] = getattr(self, f"_{what}")
-            try:
-                await asyncio.gather(*map(do, self._members))
-            except RuntimeError as error:
-                self._pipe.send(error)
-                os._exit(1)  # without a word of each of its tasks
-            self._pipe.send(time.monotonic())
-        del running
-
-    async def _rendezvous(self, member: Membership) -> None:
-        await _wait(member, lambda: bool(member.packed_map))
-
-    async def _decode(self, member: Membership) -> None:
-        assert member.map is not None
-
-    async def _decode_one(self, member: Membership) -> None:
-        """One task of each process reads the map."""
-        if member is self._members[0]:
-            await self._decode(member)
-
-    async def _start(self, member: Membership) -> None:
-        member.report(state="proved")
-        await _wait(member, lambda: bool(member.order.starts))
-        member.report(state="running", starts=1, process_id=1)
-
-    async def _barrier(self, member: Membership) -> None:
-        member.note(dataclasses.replace(Report(), waiting=Waiting("all", "here", PATIENCE_SECONDS)))
-        await _wait(member, lambda: member.order.released == "here")
-
-    async def _steady(self, member: Membership) -> None:
-        """Only live, and tell what the child uses, as agents do."""
-        pause = max(_USAGE_SECONDS, self._num_tasks / 100)
-        for sample in range(round(_STEADY_SECONDS / pause)):
-            await asyncio.sleep(pause)
-            member.mention(Usage(1_500_000_000 + sample, 1000.5 + sample, 10**10 + sample, 10**11 + sample))
-
-    async def _restart(self, member: Membership) -> None:
-        """The chief fails; all take another port, and the cluster forms again until all may start."""
-        if member is self._chief:
-            member.report(state="exited", returncode=1)
-        before = member.packed_map
-        await _wait(member, lambda: member.order.attempt == 2)
-        member.begin_attempt(2, port=40002)
-        await _wait(member, lambda: member.packed_map is not before)
-        await self._start(member)
-
-    async def _fail(self, member: Membership) -> None:
-        await self._end(member, 1)
-
-    async def _leave(self, member: Membership) -> None:
-        await self._end(member, 0)
-
-    async def _end(self, member: Membership, returncode: int) -> None:
-        """The chief's child ends; all are told to leave."""
-        if member is self._chief:
-            member.report(state="exited", returncode=returncode)
-        while not member.order.leave:
-            await member.wait_for_change()
-
-
-async def _wait(member: Membership, is_there: Callable[[], bool]) -> None:
-    """Wait until an order says what it should; that to leave is the end of the benchmark."""
-    while not is_there():
-        if member.order.leave:
-            raise RuntimeError(f"the job has ended too early: {member.order.reason}")
-        await member.wait_for_change()

@@ -48,7 +48,7 @@ INSIDE = {
     ],
     "control": [
         ["auth", "limits", "messages", "munge", "verdict"],
-        ["record"],
+        ["packed_map", "record"],
         ["barriers"],
         ["state"],
         ["client", "service"],

@@ -1,9 +1,13 @@
-"""What is pure in the benchmarks: the verdict of a bound, the table, the curves and how things grow."""
+"""What is pure in the benchmarks: verdicts, the table, the curves, how things grow, and whether two runs agree."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from benchmarks.earlier import agreement, read_earlier
 from benchmarks.growth import growth_of
 from benchmarks.measure import Figure, ratio
 from benchmarks.page import curves_of, page_of
@@ -99,3 +103,41 @@ def test_growth_is_for_each_task_more() -> None:
     assert slow.verdict == "not met"
     assert all_maps.median == pytest.approx(10.0)
     assert all_maps.verdict == "no bound"
+
+
+FACTS = {"processors": 2, "model": "a processor", "memory_gigabytes": 24.7, "date": "2026-11-21 21:21 UTC"}
+
+
+def _keep(file: Path, *figures: Figure) -> None:
+    file.write_text(json.dumps({"machine": FACTS, "figures": [figure.to_json() for figure in figures]}))
+
+
+def test_two_runs_agree_where_their_spreads_overlap(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    once, gone, barrier = (
+        Figure("once", "s", (1.0,)),
+        Figure("gone", "s", (1.0, 2.0)),
+        Figure("barrier", "s", (0.3, 0.4)),
+    )
+    _keep(file, once, gone, barrier, Figure("barrier", "s", (2.0, 2.5), at=1_000), Figure("start", "s", (1.0, 2.0)))
+    earlier = read_earlier(file, FACTS)
+    assert earlier is not None
+    again = [
+        Figure("once", "s", (9.0,)),  # no spread was stated
+        Figure("new", "s", (9.0, 9.5)),
+        Figure("barrier", "s", (0.2, 0.35, 0.5)),
+        Figure("barrier", "s", (3.0, 3.5), at=1_000),
+        Figure("start", "s", (1.9, 2.1, 2.3)),
+    ]
+    assert agreement(again, earlier) == (
+        "Beside the run of 2026-11-21 21:21 UTC on such a machine, of 3 quantities with a spread: the spreads "
+        "of 2 overlap, 1 medians lie within the earlier spread. Apart: 1,000 tasks: barrier (3.25, was 2.00 to 2.50)."
+    )
+
+
+def test_a_run_on_another_machine_is_not_compared(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    assert read_earlier(file, FACTS) is None
+    _keep(file)
+    assert read_earlier(file, FACTS) is not None
+    assert read_earlier(file, {**FACTS, "model": "another"}) is None

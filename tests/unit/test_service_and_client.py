@@ -36,8 +36,8 @@ from tf4slurm.control.messages import (
     Usage,
     decode,
     encode,
-    unpack_map,
 )
+from tf4slurm.control.packed_map import unpack_map
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import AuthenticationError, RendezvousClosedError, RendezvousConnectionError

@@ -25,9 +25,8 @@ from tf4slurm.control.messages import (
     Usage,
     decode,
     encode,
-    is_packed_map,
-    unpack_map,
 )
+from tf4slurm.control.packed_map import is_packed_map, unpack_map
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousConnectionError
 from tf4slurm.network.stream import OK, UNAUTHENTICATED, Call
 
@@ -199,7 +198,7 @@ class Membership:
             self.packed_map, self._map = payload, None
             self._changed.set()
             return
-        message = decode(payload, Order | Refusal)  # type: ignore[arg-type]
+        message = decode(payload, (Order, Refusal))
         if isinstance(message, Refusal):
             text = f"The control service at {self._at} refused this task: {message.reason.removesuffix('.')}."
             raise RendezvousClosedError(text, reason=message.reason)

@@ -31,8 +31,8 @@ from tf4slurm.control.messages import (
     Status,
     decode,
     encode,
-    pack_map,
 )
+from tf4slurm.control.packed_map import pack_map
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousError
 from tf4slurm.network.listener import Listener, ServedStream

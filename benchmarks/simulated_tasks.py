@@ -1,0 +1,146 @@
+"""The tasks of a simulated job: some of them in one process, each with its own connection."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import os
+import random
+import time
+import zlib
+from collections.abc import Callable, Coroutine
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tf4slurm import __version__
+from tf4slurm.cluster import Address
+from tf4slurm.control import auth
+from tf4slurm.control.client import Membership
+from tf4slurm.control.limits import Limits
+from tf4slurm.control.messages import Hello, Report, Usage, Waiting
+from tf4slurm.control.packed_map import pack_map
+
+PATIENCE_SECONDS = 120.0
+_CROWD = 1_000  # of more, those of one process get no turn within the usual dead time
+_USAGE_SECONDS = 5.0
+_STEADY_SECONDS = 20.0
+
+
+def limits_of(num_tasks: int) -> Limits:
+    """Return the usual limits, but for what so many tasks in so few processes need."""
+    limits = Limits(start_timeout_seconds=PATIENCE_SECONDS, max_attempts=2)
+    return limits if num_tasks <= _CROWD else dataclasses.replace(limits, dead_after_seconds=60.0)
+
+
+def be_tasks(pipe: Connection, port: int, secret: str, ranks: range, num_tasks: int) -> None:
+    gc.disable()  # no host has so many tasks to look through; the service's collector is left as it is
+    asyncio.run(_Tasks(pipe, port, secret, ranks, num_tasks).live())
+
+
+class _Tasks:
+    """Some of the tasks, in one process."""
+
+    def __init__(self, pipe: Connection, port: int, secret: str, ranks: range, num_tasks: int) -> None:
+        self._pipe = pipe
+        self._num_tasks = num_tasks
+        self._limits = limits_of(num_tasks)
+        self._service = ((Address("127.0.0.1", port),), secret)
+        self._members = [self._member(rank) for rank in ranks]
+        self._chief = self._members[0] if 0 in ranks else None
+
+    def _member(self, rank: int) -> Membership:
+        host = f"10.{rank >> 16}.{rank >> 8 & 255}.{rank & 255}"
+        hello = Hello(rank, f"node{rank:05}", host, _port(), "1", __version__)
+        return Membership(
+            lambda: self._service,
+            lambda _: hello,
+            dead_after_seconds=self._limits.dead_after_seconds,
+            join_seconds=PATIENCE_SECONDS,
+            num_tasks=self._num_tasks,
+        )
+
+    async def live(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._pipe.send("ready")
+        running = []
+        while what := await loop.run_in_executor(None, self._pipe.recv):
+            if what == "map_bytes":
+                agreed = self._members[0].map
+                assert agreed is not None
+                packed = pack_map(agreed)
+                self._pipe.send((len(packed) + auth.MAC_BYTES, len(zlib.decompress(packed)) + auth.MAC_BYTES))
+                continue
+            if what == "rendezvous":
+                running = [asyncio.create_task(member.run()) for member in self._members]
+            do: Callable[[Membership], Coroutine[Any, Any, None]] = getattr(self, f"_{what}")
+            try:
+                await asyncio.gather(*map(do, self._members))
+            except RuntimeError as error:
+                self._pipe.send(error)
+                os._exit(1)  # without a word of each of its tasks
+            self._pipe.send(time.monotonic())
+        del running
+
+    async def _rendezvous(self, member: Membership) -> None:
+        await _wait(member, lambda: bool(member.packed_map))
+
+    async def _decode(self, member: Membership) -> None:
+        assert member.map is not None
+
+    async def _decode_one(self, member: Membership) -> None:
+        """One task of each process reads the map."""
+        if member is self._members[0]:
+            await self._decode(member)
+
+    async def _start(self, member: Membership) -> None:
+        member.report(state="proved")
+        await _wait(member, lambda: bool(member.order.starts))
+        member.report(state="running", starts=1, process_id=1)
+
+    async def _barrier(self, member: Membership) -> None:
+        member.note(dataclasses.replace(Report(), waiting=Waiting("all", "here", PATIENCE_SECONDS)))
+        await _wait(member, lambda: member.order.released == "here")
+
+    async def _steady(self, member: Membership) -> None:
+        """Only live, and tell what the child uses, as agents do."""
+        pause = max(_USAGE_SECONDS, self._num_tasks / 100)
+        for sample in range(round(_STEADY_SECONDS / pause)):
+            await asyncio.sleep(pause)
+            member.mention(Usage(1_500_000_000 + sample, 1000.5 + sample, 10**10 + sample, 10**11 + sample))
+
+    async def _restart(self, member: Membership) -> None:
+        """The chief fails; all take another port, and the cluster forms again until all may start."""
+        if member is self._chief:
+            member.report(state="exited", returncode=1)
+        before = member.packed_map
+        await _wait(member, lambda: member.order.attempt == 2)
+        member.begin_attempt(2, port=_port())
+        await _wait(member, lambda: member.packed_map is not before)
+        await self._start(member)
+
+    async def _fail(self, member: Membership) -> None:
+        await self._end(member, 1)
+
+    async def _leave(self, member: Membership) -> None:
+        await self._end(member, 0)
+
+    async def _end(self, member: Membership, returncode: int) -> None:
+        """The chief's child ends; all are told to leave."""
+        if member is self._chief:
+            member.report(state="exited", returncode=returncode)
+        while not member.order.leave:
+            await member.wait_for_change()
+
+
+def _port() -> int:
+    """Return a port as the system gives them, which compresses as badly as real ones do."""
+    return random.randrange(32_768, 61_000)
+
+
+async def _wait(member: Membership, is_there: Callable[[], bool]) -> None:
+    """Wait until an order says what it should; that to leave is the end of the benchmark."""
+    while not is_there():
+        if member.order.leave:
+            raise RuntimeError(f"the job has ended too early: {member.order.reason}")
+        await member.wait_for_change()
