@@ -77,7 +77,7 @@ with tf.device(tf.train.replica_device_setter(worker_device=f"/job:worker/task:{
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
     accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.float32))
     global_step = tf.train.get_or_create_global_step()
-    optimizer = tf.train.AdamOptimizer(0.003)
+    optimizer = tf.train.AdamOptimizer(tf.train.cosine_decay(0.003, global_step, arguments.steps))
     if arguments.synchronous:
         optimizer = tf.train.SyncReplicasOptimizer(
             optimizer, replicas_to_aggregate=arguments.workers, total_num_replicas=arguments.workers

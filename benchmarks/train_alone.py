@@ -17,11 +17,12 @@ _EPOCHS, _BATCH, _LEARNING_RATE = 30, 64, 0.003
 def main(seed: int, report: Path) -> None:
     data = train_digits.load_data()
     tf.keras.utils.set_random_seed(seed)
-    trainable = train_digits.build_trainable(_LEARNING_RATE)
+    steps = _EPOCHS * train_digits.count_steps_per_epoch(data, _BATCH)
+    trainable = train_digits.build_trainable(_LEARNING_RATE, steps)
     train_steps = train_digits.make_train_steps(tf.distribute.get_strategy(), trainable)
     images = tf.data.Dataset.from_tensor_slices((data.train_images, data.train_labels))
     batches = images.shuffle(len(data.train_labels), seed=seed).repeat().batch(_BATCH, drop_remainder=True)
-    train_steps(iter(batches), tf.constant(_EPOCHS * (len(data.train_labels) // _BATCH)))
+    train_steps(iter(batches), tf.constant(steps))
     accuracy = train_digits.evaluate(trainable.model, data)
     report.write_text(json.dumps({"steps": int(trainable.step.numpy()), "test_accuracy": accuracy}))
 
