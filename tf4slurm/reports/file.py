@@ -48,10 +48,15 @@ def _draw(svg: str) -> bytes:
             "write an .svg.",
             package="resvg_py",
         ) from error
-    blank = resvg_py.svg_to_bytes(svg_string=_LETTER.format(""))
-    for font in _FONTS:  # the name of one that is not here draws nothing, without a word
-        if resvg_py.svg_to_bytes(svg_string=_LETTER.format("M"), sans_serif_family=font) != blank:
-            return bytes(resvg_py.svg_to_bytes(svg_string=svg, sans_serif_family=font, zoom=_ZOOM))
+
+    def draw(drawing: str, font: str) -> bytes:
+        """In that font alone: in place of one that is not here, a serif font is drawn if there is one, else nothing."""
+        png = resvg_py.svg_to_bytes(svg_string=drawing, sans_serif_family=font, serif_family=font, zoom=_ZOOM)
+        return bytes(png)
+
+    for font in _FONTS:
+        if draw(_LETTER.format("M"), font) != draw(_LETTER.format(""), font):
+            return draw(svg, font)
     raise MissingDependencyError(
         f"This host has no font that is known here to draw the words of a PNG: {', '.join(_FONTS)}. Install one (on "
         "Debian fonts-dejavu-core), or write an .svg.",
