@@ -21,6 +21,7 @@ from tf4slurm.network.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    FRAME_BYTES,
     GOAWAY,
     HEADERS,
     INITIAL_WINDOW_SIZE,
@@ -417,6 +418,17 @@ def test_who_speaks_something_else_or_too_much_before_a_call_is_cut_off_at_once(
             with contextlib.suppress(ConnectionError):
                 while (frame := await raw.hear()) is not None:
                     assert frame.kind == SETTINGS
+
+    live(story)
+
+
+def test_who_says_too_much_with_the_call_itself_is_answered() -> None:
+    async def story() -> None:
+        async with listening(echo, patience_seconds=60) as port, raw_client(port) as raw:
+            raw.say(PREFACE, pack_settings({}), pack(HEADERS, 0, STREAM, b"\x83" * FRAME_BYTES))
+            while (frame := await raw.hear()) is not None and not (frame.kind == HEADERS and frame.flags & END_STREAM):
+                pass
+            assert frame is not None, "it was cut off without a last word"
 
     live(story)
 

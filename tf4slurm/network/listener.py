@@ -85,10 +85,10 @@ class ServedStream(Stream):
         super()._take(received)
 
     def _take_frame(self, frame: Frame) -> None:
-        self._work_left -= max(_FRAME_WORK, len(frame.payload))
-        if self._work_left < 0:
-            raise ConnectionError("a stranger says too much")
         super()._take_frame(frame)
+        self._work_left -= max(_FRAME_WORK, len(frame.payload))
+        if self._work_left < 0:  # now that one who has called can be answered
+            raise ConnectionError("a stranger says too much")
 
     def _take_fields(self, flags: int, payload: bytes) -> None:
         if self._serving is None:
