@@ -93,14 +93,18 @@ def make_impressions(users: int, items: int, count: int, seed: tf.Tensor) -> Imp
 
 
 def make_table(rows: int, seed: int) -> Table:
-    """Make the variables. To be called in the strategy's scope, which splits them: each ps makes its own part."""
+    """Make the variables. To be called in the strategy's scope, which splits them: each ps makes its own part.
+
+    One ps alone has the whole, and TensorFlow then says nothing of parts.
+    """
 
     @tf.function  # so that the part is in memory once: one by one, each operation would make another copy of it
-    def small(shard_info: Any) -> tf.Tensor:
-        return tf.random.stateless_uniform(shard_info.shape, [seed, shard_info.offset[0]], -0.2, 0.2)
+    def small(shard_info: Any = None) -> tf.Tensor:
+        shape, first_row = (shard_info.shape, shard_info.offset[0]) if shard_info else ((rows, WIDTH), 0)
+        return tf.random.stateless_uniform(shape, [seed, first_row], -0.2, 0.2)
 
-    def first_square(shard_info: Any) -> tf.Tensor:
-        return tf.fill(shard_info.shape, FIRST_SQUARE)
+    def first_square(shard_info: Any = None) -> tf.Tensor:
+        return tf.fill(shard_info.shape if shard_info else (rows, 1), FIRST_SQUARE)
 
     return Table(
         tf.Variable(small, shape=(rows, WIDTH), dtype=tf.float32),

@@ -32,3 +32,13 @@ def test_it_learns_nearly_all_there_is_to_learn_though_a_ps_dies(job: Job, tmp_p
     found = json.loads(report.read_text())
     assert found["steps"] < 1500
     assert found["possible_auc"] - 0.02 < found["auc"] < found["possible_auc"] + 0.01
+
+
+@pytest.mark.long
+def test_one_ps_alone_has_whole_tables(job: Job, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    places = ("--checkpoints", str(tmp_path / "checkpoints"), "--report-json", str(report))
+    command = (sys.executable, str(SCRIPT), *SIZES, "--steps", "300", *places)
+    job.start("--ps", "1", "--workers", "1", command=command)
+    assert job.wait(120) == 0, job.stdout + job.stderr
+    assert json.loads(report.read_text())["auc"] > 0.7
