@@ -317,7 +317,7 @@ class SlurmLab:
             )
             output.seek(0)
             if done.returncode != 0:
-                raise LabError(f"{' '.join(arguments)!r} failed.\n{output.read()}")
+                raise LabError(f"{' '.join(arguments)!r} exited with {_exit(done.returncode)}.\n{output.read()}")
 
     def _environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         return {**os.environ, **(env or {}), "LAB": str(self.directory)}

@@ -13,7 +13,8 @@
 # Each host has network, UTS, PID and mount namespaces of its own: eth0 SUBNET.i and ib0 IBNET.i (two bridges, both in
 # ctl's namespace), host name, /etc/hosts, /etc/slurm, /run, /sys. All else is shared: / is the shared file system.
 # Nothing has a name outside of the namespaces, so labs side by side differ in LAB alone.
-set -eu
+set -Eeu
+trap 'echo "lab.sh: code $? of line $LINENO: $BASH_COMMAND" >&2' ERR
 LAB=${LAB:?is the directory of the lab}
 NODES=${NODES:-"r1-n2 r1-n9 r1-n10 gpu-09"}      # in the order of slurm.conf
 SUBNET=${SUBNET:-10.78.0} IBNET=${IBNET:-172.29.0}
@@ -119,7 +120,7 @@ END
 
 cables() {  # NODE IP-LINK-ARGUMENTS: both cables, at ctl's end
   local i ctl cable
-  i=$(index "$1") ctl=$(init ctl); shift
+  i=$(index "$1"); ctl=$(init ctl); shift
   for cable in eth-$i ib-$i; do nsenter -t "$ctl" -n ip link "${@/CABLE/$cable}"; done
 }
 
