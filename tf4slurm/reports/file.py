@@ -50,9 +50,8 @@ def _draw(svg: str) -> bytes:
         ) from error
 
     def draw(drawing: str, font: str) -> bytes:
-        """In that font alone: in place of one that is not here, a serif font is drawn if there is one, else nothing."""
-        png = resvg_py.svg_to_bytes(svg_string=drawing, sans_serif_family=font, serif_family=font, zoom=_ZOOM)
-        return bytes(png)
+        """In that font alone: where one is not here, resvg would draw its serif font."""
+        return bytes(resvg_py.svg_to_bytes(svg_string=drawing, sans_serif_family=font, serif_family=font, zoom=_ZOOM))
 
     for font in _FONTS:
         if draw(_LETTER.format("M"), font) != draw(_LETTER.format(""), font):
