@@ -684,6 +684,16 @@ def test_no_new_step_for_the_stall_limit_is_a_failure() -> None:
     )
 
 
+def test_steps_that_are_told_only_when_asked_are_no_stall() -> None:
+    job = Job(limits=dataclasses.replace(LIMITS, stall_seconds=1)).train()
+    for step in range(5):
+        job.say(0, "running", report=Report(step=step))
+        job.turn(LIMITS.beat_seconds + 2 * TICK, talking=[])
+    assert job.state.verdict is None
+    job.turn(TICK)
+    assert "the last was step 4 of chief/0" in job.verdict.reason
+
+
 @pytest.mark.parametrize(("comes_back", "exit_code", "cause"), [(True, 1, "chief"), (False, 7, "ps")])
 def test_a_failure_waits_for_a_task_that_may_be_its_cause(comes_back: bool, exit_code: int, cause: str) -> None:
     job = Job().train()

@@ -251,7 +251,7 @@ class JobState:
         self._release()
         self._barriers.settle(now)
         stall = self.limits.stall_seconds
-        if stall is not None and self._stepped_at is not None and now - self._stepped_at > stall:
+        if stall is not None and self._stepped_at is not None and self._heard_until() - self._stepped_at > stall:
             self._on_stall(stall)
         if now < self._phase_deadline:
             return
@@ -374,6 +374,11 @@ class JobState:
     def _on_barrier(self, name: str, last: TaskRecord, seconds: float) -> None:
         if seconds >= _LONG_WAIT_SECONDS:
             self._emit("barrier", last, f"came last to barrier {name!r}: the first had waited {seconds:.1f} s")
+
+    def _heard_until(self) -> float:
+        """Return up to when all steps are known: a task tells them only when it is asked."""
+        stepping = (r.heard_at for r in self.records if r.status.report.step is not None and not r.is_gone)
+        return min(stepping, default=self._now)
 
     def _on_stall(self, seconds: float) -> None:
         self._stepped_at = None
