@@ -28,6 +28,12 @@ def test_a_job_is_found_by_its_id_and_its_name(environ: dict[str, str], tmp_path
     assert find_job(None, environ).job_id == "1712"
 
 
+def test_jobs_that_follow_at_once_are_told_apart(environ: dict[str, str], tmp_path: Path) -> None:
+    for number in range(20):
+        remember(f"sweep-{number}", tmp_path, environ, str(number))
+    assert [job.job_id for job in known_jobs(environ)] == [str(number) for number in reversed(range(20))]
+
+
 def test_a_run_directory_is_found_by_its_path_alone(environ: dict[str, str], tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "train-9")
     run.write_job({"job_id": "9"})

@@ -55,7 +55,7 @@ class KnownJob:
 
 def remember(name: str, runs_directory: Path, environ: Mapping[str, str], job_id: str | None = None) -> None:
     """Remember a job: `name` is how its run directory is called, or will be."""
-    job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 3))
+    job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 6))
     directory = _directory(environ)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
