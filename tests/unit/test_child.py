@@ -25,6 +25,10 @@ import subprocess, sys
 output = None if sys.argv[1] == "holds" else subprocess.DEVNULL
 print(subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=output, stderr=output).pid)
 """
+HEEDS = (
+    "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True)\n"
+    "while True: time.sleep(0.01)"  # not signal.pause(): that sleeps on if the signal comes just before it
+)
 OWNER = """
 import asyncio, os, sys
 from tf4slurm.child import Child, adopt_orphans, kill_descendants
@@ -157,11 +161,9 @@ def test_a_script_whose_interpreter_is_not_there_does_not_count_as_not_there_its
 
 
 def test_sigterm_is_asked_first() -> None:
-    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True); signal.pause()"
-
     async def run() -> None:
         output = Output()
-        child = await Child.start([PYTHON, "-c", code], os.environ, output)
+        child = await Child.start([PYTHON, "-c", HEEDS], os.environ, output)
         await output.wait_for(b"ready")
         await child.end(10)
         assert await child.wait() == 5
@@ -198,8 +200,7 @@ def test_who_ignores_sigterm_is_killed_at_once(script: str, is_shielded: bool) -
 
 
 def test_a_shielded_childs_own_handler_has_its_grace() -> None:
-    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True); signal.pause()"
-    _, returncode = seconds_to_end(f'{PYTHON} -c "{code}"; exit $?', 20, is_shielded=True)
+    _, returncode = seconds_to_end(f'{PYTHON} -c "{HEEDS}"; exit $?', 20, is_shielded=True)
     assert returncode == 5
 
 
