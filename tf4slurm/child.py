@@ -129,8 +129,9 @@ class Child:
 
         One that ignores SIGTERM with all its descendants is killed at once.
         """
+        ignores = _ignores(self.process_id, signal.SIGTERM)  # asked before: who heeds it may be gone right after
         self.signal(signal.SIGTERM)
-        if _ignores(self.process_id, signal.SIGTERM):
+        if ignores:
             self.signal(signal.SIGKILL)
         try:
             await asyncio.wait_for(self._process.wait(), grace_seconds)

@@ -204,6 +204,24 @@ def test_a_shielded_childs_own_handler_has_its_grace() -> None:
     assert returncode == 5
 
 
+def test_what_a_shielded_child_does_after_its_handler_has_its_grace_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    output, signal_child = Output(), Child.signal
+
+    def signal_and_wait(child: Child, number: int) -> None:
+        signal_child(child, number)
+        assert wait_until(lambda: b"saved" in output.data, 10)
+
+    async def run() -> int:
+        script = f'{PYTHON} -c "{HEEDS}"; echo saved; sleep 1; exit 6'
+        child = await Child.start(["sh", "-c", script], os.environ, output, is_shielded=True)
+        await output.wait_for(b"ready")
+        monkeypatch.setattr(Child, "signal", signal_and_wait)  # as if this process were held up right after it
+        await child.end(20)
+        return await child.wait()
+
+    assert asyncio.run(run()) == 6
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_shielded_child_ignores_what_slurm_sends_to_all(number: signal.Signals) -> None:
     async def run() -> int:
