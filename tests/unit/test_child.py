@@ -223,12 +223,14 @@ def test_what_a_shielded_child_does_after_its_handler_has_its_grace_too(monkeypa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_shielded_child_ignores_what_slurm_sends_to_all(number: signal.Signals) -> None:
+def test_a_shielded_child_ignores_what_slurm_sends_to_all(number: signal.Signals, tmp_path: Path) -> None:
     async def run() -> int:
         output = Output()
-        child = await Child.start(["sh", "-c", "read line; sleep 0.2; exit 6"], os.environ, output, is_shielded=True)
-        await poll(lambda: psutil.Process(child.process_id).name() == "sh")
+        script = f"echo ready; while ! [ -e '{tmp_path}/end' ]; do sleep 0.01; done; exit 6"
+        child = await Child.start(["sh", "-c", script], os.environ, output, is_shielded=True)
+        await output.wait_for(b"ready")
         child.signal(number)
+        (tmp_path / "end").touch()
         return await child.wait()
 
     assert asyncio.run(run()) == 6
