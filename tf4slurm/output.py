@@ -28,7 +28,8 @@ class LineWriter:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._lines: queue.Queue[str | threading.Event | None] = queue.Queue(_MAX_WAITING_LINES)
+        # a number is of lines that were left out
+        self._lines: queue.Queue[str | int | threading.Event | None] = queue.Queue(_MAX_WAITING_LINES)
         self._dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="line-writer", daemon=True)
         self._thread.start()
@@ -37,7 +38,7 @@ class LineWriter:
         """Queue one line, given without its end."""
         try:
             if self._dropped:
-                self._lines.put_nowait(self._note_dropped())
+                self._lines.put_nowait(self._dropped)
                 self._dropped = 0
             self._lines.put_nowait(line)
         except queue.Full:
@@ -53,19 +54,19 @@ class LineWriter:
         if not drained.wait(_CLOSE_SECONDS):
             with contextlib.suppress(queue.Empty):
                 while True:
-                    self._dropped += isinstance(self._lines.get_nowait(), str)
-        for line in (*([self._note_dropped()] if self._dropped else []), *last_lines, None):
+                    line = self._lines.get_nowait()
+                    self._dropped += line if isinstance(line, int) else isinstance(line, str)
+        for line in (*([self._dropped] if self._dropped else []), *last_lines, None):
             self._lines.put(line)
         self._thread.join(_CLOSE_SECONDS)
-
-    def _note_dropped(self) -> str:
-        return f"[{self._dropped} lines left out here; the log files have them]"
 
     def _write_all(self) -> None:
         try:
             while (line := self._lines.get()) is not None:
                 if isinstance(line, threading.Event):
                     line.set()
+                elif isinstance(line, int):
+                    self._write_line(f"[{line} lines left out here; the log files have them]\n")
                 else:
                     self._write_line(line + "\n")
                 if self._lines.empty():

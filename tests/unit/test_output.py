@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.processes import wait_until
+from tf4slurm import output
 from tf4slurm.output import LineSplitter, LineWriter
 
 MANY = 30_000  # more than fits into the queue and a pipe
+NOTICE = re.compile(r"\[(\d+) lines left out here; the log files have them\]")
 
 
 class HeldPipe:
@@ -27,6 +30,10 @@ class HeldPipe:
         self.lines: list[str] = []
         self._reading = threading.Thread(target=lambda: self.lines.extend(self._reader))
 
+    def read_one(self) -> None:
+        """Read a line, and with it up to some thousand bytes more from the pipe."""
+        self.lines.append(next(self._reader))
+
     def start_reading(self) -> None:
         self._reading.start()
 
@@ -35,6 +42,11 @@ class HeldPipe:
         self._reading.join()
         self._reader.close()
         return [line.removesuffix("\n") for line in self.lines]
+
+
+def count(read: list[str]) -> int:
+    """How many lines were read, or are told to be left out."""
+    return sum(int(notice[1]) if (notice := NOTICE.fullmatch(line)) else 1 for line in read)
 
 
 def test_lines_arrive_in_order_and_close_waits_for_them() -> None:
@@ -71,10 +83,23 @@ def test_a_stream_that_is_held_holds_up_nobody_and_what_is_left_out_is_counted()
         time.sleep(0.01)
     writer.close()
     read = pipe.read_to_end()
-    notices = [re.fullmatch(r"\[(\d+) lines left out here; the log files have them\]", line) for line in read]
-    left_out = [int(notice[1]) for notice in notices if notice]
-    assert left_out
-    assert sum(left_out) + len(read) - len(left_out) == MANY + again
+    assert any(map(NOTICE.fullmatch, read))
+    assert count(read) == MANY + again
+
+
+def test_what_was_left_out_is_told_right_where_that_itself_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_CLOSE_SECONDS", 0.1)
+    pipe = HeldPipe()
+    writer = LineWriter(pipe.writer)
+    for number in range(MANY):
+        writer.write(f"line {number:0100d}")
+    while writer._lines.full():
+        pipe.read_one()
+    writer.write("again")
+    writer.close(["how it went"])  # nobody reads
+    pipe.start_reading()
+    assert wait_until(lambda: pipe.lines[-1] == "how it went\n", 10)
+    assert count(pipe.read_to_end()) == MANY + 2
 
 
 def test_lines_left_out_at_the_very_end_are_told_too() -> None:
