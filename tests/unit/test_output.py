@@ -44,12 +44,18 @@ class HeldPipe:
         return [line.removesuffix("\n") for line in self.lines]
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `close` wait for longer than a busy machine may hold up a thread."""
+    monkeypatch.setattr(output, "_CLOSE_SECONDS", 30)
+
+
 def count(read: list[str]) -> int:
     """How many lines were read, or are told to be left out."""
     return sum(int(notice[1]) if (notice := NOTICE.fullmatch(line)) else 1 for line in read)
 
 
-def test_lines_arrive_in_order_and_close_waits_for_them() -> None:
+def test_lines_arrive_in_order_and_close_waits_for_them(patient: None) -> None:
     stream = io.StringIO()
     writer = LineWriter(stream)
     for number in range(1000):
@@ -58,7 +64,7 @@ def test_lines_arrive_in_order_and_close_waits_for_them() -> None:
     assert stream.getvalue() == "".join(f"line {number}\n" for number in range(1000))
 
 
-def test_what_a_stream_keeps_back_is_flushed_at_the_end() -> None:
+def test_what_a_stream_keeps_back_is_flushed_at_the_end(patient: None) -> None:
     for count in range(20):  # whether or not the writing thread has seen the end already
         raw = io.BytesIO()
         writer = LineWriter(io.TextIOWrapper(raw, encoding="utf-8"))
@@ -68,16 +74,16 @@ def test_what_a_stream_keeps_back_is_flushed_at_the_end() -> None:
         assert raw.getvalue().count(b"\n") == count
 
 
-def test_a_stream_that_is_held_holds_up_nobody_and_what_is_left_out_is_counted() -> None:
+def test_a_stream_that_is_held_holds_up_nobody_and_what_is_left_out_is_counted(patient: None) -> None:
     pipe = HeldPipe()
     writer = LineWriter(pipe.writer)
     before = time.monotonic()
     for number in range(MANY):
         writer.write(f"line {number:0100d}")
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 10
     pipe.start_reading()
     again = 0
-    while not any("left out" in line for line in pipe.lines) and time.monotonic() - before < 10:
+    while not any("left out" in line for line in pipe.lines) and time.monotonic() - before < 20:
         again += 1
         writer.write("again")
         time.sleep(0.01)
@@ -102,7 +108,7 @@ def test_what_was_left_out_is_told_right_where_that_itself_is_left_out(monkeypat
     assert count(pipe.read_to_end()) == MANY + 2
 
 
-def test_lines_left_out_at_the_very_end_are_told_too() -> None:
+def test_lines_left_out_at_the_very_end_are_told_too(patient: None) -> None:
     pipe = HeldPipe()
     writer = LineWriter(pipe.writer)
     for number in range(MANY):
@@ -121,14 +127,14 @@ def test_close_does_not_wait_for_ever_for_a_held_stream() -> None:
     writer.close(["how it went"])
     seconds = time.monotonic() - before
     pipe.start_reading()
-    assert 0.9 < seconds < 2.5  # a second for what is queued, one more for the last lines
-    writer.close()  # it is read now: this waits until nothing writes to the pipe any more
+    assert 0.9 < seconds < 10  # a second for what is queued, one more for the last lines
+    assert wait_until(lambda: pipe.lines[-1:] == ["how it went\n"], 10)
     *lines, note, last = pipe.read_to_end()
     assert last == "how it went"
     assert int(note.partition(" lines left out here")[0].removeprefix("[")) + len(lines) == 2000
 
 
-def test_a_reader_that_is_gone_ends_the_writing_only() -> None:
+def test_a_reader_that_is_gone_ends_the_writing_only(patient: None) -> None:
     readable, writable = os.pipe()
     os.close(readable)
     with open(writable, "wb", buffering=0) as raw:
@@ -137,10 +143,10 @@ def test_a_reader_that_is_gone_ends_the_writing_only() -> None:
             writer.write(f"line {number}")
         before = time.monotonic()
         writer.close()
-        assert time.monotonic() - before < 0.9  # it did not wait for what nobody reads
+        assert time.monotonic() - before < 10  # it did not wait for what nobody reads
 
 
-def test_a_line_that_the_stream_cannot_encode_does_not_end_the_others() -> None:
+def test_a_line_that_the_stream_cannot_encode_does_not_end_the_others(patient: None) -> None:
     raw = io.BytesIO()
     writer = LineWriter(io.TextIOWrapper(raw, encoding="ascii"))
     writer.write("Verlust: 0,3 ✓")
