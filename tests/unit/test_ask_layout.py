@@ -42,7 +42,6 @@ def with_sattach(directory: Path, monkeypatch: pytest.MonkeyPatch, body: str) ->
         ("exit 1", "exited with 1: without a word"),
         ("echo Job step layout:", "gave no layout: 'Job step layout"),
         (r"printf '\tNode 0 (n1), 2 task(s): 0 \n'", "gave no layout"),
-        ("exec sleep 60", "did not end within 0.5 s"),
     ],
 )
 def test_a_failing_sattach_is_told_with_its_words(
@@ -50,8 +49,15 @@ def test_a_failing_sattach_is_told_with_its_words(
 ) -> None:
     step = with_sattach(tmp_path, monkeypatch, body)
     with pytest.raises(LaunchError) as caught:
-        ask_layout(step, timeout_seconds=0.5)
+        ask_layout(step)
     assert expected in str(caught.value)
+    assert caught.value.command == ("sattach", "--layout", "999999.0")
+
+
+def test_a_sattach_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = with_sattach(tmp_path, monkeypatch, "exec sleep 60")
+    with pytest.raises(LaunchError, match=r"did not end within 0\.5 s") as caught:
+        ask_layout(step, timeout_seconds=0.5)
     assert caught.value.command == ("sattach", "--layout", "999999.0")
 
 
