@@ -6,14 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.processes import marked_processes, wait_until_gone
+from tests.processes import marked_processes, wait_until, wait_until_gone
 
 ROOT = Path(__file__).parent.parent
 LEAKING = """
 import subprocess
+from pathlib import Path
 
 def test_leaks():
-    subprocess.Popen(["sleep", "300"])
+    child = subprocess.Popen(["sleep", "300"])
+    while not Path(f"/proc/{child.pid}/environ").read_bytes():
+        pass  # for a moment after its start, Linux shows no environment of a process
 
 def test_ends_its_child():
     subprocess.run(["true"], check=True)
@@ -22,6 +25,7 @@ def test_ends_its_child():
 
 def test_a_child_is_seen_until_it_ends(process_mark: str) -> None:
     with subprocess.Popen(["sleep", "300"]) as child:
+        assert wait_until(lambda: bool(marked_processes(process_mark)), 10)  # see LEAKING
         assert [(found.pid, found.command) for found in marked_processes(process_mark)] == [(child.pid, "sleep 300")]
         child.kill()
     assert wait_until_gone(process_mark, timeout_seconds=1) == []
