@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.processes import wait_until
+from tests.processes import read_process, wait_until
 from tests.submissions import job_of
 from tf4slurm.cli.options import job_options, make_plan
 from tf4slurm.control.limits import Limits
@@ -183,6 +183,12 @@ def test_the_first_lines_hold_the_command_that_made_it() -> None:
     assert header == r"#   tf4slurm submit --workers 1 -- python 'a b.py' --dry-run $'two\x0a#SBATCH --nodes=9'"
 
 
+def catches(process_id: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    mask = re.search(r"^SigCgt:\s*(\w+)$", read_process(process_id, "status").decode(), re.MULTILINE)
+    return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
+
+
 def test_with_an_epilogue_the_exit_code_and_the_signals_are_the_jobs(tmp_path: Path) -> None:
     program = tmp_path / "tf4slurm"
     program.write_text(
@@ -196,6 +202,7 @@ def test_with_an_epilogue_the_exit_code_and_the_signals_are_the_jobs(tmp_path: P
     bash = subprocess.Popen(["bash", "-c", script], cwd=tmp_path)
     try:
         assert wait_until((tmp_path / "up").exists, 10)
+        assert wait_until(lambda: catches(bash.pid, signal.SIGUSR2), 10)  # the last of its own traps
         bash.send_signal(signal.SIGUSR1)
         assert wait_until((tmp_path / "said").exists, 10)
         bash.send_signal(signal.SIGTERM)
