@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tf4slurm.doctor import directory
 from tf4slurm.doctor.directory import Probe, check_directory, existing_parent, judge_skew
 
 
@@ -30,6 +33,21 @@ def test_nothing_is_left_and_nothing_made(tmp_path: Path) -> None:
     assert skew is not None
     assert abs(skew) < 2.0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_slow_file_system_is_no_skew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(directory, "time", SimpleNamespace(time=lambda: time.time() + sum(waited)))
+    monkeypatch.setattr("os.fsync", lambda _: waited.append(60.0))
+    assert abs(Probe(tmp_path, "probe").write()) < 2.0
+
+
+@pytest.mark.parametrize("ahead", [60.0, -60.0])
+def test_a_clock_that_differs_is_told_by_the_time_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    monkeypatch.setattr(directory, "time", SimpleNamespace(time=lambda: time.time() - ahead))
+    assert Probe(tmp_path, "probe").write() == pytest.approx(ahead, abs=5)
 
 
 def test_a_file_in_its_place_is_a_failure(tmp_path: Path) -> None:

@@ -25,16 +25,18 @@ class Probe:
         self.path = existing_parent(runs_directory) / f".tf4slurm-doctor-{name}"
 
     def write(self) -> float:
-        """Write it; return how far the file server's clock is ahead of this host's, in seconds.
+        """Write it; return how far the file server's clock is ahead of this host's, in seconds, at least.
 
         Raises:
             OSError: It cannot be written.
         """
+        before = time.time()
         with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(bytes(_FILE_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        return self.path.stat().st_mtime - time.time()
+        written = self.path.stat().st_mtime
+        return written - min(max(written, before), time.time())  # a slow file system is no skew
 
     def wait_until_seen(self) -> bool:
         """Wait a moment until the file is there, written by whomever; return whether it is."""
