@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+import threading
 import time
 from typing import Any
 
@@ -43,6 +44,8 @@ class Recorder:
         self._sample_seconds = max(_STATUS_SECONDS, len(state.records) / _TASKS_PER_SECOND)
         self._sampled_at = float("-inf")
         self._has_failed = False
+        self._writing = threading.Lock()
+        self._written = 0.0
 
     async def run(self) -> None:
         """Write every few seconds: cancel this, and `write` once more."""
@@ -57,15 +60,17 @@ class Recorder:
         self._write(self._status(), self._sample())
 
     def _write(self, status: dict[str, Any], sample: dict[str, Any] | None) -> None:
-        if self._has_failed:
-            return
-        try:
-            self._run_directory.write_status(status)
-            if sample is not None:
-                self._run_directory.append_sample(sample)
-        except RunDirectoryError as error:
-            self._has_failed = True
-            logger.warning("what the job does is no longer written down: %s", error)
+        with self._writing:  # a thread of `run` goes on when that is cancelled
+            if self._has_failed or status["seconds"] < self._written:
+                return
+            self._written = status["seconds"]
+            try:
+                self._run_directory.write_status(status)
+                if sample is not None:
+                    self._run_directory.append_sample(sample)
+            except RunDirectoryError as error:
+                self._has_failed = True
+                logger.warning("what the job does is no longer written down: %s", error)
 
     def _status(self) -> dict[str, Any]:
         state, now = self._state, time.monotonic()

@@ -1,0 +1,55 @@
+"""What is written down while a job lives, on a file system that is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import wait_until
+from tf4slurm.cluster import Task
+from tf4slurm.control.limits import Limits
+from tf4slurm.control.state import JobState
+from tf4slurm.control.verdict import Verdict
+from tf4slurm.observe.recorder import Recorder
+from tf4slurm.run_directory import RunDirectory
+
+
+def test_the_last_word_stands_however_long_the_one_before_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunDirectory.create(tmp_path, "run")
+    state = JobState([Task("worker", 0)], Limits(), time.monotonic(), lambda *_: None)
+    recorder = Recorder(run, state, time.monotonic())
+    write_status = RunDirectory.write_status
+    phases: list[str] = []
+    goes_on = threading.Event()
+
+    def write_slowly(run: RunDirectory, content: Mapping[str, Any]) -> None:
+        phases.append(content["phase"])
+        if len(phases) == 1:
+            assert goes_on.wait(20)
+        write_status(run, content)
+
+    async def end_while_it_writes() -> None:
+        recording = asyncio.create_task(recorder.run())
+        await asyncio.to_thread(wait_until, lambda: bool(phases), 10)
+        recording.cancel()
+        state.on_spawner_exit(Verdict(7, "srun ended."), time.monotonic())
+        last = asyncio.create_task(asyncio.to_thread(recorder.write))
+        await asyncio.to_thread(wait_until, lambda: len(phases) == 2, 0.3)  # not before the first has written
+        goes_on.set()
+        await last
+
+    monkeypatch.setattr(RunDirectory, "write_status", write_slowly)
+    asyncio.run(end_while_it_writes())
+    assert phases == ["forming", "ended"]
+    status = run.read_status()
+    assert status is not None
+    assert status["phase"] == "ended"
+    assert "no longer written down" not in caplog.text
