@@ -119,23 +119,26 @@ class Membership:
             RendezvousClosedError: The service refuses this task.
             RendezvousConnectionError: No service answers in time, or it has been silent for the dead time.
         """
-        at, error = "", "no address is known yet"
+        at = error = ""
         while time.monotonic() < self._deadline:
             addresses, secret = self._find_service()
             for address in sorted(addresses, key=lambda address: address != self._proved):  # there is little time
                 if (left := self._deadline - time.monotonic()) <= 0:
                     break  # it has been silent for the dead time, wherever else it may be
-                at, error = str(address), "it fell silent"
                 try:
                     if await self._serve(address, secret, min(self._connect_seconds, left)):
                         return
+                    why, is_cut_short = "it fell silent", False
                 except (AuthenticationError, MessageError, OSError, asyncio.TimeoutError) as failure:
-                    error = str(failure) or "it does not answer"
-                    logger.debug("no connection to the control service at %s: %s", at, error)
+                    why = str(failure) or "it does not answer"
+                    is_cut_short = isinstance(failure, asyncio.TimeoutError) and left < self._connect_seconds
+                    logger.debug("no connection to the control service at %s: %s", address, why)
+                if not (error and is_cut_short):  # what an earlier try has found says more
+                    at, error = str(address), why
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
             f"The launcher is gone, or was never there: no control service answers at {at or 'any address'} "
-            f"({error}). Look at the launcher's own output.",
+            f"({error or 'no address is known yet'}). Look at the launcher's own output.",
             address=at,
         )
 
