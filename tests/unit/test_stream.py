@@ -325,7 +325,7 @@ def test_a_conversation_byte_by_byte() -> None:
     ],
 )
 def test_who_does_not_keep_to_the_protocol_is_not_listened_to(words: bytes) -> None:
-    """The connection ends well before a silent one would: in a second, with all that was allowed before it read."""
+    """The connection ends by itself, well before a silent one would, with all that was allowed before it read."""
     ended = asyncio.Event()
 
     async def serve(stream: ServedStream) -> None:
@@ -338,7 +338,7 @@ def test_who_does_not_keep_to_the_protocol_is_not_listened_to(words: bytes) -> N
         ended.set()
 
     async def story() -> None:
-        async with listening(serve, patience_seconds=0.5) as port, raw_client(port) as raw:
+        async with listening(serve, patience_seconds=60) as port, raw_client(port) as raw:
             raw.say(words)
             with contextlib.suppress(ConnectionError):
                 while await raw.hear():
@@ -367,10 +367,10 @@ def test_who_is_not_trusted_in_time_is_sent_away(words: bytes) -> None:
 
 def test_who_is_trusted_stays() -> None:
     async def story() -> None:
-        async with listening(echo, patience_seconds=0.1) as port, calling(port) as call:
+        async with listening(echo, patience_seconds=2) as port, calling(port) as call:
             call.say(b"?before?")
             assert await call.read() == b"<before>"
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(2.5)
             call.say(b"?after?")
             assert await call.read() == b"<after>"
 
@@ -464,14 +464,14 @@ def test_who_takes_nothing_and_hangs_up_halfway_does_not_stay(is_trusted: bool) 
 
     async def story() -> None:
         wide = (20_000_000).to_bytes(4, "big")
-        async with listening(serve, patience_seconds=0.3) as port, raw_client(port) as raw:
+        async with listening(serve, patience_seconds=60) as port, raw_client(port) as raw:
             raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
             raw.say(PREFACE, *(pack(WINDOW_UPDATE, 0, number, wide) for number in (CONNECTION, STREAM)), OPEN)
             while not (served and served[0]._is_full):
                 await asyncio.sleep(0.01)
             raw.writer.write_eof()
-            await asyncio.sleep(1.6)
-            assert served[0] not in served[0]._listener._streams
+            while served[0] in served[0]._listener._streams:
+                await asyncio.sleep(0.01)
 
     live(story)
 
