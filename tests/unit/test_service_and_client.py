@@ -19,7 +19,7 @@ import pytest
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Task
-from tf4slurm.control import auth
+from tf4slurm.control import auth, client
 from tf4slurm.control.client import Membership
 from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import (
@@ -330,6 +330,24 @@ def test_a_change_is_told_at_once_and_not_at_the_next_beat() -> None:
         await asyncio.gather(running, service.wait_for_end())
         assert time.monotonic() - before < 5
         await service.close()
+
+    live(story)
+
+
+def test_who_has_left_is_not_refused_when_the_launcher_was_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_GOODBYE_SECONDS", 0)  # so the launcher's last word comes later than that
+
+    async def story() -> None:
+        async with serving("worker") as job:
+            member = job.membership(0)
+            running = job.begin(member)
+            await until(lambda: member.map)
+            job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", time.monotonic())
+            job.service.publish()
+            await until(lambda: member.order.leave)
+            member.report(state="left")
+            await running
+            assert ("left", "worker/0") in job.events
 
     live(story)
 

@@ -129,6 +129,10 @@ class Membership:
                     if await self._serve(address, secret, min(self._connect_seconds, left)):
                         return
                     why, is_cut_short = "it fell silent", False
+                except RendezvousClosedError:
+                    if self.status.state == "left":
+                        return  # it was told on the connection before, and the launcher was held up
+                    raise
                 except (AuthenticationError, MessageError, OSError, asyncio.TimeoutError) as failure:
                     why = str(failure) or "it does not answer"
                     is_cut_short = isinstance(failure, asyncio.TimeoutError) and left < self._connect_seconds
