@@ -17,6 +17,7 @@ SCRIPT = """
 import os, time, tf4slurm
 task = os.environ["TF4SLURM_TASK"]
 print("hello from", task, "<b>")
+tf4slurm.barrier("all have said it")
 if task.startswith("ps"):
     time.sleep(1000)
 for step in range(5):

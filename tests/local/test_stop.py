@@ -149,6 +149,7 @@ BARRIER = """
 for turn in range(3):
     tf4slurm.barrier("turn", timeout_seconds=20)
     mark(turn)
+tf4slurm.barrier("all have marked")
 if role != "chief":
     threading.Event().wait()
 tf4slurm.barrier("end", roles=("chief",))
@@ -162,22 +163,25 @@ def test_scripts_meet_at_barriers(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("absent", "words"),
-    [("threading.Event().wait()", "did not come to barrier 'start' in time"), ("sys.exit(0)", "ended without coming")],
+    ("absent", "timeout_seconds", "words"),
+    [
+        ("threading.Event().wait()", 2, "did not come to barrier 'start' in time"),
+        ("sys.exit(0)", 20, "ended without coming"),
+    ],
 )
-def test_a_barrier_breaks_when_somebody_does_not_come(job: Job, absent: str, words: str) -> None:
+def test_a_barrier_breaks_when_somebody_does_not_come(job: Job, absent: str, timeout_seconds: int, words: str) -> None:
     script = f"""
 if role == "ps":
     {absent}
-started = time.monotonic()
 try:
-    tf4slurm.barrier("start", timeout_seconds=2)
+    tf4slurm.barrier("start", timeout_seconds={timeout_seconds})
 except tf4slurm.errors.BarrierError as error:
     print(error, flush=True)
     mark("broke")
 if role != "chief":
     threading.Event().wait()
-time.sleep(0.5)
+while not all((directory / f"worker-{{number}}-broke").exists() for number in range(2)):  # its end is that of all
+    time.sleep(0.02)
 """
     started = time.monotonic()
     start(job, script, "--finish-timeout", "20")
