@@ -92,7 +92,6 @@ while not (role == "ps" and os.path.exists(f"{sys.argv[1]}/silent")):  # a serve
         connection, _ = listener.accept()
         if connection.recv(100):
             connection.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-            open(f"{sys.argv[1]}/answered-{role}", "w").close()
 time.sleep(1000)
 """
 
@@ -100,7 +99,8 @@ time.sleep(1000)
 def test_a_server_that_has_answered_and_falls_silent_counts_as_dead(job: Job) -> None:
     command = (sys.executable, "-c", ANSWERING, str(job.children))
     job.start("--ps", "1", "--workers", "1", "--dead-after", "2", "--beat", "0.2", command=command)
-    assert wait_until((job.children / "answered-ps").exists, 20)
+    assert wait_until((job.children / "ps-0").exists, 30), job.stderr
+    job.wait_for_event("serving", "ps/0")  # its agent has had the answer in time
     (job.children / "silent").touch()
     assert job.wait() == 7
     assert "did not answer at its port for 2 s." in job.stderr.partition("Root cause:")[2]
