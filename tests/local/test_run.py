@@ -133,7 +133,8 @@ def test_an_evaluator_is_outside_the_cluster_and_waited_for(job: Job) -> None:
 
 def test_a_data_service_runs_in_the_python_that_is_named_and_says_what_that_lacks(job: Job, tmp_path: Path) -> None:
     python = tmp_path / "python-without-packages"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    wait = f"while [ ! -e {shlex.quote(str(job.children))}/chief-0.1 ]; do sleep 0.05; done"  # its failures end the job
+    python.write_text(f'#!/bin/sh\n{wait}\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     job.start("--ps", "0", "--workers", "0", "--data-workers", "1", "--data-python", str(python))
     services = json.loads(job.wait_for_child("chief-0")["environ"]["TF4SLURM_SERVICES"])
