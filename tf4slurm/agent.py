@@ -142,6 +142,7 @@ class Agent:
         role = role_of(task.task_type, has_chief=cluster.has_chief)
         command = self._command_of(role, run_directory.work(task, attempt))
         self._child = await Child.start(command, environment, log.write, is_shielded=not role.is_waited_for)
+        self._reap()  # what has ended meanwhile
         self._membership.report(
             state="running",
             starts=starts,

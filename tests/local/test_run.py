@@ -326,7 +326,25 @@ def test_the_root_cause_is_shown_after_a_burst_of_output(tmp_path: Path) -> None
     assert shown.stdout.count("Root cause:") == 1
 
 
-def test_orphans_do_not_stay_as_zombies(job: Job) -> None:
+LATE = """
+import asyncio
+from tf4slurm.child import Child
+start = Child.start
+async def start_late(*words, **options):
+    child = await start(*words, **options)
+    await asyncio.sleep(0.5)
+    return child
+Child.start = start_late
+"""
+
+
+@pytest.mark.parametrize("knows_its_child", ["at once", "late"])
+def test_orphans_do_not_stay_as_zombies(
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows_its_child: str
+) -> None:
+    if knows_its_child == "late":  # as an agent that is held up; the orphans have ended by then
+        (tmp_path / "sitecustomize.py").write_text(LATE)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     orphans = 'for i in 1 2 3 4 5 6 7 8; do (sleep 0.05 &) ; done; exec "$@"'
     command = ("bash", "-c", orphans, "bash", sys.executable, str(CHILD), str(job.children))
     job.start("--ps", "0", "--workers", "0", command=command)
