@@ -34,8 +34,8 @@ def test_where_a_job_stands_can_be_read_while_it_runs_and_after(job: Job, tmp_pa
     def chief() -> dict[str, Any]:
         return (run.read_status() or {"tasks": [{}]})["tasks"][0]  # type: ignore[no-any-return]
 
-    def is_told() -> bool:  # what a Python uses may have been measured before it held anything
-        return (chief().get("memory_bytes") or 0) > 30_000_000 and bool(chief().get("steps_per_second"))
+    def is_told() -> bool:  # memory may have been measured before it held anything, and the first steps be told late
+        return (chief().get("memory_bytes") or 0) > 30_000_000 and 1 < (chief().get("steps_per_second") or 0) <= 20
 
     assert wait_until(is_told, 40), run.read_status()
     status = run.read_status()
@@ -44,7 +44,6 @@ def test_where_a_job_stands_can_be_read_while_it_runs_and_after(job: Job, tmp_pa
     assert [task["task"] for task in status["tasks"]] == ["chief/0", "ps/0", "worker/0", "worker/1"]
     assert {task["state"] for task in status["tasks"]} == {"running"}
     assert chief()["metrics"]["loss"] > 0
-    assert 1 < chief()["steps_per_second"] <= 20
     assert find_job(None, os.environ).run_directories == [run]
     end.touch()
     assert job.wait() == 0
