@@ -197,13 +197,13 @@ def test_a_killed_agent_ends_the_job_and_its_child(job: Job, victim: str, proces
 
 
 def test_a_stopped_agent_is_silence_and_silence_is_death(job: Job, process_mark: str) -> None:
-    job.start(*ROLES, "--dead-after", "2", "--beat", "0.5")
+    job.start(*ROLES, "--dead-after", "4", "--beat", "0.5")
     for name in NAMES:
         job.wait_for_child(name)
     agent_of(job.wait_for_child("ps-0")["pid"]).suspend()
-    assert job.seconds_to_end() < 2 + 5
+    assert job.seconds_to_end() < 4 + 5
     assert job.wait() == 7
-    assert "nothing was heard of it for 2 s" in job.stderr
+    assert "nothing was heard of it for 4 s" in job.stderr
     assert wait_until_gone(process_mark, timeout_seconds=1) == []
 
 
