@@ -23,6 +23,7 @@ SCRIPT = """
 import os, pathlib, sys, time, tf4slurm
 task = os.environ["TF4SLURM_TASK"]
 print("hello from", task)
+tf4slurm.barrier("all have said it")
 if task.startswith("ps"):
     time.sleep(1000)
 for step in range(10**6):
