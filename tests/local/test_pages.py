@@ -122,13 +122,13 @@ def test_the_live_page_updates_itself_and_ends_with_the_job(browser: Browser, jo
     job.start(*ROLES, command=(sys.executable, str(script), str(end)))
     assert wait_until(lambda: any((job.directory / "runs").glob("*/status.json")), 20)
     run = RunDirectory(job.run_directory)
-    assert wait_until(lambda: bool((run.read_status() or {"tasks": [{}]})["tasks"][0].get("steps_per_second")), 20)
+    assert wait_until(lambda: bool((run.read_status() or {"tasks": [{}]})["tasks"][0].get("steps_per_second")), 40)
 
     def steps(dom: str) -> int:
         return int(re.findall(r"<dt>step</dt><dd>([\d,]+)</dd>", dom)[0].replace(",", ""))
 
     with served(run) as (address, ends):
-        first = browser.dom(address, 7)
+        first = browser.dom(address, 40)  # a page that took long to make is asked for again after 30 s at most
         assert int(re.findall(r'data-updates="(\d+)"', first)[0]) >= 2
         assert "Training</p>" in first
         assert "Live: looked at" in first
@@ -136,9 +136,14 @@ def test_the_live_page_updates_itself_and_ends_with_the_job(browser: Browser, jo
         assert browser.colours(address)[TRAINING] > 100
         end.touch()
         assert job.wait() == 0
-        words = browser.words(address)
-        assert "Completed" in words
-        assert "The job has ended: this page stays as it is." in words
+        words: list[str] = []  # the first look may still get the page that was made a moment ago
+
+        def is_completed() -> bool:
+            words.append(browser.words(address))
+            return "Completed" in words[-1]
+
+        assert wait_until(is_completed, 30), words
+        assert "The job has ended: this page stays as it is." in words[-1]
         assert wait_until(lambda: ends == ["The job has ended."], 10)
 
 
