@@ -97,7 +97,8 @@ class Job:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.run_directory / "events.jsonl").read_text().splitlines()]
+        whole, _, _ = (self.run_directory / "events.jsonl").read_text().rpartition("\n")  # a line may be half written
+        return [json.loads(line) for line in whole.splitlines()]
 
     def wait_for_event(self, kind: str, task: str | None = None, timeout_seconds: float = 30) -> None:
         """Wait until events.jsonl has this change of life."""
