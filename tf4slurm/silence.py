@@ -32,11 +32,7 @@ async def wait_for_silence(
     why = ""
     while True:
         await asyncio.sleep(pause)
-        lag = time.monotonic() - checked_at - 2 * pause  # the sleep, and an answer that did not come
-        if lag > 0:
-            alive_at += lag
-            started_at += lag
-        checked_at = time.monotonic()
+        is_alive = False
         if _is_stopped(process_id):
             why = "was stopped"
         else:
@@ -44,12 +40,19 @@ async def wait_for_silence(
             if answers is True and not has_answered:
                 has_answered = True
                 on_answer()
-            if answers is not False or not has_answered:
-                alive_at = checked_at
+            is_alive = answers is not False or not has_answered
             why = "did not answer at its port"
-        if time.monotonic() - alive_at >= dead_after_seconds:
+        now = time.monotonic()
+        lag = now - checked_at - 2 * pause  # the sleep, and an answer that did not come
+        if lag > 0:
+            alive_at += lag
+            started_at += lag
+        checked_at = now
+        if is_alive:
+            alive_at = now
+        if now - alive_at >= dead_after_seconds:
             return f"{why} for {dead_after_seconds:g} s"
-        if serve_seconds is not None and not has_answered and time.monotonic() - started_at >= serve_seconds:
+        if serve_seconds is not None and not has_answered and now - started_at >= serve_seconds:
             return f"had no server at its port {serve_seconds:g} s after its start"
 
 
