@@ -221,6 +221,25 @@ def test_a_stopped_launcher_that_goes_on_blames_nobody(job: Job) -> None:
     assert job.wait() == 0
 
 
+def test_a_job_that_is_stopped_as_a_whole_goes_on(job: Job) -> None:
+    job.start(*ROLES, "--dead-after", "4", "--beat", "0.5")
+    for name in NAMES:
+        job.wait_for_child(name)
+    assert job.process is not None
+    launcher = psutil.Process(job.process.pid)
+    processes = [launcher, *launcher.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    stopped = time.monotonic()
+    wait_until(lambda: time.monotonic() - stopped > 5, timeout_seconds=6)
+    for process in reversed(processes):
+        process.resume()
+    resumed = time.monotonic()
+    wait_until(lambda: time.monotonic() - resumed > 1, timeout_seconds=2)
+    job.end_child("chief-0")
+    assert job.wait() == 0, job.stderr
+
+
 def test_a_child_that_ignores_sigterm_is_killed(job: Job) -> None:
     ignorant = "trap '' TERM; case $TF_CONFIG in *'\"chief\", \"index\"'*) exit 0;; esac; while :; do sleep 0.1; done"
     job.start("--ps", "1", "--workers", "1", command=("sh", "-c", ignorant))

@@ -33,6 +33,7 @@ from tf4slurm.network.stream import OK, UNAUTHENTICATED, Call
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.1
+_CHECKS = 8  # in the dead time
 _GOODBYE_SECONDS = 1.0
 _MAX_MESSAGE_BYTES = 16 * 2**20  # more than the map of 100,000 tasks
 _MAX_PROOF_BYTES = 4096
@@ -177,7 +178,7 @@ class Membership:
         self._call, self._outgoing, self._said, self._is_asked = call, outgoing, Status(), False
         call.on_room = self._say
         self._tell()
-        self._watch(call)
+        self._watch(call, time.monotonic())
         while said := await call.read():
             self._receive(incoming.open(said))
         if call.status == OK and self._said.state == "left":
@@ -186,12 +187,18 @@ class Membership:
             return False
         raise _ended(call, self._at)
 
-    def _watch(self, call: Call) -> None:
-        """End the call when the service has been silent for the dead time."""
+    def _watch(self, call: Call, due: float) -> None:
+        """End the call when the service has been silent for the dead time. This was to be called when it is `due`.
+
+        Time in which this process did not run itself (the whole job was suspended) does not count.
+        """
         if call is self._call:
-            silence = self._deadline - time.monotonic()
+            now = time.monotonic()
+            self._deadline = min(self._deadline + now - due, now + self._dead_after_seconds)
+            silence = self._deadline - now
             if silence > 0:
-                asyncio.get_running_loop().call_later(silence, self._watch, call)
+                pause = min(silence, self._dead_after_seconds / _CHECKS)
+                asyncio.get_running_loop().call_later(pause, self._watch, call, now + pause)
             else:
                 call.stop()
 
