@@ -157,6 +157,27 @@ def test_what_nobody_knows_is_unknown(tmp_path: Path) -> None:
     assert (status.state, status.has_ended, status.doubts) == ("UNKNOWN", False, ("Slurm does not answer.",))
 
 
+@pytest.mark.parametrize(
+    ("accounted", "state", "source"),
+    [
+        ("PENDING|0:0", "TIMEOUT", "From Slurm's queue"),
+        ("RUNNING|0:0", "TIMEOUT", "From Slurm's queue"),
+        ("CANCELLED by 0|0:0", "CANCELLED", "From Slurm's accounting"),
+        ("TIMEOUT|0:0", "TIMEOUT", "From Slurm's accounting"),
+    ],
+)
+def test_the_accounting_counts_once_it_knows_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accounted: str, state: str, source: str
+) -> None:
+    sacct = tmp_path / "sacct"
+    sacct.write_text(f"#!/bin/sh\necho '{accounted}'\n")
+    sacct.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status = read_status(job(tmp_path), entry("TIMEOUT"))
+    assert (status.state, status.exit_code) == (state, 1)
+    assert status.reason.startswith(source)
+
+
 def test_half_written_files_are_no_error(run: RunDirectory, tmp_path: Path) -> None:
     (run.path / "status.json").write_text('{"time": 3, "tasks": [{"ta')
     (run.path / "job.json").write_text("")

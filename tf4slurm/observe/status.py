@@ -28,7 +28,7 @@ from tf4slurm.errors import EXIT_REQUEUED, LaunchError
 from tf4slurm.observe.registry import KnownJob
 from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.commands import ask_accounting, ask_job, ask_queue
-from tf4slurm.slurm.queue import QueueEntry
+from tf4slurm.slurm.queue import ENDED_STATES, QueueEntry
 
 _SLURM_SECONDS = 5.0
 _STALL_SECONDS = 60.0
@@ -203,8 +203,9 @@ def _judge_gone(job: KnownJob, entry: QueueEntry | None, doubts: list[str]) -> t
         accounted = ask_accounting(job.job_id, timeout_seconds=_SLURM_SECONDS)
     except LaunchError:
         accounted = None
-    if accounted is not None:
-        return accounted[0], accounted[1], "From Slurm's accounting; there is no result of a launcher."
+    if accounted is not None and accounted[0] in ENDED_STATES:  # it may lag behind the queue, and call it PENDING yet
+        code = accounted[1] or int(accounted[0] != "COMPLETED")
+        return accounted[0], code, "From Slurm's accounting; there is no result of a launcher."
     if entry is not None:
         code = 0
         with contextlib.suppress(LaunchError):
