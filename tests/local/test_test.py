@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.jobs import TF4SLURM
+from tf4slurm.doctor import plain_smoke
 
 pytestmark = pytest.mark.keras
 
@@ -22,6 +26,26 @@ def test_plain_processes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("It works: 3 tasks on this host; 2 of 2 tasks answered the chief")
     assert done.stdout.count("\n") == 1
+
+
+def test_a_task_whose_agent_still_listens_for_it_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for word in (b"", b"ps/0"):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.sendall(word)
+
+        cluster = {"chief": ["127.0.0.1:1"], "ps": [f"127.0.0.1:{listener.getsockname()[1]}"]}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        plain_smoke.main(timeout_seconds=10)
+        thread.join(10)
+    assert capsys.readouterr().out.startswith("1 of 1 tasks answered the chief")
 
 
 def test_a_real_training(tmp_path: Path) -> None:

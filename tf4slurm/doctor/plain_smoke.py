@@ -55,5 +55,9 @@ def _ask(name: str, address: str, deadline: float) -> None:
             continue
         if answer == name:
             return
+        if not answer:  # its agent's, which still held the port for it
+            why = "it hung up"
+            time.sleep(_PAUSE_SECONDS)
+            continue
         raise SystemExit(f"tf4slurm test: {answer!r} answers at {address}, not {name}")
     raise SystemExit(f"tf4slurm test: {name} did not answer at {address}: {why}")
