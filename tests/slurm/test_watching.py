@@ -56,7 +56,13 @@ class Watcher:
         return found[0]
 
     def wait_for_steps(self, job_id: str) -> None:
-        assert wait_until(lambda: any(task["step"] for task in self.status(job_id)["tasks"]), 30, poll_seconds=0.5)
+        """Wait until all that train have reported one, and so heed a stop."""
+
+        def all_step() -> bool:
+            steps = [task["step"] for task in self.status(job_id)["tasks"] if task["task"] != "ps/0"]
+            return bool(steps) and all(steps)
+
+        assert wait_until(all_step, 60, poll_seconds=0.5)
 
 
 @pytest.fixture
@@ -87,7 +93,7 @@ def test_a_running_job_is_watched_cancelled_and_resumed(watcher: Watcher) -> Non
     assert (status["state"], status["phase"], status["limit"]) == ("RUNNING", "training", "5:00")
     assert sorted(task["node"] for task in status["tasks"]) == sorted(watcher.lab.nodes)
     assert all(task["memory_bytes"] > 0 for task in status["tasks"]) or wait_until(
-        lambda: all(task["memory_bytes"] > 0 for task in watcher.status(job_id)["tasks"]), 10, poll_seconds=0.5
+        lambda: all(task["memory_bytes"] > 0 for task in watcher.status(job_id)["tasks"]), 30, poll_seconds=0.5
     )
     assert watcher.run("logs", job_id, "worker/1").stdout == "hello from worker/1 with two words\n"
     assert re.search(rf"^{job_id} +train-{job_id} +RUNNING", watcher.run("list").stdout, re.MULTILINE)
@@ -107,7 +113,7 @@ def test_what_is_cancelled_is_not_put_back_into_the_queue(watcher: Watcher) -> N
     watcher.wait_for_steps(job_id)
     assert watcher.run("cancel", job_id).returncode == 0
     assert watcher.run("wait", job_id).returncode == 130
-    assert watcher.lab.job_state(job_id)[0] == "FAILED"
+    assert watcher.lab.wait_for_job(job_id)[0] == "FAILED"
 
 
 def test_the_accounting_tells_how_a_job_without_a_launcher_ended(accounting_lab: SlurmLab, tmp_path: Path) -> None:
