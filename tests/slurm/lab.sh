@@ -219,7 +219,8 @@ $EXTRA_CONF
 END
 }
 
-# The database serves its socket only, at the place that Slurm's plugin knows; /run is ctl's own.
+# The database serves its socket only, at the place that Slurm's plugin knows; /run is ctl's own. At its start mariadbd
+# deletes what temporary tables it finds, another lab's too, so they have a place of the lab's own.
 account() {
   cat >"$LAB/etc/slurmdbd.conf" <<END
 AuthType=auth/munge
@@ -235,8 +236,8 @@ StorageLoc=slurm_acct_db
 END
   chmod 600 "$LAB/etc/slurmdbd.conf"
   local tables=/usr/share/mysql/mysql_system_tables.sql socket=/run/mysqld/mysqld.sock log=$LAB/log/mariadbd.ctl.log
-  local server="mariadbd --no-defaults --user=root --datadir=$LAB/database --innodb-log-file-size=8M"
-  mkdir "$LAB/database"
+  local server="mariadbd --no-defaults --user=root --datadir=$LAB/database --tmpdir=$LAB/tmp --innodb-log-file-size=8M"
+  mkdir "$LAB/database" "$LAB/tmp"
   { printf 'create database mysql;\nuse mysql;\n'; cat $tables; } | $server --bootstrap >"$log" 2>&1 ||
     die "no database: $(tail -n 10 "$log")"
   on_ctl mkdir /run/mysqld
