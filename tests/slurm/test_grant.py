@@ -28,7 +28,7 @@ def test_a_batch_jobs_grant_is_in_its_report(lab: SlurmLab, tmp_path: Path) -> N
     assert (grant["cpus"], grant["limit_seconds"]) == (4, 600)
     assert wait_until((run / "samples.jsonl").exists, 30)
     end.touch()
-    assert wait_until((run / "report.html").exists, 60)
+    assert lab.wait_for_job(job_id, timeout_seconds=60) == ("COMPLETED", "0:0")
     report = (run / "report.html").read_text()
     assert f"job {job_id}" in report
     assert "<td>given by Slurm</td><td></td><td>4</td>" in report
