@@ -100,7 +100,7 @@ def test_a_count_of_each_role_may_be_spread(tmp_path: Path, lab: SlurmLab) -> No
 
 def test_a_task_that_does_not_come_is_named(tmp_path: Path, lab: SlurmLab) -> None:
     imports = "from tf4slurm import *\nif os.environ['SLURM_PROCID'] == '2': sys.exit(0)"
-    result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, timeout_seconds=3)", "-N4", "-n4", imports=imports)
+    result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, timeout_seconds=10)", "-N4", "-n4", imports=imports)
     assert result.returncode == 1
     assert result.stderr.count("RendezvousTimeoutError: ") == 3
     assert "worker/1 (rank 2) did not join" in result.stderr
