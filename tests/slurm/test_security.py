@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.jobs import CHILD, TF4SLURM, Job
-from tests.processes import marked_processes, wait_until
+from tests.processes import marked_processes, read_process, wait_until
 from tests.slurm.lab import SlurmLab
 from tf4slurm.cluster import Address
 
@@ -45,7 +45,7 @@ class Step:
 
     def end(self) -> None:
         self.job.end_child("chief-0")
-        assert self.srun.wait(30) == 0, self._said.read_text()
+        assert self.srun.wait(60) == 0, self._said.read_text()
 
     def close(self) -> None:
         if self.srun.poll() is None:
@@ -71,8 +71,8 @@ def test_the_secret_travels_by_munge_and_is_found_nowhere(step: Step, lab: Slurm
     secret = secret_in(control, lab)
     assert len(bytes.fromhex(secret)) == 32
     slurm = [lab.run("scontrol", "-o", "show", what).stdout for what in ("job", "step")]
-    processes = [Path(f"/proc/{p.pid}") for p in marked_processes(process_mark)]
-    seen = [(process / name).read_bytes() for process in processes for name in ("cmdline", "environ")]
+    marked = marked_processes(process_mark)
+    seen = [text for each in marked for name in ("cmdline", "environ") if (text := read_process(each.pid, name))]
     assert len(seen) > 2 * len(NAMES)
     step.end()
     files = [path for path in step.job.directory.rglob("*") if path.is_file()]
