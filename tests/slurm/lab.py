@@ -129,7 +129,7 @@ class SlurmLab:
             )
             is_up = self.directory / "run" / "is-up"
             try:
-                wait_until(lambda: is_up.exists() or holder.poll() is not None, timeout_seconds=60, poll_seconds=0.02)
+                wait_until(lambda: is_up.exists() or holder.poll() is not None, timeout_seconds=120, poll_seconds=0.02)
                 if not is_up.exists():
                     self.down()
                     output.seek(0)
@@ -157,7 +157,7 @@ class SlurmLab:
     def run(
         self,
         *command: str | Path,
-        timeout_seconds: float = 30,
+        timeout_seconds: float = 60,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         check: bool = True,
@@ -178,7 +178,7 @@ class SlurmLab:
         self,
         node: str,
         *command: str | Path,
-        timeout_seconds: float = 30,
+        timeout_seconds: float = 60,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         check: bool = True,
@@ -239,7 +239,7 @@ class SlurmLab:
         """Plug both cables of a node in again."""
         self._control("heal", node)
 
-    def wait_idle(self, timeout_seconds: float = 30) -> None:
+    def wait_idle(self, timeout_seconds: float = 60) -> None:
         """Wait until no job is in the queue and all nodes are idle.
 
         Raises:
@@ -253,7 +253,7 @@ class SlurmLab:
         """One line per job in the queue: id, name, state."""
         return self.run("squeue", "-h", "-o", "%i %j %T").stdout.splitlines()
 
-    def cancel_all(self, timeout_seconds: float = 30) -> None:
+    def cancel_all(self, timeout_seconds: float = 60) -> None:
         """Cancel every job and wait until the lab is idle."""
         jobs = [line.split()[0] for line in self.queue()]
         if jobs:
@@ -268,7 +268,7 @@ class SlurmLab:
             raise LabError(f"No state of job {job_id} in: {text}")
         return state[1], exit_code[1]
 
-    def wait_for_job(self, job_id: int | str, timeout_seconds: float = 30) -> tuple[str, str]:
+    def wait_for_job(self, job_id: int | str, timeout_seconds: float = 60) -> tuple[str, str]:
         """Wait until a job has ended; return its `job_state`.
 
         Raises:

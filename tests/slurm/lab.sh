@@ -25,7 +25,7 @@ RESOLVE=${RESOLVE:-1}                            # 0: node names resolve nowhere
 PROCTRACK=${PROCTRACK:-linuxproc}                # cgroup (v1 only): ends daemonised children of a job as well
 ACCOUNTING=${ACCOUNTING:-0}                      # 1: slurmdbd with a MariaDB of the lab's own, on ctl, for sacct
 EXTRA_CONF=${EXTRA_CONF:-}                       # lines added to slurm.conf
-UP_SECONDS=${UP_SECONDS:-20}
+UP_SECONDS=${UP_SECONDS:-40}
 SETTINGS="NODES SUBNET IBNET CPUS GPUS KILLWAIT SLURMD_TIMEOUT HOST_SUFFIX PROCTRACK"
 FREEZER=/sys/fs/cgroup/freezer
 
@@ -63,7 +63,7 @@ enter() {
 power_on() {  # HOST HOSTNAME
   setsid unshare -m -u -n -p --fork --kill-child sh -c 'while sleep 1000; do :; done' "$LAB" </dev/null >/dev/null 2>&1 &
   echo $! >"$LAB/run/$1"
-  within 5 init "$1" || die "host $1 did not start"
+  within 20 init "$1" || die "host $1 did not start"
   local freezer=
   if [ "$PROCTRACK" = cgroup ] && [ "$1" != ctl ]; then freezer=$FREEZER/$(basename "$LAB")-$1; mkdir -p "$freezer"; fi
   (enter "$1" sh -euc '
@@ -142,7 +142,7 @@ power_off() {
   [ -z "$ids" ] || kill -KILL $ids 2>/dev/null || true
   read -r outer <"$LAB/run/$1" || return 0
   if grep -qsF -- "$LAB" "/proc/$outer/cmdline"; then kill -KILL "$outer" 2>/dev/null || true; fi
-  within 10 is_off "$1" || die "host $1 does not end"
+  within 30 is_off "$1" || die "host $1 does not end"
 }
 
 configure() {

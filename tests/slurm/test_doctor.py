@@ -103,7 +103,7 @@ def test_with_accounting_sacct_answers(accounting_lab: SlurmLab, tmp_path: Path)
 def test_accounting_that_is_down_is_told_in_slurms_words(accounting: None, tmp_path: Path) -> None:
     with SlurmLab(["alone"], accounting=True) as lab:
         lab.run("sacctmgr", "-i", "shutdown", check=False)
-        assert wait_until(lambda: lab.run("sacct", "-n", check=False).returncode != 0, timeout_seconds=10)
+        assert wait_until(lambda: lab.run("sacct", "-n", check=False).returncode != 0, timeout_seconds=30)
         (found,) = findings(doctor(lab, tmp_path, "--quick", prefix=()), "sacct")
     assert found["level"] == "warn"
     assert found["text"].startswith("accounting does not answer: sacct")
@@ -206,9 +206,9 @@ def test_its_step_ends_with_it(lab: SlurmLab, tmp_path: Path) -> None:
     script = 'echo $$ > pid; exec "$0" doctor --on-nodes --runs-directory runs'
     salloc = lab.popen(*SALLOC, "sh", "-c", script, TF4SLURM, cwd=tmp_path, stdout=subprocess.DEVNULL)
     try:
-        assert wait_until(lambda: "--as-node" in _commands(lab), timeout_seconds=30)
+        assert wait_until(lambda: "--as-node" in _commands(lab), timeout_seconds=60)
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
-        assert salloc.wait(timeout=30) != 0
+        assert salloc.wait(timeout=60) != 0
     finally:
         if salloc.poll() is None:
             salloc.kill()

@@ -32,7 +32,7 @@ pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slur
 def test_every_task_of_a_step_has_the_true_map(tmp_path: Path, lab: SlurmLab, options: tuple[str, ...]) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    result = lab.run("srun", "-Q", "-n4", *options, sys.executable, script, cwd=tmp_path, timeout_seconds=60)
+    result = lab.run("srun", "-Q", "-n4", *options, sys.executable, script, cwd=tmp_path, timeout_seconds=120)
     found = sorted(json.loads(line) for line in result.stdout.splitlines())
     assert [(rank, task_type, index) for rank, _, _, task_type, index in found] == [(r, "worker", r) for r in range(4)]
     nodes = [node for _, node, _, _, _ in found]

@@ -182,7 +182,7 @@ def test_a_job_is_requeued_and_each_run_keeps_its_output(tmp_path: Path, lab: Sl
         tf4slurm, "--workers", "1", "--requeue", "1", "-J", "again", "--", sys.executable, str(CHILD), str(children)
     )
     assert field(lab, job_id, "Requeue") == "1"
-    assert wait_until((children / "chief-0.1").exists, 30)
+    assert wait_until((children / "chief-0.1").exists, 60)
     lab.run("scancel", "--batch", f"--signal={signal.SIGUSR1.name}", job_id)
     second = tmp_path / f"slurm-{job_id}.1.out"
     assert wait_until(second.exists, 90)
@@ -198,11 +198,11 @@ def test_of_an_array_one_element_is_requeued_alone(tmp_path: Path, lab: SlurmLab
     mine = f"{tmp_path}/$SLURM_ARRAY_TASK_ID"
     command = ("bash", "-c", f"mkdir -p {mine}; exec {sys.executable} {CHILD} {mine}")
     job_id = submit(tf4slurm, "--workers", "1", "--array", "0-1", "--requeue", "1", "--", *command)
-    assert wait_until(lambda: all((tmp_path / n / "chief-0.1").exists() for n in "01"), 30)
+    assert wait_until(lambda: all((tmp_path / n / "chief-0.1").exists() for n in "01"), 60)
     last = next(f"{job_id}_{n}" for n in (0, 1) if field(lab, f"{job_id}_{n}", "JobId") == job_id)
     other = f"{job_id}_{1 - int(last[-1])}"
     lab.run("scancel", "--batch", "--signal=USR1", last)
-    assert wait_until(lambda: field(lab, last, "Restarts") == "1", 30)
+    assert wait_until(lambda: field(lab, last, "Restarts") == "1", 60)
     lab.run("scancel", last)
     (tmp_path / other[-1] / "chief-0.exit").write_text("0")
     assert lab.wait_for_job(other) == ("COMPLETED", "0:0")
