@@ -138,7 +138,9 @@ def test_a_job_after_another_waits_for_its_success(tmp_path: Path, lab: SlurmLab
     second = submit(tf4slurm, "--single", "--after", first, "--", "cat", str(go))
     assert field(lab, second, "Dependency").startswith(f"afterok:{first}")
     assert lab.job_state(second)[0] == "PENDING"
-    go.write_text("gone")
+    draft = tmp_path / "draft"
+    draft.write_text("gone")
+    draft.replace(go)
     assert lab.wait_for_job(second, timeout_seconds=60) == ("COMPLETED", "0:0")
     assert (tmp_path / f"slurm-{second}.out").read_text() == "gone"
 
