@@ -155,7 +155,7 @@ def test_without_a_result_slurms_word_counts(watcher: Watcher) -> None:
     job_id = watcher.submit("-N4", "--workers", "2")
     watcher.wait_for_steps(job_id)
     watcher.lab.run("scancel", "--signal=KILL", "--batch", job_id)
-    assert wait_until(lambda: watcher.status(job_id)["exit_code"] is not None, 30, poll_seconds=0.5)
+    assert wait_until(lambda: watcher.status(job_id)["exit_code"] is not None, 60, poll_seconds=0.5)
     status = watcher.status(job_id)
     assert status["exit_code"] != 0
     assert "there is no result of a launcher" in status["reason"]
