@@ -134,7 +134,9 @@ def test_sites_and_partitions_are_completed(watcher: Watcher) -> None:
         }
         return watcher.run(**asked).stdout.split()
 
-    assert complete("tf4slurm submit --partition ") == [f"plain,{name}" for name in partitions(watcher.lab)]
+    names = [f"plain,{name}" for name in partitions(watcher.lab)]
+    # Who presses Tab waits for the controller for 2 s at most.
+    assert wait_until(lambda: complete("tf4slurm submit --partition ") == names, timeout_seconds=30)
     assert complete("tf4slurm submit --site ces") == ["plain,cesga-ft3"]
 
 
