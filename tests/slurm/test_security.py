@@ -130,7 +130,7 @@ def test_a_host_without_munge_says_so(tmp_path: Path, lab: SlurmLab) -> None:
     step = Step(tmp_path, lab, str(script))
     try:
         said = tmp_path / "said"
-        assert wait_until(lambda: "'unmunge' does not work on r1-n9: FileNotFoundError" in said.read_text(), 30)
-        assert "which must run on every host of the job or on none" in said.read_text()
+        assert wait_until(lambda: "which must run on every host of the job or on none" in said.read_text(), 60)
+        assert "'unmunge' does not work on r1-n9: FileNotFoundError" in said.read_text()
     finally:
         step.close()
