@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import struct
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from tests.jobs import TF4SLURM
+from tests.processes import wait_until
 from tf4slurm.doctor import plain_smoke
 
 pytestmark = pytest.mark.keras
@@ -46,6 +50,31 @@ def test_a_task_whose_agent_still_listens_for_it_is_asked_again(
         plain_smoke.main(timeout_seconds=10)
         thread.join(10)
     assert capsys.readouterr().out.startswith("1 of 1 tasks answered the chief")
+
+
+def test_a_stranger_that_hangs_up_ends_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as holder:  # so that nobody else gets the port
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        address = holder.getsockname()
+        cluster = {"ps": [f"127.0.0.1:{address[1]}"]}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
+        code = "from tf4slurm.doctor import plain_smoke; plain_smoke.main(30)"
+        with subprocess.Popen([sys.executable, "-c", code]) as task:
+
+            def answer() -> bytes:
+                with contextlib.suppress(ConnectionError), socket.create_connection(address, 10) as connection:
+                    return connection.recv(100)
+                return b""
+
+            try:
+                assert wait_until(lambda: answer() == b"ps/0", 20)
+                stranger = socket.create_connection(address, 10)
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                stranger.close()  # with a reset
+                assert answer() == b"ps/0"
+            finally:
+                task.kill()
 
 
 def test_a_real_training(tmp_path: Path) -> None:

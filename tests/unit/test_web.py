@@ -134,6 +134,17 @@ def test_it_ends_once_the_end_was_seen(served: Served, run: Path) -> None:
     assert wait_until(lambda: served.ends == ["The job has ended."], 10)
 
 
+def test_a_browser_that_asks_seldom_has_time_to_see_the_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "_LAST_LOOK_SECONDS", 0)
+    monkeypatch.setattr(web, "_SHORTEST_SECONDS", 30)
+    page = Served(run)
+    page.get(f"{page.path}content")
+    shutil.copy(RUNS / "digits" / "result.json", run)
+    assert not wait_until(lambda: bool(page.ends), 2)
+    page.stop.set()
+    page.thread.join()
+
+
 def test_it_ends_when_nothing_is_written_any_more(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "_SILENCE_SECONDS", 1.0)
     page = Served(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -38,7 +39,7 @@ def _serve(name: str, address: str) -> None:
     with socket.create_server(("", port), family=family, reuse_port=True, dualstack_ipv6=both) as listener:
         while True:
             connection, _ = listener.accept()
-            with connection:
+            with connection, contextlib.suppress(OSError):  # who has hung up did not want to know
                 connection.sendall(name.encode())
 
 

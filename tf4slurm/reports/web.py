@@ -30,7 +30,7 @@ _HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d+)?", re.IGNORECASE
 _SHORTEST_SECONDS = 2.0
 _LONGEST_SECONDS = 30.0
 _SHARE = 0.1  # of a processor, that making the page may take
-_LAST_LOOK_SECONDS = 10.0  # for a browser to fetch the end
+_LAST_LOOK_SECONDS = 10.0  # for a browser to fetch the end, once it is its turn
 _SILENCE_SECONDS = 60.0
 _REQUEST_SECONDS = 10.0
 _MOST_THREADS = 16
@@ -79,7 +79,7 @@ def _wait_for_end(page: _Page, should_stop: Callable[[], bool]) -> str:
             return "The job has ended."
         if ended_at is None and page.look_for_end():
             ended_at = now
-        if ended_at is not None and now - ended_at > _LAST_LOOK_SECONDS:
+        if ended_at is not None and now - ended_at > page.pause_seconds + _LAST_LOOK_SECONDS:
             return "The job has ended."
         if page.silent_seconds > _SILENCE_SECONDS:
             return f"Nothing was written of the job for {format_seconds(page.silent_seconds)}: its launcher is gone."
@@ -106,6 +106,11 @@ class _Page:
         if status != self._written:
             self._written, self._written_at = status, time.monotonic()
         return time.monotonic() - self._written_at
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long a browser waits until it asks again; 0 if none has asked."""
+        return float(self._content.get("pause", 0.0))
 
     def look_for_end(self) -> bool:
         return self._run.read_result() is not None
