@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.tensorflow.tasks import Tasks
+from tf4slurm.errors import ShutdownError
+from tf4slurm.own_dictionary import ServerDictionary
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+from tf4slurm.tensorflow import done
 
 PS = """
 import os, signal
@@ -90,6 +96,25 @@ def test_the_ps_learns_how_each_worker_ended(
     assert tasks.wait("ps/0") == 0
     assert time.monotonic() - ended < 2  # the last worker's signal came before its end
     assert told in tasks.output("ps/0")
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_the_queues_have_the_word_before_the_control_service(monkeypatch: pytest.MonkeyPatch, takes: bool) -> None:
+    """By that one a ps may be gone at once, and would take no signal; it is told also where a queue takes none."""
+    said: list[str] = []
+
+    def signal_queues(self: done.DoneQueues, failed: bool) -> None:
+        said.append("queues")
+        if not takes:
+            raise ShutdownError("no ps")
+
+    monkeypatch.setattr(done.DoneQueues, "signal", signal_queues)
+    monkeypatch.setattr(done, "find_line", lambda: SimpleNamespace(say=lambda **changes: said.append(changes["done"])))
+    monkeypatch.setattr("tf4slurm.last_word._words", {})
+    word = done.done_word(ServerDictionary({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}, "worker", 0))
+    with contextlib.nullcontext() if takes else pytest.raises(ShutdownError):
+        word.say()
+    assert said == ["queues", "done"]
 
 
 def test_sigterm_is_served_at_once_by_a_ps_that_waits(make_tasks: Callable[[int, int], Tasks], tmp_path: Path) -> None:

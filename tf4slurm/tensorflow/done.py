@@ -68,9 +68,11 @@ def done_word(own: ServerDictionary) -> LastWord:
     queues = DoneQueues(own)
 
     def tell(failed: bool) -> None:
-        line = find_line()
-        if line is not None:  # a ps that waits for the control service's word leaves too
-            line.say(done="failed" if failed else "done")
-        queues.signal(failed)
+        try:
+            queues.signal(failed)
+        finally:  # only now: a ps that waits for the control service's word leaves at once, and takes no signal then
+            line = find_line()
+            if line is not None:
+                line.say(done="failed" if failed else "done")
 
     return last_word(f"queues of {own.task}", tell)
