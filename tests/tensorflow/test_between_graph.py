@@ -86,7 +86,10 @@ def test_a_killed_ps_costs_an_attempt_that_resumes_from_the_checkpoint(job: Job,
 
 
 def last_checkpoint(directory: Path) -> int:
-    return max((int(path.stem.rpartition("-")[2]) for path in directory.glob("model.ckpt-*.index")), default=0)
+    """Return the step of the one to go on from, which TensorFlow names when all its files are there."""
+    path = directory / "checkpoint"
+    found = re.search(r'^model_checkpoint_path: ".*-(\d+)"', path.read_text(), re.MULTILINE) if path.exists() else None
+    return int(found[1]) if found else 0
 
 
 @pytest.mark.long
