@@ -18,6 +18,7 @@ from tf4slurm.tensorflow.hooks import DoneHook, StartBarrierHook
 tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.INFO)
 is_synchronous = "--sync" in sys.argv
+pause_seconds = 0.01 if is_synchronous else 0.04  # after each step: who is held up for seconds still makes some of them
 directory = sys.argv[-1] if "--resume" in sys.argv else None
 stop = {"last_step": 200}
 if directory is not None:
@@ -55,5 +56,6 @@ with tf.train.MonitoredTrainingSession(
     while not session.should_stop():
         value, last, _ = session.run([loss, global_step, train_op])
         steps += 1
+        time.sleep(pause_seconds)
         stopped = time.monotonic()
 print("loss %.4f after %d steps; closed in %.1f s" % (value, steps, time.monotonic() - stopped), flush=True)
