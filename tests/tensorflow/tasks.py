@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,13 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.processes import wait_until
+from tf4slurm.network.ports import hold_port
 
 
 class Tasks:
-    """A cluster of ps and workers that run scripts; `end` kills what is left."""
+    """A cluster of ps and workers that run scripts; `end` kills what is left, and lets go of their ports."""
 
     def __init__(self, directory: Path, ps: int, workers: int) -> None:
-        addresses = _free_addresses(ps + workers)
+        self._ports = [hold_port() for _ in range(ps + workers)]
+        addresses = [f"127.0.0.1:{held.port}" for held in self._ports]
         self.cluster = {"ps": addresses[:ps], "worker": addresses[ps:]}
         self._directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -29,6 +30,7 @@ class Tasks:
         role, _, index = name.partition("/")
         config = {"cluster": self.cluster, "task": {"type": role, "index": int(index)}}
         environ = {"TF_CONFIG": json.dumps(config), "TF4SLURM_TASK": name, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        environ["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens beside the holder
         with self._path(name).open("wb") as output:
             command = [sys.executable, "-u", str(script), *arguments]
             self._processes[name] = subprocess.Popen(
@@ -58,12 +60,8 @@ class Tasks:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             process.wait()
+        for held in self._ports:
+            held.close()
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{name.replace('/', '-')}.output"
-
-
-def _free_addresses(count: int) -> list[str]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
