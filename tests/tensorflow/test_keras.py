@@ -23,6 +23,7 @@ import tensorflow as tf
 from tf4slurm.tensorflow import parameter_server_strategy
 
 strategy, coordinator = parameter_server_strategy(sharding="min-size", min_shard_bytes=64)
+tf.keras.utils.set_random_seed(1)
 
 def make_dataset(context):
     inputs = tf.random.stateless_uniform((512, 4), seed=(1, 2))
