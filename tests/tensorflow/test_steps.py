@@ -47,7 +47,14 @@ with tf4slurm.LocalCluster(ps=1, workers=2) as cluster:
     def iterate(rows):
         return iter(coordinator.create_per_worker_dataset(data(rows)))
 
+    @tf.function
+    def who():
+        return tf.distribute.coordinator.experimental_get_current_worker_index()
+
     endless = iterate(None)
+    ready = set()
+    while len(ready) < 2:  # a worker whose dataset is not there yet would leave all steps to the other
+        ready.update(map(int, coordinator.fetch([coordinator.schedule(who) for _ in range(4)])))
     first = run_steps(coordinator, step_fn, 300, dataset=endless, step=step)
     print("first", first.step, first.steps, min(first.steps_by_worker) > 0, first.mean_loss, weight.numpy())
     times = len(traced)
