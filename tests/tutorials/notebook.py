@@ -7,12 +7,14 @@ import re
 import shutil
 import socket
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from traitlets.config import Config
 
 TUTORIALS = Path(__file__).parents[2] / "TUTORIALS"
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
@@ -61,17 +63,19 @@ def execute(path: Path, directory: Path) -> Any:
         nbclient.exceptions.CellTimeoutError: A cell took longer than CELL_SECONDS.
     """
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-    client = NotebookClient(
-        notebook,
-        timeout=CELL_SECONDS,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(path.parent)}},
-        record_timing=False,
-    )
-    try:
-        client.execute(env={**os.environ, **environment(directory)})
-    except CellExecutionError as error:
-        raise NotebookError(f"{text_of(notebook)}\n{error}") from error
+    with tempfile.TemporaryDirectory() as sockets:  # ports may be taken before the kernel has them
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_SECONDS,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(path.parent)}},
+            record_timing=False,
+            config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
+        )
+        try:
+            client.execute(env={**os.environ, **environment(directory)})
+        except CellExecutionError as error:
+            raise NotebookError(f"{text_of(notebook)}\n{error}") from error
     return notebook
 
 
