@@ -92,6 +92,15 @@ def test_what_a_killed_save_left_is_removed_and_nothing_else(tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_first_save_that_was_killed_while_it_wrote_its_index_is_as_none(tmp_path: Path, size: int) -> None:
+    save_at(tmp_path, 5)
+    (tmp_path / "checkpoint").unlink()  # it is written last
+    os.truncate(tmp_path / "ckpt-5.index", size)
+    assert restore(tmp_path) == (None, 0, 0.0)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [4])

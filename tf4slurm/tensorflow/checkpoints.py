@@ -147,7 +147,14 @@ def _finished(directory: Path) -> list[str]:
 
 
 def _remove_unfinished(directory: Path) -> None:
-    """Remove what saves that were killed have left: parts in directories of their own, and parts without an index."""
+    """Remove what saves that were killed have left: parts in directories of their own, and parts without an index.
+
+    TensorFlow writes an index under its final name. So the first one may be cut off, when no file names another yet.
+    """
+    if not (directory / "checkpoint").exists():
+        for index in directory.glob(f"{_NAME}-*.index"):
+            if re.fullmatch(_NAME + r"-\d+", index.stem) and _is_cut_off(index):
+                index.unlink()
     for path in directory.glob(f"{_NAME}-*"):
         found = re.fullmatch(_NAME + r"-\d+(?:_temp|(\.data-\d+-of-\d+)(?:\.tempstate\d+)?)", path.name)
         if found is None:
@@ -156,3 +163,11 @@ def _remove_unfinished(directory: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         elif found[1] and not path.with_name(path.name.partition(".")[0] + ".index").exists():
             path.unlink(missing_ok=True)
+
+
+def _is_cut_off(index: Path) -> bool:
+    try:
+        tf.train.load_checkpoint(str(index.with_suffix("")))
+    except tf.errors.OpError as error:
+        return "sstable" in str(error.message)  # "too short to be an sstable", or it has not the end of one
+    return False
