@@ -68,7 +68,7 @@ PRINTED: Mapping[str, tuple[str, ...]] = {
 """What the cells of each notebook print, whenever it is executed."""
 
 TYPED: Mapping[str, tuple[str, ...]] = {
-    "01": (r"1 +debug first_jo +you +R ", rf"n1: 2 CPUs.*\ntest accuracy: {ACCURATE}", r"slurm-2.out\n.*accuracy"),
+    "01": (r"1 +debug first_jo +you +R ", rf"n1: \d+ CPUs.*\ntest accuracy: {ACCURATE}", r"slurm-2.out\n.*accuracy"),
     "02": (r"3: I am worker/2 at 10\.78\.0\.4:\d+", r"3: I am worker/2 at 172\.29\.0\.4:\d+", "ib7.*eth0"),
     "03": (rf"test accuracy: {ACCURATE}.*COMPLETED.*srun.*3: made \d+ steps",),
     "04": (rf"test accuracy: {ACCURATE}.*COMPLETED in",),
