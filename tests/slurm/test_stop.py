@@ -91,9 +91,10 @@ def test_a_signal_to_the_batch_script_or_to_the_step_stops_the_job(lab: SlurmLab
 
 @pytest.mark.long
 def test_the_time_limit_requeues_once_and_the_job_goes_on(lab: SlurmLab, tmp_path: Path) -> None:
-    options = ("-t1", "--requeue", "--signal=B:USR1@30")  # known to come 60 s early: at once
+    # Slurm looks every 30 s and may warn 60 s early: so 20 to 50 s after the start, when the job can take it.
+    options = ("-t1", "--requeue", "--signal=B:USR1@10")
     job = submit(lab, tmp_path, *options, run_options=("--requeue", "1"))
-    wait_for(tmp_path, "saved-0")
+    wait_for(tmp_path, "saved-0", timeout_seconds=90)
     wait_until_ready(tmp_path, run=1)
     (tmp_path / "finish").touch()
     assert lab.wait_for_job(job, timeout_seconds=60) == ("COMPLETED", "0:0")
