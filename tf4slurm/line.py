@@ -56,7 +56,7 @@ class Line:
         if order != self._order:
             self._order = order
             for writer in self._writers:
-                writer.write(encode(order) + b"\n")
+                _write(writer, order)
 
     def close(self) -> None:
         if self._server is not None:
@@ -73,7 +73,7 @@ class Line:
                 return
             self.was_used = True
             self._writers.add(writer)
-            writer.write(encode(self._order) + b"\n")
+            _write(writer, self._order)
             while line := await reader.readline():
                 report = decode(line, Report)
                 self._on_report(report)
@@ -84,6 +84,19 @@ class Line:
             writer.close()
             if report is not None:  # the process has ended or gone: it waits nowhere
                 self._on_report(dataclasses.replace(report, waiting=None))
+
+
+def _write(writer: asyncio.StreamWriter, order: Order) -> None:
+    """Write past the transport: where the script has ended, that would drop what it has said before its end."""
+    line = encode(order) + b"\n"
+    if not writer.transport.get_write_buffer_size():
+        try:
+            line = line[os.write(writer.get_extra_info("socket").fileno(), line) :]
+        except BlockingIOError:
+            pass  # it reads slowly
+        except OSError:
+            return
+    writer.write(line)
 
 
 def _is_own_user(connection: socket.socket) -> bool:

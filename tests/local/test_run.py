@@ -106,6 +106,32 @@ def test_a_killed_worker_is_started_again_at_the_same_address(job: Job) -> None:
     assert next(task for task in job.result["tasks"] if task["task"] == "worker/1")["starts"] == 2
 
 
+def test_a_worker_that_says_that_it_is_done_and_ends_at_once_is_not_started_again(job: Job) -> None:
+    """Its agent, held up, sees neither its connection nor its word before its end."""
+    code = """
+import json, os, pathlib, sys, time
+import tf4slurm.shutdown
+role, directory = os.environ["TF4SLURM_TASK"].split("/")[0], pathlib.Path(sys.argv[1])
+(directory / f"{role}-draft").write_text(json.dumps({"pid": os.getpid()}))
+(directory / f"{role}-draft").replace(directory / f"{role}-0.1")
+while not (directory / f"{role}-end").exists():
+    time.sleep(0.02)
+if role == "worker":
+    tf4slurm.shutdown.signal_done()
+"""
+    job.start("--ps", "1", "--workers", "1", command=(sys.executable, "-c", code, str(job.children)))
+    worker = psutil.Process(job.wait_for_child("worker-0")["pid"])
+    agent = agent_of(worker.pid)
+    agent.suspend()
+    (job.children / "worker-end").touch()
+    assert wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE, 10)
+    agent.resume()
+    job.wait_for_event("exited", "worker/0")
+    (job.children / "chief-end").touch()
+    assert job.wait() == 0
+    assert "restarting" not in [event["kind"] for event in job.events]
+
+
 def test_a_worker_that_always_fails_ends_the_job(job: Job) -> None:
     job.start(*ROLES, "--max-worker-restarts", "2")
     job.end_child("worker-0", 9)
