@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,34 @@ def can_connect(lab: SlurmLab, node: str, host: str) -> bool:
     return lab.on(node, "timeout", "0.5", "bash", "-c", connect, check=False).returncode == 0
 
 
-def namespaces(command_part: str = "") -> set[str]:
-    """The namespaces other than ours that processes with such a command line are in."""
+def connects(lab: SlurmLab, node: str, host: str) -> bool:
+    return wait_until(lambda: can_connect(lab, node, host), timeout_seconds=5)
+
+
+def namespaces(command_part: str = "", kept: contextlib.ExitStack | None = None) -> set[str]:
+    """The namespaces other than ours that processes with such a command line are in.
+
+    While they are `kept` open, no other lab's get their numbers.
+    """
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended
             if command_part.encode() in (process / "cmdline").read_bytes():
-                found |= {os.readlink(path) for path in (process / "ns").iterdir()}
+                for path in (process / "ns").iterdir():
+                    if kept is not None:
+                        kept.callback(os.close, os.open(path, os.O_RDONLY))
+                    found.add(os.readlink(path))
     return found - {os.readlink(path) for path in Path("/proc/self/ns").iterdir()}
+
+
+def mounts() -> set[str]:
+    return set(Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+@pytest.fixture
+def kept() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as kept:
+        yield kept
 
 
 def names_in(*folders: str) -> set[str]:
@@ -78,32 +99,32 @@ def test_a_signal_reaches_the_command_and_not_its_wrapper(lab: SlurmLab) -> None
 
 def test_a_partitioned_node_is_silent_until_healed(lab: SlurmLab) -> None:
     hosts = ("r1-n9", "r1-n9-ib")
-    assert all(can_connect(lab, "gpu-09", host) for host in hosts)
+    assert all(connects(lab, "gpu-09", host) for host in hosts)
     lab.partition("r1-n9")
     try:
         assert not any(can_connect(lab, "gpu-09", host) for host in hosts)
     finally:
         lab.heal("r1-n9")
-    for host in hosts:
-        assert wait_until(lambda host=host: can_connect(lab, "gpu-09", host), timeout_seconds=5)  # type: ignore[misc]
+    assert all(connects(lab, "gpu-09", host) for host in hosts)
 
 
 def test_a_crashed_node_comes_back(lab: SlurmLab, process_mark: str) -> None:
     hosts = ("10.78.0.1", "172.29.0.1")
-    assert all(can_connect(lab, "gpu-09", host) for host in hosts)
+    assert all(connects(lab, "gpu-09", host) for host in hosts)
     lab.crash("r1-n2")
     with pytest.raises(LabError, match="r1-n2 is not running"):
         lab.on("r1-n2", "true")
     lab.boot("r1-n2")
     lab.wait_idle(20)
     assert lab.run("srun", "-wr1-n2", "hostname").stdout == "r1-n2\n"
-    assert all(can_connect(lab, "gpu-09", host) for host in hosts), "its neighbours know it still"
+    assert all(connects(lab, "gpu-09", host) for host in hosts), "its neighbours know it still"
     assert marked_processes(process_mark) == [], "the daemons of a booted node belong to no test"
 
 
 def test_what_a_test_leaves_behind_is_found_on_any_host(lab: SlurmLab, process_mark: str) -> None:
     assert marked_processes(process_mark) == []
     lab.run("srun", "-wgpu-09", "sh", "-c", "setsid setsid sleep 300 >/dev/null 2>&1 </dev/null &")
+    assert wait_until(lambda: [p.command for p in marked_processes(process_mark)] == ["sleep 300"], timeout_seconds=10)
     (leftover,) = wait_until_gone(process_mark, timeout_seconds=0.2)
     assert (leftover.host, leftover.command) == ("gpu-09", "sleep 300")
     assert kill_leftovers(process_mark, timeout_seconds=0) == [leftover]
@@ -111,8 +132,8 @@ def test_what_a_test_leaves_behind_is_found_on_any_host(lab: SlurmLab, process_m
 
 
 @pytest.mark.long
-def test_a_second_lab_stands_beside_the_first_and_leaves_nothing(lab: SlurmLab) -> None:
-    mounts, folders = Path("/proc/self/mountinfo").read_text(), ("/etc/netns", "/run/netns", "/sys/class/net")
+def test_a_second_lab_stands_beside_the_first_and_leaves_nothing(lab: SlurmLab, kept: contextlib.ExitStack) -> None:
+    mounted, folders = mounts(), ("/etc/netns", "/run/netns", "/sys/class/net")
     names = names_in(*folders, "/sys/fs/cgroup/freezer")
     with SlurmLab(["alpha", "beta"], host_suffix=".lab.example") as other:
         assert sorted(other.run("srun", "-N2", "hostname").stdout.split()) == ["alpha.lab.example", "beta.lab.example"]
@@ -120,14 +141,14 @@ def test_a_second_lab_stands_beside_the_first_and_leaves_nothing(lab: SlurmLab) 
         assert " 10.78.0.1/24 " in other.on("alpha", "ip", "-o", "addr").stdout
         assert " 10.78.0.1/24 " in lab.on("r1-n2", "ip", "-o", "addr").stdout
         sleeper = other.popen("srun", "sleep", "300")
-        assert wait_until(lambda: bool(other.queue()), timeout_seconds=5)
+        assert wait_until(lambda: bool(other.queue()), timeout_seconds=30)
         assert lab.queue() == []
-        added = namespaces(str(other.directory))
+        added = namespaces(str(other.directory), kept)
         assert len(added) == 3 * 4  # network, UTS, PID and mount of ctl, alpha and beta
     assert sleeper.wait(timeout=5) != 0
-    assert not added & namespaces()
+    assert wait_until(lambda: not added & namespaces(), timeout_seconds=5)  # what was killed ends a moment later
     assert not other.directory.exists()
-    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert wait_until(lambda: mounts() <= mounted, timeout_seconds=120)  # a test beside this one may have a disk
     assert names_in(*folders, "/sys/fs/cgroup/freezer") == names
 
 
@@ -151,11 +172,11 @@ def test_sacct_knows_the_memory_of_a_job(accounting_lab: SlurmLab) -> None:
 
 
 @pytest.mark.long
-def test_a_lab_with_accounting_leaves_nothing(accounting: None) -> None:
+def test_a_lab_with_accounting_leaves_nothing(accounting: None, kept: contextlib.ExitStack) -> None:
     with SlurmLab(["alone"], accounting=True) as other:
-        added = namespaces(str(other.directory))
+        added = namespaces(str(other.directory), kept)
     assert added
-    assert not added & namespaces()
+    assert wait_until(lambda: not added & namespaces(), timeout_seconds=5)
     assert not other.directory.exists()
 
 
@@ -179,6 +200,6 @@ def test_the_lab_ends_with_its_holder(slurm: None) -> None:
         assert holder is not None
         assert holder.stdin is not None
         holder.stdin.close()
-        assert wait_until(lambda: not lab.directory.exists(), timeout_seconds=10)
+        assert wait_until(lambda: not lab.directory.exists(), timeout_seconds=30)
     finally:
         lab.down()
