@@ -89,7 +89,8 @@ class TrainingJob:
         if victim == "launcher":
             (found,) = [process.pid for process in marked if _arguments(process)[1:3] == [TF4SLURM, "run"]]
         elif victim == "batch script":
-            (found,) = [process.pid for process in marked if "slurm_script" in process.command.partition(TF4SLURM)[0]]
+            scripts = {process.pid for process in marked if "slurm_script" in process.command.partition(TF4SLURM)[0]}
+            (found,) = [script for script in scripts if scripts.isdisjoint(self.waiting_for(script))]  # no fork of it
         else:
             (found,) = [process.pid for process in marked if _is_child_of(process, victim)]
         return found
@@ -120,7 +121,7 @@ class TrainingJob:
     def events(self) -> list[dict[str, Any]]:
         """The event log as far as it is written; empty before there is one."""
         found = list(self.runs.glob("*/events.jsonl"))
-        return [json.loads(line) for line in found[0].read_text().splitlines()] if found else []
+        return [json.loads(line) for line in _lines(found[0])] if found else []
 
     def event(self, kind: str) -> dict[str, Any] | None:
         return next((event for event in self.events if event["kind"] == kind), None)
@@ -153,7 +154,8 @@ class TrainingJob:
     def time_in(self, name: str) -> float | None:
         """Return the time that the script wrote into a file."""
         path = self.directory / name
-        return float(path.read_text()) if path.exists() and path.read_text() else None
+        text = path.read_text() if path.exists() else ""
+        return float(text) if text else None
 
     # Waiting
 
