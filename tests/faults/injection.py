@@ -51,5 +51,5 @@ def _exit(case: Case, job: TrainingJob) -> float:
     draft = order.with_suffix(".draft")
     draft.write_text(case.fault.split()[1])
     draft.replace(order)
-    job.wait_for(lambda: job.time_in("faulted") is not None, 5, f"{case.victim} did not exit")
+    job.wait_for(lambda: job.time_in("faulted") is not None, 30, f"{case.victim} did not exit")
     return job.time_in("faulted") or 0.0
