@@ -694,6 +694,17 @@ def test_steps_that_are_told_only_when_asked_are_no_stall() -> None:
     assert "the last was step 4 of chief/0" in job.verdict.reason
 
 
+def test_a_beat_that_comes_a_little_early_puts_a_stall_off_for_none_more() -> None:
+    job = Job(limits=dataclasses.replace(LIMITS, stall_seconds=3)).train()
+    job.say(0, "running", report=Report(step=1))
+    for pause in (1, 1, 0.98):
+        job.turn(pause, talking=[])
+        job.turn(0.001)
+    assert job.state.verdict is None
+    job.turn(TICK, talking=[])
+    assert job.verdict.exit_code == 7
+
+
 @pytest.mark.parametrize(("comes_back", "exit_code", "cause"), [(True, 1, "chief"), (False, 7, "ps")])
 def test_a_failure_waits_for_a_task_that_may_be_its_cause(comes_back: bool, exit_code: int, cause: str) -> None:
     job = Job().train()

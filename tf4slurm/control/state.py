@@ -250,9 +250,8 @@ class JobState:
                 self._lose(record, silence if record.is_connected else "its connection broke and did not come back")
         self._release()
         self._barriers.settle(now)
-        stall = self.limits.stall_seconds
-        if stall is not None and self._stepped_at is not None and self._heard_until() - self._stepped_at > stall:
-            self._on_stall(stall)
+        if self._has_stalled(now):
+            self._on_stall()
         if now < self._phase_deadline:
             return
         if self.phase in (Phase.FORMING, Phase.PROVING):
@@ -375,16 +374,24 @@ class JobState:
         if seconds >= _LONG_WAIT_SECONDS:
             self._emit("barrier", last, f"came last to barrier {name!r}: the first had waited {seconds:.1f} s")
 
-    def _heard_until(self) -> float:
-        """Return up to when all steps are known: a task tells them only when it is asked."""
-        stepping = (r.heard_at for r in self.records if r.status.report.step is not None and not r.is_gone)
-        return min(stepping, default=self._now)
+    def _has_stalled(self, now: float) -> bool:
+        """Whether no new step was told for the limit, and all that tell steps were asked once it was over.
 
-    def _on_stall(self, seconds: float) -> None:
+        A beat is not to the millisecond, so those that were asked up to half of one before count too.
+        """
+        seconds = self.limits.stall_seconds
+        if seconds is None or self._stepped_at is None or now - self._stepped_at <= seconds:
+            return False
+        asked_at = self._stepped_at + seconds - self.limits.beat_seconds / 2
+        stepping = (r for r in self.records if r.status.report.step is not None and not r.is_gone)
+        return all(record.heard_at > asked_at for record in stepping)
+
+    def _on_stall(self) -> None:
         self._stepped_at = None
         if self.phase is Phase.TRAINING:
             furthest = max(self.records, key=lambda record: record.status.report.step or 0)
-            what = f"no task has reported a new step for {seconds:g} s; the last was step {furthest.status.report.step}"
+            what = f"no task has reported a new step for {self.limits.stall_seconds:g} s"
+            what += f"; the last was step {furthest.status.report.step}"
             self._fail(Verdict(EXIT_TASK_LOST, f"Training has stalled: {what} of {furthest}.", furthest.task))
 
     def _depart(self, record: TaskRecord, now: float) -> None:
