@@ -25,6 +25,7 @@ _PATH = [str(Path(errors.__file__).parents[1]), *filter(None, sys.path)]
 _BE_AGENT = f"import sys; sys.path += {_PATH}; sys.modules['ssl'] = None; from tf4slurm.agent import main; main()"
 _AGENT = (sys.executable, "-I", "-S", "-c", _BE_AGENT)
 _WORDS_LINES = 10
+_SIGNAL_SECONDS = 1.0  # after each signal: an srun that waits for a lost host heeds SIGKILL alone
 
 
 class SrunSpawner:
@@ -72,7 +73,7 @@ class SrunSpawner:
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._srun.returncode is None:
                 self._srun.send_signal(number)
-                await asyncio.wait({self._watching}, timeout=2.0)
+                await asyncio.wait({self._watching}, timeout=_SIGNAL_SECONDS)
 
     async def _watch(self, srun: asyncio.subprocess.Process, listener: SpawnerListener) -> None:
         words: deque[str] = deque(maxlen=_WORDS_LINES)
