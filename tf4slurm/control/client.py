@@ -33,7 +33,7 @@ from tf4slurm.network.stream import OK, UNAUTHENTICATED, Call
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.1
-_CHECKS = 8  # in the dead time
+_CHECKS = 4  # in the dead time
 _GOODBYE_SECONDS = 1.0
 _MAX_MESSAGE_BYTES = 16 * 2**20  # more than the map of 100,000 tasks
 _MAX_PROOF_BYTES = 4096
