@@ -16,7 +16,7 @@ _QUICK = ("--dead-after", "3", "--beat", "0.5")
 _QUICK_DEAD_SECONDS, _DEAD_SECONDS = 3.0, 10.0
 _CUT_OFF_SECONDS = 2.0
 _START_TIMEOUT_SECONDS = 6.0
-_SERVE_TIMEOUT_SECONDS = 30.0  # the others must have imported TensorFlow by then: 10 s were seen on a busy machine
+_SERVE_TIMEOUT_SECONDS = 15.0  # the others must have imported TensorFlow by then: 10 s were seen on a busy machine
 _GRACE_SECONDS = 25.0
 _OFTEN = ("ps/0, SIGKILL", "worker/1, SIGKILL", "launcher, SIGKILL")
 

@@ -13,11 +13,10 @@ from tests.jobs import NAMES, ROLES, Job
 from tests.processes import wait_until, wait_until_gone
 
 
-def addresses(child: dict[str, object]) -> dict[str, str]:
+def addresses(child: dict[str, object]) -> set[str]:
     config = child["config"]
     assert isinstance(config, dict)
-    cluster = config["cluster"]
-    return {f"{role}/{index}": address for role in cluster for index, address in enumerate(cluster[role])}
+    return {address for role in config["cluster"].values() for address in role}
 
 
 @pytest.mark.parametrize("victim", ["ps-0", "chief-0"])
@@ -27,8 +26,7 @@ def test_the_loss_of_a_ps_or_the_chief_forms_the_cluster_anew(job: Job, victim: 
     os.kill(first[victim]["pid"], signal.SIGKILL)
     second = {name: job.wait_for_child(name, number=2) for name in NAMES}
     assert not any(psutil.pid_exists(child["pid"]) for child in first.values())
-    before, after = addresses(first["chief-0"]), addresses(second["chief-0"])
-    assert all(before[task] != after[task] for task in before)  # one may have the port that another has given back
+    assert not addresses(first["chief-0"]) & addresses(second["chief-0"])
     assert all(addresses(child) == addresses(second["chief-0"]) for child in second.values())
     assert [child["environ"]["TF4SLURM_ATTEMPT"] for child in (*first.values(), *second.values())] == ["1"] * 4 + [
         "2"

@@ -44,6 +44,7 @@ def test_where_a_job_stands_can_be_read_while_it_runs_and_after(job: Job, tmp_pa
     assert [task["task"] for task in status["tasks"]] == ["chief/0", "ps/0", "worker/0", "worker/1"]
     assert {task["state"] for task in status["tasks"]} == {"running"}
     assert chief()["metrics"]["loss"] > 0
+    assert 1 < chief()["steps_per_second"] <= 20
     assert find_job(None, os.environ).run_directories == [run]
     end.touch()
     assert job.wait() == 0

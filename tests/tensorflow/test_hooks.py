@@ -93,12 +93,12 @@ def test_no_worker_trains_before_all_have_come(tasks: Tasks, tmp_path: Path) -> 
     line = "tf.disable_v2_behavior()\n"
     script.write_text(script.read_text().replace(line, line + TELL))
     for name in ["ps/0", "worker/0"]:
-        tasks.start(name, script, *NUMBERS, "-steps", "1000")
-    tasks.wait_for_line("worker/0", "QueueManagementHook is now")  # alone it would make its 1000 steps in 1 s
-    tasks.start("worker/1", script, *NUMBERS, "-steps", "1000")
+        tasks.start(name, script, *NUMBERS, "-steps", "5000")
+    tasks.wait_for_line("worker/0", "QueueManagementHook is now")  # alone it would make its 5000 steps in 5 s
+    tasks.start("worker/1", script, *NUMBERS, "-steps", "5000")
     assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 0]
     outputs = [tasks.output(name) for name in WORKERS]
-    assert sum(int(re.findall(r"made (\d+) steps", output)[0]) for output in outputs) >= 1000
+    assert all(int(re.findall(r"made (\d+) steps", output)[0]) > 100 for output in outputs)
     come, train = ([float(re.findall(rf"{what} at (\S+)", each)[0]) for each in outputs] for what in ("come", "train"))
     assert max(come) < min(train)
 
@@ -157,7 +157,6 @@ def test_a_ps_that_comes_late_costs_synchronous_training_no_step(tmp_path: Path)
             tasks.wait_for_line(name, "DistributedTFQueueHook.")  # it is about to look for all others
         tasks.start("ps/0", OLD_SCRIPTS / "synchronous.py", *numbers)
         assert tasks.wait_all(["ps/0", "ps/1", "worker/0"]) == [0, 0, 0]
-        # the step as it was before the last one was applied, or after that: both read and write are on the ps
-        assert re.search(r"worker 0 stopped at step (99|100)\b", tasks.output("worker/0"))
+        assert "worker 0 stopped at step 99" in tasks.output("worker/0")
     finally:
         tasks.end()

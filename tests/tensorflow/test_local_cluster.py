@@ -67,7 +67,7 @@ def test_it_ends_with_the_process_that_made_it(tmp_path: Path, process_mark: str
     finally:
         os.kill(notebook.pid, signal.SIGKILL)
         notebook.wait()
-    assert not wait_until_gone(process_mark, 30)
+    assert not wait_until_gone(process_mark, 10)
 
 
 def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:

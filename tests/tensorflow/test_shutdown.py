@@ -94,7 +94,7 @@ def test_the_ps_learns_how_each_worker_ended(
     assert tasks.wait_all(["worker/0", "worker/1", "worker/2"]) == codes
     ended = time.monotonic()
     assert tasks.wait("ps/0") == 0
-    assert time.monotonic() - ended < 30  # the last worker's signal came before its end; else it would wait for 100 s
+    assert time.monotonic() - ended < 2  # the last worker's signal came before its end
     assert told in tasks.output("ps/0")
 
 

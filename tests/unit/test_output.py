@@ -80,7 +80,7 @@ def test_a_stream_that_is_held_holds_up_nobody_and_what_is_left_out_is_counted(p
     before = time.monotonic()
     for number in range(MANY):
         writer.write(f"line {number:0100d}")
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 1
     pipe.start_reading()
     again = 0
     while not any("left out" in line for line in pipe.lines) and time.monotonic() - before < 20:
@@ -127,7 +127,7 @@ def test_close_does_not_wait_for_ever_for_a_held_stream() -> None:
     writer.close(["how it went"])
     seconds = time.monotonic() - before
     pipe.start_reading()
-    assert 0.9 < seconds < 10  # a second for what is queued, one more for the last lines
+    assert 0.9 < seconds < 2.5  # a second for what is queued, one more for the last lines
     assert wait_until(lambda: pipe.lines[-1:] == ["how it went\n"], 10)
     *lines, note, last = pipe.read_to_end()
     assert last == "how it went"
@@ -143,7 +143,7 @@ def test_a_reader_that_is_gone_ends_the_writing_only(patient: None) -> None:
             writer.write(f"line {number}")
         before = time.monotonic()
         writer.close()
-        assert time.monotonic() - before < 10  # it did not wait for what nobody reads
+        assert time.monotonic() - before < 0.9  # it did not wait for what nobody reads
 
 
 def test_a_line_that_the_stream_cannot_encode_does_not_end_the_others(patient: None) -> None:

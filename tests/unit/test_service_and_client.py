@@ -46,8 +46,6 @@ SECRET = "the secret of this job"
 BEAT = 0.05
 DEAD, SOON_DEAD = 8.0, 2.0
 """Seconds of silence that are death: more than a busy machine takes, or as much as a test may wait."""
-ONE_TRY = 3.0
-"""Seconds that a try to connect may take: who is late by less has made no more of them."""
 PAIR = "chief ps"
 _Call = Any  # grpc.aio.StreamStreamCall: grpcio ships no types
 
@@ -818,7 +816,7 @@ def test_a_service_that_falls_silent_is_gone_after_the_dead_time() -> None:
             paused = time.monotonic()
             with pytest.raises(RendezvousConnectionError) as caught:
                 await running
-            assert before + SOON_DEAD <= time.monotonic() < paused + SOON_DEAD + ONE_TRY
+            assert before + SOON_DEAD <= time.monotonic() < paused + SOON_DEAD + 1
             assert caught.value.address == f"127.0.0.1:{relay.port}"
             assert "no address is known" not in str(caught.value)
             await until(lambda: ("lost", "chief/0") in job.events)
@@ -841,7 +839,7 @@ def test_a_silent_service_is_not_looked_for_at_its_other_addresses() -> None:
             before = time.monotonic()
             with pytest.raises(RendezvousConnectionError, match="it fell silent"):
                 await running
-            assert time.monotonic() - before < 2 + ONE_TRY
+            assert time.monotonic() - before < 3
             assert other.connections == 0
 
     live(story)
@@ -857,7 +855,7 @@ def test_a_service_that_is_closed_is_gone_after_the_dead_time() -> None:
             before = time.monotonic()
             with pytest.raises(RendezvousConnectionError, match="The launcher is gone, or was never there"):
                 await running
-            assert time.monotonic() - before < SOON_DEAD + ONE_TRY
+            assert time.monotonic() - before < SOON_DEAD + 1
 
     live(story)
 

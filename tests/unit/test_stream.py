@@ -472,6 +472,7 @@ def test_who_takes_nothing_and_hangs_up_halfway_does_not_stay(is_trusted: bool) 
             raw.writer.write_eof()
             while served[0] in served[0]._listener._streams:
                 await asyncio.sleep(0.01)
+            assert served[0] not in served[0]._listener._streams
 
     live(story)
 
