@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
-SLURM_PACKAGES := slurm-wlm munge iproute2 slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
+SLURM_PACKAGES := slurm-wlm munge iproute2 iptables slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
 # The tests wait more than they compute: two at a time, each file's after one another.
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=40
 BROWSER_PACKAGES := chromium fonts-dejavu-core
@@ -69,7 +69,7 @@ $(VENV)/installed: setup.cfg pyproject.toml
 # A real Slurm for the tests, where it can be had: a Debian machine, as root. Elsewhere its tests skip and say so.
 slurm:
 	@if command -v slurmctld >/dev/null && command -v munged >/dev/null && command -v ip >/dev/null && \
-	  command -v slurmdbd >/dev/null && command -v mariadbd >/dev/null; then :; \
+	  command -v slurmdbd >/dev/null && command -v iptables >/dev/null && command -v mariadbd >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES) >/dev/null; \
 	fi

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from benchmarks.control_plane import measure_control_plane
 from benchmarks.measure import Figure
 
-_FREE = {"bytes of messages": " (N tasks x a map of N)", "the same without compression": " (longer names)"}
+_FREE = {"bytes of messages": " (N tasks x a cluster spec of N)", "the same without compression": " (longer names)"}
 _RUNS = {10: 5, 100: 5, 1_000: 5}
 
 
 def measure_growth() -> list[Figure]:
-    """Return the figures of the same job at several sizes; that at 10,000 is a measurement of its own."""
+    """Return the figures of the same job at several sizes; that at 5,000 is a measurement of its own."""
     return [figure for num_tasks, runs in _RUNS.items() for figure in measure_control_plane(num_tasks, runs)]
 
 
-def growth_of(figures: Sequence[Figure], low: int = 1_000, high: int = 10_000) -> list[Figure]:
+def growth_of(figures: Sequence[Figure], low: int = 1_000, high: int = 5_000) -> list[Figure]:
     """Return by how much each quantity grows between two sizes, for each task more: 1 is as fast as the tasks do.
 
     The spread is that of the runs at the larger size, beside the median at the smaller one.
 
-    What all tasks receive together is the exception: each of N tasks receives a map of N. So is the map without its
-    compression, which nobody sends: it is there to say what that gives, and the names of more tasks are longer.
+    What all tasks receive together has no bound: each of N tasks receives a cluster spec of N. Nor has the cluster spec
+    without compression, which is never sent: it shows what compression saves, and the names of more tasks are longer.
     """
     grown = []
     for small in (figure for figure in figures if figure.at == low):

@@ -21,17 +21,21 @@ _PLOTS = {
         "seconds",
         (
             "the service's processor time, rendezvous to told to start",
-            "a task reads the map, four at a time",
+            "a task decodes the cluster spec, four at a time",
             "proved to told to start",
             "restart (attempt 2): a failure to all told to start again",
-            "verdict: a task's end to all others told",
+            "outcome: a task's end to all others informed",
         ),
     ),
     "memory": ("megabytes", ("memory of the service",)),
     "messages": ("messages", ("messages, rendezvous to told to start",)),
     "bytes": (
         "kilobytes",
-        ("bytes of messages, rendezvous to told to start", "the map's message", "the same without compression"),
+        (
+            "bytes of messages, rendezvous to told to start",
+            "the cluster spec's message",
+            "the same without compression",
+        ),
     ),
     "steady": ("kilobytes a second", ("bytes on the network in steady state",)),
 }

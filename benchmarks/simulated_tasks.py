@@ -15,16 +15,15 @@ from typing import Any
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address
-from tf4slurm.control import auth
 from tf4slurm.control.client import Membership
+from tf4slurm.control.credentials import Credentials
 from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Hello, Report, Usage, Waiting
-from tf4slurm.control.packed_map import pack_map
+from tf4slurm.control.messages import Hello, Report, Usage, Waiting, encode_map
 
 PATIENCE_SECONDS = 120.0
 _CROWD = 1_000  # of more, those of one process get no turn within the usual dead time
-_USAGE_SECONDS = 5.0
-_STEADY_SECONDS = 20.0
+_USAGE_SECONDS, _USAGES_PER_SECOND = 5.0, 100  # those of agents: see tf4slurm.usage
+_STEADY_SECONDS = 20.0  # or one pause of the tasks, if that is longer
 
 
 def limits_of(num_tasks: int) -> Limits:
@@ -33,19 +32,19 @@ def limits_of(num_tasks: int) -> Limits:
     return limits if num_tasks <= _CROWD else dataclasses.replace(limits, dead_after_seconds=60.0)
 
 
-def be_tasks(pipe: Connection, port: int, secret: str, ranks: range, num_tasks: int) -> None:
+def be_tasks(pipe: Connection, port: int, credentials: Credentials, ranks: range, num_tasks: int) -> None:
     gc.disable()  # no host has so many tasks to look through; the service's collector is left as it is
-    asyncio.run(_Tasks(pipe, port, secret, ranks, num_tasks).live())
+    asyncio.run(_Tasks(pipe, port, credentials, ranks, num_tasks).live())
 
 
 class _Tasks:
     """Some of the tasks, in one process."""
 
-    def __init__(self, pipe: Connection, port: int, secret: str, ranks: range, num_tasks: int) -> None:
+    def __init__(self, pipe: Connection, port: int, credentials: Credentials, ranks: range, num_tasks: int) -> None:
         self._pipe = pipe
         self._num_tasks = num_tasks
         self._limits = limits_of(num_tasks)
-        self._service = ((Address("127.0.0.1", port),), secret)
+        self._service = ((Address("127.0.0.1", port),), credentials)
         self._members = [self._member(rank) for rank in ranks]
         self._chief = self._members[0] if 0 in ranks else None
 
@@ -68,8 +67,8 @@ class _Tasks:
             if what == "map_bytes":
                 agreed = self._members[0].map
                 assert agreed is not None
-                packed = pack_map(agreed)
-                self._pipe.send((len(packed) + auth.MAC_BYTES, len(zlib.decompress(packed)) + auth.MAC_BYTES))
+                encoded = encode_map(agreed)
+                self._pipe.send((len(encoded), len(zlib.decompress(encoded))))
                 continue
             if what == "rendezvous":
                 running = [asyncio.create_task(member.run()) for member in self._members]
@@ -83,13 +82,13 @@ class _Tasks:
         del running
 
     async def _rendezvous(self, member: Membership) -> None:
-        await _wait(member, lambda: bool(member.packed_map))
+        await _wait(member, lambda: bool(member.encoded_map))
 
     async def _decode(self, member: Membership) -> None:
         assert member.map is not None
 
     async def _decode_one(self, member: Membership) -> None:
-        """One task of each process reads the map."""
+        """One task of each process decodes the cluster spec."""
         if member is self._members[0]:
             await self._decode(member)
 
@@ -103,20 +102,20 @@ class _Tasks:
         await _wait(member, lambda: member.order.released == "here")
 
     async def _steady(self, member: Membership) -> None:
-        """Only live, and tell what the child uses, as agents do."""
-        pause = max(_USAGE_SECONDS, self._num_tasks / 100)
-        for sample in range(round(_STEADY_SECONDS / pause)):
-            await asyncio.sleep(pause)
+        """Only run, and send what the child uses as often as agents do."""
+        pause = max(_USAGE_SECONDS, self._num_tasks / _USAGES_PER_SECOND)
+        for sample in range(max(1, round(_STEADY_SECONDS / pause))):
             member.mention(Usage(1_500_000_000 + sample, 1000.5 + sample, 10**10 + sample, 10**11 + sample))
+            await asyncio.sleep(pause)
 
     async def _restart(self, member: Membership) -> None:
         """The chief fails; all take another port, and the cluster forms again until all may start."""
         if member is self._chief:
             member.report(state="exited", returncode=1)
-        before = member.packed_map
+        before = member.encoded_map
         await _wait(member, lambda: member.order.attempt == 2)
         member.begin_attempt(2, port=_port())
-        await _wait(member, lambda: member.packed_map is not before)
+        await _wait(member, lambda: member.encoded_map is not before)
         await self._start(member)
 
     async def _fail(self, member: Membership) -> None:

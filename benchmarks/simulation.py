@@ -1,8 +1,9 @@
 """A job of N tasks without children and without Slurm: each task has its own connection, all live in a few processes.
 
-The service has a process of its own, as the launcher has it. Times are of CLOCK_MONOTONIC, which all processes of a
-machine share. A task has the map when it has received it and opened its seal; reading it into Python's values, which
-real hosts do side by side, is a step of its own.
+The service has a process of its own, as the launcher has it, and creates the credentials; the tasks check its
+certificate and send its token as agents do. Times are of CLOCK_MONOTONIC, which all processes of a machine share.
+A task has the cluster spec when its message has arrived. Decoding it is a step of its own: real hosts decode it side
+by side.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import multiprocessing
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from benchmarks.simulated_tasks import PATIENCE_SECONDS, be_tasks, limits_of
 from tf4slurm.cluster import Task
-from tf4slurm.control import auth
+from tf4slurm.control.credentials import create_credentials
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.join import Place, Service
@@ -32,19 +33,19 @@ PROCESSES = 4
 """Over so many the tasks are spread, ours as those of the peers."""
 
 _SPAWN = multiprocessing.get_context("spawn")
-_SECRET = "the secret of a benchmark"
 
 
 class Load(NamedTuple):
     """What the service has used by now: processor seconds, resident bytes, messages and bytes both ways.
 
-    `sealed_bytes` are those of its messages; `loopback_bytes` all that crossed the loopback, headers included.
+    `message_bytes` are those of its messages, without what gRPC, TLS and TCP add; `loopback_bytes` are all that crossed
+    the loopback, headers included.
     """
 
     cpu_seconds: float
     memory_bytes: int
     messages: int
-    sealed_bytes: int
+    message_bytes: int
     loopback_bytes: int
 
 
@@ -52,7 +53,8 @@ class Simulation:
     """A context: the service and its tasks are there inside, and gone outside.
 
     What `ask` names is done by all tasks at once: rendezvous, start, barrier, steady, restart, then either leave or
-    fail. Last may come decode, or decode_one in each process: who reads hundreds of maps is silent meanwhile.
+    fail. Last may come decode, or decode_one in each process: a process that decodes hundreds of cluster specs sends
+    nothing meanwhile.
     """
 
     def __init__(self, num_tasks: int, launcher_directory: Path | None = None) -> None:
@@ -67,10 +69,10 @@ class Simulation:
         raise_files(self._num_tasks + 1_000)
         try:
             self._service = self._start(_serve, self._num_tasks, self._directory)
-            port, secret = _hear(self._service)
+            port, credentials = _hear(self._service)
             for index in range(PROCESSES):
                 ranks = range(index, self._num_tasks, PROCESSES)
-                self._pipes.append(self._start(be_tasks, port, secret, ranks, self._num_tasks))
+                self._pipes.append(self._start(be_tasks, port, credentials, ranks, self._num_tasks))
             for pipe in self._pipes:
                 _hear(pipe)  # its imports are over
         except BaseException:
@@ -95,10 +97,10 @@ class Simulation:
         return found
 
     def map_bytes(self) -> tuple[int, int]:
-        """Return the size of the map's message, and what it would be without compression."""
+        """Return the size of the cluster spec's message, and what it would be without compression."""
         self._pipes[0].send("map_bytes")
-        packed, plain = _hear(self._pipes[0])
-        return packed, plain
+        compressed, plain = _hear(self._pipes[0])
+        return compressed, plain
 
     def _start(self, target: Callable[..., None], *arguments: object) -> Connection:
         ours, theirs = _SPAWN.Pipe()
@@ -141,23 +143,24 @@ def _hear(pipe: Connection) -> Any:
 
 
 def _serve(pipe: Connection, num_tasks: int, directory: Path | None) -> None:
-    said = _count_messages()
-    asyncio.run(_launch(pipe, num_tasks, directory, said) if directory else _serve_alone(pipe, num_tasks, said))
+    counts = _count_messages()
+    asyncio.run(_launch(pipe, num_tasks, directory, counts) if directory else _serve_alone(pipe, num_tasks, counts))
 
 
-async def _serve_alone(pipe: Connection, num_tasks: int, said: Counter[str]) -> None:
+async def _serve_alone(pipe: Connection, num_tasks: int, counts: Counter[str]) -> None:
     tasks = [Task("chief", 0), Task("ps", 0), *(Task("worker", index) for index in range(num_tasks - 2))]
-    service = ControlService(JobState(tasks, limits_of(num_tasks), time.monotonic(), lambda *_: None), _SECRET)
-    pipe.send((await service.start("127.0.0.1"), _SECRET))
-    await _tell_load(pipe, said)
+    credentials = create_credentials()
+    service = ControlService(JobState(tasks, limits_of(num_tasks), time.monotonic(), lambda *_: None), credentials)
+    pipe.send((await service.start("127.0.0.1"), credentials.shared))
+    await _send_loads(pipe, counts)
 
 
-async def _launch(pipe: Connection, num_tasks: int, directory: Path, said: Counter[str]) -> None:
-    counts = {"chief": 1, "ps": 1, "worker": num_tasks - 2}
-    plan = LaunchPlan(counts, ("true",), "large", directory, limits_of(num_tasks))
+async def _launch(pipe: Connection, num_tasks: int, directory: Path, counts: Counter[str]) -> None:
+    num_of_type = {"chief": 1, "ps": 1, "worker": num_tasks - 2}
+    plan = LaunchPlan(num_of_type, ("true",), "large", directory, limits_of(num_tasks))
     run_directory = RunDirectory.create(directory, "large")
     launcher = Launcher(plan, _NoSpawner(pipe), run_directory, Reporter())
-    await asyncio.gather(launcher.run(), _tell_load(pipe, said))
+    await asyncio.gather(launcher.run(), _send_loads(pipe, counts))
 
 
 class _NoSpawner:
@@ -170,36 +173,49 @@ class _NoSpawner:
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
         service = Service.from_environ(environment, Place(0, ""))
-        self._pipe.send((service.addresses[0].port, service.secret))
+        self._pipe.send((service.addresses[0].port, service.credentials))
 
     async def close(self, grace_seconds: float) -> None:
         pass
 
 
-async def _tell_load(pipe: Connection, said: Counter[str]) -> None:
+async def _send_loads(pipe: Connection, counts: Counter[str]) -> None:
     while await asyncio.get_running_loop().run_in_executor(None, pipe.recv):
         used = resource.getrusage(resource.RUSAGE_SELF)
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
         (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
         memory, crossed = 1000 * int(status["VmRSS"].split()[0]), int(line.split()[1])
-        pipe.send(Load(used.ru_utime + used.ru_stime, memory, said["messages"], said["bytes"], crossed))
+        pipe.send(Load(used.ru_utime + used.ru_stime, memory, counts["messages"], counts["bytes"], crossed))
 
 
 def _count_messages() -> Counter[str]:
-    """Count what goes through seals from now on: that is every message, in its final form."""
-    said = Counter[str]()
-    seal, unseal = auth.Seal.seal, auth.Seal.open
+    """Count the messages of all calls from now on, heartbeats included, where the service reads and writes them."""
+    counts = Counter[str]()
+    serve = ControlService._serve
 
-    def counting_seal(self: auth.Seal, payload: bytes) -> bytes:
-        sealed = seal(self, payload)
-        said["messages"] += 1
-        said["bytes"] += len(sealed)
-        return sealed
+    def count(payload: object) -> None:
+        if isinstance(payload, bytes):  # else the end of the call
+            counts["messages"] += 1
+            counts["bytes"] += len(payload)
 
-    def counting_open(self: auth.Seal, sealed: bytes) -> bytes:
-        said["messages"] += 1
-        said["bytes"] += len(sealed)
-        return unseal(self, sealed)
+    class CountingContext:
+        def __init__(self, context: Any) -> None:
+            self._context = context
 
-    auth.Seal.seal, auth.Seal.open = counting_seal, counting_open  # type: ignore[method-assign]
-    return said
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._context, name)
+
+        async def read(self) -> Any:
+            payload = await self._context.read()
+            count(payload)
+            return payload
+
+        async def write(self, payload: bytes) -> None:
+            count(payload)
+            await self._context.write(payload)
+
+    async def counting_serve(self: ControlService, messages: AsyncIterator[bytes], context: Any) -> None:
+        await serve(self, messages, cast(Any, CountingContext(context)))
+
+    ControlService._serve = counting_serve  # type: ignore[method-assign, assignment]
+    return counts

@@ -21,23 +21,23 @@ ROLES = ("--ps", "1", "--workers", "2")
 NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
 """The children of a job with these options."""
 
-_KNOWN_SECRET = "5ec2e7" * 11
+_KNOWN_TOKEN = ("5ec2e7" * 11)[:64]
 _SITECUSTOMIZE = f"""
 import secrets
 make = secrets.token_hex
-secrets.token_hex = lambda size=None: {_KNOWN_SECRET[:64]!r} if size == 32 else make(size)
+secrets.token_hex = lambda size=None: {_KNOWN_TOKEN!r} if size == 32 else make(size)
 """
 
 
 def know_secret(patch: pytest.MonkeyPatch, directory: Path) -> str:
-    """Let the jobs of a test have a secret that the test knows; return it. It is in no file of theirs."""
+    """Give the jobs of a test a token that the test knows, and return it; no file of theirs contains it."""
     place = directory / "known-secret"
     place.mkdir()
     (place / "sitecustomize.py").write_text(_SITECUSTOMIZE)
     patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
-    code = "from tf4slurm.control.auth import new_secret; print(new_secret())"
+    code = "from tf4slurm.control.credentials import create_credentials; print(create_credentials().shared.token)"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    assert made == _KNOWN_SECRET[:64]
+    assert made == _KNOWN_TOKEN
     return made
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tf4slurm.cluster import Address, Cluster
-from tf4slurm.control.auth import new_secret
+from tf4slurm.control.credentials import create_credentials
 from tf4slurm.control.limits import Limits
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
@@ -29,6 +29,7 @@ from tf4slurm.join import Join, JoinSettings, Place, Service
 from tf4slurm.line import Line
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.placement import SPREAD, place_tasks
+from tf4slurm.program import silence_grpc
 from tf4slurm.roles import role_of
 from tf4slurm.run_directory import RunDirectory
 
@@ -138,13 +139,14 @@ class Companion:
         state = JobState(
             tasks, limits, time.monotonic(), lambda *_: None, place if needs_nodes else None, has_agents=False
         )
-        secret = new_secret()
-        service = ControlService(state, secret)
+        credentials = create_credentials()
+        service = ControlService(state, credentials)
         try:
-            port = await service.start()
+            port = await service.start(ports=self._settings.ports)
             interface = None if self._lacking_interface() else self._settings.interface
             hosts = (interface_address(interface),) if interface else host_addresses()
-            self._directory.write_control(Service(tuple(Address(host, port) for host in hosts), secret).to_json())
+            addresses = tuple(Address(host, port) for host in hosts)
+            self._directory.write_control(Service(addresses, credentials.shared).to_json())
             await service.wait_for_end()
         finally:
             await service.close()
@@ -177,6 +179,7 @@ def main() -> None:
     """Be the companion of the process that started this one; what it asks for is the first argument."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # they are the script's: this process ends with it
+    silence_grpc()
     request = json.loads(sys.argv[1])
     settings = JoinSettings(**{**request["settings"], "ports": tuple(request["settings"]["ports"])})
     try:

@@ -13,7 +13,7 @@ Tf4SlurmError
 │  ├─ RendezvousConnectionError  the control service cannot be reached (also ConnectionError)
 │  ├─ RendezvousClosedError      the control service refused this task, for a reason it gave
 │  ├─ BarrierError               not all tasks came to a barrier in time, or one never will
-│  └─ AuthenticationError        a message does not carry the job's secret
+│  └─ AuthenticationError        a call lacks the job's token, or MUNGE does not open it
 ├─ ShutdownError               a ps or a worker cannot tell the other that training is over
 │  └─ ShutdownTimeoutError       not all workers signalled in time (also TimeoutError)
 ├─ KerasError                  Keras 3 cannot do this under a strategy of several processes
@@ -148,7 +148,7 @@ class BarrierError(RendezvousError):
 
 
 class AuthenticationError(RendezvousError):
-    """A message was not made with this job's secret, or was made for another connection or moment."""
+    """The control service does not accept this job's token, or MUNGE does not open the credentials on this host."""
 
 
 class ShutdownError(Tf4SlurmError):

@@ -12,13 +12,14 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control import munge
 from tf4slurm.control.client import Membership
+from tf4slurm.control.credentials import Credentials
 from tf4slurm.control.messages import Hello
 from tf4slurm.errors import PlacementError, Tf4SlurmError
 from tf4slurm.network.interfaces import interface_address, route_address
@@ -30,14 +31,15 @@ logger = logging.getLogger(__name__)
 
 _PROOF_SECONDS = 5.0
 _PORT_SECONDS, _PORT_PAUSE_SECONDS = 3.0, 0.05
-_FAILURE_CHARACTERS = 900  # a hello is at most 4 KB
+_FAILURE_CHARACTERS = 900
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe that someone put there is not waited for
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _CONTROL = "TF4SLURM_CONTROL"
-_SECRET = "TF4SLURM_SECRET"
+_TOKEN = "TF4SLURM_TOKEN"
+_CERTIFICATE = "TF4SLURM_CERTIFICATE"
 _SETTINGS = "TF4SLURM_SETTINGS"
 _RANK = "TF4SLURM_RANK"
-LAUNCHER_VARIABLES = (_CONTROL, _SECRET, _SETTINGS, _RANK)
+LAUNCHER_VARIABLES = (_CONTROL, _TOKEN, _CERTIFICATE, _SETTINGS, _RANK)
 """What a launcher tells its agents through the environment; never passed on to a child."""
 
 
@@ -100,13 +102,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Service:
-    """Where the control service of the job may be reached, and the secret to show there."""
+    """Where the control service of the job may be reached, and the job's credentials."""
 
     addresses: tuple[Address, ...]
-    secret: str = field(repr=False)
+    credentials: Credentials
 
     def to_environ(self) -> dict[str, str]:
-        return {_CONTROL: ",".join(map(str, self.addresses)), _SECRET: self.secret}
+        return {
+            _CONTROL: ",".join(map(str, self.addresses)),
+            _TOKEN: self.credentials.token,
+            _CERTIFICATE: self.credentials.certificate,
+        }
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], place: Place) -> Service:
@@ -114,22 +120,24 @@ class Service:
         addresses = [Address.from_text(text) for text in environ[_CONTROL].split(",")]
         if place.step is not None and place.step.launch_address is not None:
             addresses.insert(0, Address(place.step.launch_address, addresses[0].port))
-        return cls(tuple(dict.fromkeys(addresses)), environ[_SECRET])
+        return cls(tuple(dict.fromkeys(addresses)), Credentials(environ[_CERTIFICATE], environ[_TOKEN]))
 
     def to_json(self) -> dict[str, object]:
-        """Return what a file (0600) may say of the service: the secret itself only where MUNGE does not work."""
-        credential = munge.seal_for_this_user(self.secret)
-        secret = {"secret": self.secret} if credential is None else {"munge": credential}
-        return {"addresses": list(map(str, self.addresses)), **secret}
+        """Return the content of control.json (0600): the credentials are readable only where MUNGE does not work.
+
+        MUNGE seals the certificate too, so that a file server that is not trusted cannot exchange it.
+        """
+        credentials = dataclasses.asdict(self.credentials)
+        sealed = munge.seal_for_this_user(json.dumps(credentials))
+        content = {"credentials": credentials} if sealed is None else {"munge": sealed}
+        return {"addresses": list(map(str, self.addresses)), **content}
 
     @classmethod
     def from_file(cls, path: Path) -> Service | None:
         """Read what the task that hosts the service wrote; None if it is not there yet, or is not this user's alone.
 
-        The file says whether the secret is sealed with MUNGE. Nobody else can write it, so nobody else can choose.
-
         Raises:
-            AuthenticationError: MUNGE does not open the secret on this host.
+            AuthenticationError: MUNGE does not open the credentials on this host.
         """
         try:
             with open(os.open(path, _READ_FLAGS), encoding="utf-8") as file:
@@ -139,15 +147,15 @@ class Service:
                 content = json.load(file)
             addresses = tuple(map(Address.from_text, content["addresses"]))
             if "munge" in content:
-                return cls(addresses, munge.open_from_this_user(content["munge"]))
-            return cls(addresses, content["secret"])
+                content["credentials"] = json.loads(munge.open_from_this_user(content["munge"]))
+            return cls(addresses, Credentials(**content["credentials"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
 
 def is_under_launcher(environ: Mapping[str, str]) -> bool:
     """Whether a launcher of tf4slurm started this process as an agent."""
-    return all(variable in environ for variable in (_CONTROL, _SECRET, _SETTINGS))
+    return all(variable in environ for variable in (_CONTROL, _TOKEN, _CERTIFICATE, _SETTINGS))
 
 
 def settings_to_environ(settings: JoinSettings) -> dict[str, str]:
@@ -169,12 +177,13 @@ class Join:
 
     def __init__(self, place: Place, settings: JoinSettings, find_service: Callable[[], Service | None]) -> None:
         self.place = place
-        self.secret = ""
+        self.token = ""
         self.failure: Tf4SlurmError | OSError | None = None
         self.held_port: HeldPort | None = None
         self.listener: socket.socket | None = None
         self.settings = settings
         self._find_service = find_service
+        self._incarnation = f"{os.getpid()}-{time.time_ns():x}-{os.urandom(4).hex()}"
         self.membership = Membership(
             self._addresses,
             self._make_hello,
@@ -202,7 +211,7 @@ class Join:
                 if order.starts:
                     return cluster
                 if self.listener is not None:
-                    await proof.start(self.listener, self.secret, self.place.rank)
+                    await proof.start(self.listener, self.token, self.place.rank)
                 if cluster is not None and self.membership.status.state == "joined":
                     await self._prove(cluster)
         finally:
@@ -244,7 +253,7 @@ class Join:
     async def _prove(self, cluster: Cluster) -> None:
         """Prove the addresses that are ours to prove, and hold the map against what Slurm told this task."""
         members = members_to_prove(cluster, self.place.rank)
-        faults = await find_unproved(members, self.secret, _PROOF_SECONDS)
+        faults = await find_unproved(members, self.token, _PROOF_SECONDS)
         if self.place.step is not None:
             try:
                 self.place.step.check_own_place([member.node for member in cluster.members])
@@ -252,26 +261,30 @@ class Join:
                 faults.append(str(error).removesuffix("."))
         self.membership.report(state="unproved" if faults else "proved", detail="; ".join(faults) or None)
 
-    def _addresses(self) -> tuple[Sequence[Address], str]:
+    def _addresses(self) -> tuple[Sequence[Address], Credentials | None]:
         service = self._find_service()
         if service is None:
-            return (), ""
-        self.secret = service.secret
-        return service.addresses, service.secret
+            return (), None
+        self.token = service.credentials.token
+        return service.addresses, service.credentials
 
     def _make_hello(self, service: Address) -> Hello:
-        """Choose the address and hold a port; a failure is told to the launcher, which ends the job with it."""
+        """Choose the address that suits this address of the service, and hold a port once.
+
+        A failure is reported to the launcher, which ends the job with it.
+        """
         host, port, settings = "", 0, self.settings
+        self.failure = None
         try:
             host = (
                 interface_address(settings.interface, self.place.node)
                 if settings.interface
                 else route_address(service.host)
             )
-            self._hold_port()
+            if self.held_port is None:
+                self._hold_port()
             port = self.held_port.port if self.held_port is not None else 0
         except (Tf4SlurmError, OSError) as error:
             self.failure = error
-        incarnation = f"{os.getpid()}-{time.time_ns():x}-{os.urandom(4).hex()}"
         failure = None if self.failure is None else str(self.failure)[:_FAILURE_CHARACTERS]
-        return Hello(self.place.rank, self.place.node, host, port, incarnation, __version__, failure)
+        return Hello(self.place.rank, self.place.node, host, port, self._incarnation, __version__, failure)

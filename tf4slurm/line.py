@@ -23,7 +23,8 @@ from tf4slurm.script import to_path
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
-_MAX_LINE_BYTES = 65536
+MAX_REPORT_BYTES = 65_536
+"""The longest report that is read from a script."""
 
 
 class Line:
@@ -49,7 +50,7 @@ class Line:
 
             self._directory = TemporaryDirectory(prefix="tf4slurm-")
             self.name = str(Path(self._directory.name) / "line")
-        self._server = await asyncio.start_unix_server(self._serve, to_path(self.name), limit=_MAX_LINE_BYTES)
+        self._server = await asyncio.start_unix_server(self._serve, to_path(self.name), limit=MAX_REPORT_BYTES)
 
     def tell(self, order: Order) -> None:
         """Tell the script, and whoever connects later, what the launcher says."""

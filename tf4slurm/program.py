@@ -12,12 +12,21 @@ from typing import NoReturn
 from tf4slurm.errors import Tf4SlurmError
 
 
+def silence_grpc() -> None:
+    """Keep gRPC from writing lines to standard error for each client that fails its TLS handshake or sends garbage.
+
+    Call it before gRPC starts; a value that the user has set stays.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
     """Run `main(environ)` to its exit code; errors of tf4slurm become one line and their exit code.
 
     The environment is read here, once: `main` gets it as it was, and so do the children.
     """
     environ = dict(os.environ)
+    silence_grpc()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # after `>&-`
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))

@@ -6,6 +6,7 @@ Under an agent of tf4slurm all of it works; in a script that was started by hand
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 import signal
@@ -13,31 +14,36 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tf4slurm.control.messages import Order, Report, Waiting, decode, encode
 from tf4slurm.errors import BarrierError, RendezvousConnectionError
+
+logger = logging.getLogger(__name__)
 
 LINE_VARIABLE = "TF4SLURM_LINE"
 """Where a child finds its agent: a path, or "@" and a name in Linux's abstract namespace."""
 
 _REPORT_SECONDS = 0.2  # steps follow each other faster than anybody wants to know
 _WAKE_SECONDS = 1.0
+_MAX_METRICS, _MAX_NAME_CHARACTERS = 100, 100  # so that a report always fits into `line.MAX_REPORT_BYTES`
+_MAX_BARRIER_CHARACTERS = 1_000
 _LATE_SECONDS = 30.0  # how much later than its own timeout a barrier's answer may come
 _SLURMS_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def report(*, step: int | None = None, **metrics: float) -> None:
-    """Tell the job how far training is: its step, and figures such as loss=0.2. Cheap enough for every step.
+    """Report the training step, and metrics such as loss=0.2, to the job. Cheap enough for every step.
 
-    `tf4slurm run --stall-after SECONDS` ends a job, or begins another attempt, when no task reports a new step for so
-    long.
+    The job keeps at most 100 metrics per task, with names of at most 100 characters; the rest is left out, with a
+    warning. `tf4slurm run --stall-after SECONDS` ends a job, or begins another attempt, when no task reports a new step
+    for so long.
     """
     line = find_line()
     if line is not None:
-        figures = tuple((name, float(value)) for name, value in metrics.items())
         before = line.report
-        line.say_soon(step=before.step if step is None else int(step), metrics=figures or before.metrics)
+        kept = _limited(metrics) if metrics else before.metrics
+        line.say_soon(step=before.step if step is None else int(step), metrics=kept)
 
 
 def should_stop() -> bool:
@@ -68,9 +74,10 @@ def on_stop(save: Callable[[], object]) -> None:
 def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] = ()) -> None:
     """Wait until every task of these roles (every task of the job, if none are given) waits at this barrier.
 
-    A name may be used again once all have passed. One barrier at a time for each process.
+    A name, of at most 1,000 characters, may be used again once all have passed. One barrier at a time for each process.
 
     Raises:
+        ValueError: The name is too long.
         BarrierError: A task did not come in time, or has ended and will never come; the text names it.
         RendezvousConnectionError: This process has no agent, or it is gone.
     """
@@ -81,6 +88,8 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
             '"tf4slurm run", or under srun call tf4slurm.get_server_dictionary() first.',
             address="",
         )
+    if len(name) > _MAX_BARRIER_CHARACTERS:
+        raise ValueError(f"A barrier's name has at most {_MAX_BARRIER_CHARACTERS} characters, this one {len(name)}.")
     token = os.urandom(8).hex()
     line.say(waiting=Waiting(name, token, float(timeout_seconds), tuple(roles)))
     try:
@@ -90,6 +99,19 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
             raise BarrierError(f"The barrier broke: {line.order.broke}.", name=name)
     finally:
         line.say(waiting=None)
+
+
+def _limited(metrics: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    """Return the metrics that the job keeps; warn once where that is not all."""
+    global _has_warned
+    kept = tuple((name, float(value)) for name, value in metrics.items() if len(name) <= _MAX_NAME_CHARACTERS)
+    if len(kept[:_MAX_METRICS]) < len(metrics) and not _has_warned:
+        _has_warned = True
+        logger.warning(
+            "report() got %d metrics: the job keeps %d, with names of at most %d characters. Report fewer.",
+            *(len(metrics), len(kept[:_MAX_METRICS]), _MAX_NAME_CHARACTERS),
+        )
+    return kept[:_MAX_METRICS]
 
 
 def to_path(name: str) -> str:
@@ -201,6 +223,7 @@ class ScriptLine:
         self.say(has_saved=True)
 
 
+_has_warned = False
 _line: ScriptLine | None = None
 _line_process = 0
 

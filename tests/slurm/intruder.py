@@ -1,4 +1,4 @@
-"""Another user on a host of a job: tries to get at its secret and to join it, and prints what it got as JSON.
+"""Another user on a host of a job: tries to read its credentials and to join it, and prints the results as JSON.
 
     python intruder.py RUN-DIRECTORY MARK HOST PORT    (as root; standard input is a stolen MUNGE credential)
 
@@ -8,8 +8,10 @@ It imports what it needs, becomes the user nobody, and looks at all processes th
 from __future__ import annotations
 
 import asyncio
+import encodings.idna  # noqa: F401, for ssl.get_server_certificate: nobody may not read root's Python
 import json
 import os
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address
 from tf4slurm.control import munge
 from tf4slurm.control.client import Membership
+from tf4slurm.control.credentials import Credentials
 from tf4slurm.control.messages import Hello
 from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.join import Service
@@ -28,18 +31,23 @@ NOBODY = 65534
 
 
 def attempt(what: Any, *arguments: Any) -> str:
-    """Return what comes of it: what it returns, or the name of its error."""
+    """Return the result as text, or the name of the error."""
     try:
         return str(what(*arguments))
     except (OSError, Tf4SlurmError) as error:
         return type(error).__name__
 
 
-def join(address: Address, secret: str) -> str:
+def join(address: Address) -> str:
+    """Join with the certificate that the service shows to any client, and a guessed token."""
+    credentials = Credentials(ssl.get_server_certificate(address), "0" * 64)
     hello = Hello(0, "n", "h", 1, "intruder", __version__)
-    member = Membership(lambda: ([address], secret), lambda _: hello, dead_after_seconds=3, join_seconds=2)
-    found = attempt(asyncio.run, member.run())
-    return f"{found} {member.map}"
+    member = Membership(lambda: ([address], credentials), lambda _: hello, dead_after_seconds=3, join_seconds=2)
+    try:
+        asyncio.run(member.run())
+        return f"joined {member.map}"
+    except Tf4SlurmError as error:
+        return f"{type(error).__name__}: {error} {member.map}"
 
 
 def main(run_directory: Path, mark: str, host: str, port: int) -> None:
@@ -57,7 +65,7 @@ def main(run_directory: Path, mark: str, host: str, port: int) -> None:
         "open": attempt(munge.open_from_this_user, credential),
         "environ": sorted({attempt(Path(f"/proc/{pid}/environ").read_bytes) for pid in pids}),
         "memory": sorted({attempt(Path(f"/proc/{pid}/mem").open) for pid in pids}),
-        "join": join(Address(host, port), "guessed"),
+        "join": join(Address(host, port)),
         "processes": len(pids),
     }
     sealed = [

@@ -1,4 +1,4 @@
-"""Who gets the secret of a job on a real Slurm with MUNGE: its own tasks, and nobody else."""
+"""Credentials of a job on a real Slurm with MUNGE: its own tasks get them, and no other user does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
 
 
 class Step:
-    """A job of four hosts without a launcher: `srun tf4slurm task`, with all that it says kept."""
+    """A job of four hosts without a launcher: `srun tf4slurm task`, with its output kept."""
 
     def __init__(self, directory: Path, lab: SlurmLab, *prefix: str) -> None:
         self.job = Job(directory)
@@ -37,7 +37,7 @@ class Step:
             )
 
     def wait_until_training(self) -> dict[str, Any]:
-        """Return what control.json says."""
+        """Return the content of control.json."""
         for name in NAMES:
             self.job.wait_for_child(name)
         control: dict[str, Any] = json.loads((self.job.run_directory / "control.json").read_text())
@@ -60,16 +60,22 @@ def step(tmp_path: Path, lab: SlurmLab) -> Iterator[Step]:
     step.close()
 
 
-def secret_in(control: dict[str, Any], lab: SlurmLab) -> str:
+def credentials_in(control: dict[str, Any], lab: SlurmLab) -> dict[str, str]:
     code = "import sys; from tf4slurm.control import munge; print(munge.open_from_this_user(sys.argv[1]))"
-    return lab.on(lab.nodes[0], sys.executable, "-c", code, control["munge"]).stdout.strip()
+    found: dict[str, str] = json.loads(lab.on(lab.nodes[0], sys.executable, "-c", code, control["munge"]).stdout)
+    return found
 
 
-def test_the_secret_travels_by_munge_and_is_found_nowhere(step: Step, lab: SlurmLab, process_mark: str) -> None:
+def test_credentials_are_sealed_by_munge_and_the_token_is_found_nowhere(
+    step: Step, lab: SlurmLab, process_mark: str
+) -> None:
     control = step.wait_until_training()
     assert set(control) == {"addresses", "munge"}
-    secret = secret_in(control, lab)
-    assert len(bytes.fromhex(secret)) == 32
+    credentials = credentials_in(control, lab)
+    assert set(credentials) == {"certificate", "token"}
+    token = credentials["token"]
+    assert len(bytes.fromhex(token)) == 32
+    assert "BEGIN CERTIFICATE" in credentials["certificate"]
     slurm = [lab.run("scontrol", "-o", "show", what).stdout for what in ("job", "step")]
     marked = marked_processes(process_mark)
     seen = [text for each in marked for name in ("cmdline", "environ") if (text := read_process(each.pid, name))]
@@ -78,11 +84,12 @@ def test_the_secret_travels_by_munge_and_is_found_nowhere(step: Step, lab: Slurm
     files = [path for path in step.job.directory.rglob("*") if path.is_file()]
     assert {"events.jsonl", "job.json", "result.json", "said", "chief-0.1"} <= {path.name for path in files}
     for text in (*(path.read_bytes() for path in files), *seen, *(text.encode() for text in slurm)):
-        assert secret.encode() not in text
+        assert token.encode() not in text
+        assert b"PRIVATE KEY" not in text
     assert not (step.job.run_directory / "control.json").exists()
 
 
-def test_another_user_gets_nothing(step: Step, lab: SlurmLab, process_mark: str) -> None:
+def test_another_user_gets_no_credentials_and_cannot_join(step: Step, lab: SlurmLab, process_mark: str) -> None:
     control = step.wait_until_training()
     host, port = Address.from_text(control["addresses"][0])
     arguments = (str(step.job.run_directory), process_mark, host, str(port))
@@ -101,8 +108,10 @@ def test_another_user_gets_nothing(step: Step, lab: SlurmLab, process_mark: str)
     assert found["find"] == "None"
     assert found["open"] == "AuthenticationError"
     assert found["environ"] == found["memory"] == ["PermissionError"]
-    assert found["join"] == "RendezvousConnectionError None"
-    for credential in found["sealed"]:  # what another user has sealed for this one is not believed
+    assert found["join"].startswith("RendezvousConnectionError: ")
+    assert "does not accept this job's token" in found["join"]
+    assert found["join"].endswith(" None")
+    for credential in found["sealed"]:  # a credential that another user sealed for this one is not used
         assert credential.startswith("MUNGE:")
         code = "import sys; from tf4slurm.control import munge; munge.open_from_this_user(sys.argv[1])"
         refused = lab.on(lab.nodes[1], sys.executable, "-c", code, credential, check=False)
@@ -110,11 +119,12 @@ def test_another_user_gets_nothing(step: Step, lab: SlurmLab, process_mark: str)
     step.end()
 
 
-def test_without_munge_a_file_of_the_users_own_carries_the_secret(tmp_path: Path, lab: SlurmLab) -> None:
+def test_without_munge_a_file_of_the_user_alone_has_the_credentials(tmp_path: Path, lab: SlurmLab) -> None:
     step = Step(tmp_path, lab, "env", "PATH=/nowhere")
     try:
         control = step.wait_until_training()
-        assert set(control) == {"addresses", "secret"}
+        assert set(control) == {"addresses", "credentials"}
+        assert set(control["credentials"]) == {"certificate", "token"}
         assert (step.job.run_directory / "control.json").stat().st_mode & 0o777 == 0o600
         assert step.job.run_directory.stat().st_mode & 0o777 == 0o700
         step.end()
@@ -123,7 +133,7 @@ def test_without_munge_a_file_of_the_users_own_carries_the_secret(tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_host_without_munge_says_so(tmp_path: Path, lab: SlurmLab) -> None:
+def test_task_on_a_host_without_munge_reports_it(tmp_path: Path, lab: SlurmLab) -> None:
     script = tmp_path / "task.sh"
     script.write_text('#!/bin/sh\n[ "$SLURM_PROCID" != 2 ] || PATH=/nowhere\nexec "$@"\n')
     script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""How a task finds its place and its service, and what it says of itself when it joins a real one."""
+"""How a task finds its place and its service, and what its hello contains when it joins a real one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_service_and_client import cancel
+from tests.unit.test_service_and_client import CREDENTIALS, OTHER_JOB, SHARED, cancel, serving, until
 from tf4slurm.cluster import Address, Task
+from tf4slurm.control import munge
+from tf4slurm.control.credentials import Credentials
 from tf4slurm.control.limits import Limits
+from tf4slurm.control.messages import Hello
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
-from tf4slurm.errors import AuthenticationError, InterfaceError, PlacementError, SlurmEnvironmentError
+from tf4slurm.errors import (
+    AuthenticationError,
+    InterfaceError,
+    PlacementError,
+    RendezvousConnectionError,
+    SlurmEnvironmentError,
+)
 from tf4slurm.join import (
     LAUNCHER_VARIABLES,
     Join,
@@ -37,7 +46,7 @@ from tf4slurm.slurm.step import SlurmStep
 
 DATA = Path(__file__).parent.parent / "data"
 STEP: dict[str, str] = json.loads((DATA / "step-3-nodes-7-tasks.json").read_text())["environments"][1]
-SERVICE = Service((Address("10.0.0.1", 5000), Address("fd00::1", 5000)), "the secret")
+SERVICE = Service((Address("10.0.0.1", 5000), Address("fd00::1", 5000)), SHARED)
 HERE = Place(0, "laptop")
 LIMITS = Limits(beat_seconds=0.05, dead_after_seconds=2)
 
@@ -67,11 +76,14 @@ def test_no_place_is_an_error() -> None:
 # The service and the settings
 
 
-def test_a_service_is_told_through_the_environment() -> None:
+def test_service_survives_the_environment() -> None:
     environ = SERVICE.to_environ()
     assert set(environ) < set(LAUNCHER_VARIABLES)
     assert is_under_launcher({**environ, **settings_to_environ(JoinSettings("/runs/x"))})
     assert not is_under_launcher(environ)  # something left over
+    for missing in environ:
+        rest = {name: value for name, value in environ.items() if name != missing}
+        assert not is_under_launcher({**rest, **settings_to_environ(JoinSettings("/runs/x"))})
     assert not is_under_launcher(STEP)
     assert Service.from_environ(environ, HERE) == SERVICE
 
@@ -103,7 +115,7 @@ def test_settings_survive_the_environment(settings: JoinSettings) -> None:
     assert settings_from_environ(environ) == settings
 
 
-def test_a_service_is_told_through_a_file(tmp_path: Path) -> None:
+def test_service_survives_a_file(tmp_path: Path) -> None:
     path = tmp_path / "control.json"
     assert Service.from_file(path) is None
     path.write_text(json.dumps(SERVICE.to_json()))
@@ -112,9 +124,19 @@ def test_a_service_is_told_through_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "3", "null", "[]", "{}", '{"addresses": []', '{"addresses": ["x"], "secret": "s"}', '{"secret": "s"}'],
+    [
+        *("", "{", "3", "null", "[]", "{}", '{"addresses": []'),
+        '{"addresses": ["x"], "credentials": {"certificate": "c", "token": "t"}}',
+        '{"credentials": {"certificate": "c", "token": "t"}}',
+        '{"addresses": ["n1:1"]}',
+        '{"addresses": ["n1:1"], "secret": "of an earlier version"}',
+        '{"addresses": ["n1:1"], "credentials": "t"}',
+        '{"addresses": ["n1:1"], "credentials": null}',
+        '{"addresses": ["n1:1"], "credentials": {"token": "t"}}',
+        '{"addresses": ["n1:1"], "credentials": {"certificate": "c", "token": "t", "private_key": "k"}}',
+    ],
 )
-def test_a_file_that_does_not_read_is_no_service(tmp_path: Path, text: str) -> None:
+def test_file_with_other_content_is_no_service(tmp_path: Path, text: str) -> None:
     path = tmp_path / "control.json"
     path.write_text(text)
     assert Service.from_file(path) is None
@@ -146,18 +168,114 @@ def test_a_link_or_a_pipe_is_no_service_and_not_waited_for(tmp_path: Path) -> No
     assert Service.from_file(tmp_path / "pipe") is None
 
 
-def test_a_secret_sealed_with_munge_needs_munge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_sealed_with_munge_need_munge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "control.json"
     path.write_text(json.dumps({"addresses": ["n1:1"], "munge": "MUNGE:nonsense:"}))
     path.chmod(0o600)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(AuthenticationError, match="must run on every host of the job or on none"):
         Service.from_file(path)
-    assert "secret" in SERVICE.to_json()
+    assert set(SERVICE.to_json()) == {"addresses", "credentials"}
 
 
-def test_a_service_does_not_show_its_secret() -> None:
-    assert SERVICE.secret not in repr(SERVICE)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "3",
+        "[]",
+        "{}",
+        '{"token": "t"}',
+        '{"certificate": "c", "key": "k"}',
+        pytest.param(SHARED.token, id="token"),
+    ],
+)
+def test_file_whose_sealed_text_is_no_credentials_is_no_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    path = tmp_path / "control.json"
+    path.write_text(json.dumps({"addresses": ["n1:1"], "munge": "MUNGE:sealed:"}))
+    monkeypatch.setattr(munge, "open_from_this_user", lambda _: text)
+    assert Service.from_file(path) is None
+
+
+def test_munge_seals_certificate_and_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed: list[str] = []
+
+    def seal(text: str) -> str:
+        sealed.append(text)
+        return "MUNGE:sealed:"
+
+    monkeypatch.setattr(munge, "seal_for_this_user", seal)
+    monkeypatch.setattr(munge, "open_from_this_user", lambda _: sealed[0])
+    content = SERVICE.to_json()
+    assert content == {"addresses": ["10.0.0.1:5000", "[fd00::1]:5000"], "munge": "MUNGE:sealed:"}
+    assert json.loads(sealed[0]) == {"certificate": SHARED.certificate, "token": SHARED.token}
+    path = tmp_path / "control.json"
+    path.write_text(json.dumps(content))
+    assert Service.from_file(path) == SERVICE
+
+
+def test_credentials_beside_sealed_ones_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed = json.dumps({"certificate": SHARED.certificate, "token": SHARED.token})
+    monkeypatch.setattr(munge, "open_from_this_user", lambda _: sealed)
+    path = tmp_path / "control.json"
+    planted = {"certificate": OTHER_JOB.shared.certificate, "token": "planted"}
+    path.write_text(json.dumps({"addresses": ["n1:1"], "munge": "MUNGE:sealed:", "credentials": planted}))
+    assert Service.from_file(path) == Service((Address("n1", 1),), SHARED)
+
+
+def test_text_of_a_service_does_not_show_the_token() -> None:
+    assert SHARED.token not in repr(SERVICE)
+    assert SHARED.token not in str(SERVICE)
+
+
+@pytest.mark.parametrize(
+    "certificate",
+    ["", "c", SHARED.certificate[:200], SHARED.certificate.replace("\n", "")],
+    ids=["empty", "text", "truncated", "one line"],
+)
+def test_task_with_an_unusable_certificate_does_not_join(certificate: str) -> None:
+    async def run() -> None:
+        async with serving("worker") as job:
+            service = Service((job.address,), Credentials(certificate, SHARED.token))
+            join = Join(HERE, JoinSettings("/runs/x", join_seconds=0.5), lambda: service)
+            with pytest.raises(RendezvousConnectionError):
+                await asyncio.wait_for(join.membership.run(), 10)
+            assert job.events == []
+            if join.held_port is not None:
+                join.held_port.close()
+
+    asyncio.run(run())
+
+
+def test_hello_made_for_several_addresses_holds_one_port() -> None:
+    async def run() -> None:
+        async with serving("worker") as job, serving("worker", credentials=OTHER_JOB) as other:
+            service = Service((Address("127.0.0.1", 1), other.address, job.address), SHARED)
+            join = Join(HERE, JoinSettings("/runs/x"), lambda: service)
+            ports: list[int] = []
+            make = join.membership._make_hello
+
+            def record(address: Address) -> Hello:
+                ports.append(make(address).port)
+                return make(address)
+
+            join.membership._make_hello = record
+            running = asyncio.create_task(join.membership.run())
+            await until(lambda: job.state.records[0].has_joined)
+            assert len(ports) == 3
+            assert len(set(ports)) == 1
+            assert job.state.records[0].address == Address("127.0.0.1", ports[0])
+            assert other.events == []
+            await cancel(running)
+            assert join.listener is not None
+            assert join.held_port is not None
+            join.listener.close()
+            join.held_port.close()
+
+    asyncio.run(run())
 
 
 # Joining a service
@@ -167,8 +285,8 @@ def test_a_service_does_not_show_its_secret() -> None:
 async def joined(settings: JoinSettings, place: Place) -> AsyncIterator[tuple[Join, JobState]]:
     """A join to a real service of one task, up to its hello."""
     state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_: None)
-    control = ControlService(state, "the secret")
-    service = Service((Address("127.0.0.1", await control.start()),), "the secret")
+    control = ControlService(state, CREDENTIALS)
+    service = Service((Address("127.0.0.1", await control.start()),), SHARED)
     join = Join(place, settings, lambda: service)
     running = asyncio.create_task(join.membership.run())
     try:
@@ -197,7 +315,7 @@ def check_joined(settings: JoinSettings, place: Place, check: Callable[[Join, Jo
 def test_a_task_gives_the_address_of_its_route_and_the_port_it_holds() -> None:
     def check(join: Join, state: JobState) -> None:
         assert join.failure is None
-        assert join.secret == "the secret"
+        assert join.token == SHARED.token
         assert join.held_port is not None
         record = state.records[0]
         assert record.address == Address("127.0.0.1", join.held_port.port)
@@ -274,8 +392,8 @@ def test_tasks_on_several_nodes_agree_on_the_cluster_after_proving_it() -> None:
 
     async def run() -> None:
         state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_: None)
-        control = ControlService(state, "the secret")
-        service = Service((Address("127.0.0.1", await control.start()),), "the secret")
+        control = ControlService(state, CREDENTIALS)
+        service = Service((Address("127.0.0.1", await control.start()),), SHARED)
         joins = [Join(Place(rank, f"n{rank}"), settings, lambda: service) for rank in range(2)]
         running = [asyncio.create_task(join.membership.run()) for join in joins]
         first, second = await asyncio.wait_for(asyncio.gather(*(join.agree() for join in joins)), 10)
@@ -296,8 +414,8 @@ def test_tasks_on_several_nodes_agree_on_the_cluster_after_proving_it() -> None:
 def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
     async def run() -> None:
         state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_: None)
-        control = ControlService(state, "the secret")
-        service = Service((Address("127.0.0.1", await control.start()),), "the secret")
+        control = ControlService(state, CREDENTIALS)
+        service = Service((Address("127.0.0.1", await control.start()),), SHARED)
         join = Join(HERE, JoinSettings("/runs/x"), lambda: service)
         running = asyncio.create_task(join.membership.run())
         agreeing = asyncio.create_task(join.agree())
@@ -317,9 +435,9 @@ def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
 def test_a_service_is_asked_for_until_there_is_one() -> None:
     async def run() -> None:
         state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_: None)
-        control = ControlService(state, "the secret")
+        control = ControlService(state, CREDENTIALS)
         port = await control.start()
-        answers = [None, None, Service((Address("127.0.0.1", port),), "the secret")]
+        answers = [None, None, Service((Address("127.0.0.1", port),), SHARED)]
         join = Join(HERE, JoinSettings("/runs/x"), lambda: answers.pop(0) if len(answers) > 1 else answers[0])
         running = asyncio.create_task(join.membership.run())
         deadline = time.monotonic() + 10

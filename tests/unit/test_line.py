@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from tests.processes import wait_until
+from tf4slurm import script
 from tf4slurm.control.messages import Order, Report
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.line import Line
-from tf4slurm.script import ScriptLine, to_path
+from tf4slurm.script import LINE_VARIABLE, ScriptLine, barrier, report, to_path
 
 
 def with_line(story: Callable[[Line, list[Report]], Any]) -> Any:
@@ -46,6 +47,42 @@ def test_reports_go_up_and_the_last_of_many_is_told() -> None:
         assert wait_until(lambda: reports[-1] == Report(step=999, metrics=(("loss", 0.5),), done="done"), 5)
 
     with_line(story)
+
+
+@pytest.mark.usefixtures("no_line")
+def test_metrics_beyond_the_limit_are_left_out_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = {f"metric {number}": float(number) for number in range(2700)} | {"n" * 101: 0.0}
+
+    def story(line: Line, reports: list[Report]) -> None:
+        monkeypatch.setenv(LINE_VARIABLE, line.name)
+        for step in range(2):
+            report(step=step, **metrics)
+        assert wait_until(lambda: bool(reports) and reports[-1].step == 1, 5)
+        assert reports[-1].metrics == tuple((f"metric {number}", float(number)) for number in range(100))
+
+    with_line(story)
+    assert [record.getMessage() for record in caplog.records if record.name == "tf4slurm.script"] == [
+        "report() got 2701 metrics: the job keeps 100, with names of at most 100 characters. Report fewer."
+    ]
+
+
+@pytest.mark.usefixtures("no_line")
+def test_barrier_name_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def story(line: Line, reports: list[Report]) -> None:
+        monkeypatch.setenv(LINE_VARIABLE, line.name)
+        with pytest.raises(ValueError, match="has at most 1000 characters, this one 1001"):
+            barrier("n" * 1001)
+
+    with_line(story)
+
+
+@pytest.fixture
+def no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the connection to the agent of an earlier test."""
+    monkeypatch.setattr(script, "_line", None)
+    monkeypatch.setattr(script, "_has_warned", False)
 
 
 def test_who_connects_late_hears_how_things_stand() -> None:

@@ -1,11 +1,14 @@
-"""Messages survive the wire, and whatever is not one is a MessageError and nothing else."""
+"""Messages survive encoding, and any other bytes are a MessageError and nothing else."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
+import logging
+import random
 import typing
+import zlib
 
 import pytest
 from hypothesis import given
@@ -13,22 +16,31 @@ from hypothesis import strategies as st
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.messages import (
+    HEARTBEAT,
+    MAX_STATUS_BYTES,
     Hello,
     Map,
     Message,
     Order,
-    Refusal,
     Report,
     Status,
     TaskState,
     Usage,
+    Waiting,
     decode,
+    decode_map,
     encode,
+    encode_map,
+    is_encoded_map,
+    shrink,
 )
 from tf4slurm.errors import MessageError
 
 KINDS: tuple[type[Message], ...] = typing.get_args(Message)
 HELLO = Hello(3, "n1", "10.0.0.1", 4000, "17-ab", "0.1.0")
+MANY = Map(
+    1, tuple(("worker", index, f"node{index:05}", f"10.1.{index >> 8}.{index & 255}", 40001) for index in range(10_000))
+)
 
 WORDS = st.text(max_size=8)
 NUMBER = st.integers(-(2**63), 2**63)
@@ -49,10 +61,9 @@ STATUSES = st.builds(
 MESSAGES = st.one_of(
     st.builds(Hello, NUMBER, WORDS, WORDS, NUMBER, WORDS, WORDS, st.none() | WORDS),
     STATUSES,
-    st.builds(Map, NUMBER, st.lists(ENTRY, max_size=3).map(tuple)),
     st.builds(Order, NUMBER, NUMBER, st.booleans(), st.floats(allow_nan=False)),
-    st.builds(Refusal, WORDS),
 )
+MAPS = st.builds(Map, NUMBER, st.lists(ENTRY, min_size=1, max_size=5).map(tuple))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
@@ -61,22 +72,22 @@ JSON = st.recursive(
 
 
 def decode_any(payload: bytes) -> Message:
-    """Decode a message of whatever kind it says it is."""
+    """Decode a message of the kind that it names."""
     name = json.loads(payload)[0]
     return decode(payload, next(kind for kind in KINDS if kind.__name__ == name))
 
 
 @given(MESSAGES)
-def test_a_message_survives_the_wire(message: Message) -> None:
+def test_message_survives_encoding(message: Message) -> None:
     assert decode_any(encode(message)) == message
 
 
 @given(STATUSES, STATUSES)
-def test_a_status_survives_as_what_differs_from_the_one_before(before: Status, status: Status) -> None:
+def test_status_survives_as_its_differences_from_the_one_before(before: Status, status: Status) -> None:
     assert decode(encode(status, before), Status, before) == status
 
 
-def test_what_has_not_changed_is_not_said_again() -> None:
+def test_unchanged_fields_are_not_encoded() -> None:
     before = Status("running", starts=2, process_id=7, report=Report(step=1, heeds_stop=True))
     after = dataclasses.replace(before, report=Report(step=2, heeds_stop=True), process_id=None)
     assert encode(after, before) == b'["Status",{"process_id":null,"report":{"step":2,"heeds_stop":true}}]'
@@ -91,17 +102,13 @@ def test_what_has_not_changed_is_not_said_again() -> None:
             Status("exited", starts=1, process_id=7, returncode=-9, tail=("a", "b")),
             b'["Status",{"state":"exited","starts":1,"process_id":7,"returncode":-9,"tail":["a","b"]}]',
         ),
-        (
-            Map(1, (("ps", 0, "n1", "h", 4000),)),
-            b'["Map",{"attempt":1,"entries":[["ps",0,"n1","h",4000]]}]',
-        ),
     ],
 )
-def test_the_form_on_the_wire(message: Message, wire: bytes) -> None:
+def test_message_is_encoded_as_json(message: Message, wire: bytes) -> None:
     assert encode(message) == wire
 
 
-def test_a_map_is_a_cluster_and_back() -> None:
+def test_map_converts_to_cluster_and_back() -> None:
     cluster = Cluster(
         (
             Member(0, Task("chief", 0), "n1", Address("10.0.0.1", 4000)),
@@ -114,16 +121,16 @@ def test_a_map_is_a_cluster_and_back() -> None:
     assert Map.from_cluster(2, cluster).to_cluster() == cluster
 
 
-def test_one_of_several_kinds_may_be_expected() -> None:
-    either: tuple[type[Map | Status], ...] = (Map, Status)
+def test_message_of_any_expected_kind_is_decoded() -> None:
+    either: tuple[type[Hello | Status], ...] = (Hello, Status)
     assert decode(encode(Status()), either) == Status()
     with pytest.raises(MessageError, match="Order is not expected here"):
         decode(encode(Order()), either)
 
 
-@pytest.mark.parametrize("message", [HELLO, Status(), Map(1, ()), Order()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("message", [HELLO, Status(), Report(), Order()], ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_the_expected_kind_is_read(message: Message, kind: type[Message]) -> None:
+def test_message_of_another_kind_is_refused(message: Message, kind: type[Message]) -> None:
     if isinstance(message, kind):
         assert decode(encode(message), kind) == message
     else:
@@ -158,29 +165,30 @@ def test_only_the_expected_kind_is_read(message: Message, kind: type[Message]) -
         (b'["Status",{"tail":"ab"}]', Status),
         (b'["Status",{"tail":["a",1]}]', Status),
         (b'["Status",{"detail":1}]', Status),
-        (b'["Map",{"attempt":1,"entries":[["ps",0,"n1","h"]]}]', Map),
-        (b'["Map",{"attempt":1,"entries":[["ps",0,"n1","h",1,2]]}]', Map),
-        (b'["Map",{"attempt":1,"entries":{}}]', Map),
-        (b'["Map",{"attempt":1}]', Map),
+        (b'["Map",{"attempt":1,"entries":[]}]', Order),
+        (b'["Report",{"metrics":[["loss",1,2]]}]', Report),
+        (b'["Report",{"metrics":[["loss"]]}]', Report),
+        (b'["Report",{"metrics":{}}]', Report),
+        (b'["Report",{"waiting":{"name":"loaded"}}]', Report),
         (b'["Order",{"leave":1}]', Order),
         (b'["Order",{"leave":null}]', Order),
         (b'["Order",{"leave_seconds":"5"}]', Order),
     ],
 )
-def test_what_is_no_message_is_refused_with_words(payload: bytes, kind: type[Message]) -> None:
+def test_other_bytes_are_refused_with_an_explanation(payload: bytes, kind: type[Message]) -> None:
     with pytest.raises(MessageError, match="is not a control message of this version of tf4slurm") as caught:
         decode(payload, kind)
     assert len(str(caught.value)) < 1000
 
 
 @given(payload=st.binary() | JSON.map(lambda value: json.dumps(value).encode()), kind=st.sampled_from(KINDS))
-def test_any_bytes_are_a_message_or_a_message_error(payload: bytes, kind: type[Message]) -> None:
+def test_any_bytes_decode_or_raise_message_error(payload: bytes, kind: type[Message]) -> None:
     with contextlib.suppress(MessageError):
         assert isinstance(decode(payload, kind), kind)
 
 
 @given(kind=st.sampled_from(KINDS), data=st.data())
-def test_any_fields_are_a_message_that_survives_or_a_message_error(kind: type[Message], data: st.DataObject) -> None:
+def test_any_fields_decode_and_survive_or_raise_message_error(kind: type[Message], data: st.DataObject) -> None:
     names = st.sampled_from([*kind.__dataclass_fields__, "more"])
     fields = data.draw(st.dictionaries(names, JSON | STATE | st.lists(ENTRY.map(list), max_size=2), max_size=4))
     payload = json.dumps([kind.__name__, fields]).encode()
@@ -190,8 +198,164 @@ def test_any_fields_are_a_message_that_survives_or_a_message_error(kind: type[Me
 
 
 @given(message=MESSAGES, data=st.data())
-def test_a_damaged_message_is_a_message_or_a_message_error(message: Message, data: st.DataObject) -> None:
+def test_damaged_message_decodes_or_raises_message_error(message: Message, data: st.DataObject) -> None:
     payload = bytearray(encode(message))
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(MessageError):
         assert isinstance(decode(bytes(payload), type(message)), type(message))
+
+
+# The cluster spec
+
+
+@given(MAPS)
+def test_map_survives_encoding(agreed: Map) -> None:
+    assert decode_map(encode_map(agreed)) == agreed
+
+
+@given(MAPS | st.just(MANY), MESSAGES)
+def test_encoded_map_is_told_from_other_messages(agreed: Map, message: Message) -> None:
+    assert is_encoded_map(encode_map(agreed))
+    assert not is_encoded_map(encode(message))
+    assert not is_encoded_map(HEARTBEAT)
+
+
+def test_map_of_10_000_tasks_with_equal_ports_is_smaller_than_200_kb() -> None:
+    payload = encode_map(MANY)
+    assert decode_map(payload) == MANY
+    assert len(payload) < 200_000
+
+
+def test_map_of_100_000_tasks_survives_encoding() -> None:
+    chance = random.Random(7)
+    entries = tuple(
+        ("worker", index, f"node{index:05}.cluster.example.org", f"fd00::{index:x}", chance.randrange(32_768, 61_000))
+        for index in range(100_000)
+    )
+    payload = encode_map(Map(1, entries))
+    assert decode_map(payload) == Map(1, entries)
+    assert len(payload) < 16 * 2**20  # what a task accepts
+
+
+ENTRY_TEXT = b'["ps",0,"n","h",4]'
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"x",
+        encode_map(MANY)[:-10],
+        zlib.compress(b"[" * 100),
+        zlib.compress(b"[" * 100_000),
+        zlib.compress(b"\xff\xfe"),
+        zlib.compress(encode(Order())),
+        zlib.compress(b'[1,[["ps",0,"n","h"]]]'),
+        zlib.compress(b'[1,[["ps",0,"n","h",4,5]]]'),
+        zlib.compress(b"[1,[" + ENTRY_TEXT + b',["ps","1","n","h",4]]]'),
+        zlib.compress(b'[1,[["ps",true,"n","h",4]]]'),
+        zlib.compress(b'[1,[["ps",0.0,"n","h",4]]]'),
+        zlib.compress(b'[1,[["ps",0,3,"h",4]]]'),
+        zlib.compress(b'[1,[["ps",0,"n",["h"],4]]]'),
+        zlib.compress(b'[1,[["ps",0,"n","h",null]]]'),
+        zlib.compress(b'["1",[' + ENTRY_TEXT + b"]]"),
+        zlib.compress(b"[true,[" + ENTRY_TEXT + b"]]"),
+        zlib.compress(b"[1,[" + ENTRY_TEXT + b"],2]"),
+        zlib.compress(b"[1]"),
+        zlib.compress(b"[1,[]]"),
+        zlib.compress(b"[1,7]"),
+        zlib.compress(b'{"attempt":1}'),
+        zlib.compress(b'{"attempt":1,"entries":[]}'),
+        zlib.compress(b"null"),
+        zlib.compress(b"9" * 10_000),
+        zlib.compress(bytes(100 * 2**20)),  # 100 MB in 100 KB
+        zlib.compress(b"[1,[" + b",".join([ENTRY_TEXT] * 2_000_000) + b"]]"),
+    ],
+    ids=[
+        *("nothing", "no zlib", "truncated", "no JSON", "nested", "no UTF-8", "order", "a field too few"),
+        *("a field too many", "text for an index", "true for an index", "float for an index", "number for a node"),
+        *("list for a host", "null for a port", "text for an attempt", "true for an attempt", "a column too many"),
+        *("no entries", "no tasks", "number for entries", "an object", "an object of two", "null", "a long number"),
+        *("bomb of zeros", "bomb of entries"),
+    ],
+)
+def test_bytes_that_are_no_map_are_refused_with_an_explanation(payload: bytes) -> None:
+    with pytest.raises(MessageError, match="is not a cluster spec of this version of tf4slurm") as caught:
+        decode_map(payload)
+    assert len(str(caught.value)) < 1000
+
+
+@given(st.binary() | JSON.map(lambda value: zlib.compress(json.dumps(value).encode())))
+def test_any_bytes_are_a_map_or_raise_message_error(payload: bytes) -> None:
+    with contextlib.suppress(MessageError):
+        assert isinstance(decode_map(payload), Map)
+
+
+@given(agreed=MAPS, data=st.data())
+def test_damaged_map_decodes_or_raises_message_error(agreed: Map, data: st.DataObject) -> None:
+    payload = bytearray(encode_map(agreed))
+    payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(MessageError):
+        assert isinstance(decode_map(bytes(payload)), Map)
+
+
+# The longest status
+
+
+METRICS = tuple((f"metric-{number}", float(number)) for number in range(10_000))
+LINES = ("\U0001f600" * 10_000,) * 10
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def status_of_bytes(size: int) -> Status:
+    """Return a status whose message has exactly this many bytes, all but few of them in its tail."""
+    rest = len(encode(Status(tail=("",))))
+    return Status(tail=("x" * (size - rest),))
+
+
+def test_status_within_the_limit_is_not_shrunk(caplog: pytest.LogCaptureFixture) -> None:
+    status = status_of_bytes(MAX_STATUS_BYTES)
+    assert len(encode(status)) == MAX_STATUS_BYTES
+    assert shrink(status) is status
+    assert warnings_in(caplog) == []
+
+
+def test_status_one_byte_above_the_limit_is_shrunk_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert shrink(status_of_bytes(MAX_STATUS_BYTES + 1)) == Status()
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_log_lines_are_left_out_before_metrics_and_the_last_lines_are_kept() -> None:
+    status = Status("exited", returncode=3, report=Report(step=9, metrics=METRICS[:1000]), tail=(*LINES, "last"))
+    found = shrink(status)
+    assert len(encode(found)) <= MAX_STATUS_BYTES
+    assert found == dataclasses.replace(status, tail=found.tail)
+    assert found.tail
+    assert status.tail[-len(found.tail) :] == found.tail
+
+
+def test_metrics_are_left_out_from_the_end_once_there_are_no_log_lines() -> None:
+    waiting = Waiting("loaded", "token", 3.0, ("worker",))
+    report = Report(step=9, metrics=METRICS, has_saved=True, done="failed", waiting=waiting)
+    status = Status("exited", starts=2, process_id=7, returncode=3, detail="why", tail=LINES, report=report)
+    found = shrink(status)
+    assert len(encode(found)) <= MAX_STATUS_BYTES
+    kept = found.report.metrics
+    assert kept
+    assert kept == METRICS[: len(kept)]
+    assert found == dataclasses.replace(status, tail=(), report=dataclasses.replace(report, metrics=kept))
+
+
+@given(STATUSES, st.lists(st.text(max_size=300), max_size=8), st.integers(0, 40), st.integers(500, 3000))
+def test_shrunk_status_fits_and_keeps_the_rest(status: Status, lines: list[str], metrics: int, max_bytes: int) -> None:
+    report = dataclasses.replace(status.report, metrics=METRICS[:metrics])
+    status = dataclasses.replace(status, tail=tuple(lines), report=report)
+    found = shrink(status, max_bytes)
+    assert len(encode(found)) <= max_bytes
+    assert status.tail[len(status.tail) - len(found.tail) :] == found.tail
+    assert METRICS[: len(found.report.metrics)] == found.report.metrics
+    report = dataclasses.replace(report, metrics=found.report.metrics)
+    assert found == dataclasses.replace(status, tail=found.tail, report=report)

@@ -50,19 +50,43 @@ def test_the_python_of_the_data_service(command: tuple[str, ...], named: str | N
 
 
 @pytest.mark.parametrize(
-    ("ports", "tasks"), [((), 1), ((), 100), ((4000,), 1), (range(4000, 4004), 4), (range(4000, 4005), 4)]
+    ("ports", "tasks", "control_port"),
+    [
+        ((), 1, None),
+        ((), 100, None),
+        ((4000,), 1, 5000),
+        (range(4000, 4005), 4, None),
+        (range(4000, 4006), 4, None),
+        (range(4000, 4004), 4, 5000),
+        (range(4000, 4005), 4, 4002),
+    ],
 )
-def test_ports_that_are_enough(ports: tuple[int, ...], tasks: int) -> None:
-    check_ports(ports, tasks)
+def test_ports_enough_for_tasks_and_control_service_are_accepted(
+    ports: tuple[int, ...], tasks: int, control_port: int | None
+) -> None:
+    check_ports(ports, tasks, control_port)
 
 
-def test_ports_that_are_too_few() -> None:
+@pytest.mark.parametrize(("control_port", "requested"), [(None, 5), (4001, 5), (5000, 4)])
+def test_ports_too_few_are_refused_with_the_number_that_is_needed(control_port: int | None, requested: int) -> None:
     with pytest.raises(PlacementError) as caught:
-        check_ports(range(4000, 4003), 4)
+        check_ports(range(4000, 4003), 4, control_port)
     assert str(caught.value) == (
-        "3 ports (4000-4002) are too few for 4 tasks on one host. Give --ports a range of at least 4."
+        "3 ports (4000-4002) are too few for 4 tasks on one host and the control service. "
+        f"Give --ports a range of at least {requested}."
     )
-    assert (caught.value.requested, caught.value.available) == (4, 3)
+    assert (caught.value.requested, caught.value.available) == (requested, 3)
+
+
+@pytest.mark.parametrize(
+    ("ports", "control_port", "expected"),
+    [((), None, ()), ((4000, 4001), None, (4000, 4001)), ((4000, 4001), 5000, (5000,)), ((), 5000, (5000,))],
+)
+def test_control_service_takes_its_port_from_control_port_or_ports(
+    ports: tuple[int, ...], control_port: int | None, expected: tuple[int, ...]
+) -> None:
+    plan = LaunchPlan({"worker": 1}, ("true",), "name", Path("runs"), ports=ports, control_port=control_port)
+    assert plan.service_ports == expected
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,10 @@ def test_what_another_user_has_put_there_is_not_taken(tmp_path: Path) -> None:
     assert list((tmp_path / "mine").iterdir()) == list((tmp_path / "theirs").iterdir()) == []
 
 
-def test_a_draft_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_draft_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("mine")
     (tmp_path / ".control.json.draft").symlink_to(tmp_path / "victim")
-    RunDirectory.open(tmp_path).write_control({"secret": "s"})
+    RunDirectory.open(tmp_path).write_control({"munge": "s"})
     assert (tmp_path / "victim").read_text() == "mine"
 
 
@@ -126,10 +126,10 @@ def test_a_file_is_whole_and_readable_by_its_user_alone(tmp_path: Path, name: st
     assert {child.name for child in tmp_path.iterdir()} == {f"{name}.json", "logs"}
 
 
-def test_a_draft_that_an_earlier_process_left_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_draft_that_an_earlier_process_left_is_replaced(tmp_path: Path) -> None:
     (tmp_path / ".control.json.draft").write_text("half")
-    RunDirectory.open(tmp_path).write_control({"secret": "s"})
-    assert json.loads((tmp_path / "control.json").read_text()) == {"secret": "s"}
+    RunDirectory.open(tmp_path).write_control({"munge": "s"})
+    assert json.loads((tmp_path / "control.json").read_text()) == {"munge": "s"}
 
 
 def test_content_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ SCRIPTS = {
         *("--signal", "USR2@300", "--sbatch", "--nice=100", "--sbatch", "comment=it's two", "--sbatch", "chdir=/work"),
         *("--no-sbatch", "qos", "--srun", "cpu-bind=cores", "--srun", "label", "--ps", "2", "--evaluators", "1"),
         *("--no-chief", "--placement", "spread", "--gpus-per-worker", "1", "--runs-directory", "/scratch/my runs"),
-        *("--interface", "ib*", "--ports", "40000-40009,40020", "--start-timeout", "60", "--dead-after", "5.5"),
+        *("--interface", "ib*", "--ports", "40000-40009,40020", "--control-port", "40500"),
+        *("--start-timeout", "60", "--dead-after", "5.5"),
         *("--beat", "0.25", "--max-worker-restarts", "0", "--max-attempts", "3", "--grace", "0"),
         *(
             "--stop-signal",

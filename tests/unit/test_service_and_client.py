@@ -1,4 +1,4 @@
-"""The control service and real memberships, talking gRPC over 127.0.0.1 in one event loop; and strangers to both."""
+"""The control service and memberships over gRPC on 127.0.0.1, in one event loop; and clients that send other things."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import gc
 import logging
+import random
 import signal
 import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -19,58 +21,65 @@ import pytest
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Task
-from tf4slurm.control import auth, client
+from tf4slurm.control import client
 from tf4slurm.control.client import Membership
+from tf4slurm.control.credentials import TLS_NAME, Credentials, ServiceCredentials, create_credentials
 from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import (
+    HEARTBEAT,
+    MAX_STATUS_BYTES,
     METHOD,
-    NOTHING_NEW,
     SERVICE,
+    TOKEN_METADATA,
     Hello,
     Map,
     Message,
     Order,
-    Refusal,
     Report,
     Status,
     Usage,
     decode,
+    decode_map,
     encode,
+    is_encoded_map,
 )
-from tf4slurm.control.packed_map import unpack_map
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
-from tf4slurm.errors import AuthenticationError, RendezvousClosedError, RendezvousConnectionError
+from tf4slurm.errors import RendezvousClosedError, RendezvousConnectionError
 
-SECRET = "the secret of this job"
+CREDENTIALS = create_credentials()
+SHARED = CREDENTIALS.shared
+OTHER_JOB = create_credentials()
+WRONG_TOKEN = Credentials(SHARED.certificate, OTHER_JOB.shared.token)
 BEAT = 0.05
 DEAD, SOON_DEAD = 8.0, 2.0
-"""Seconds of silence that are death: more than a busy machine takes, or as much as a test may wait."""
+"""Heartbeat timeouts in seconds: more than a busy machine needs, or as much as a test may wait."""
 PAIR = "chief ps"
-_Call = Any  # grpc.aio.StreamStreamCall: grpcio ships no types
+_Call = Any  # grpc.aio.StreamStreamCall[bytes, bytes], which is generic for type checkers only
 
 
-def live(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a story in a loop of its own; an error that nobody would have seen fails it."""
+def run_scenario(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario in its own event loop; fail on errors that the loop or the collector reports."""
     unseen: list[str] = []
 
     def on_error(_: object, context: dict[str, Any]) -> None:
-        if "PollerCompletionQueue" not in context["message"]:  # grpc's own, when an earlier test's loop is closed
+        if "PollerCompletionQueue" not in context["message"]:  # gRPC's own, after the loop of an earlier test is closed
             unseen.append(str(context))
 
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(on_error)
-        await asyncio.wait_for(story(), 20)
+        await asyncio.wait_for(scenario(), 20)
 
     asyncio.run(run())
-    gc.collect()  # tasks whose errors nobody has asked for tell so when they are collected
+    gc.collect()  # asyncio reports the error of a task that nobody awaited when the task is collected
     assert unseen == []
 
 
 async def until(condition: Callable[[], object], timeout_seconds: float = 8) -> None:
+    """Wait until the condition holds."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         await asyncio.sleep(0.005)
 
 
@@ -82,6 +91,16 @@ async def cancel(*tasks: asyncio.Task[None]) -> None:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=0.2)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the errors logged, but for those of gRPC's queue, which also wakes the closed loops of earlier tests."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.ERROR
+        and str(record.exc_info[1] if record.exc_info else None) != "Event loop is closed"
+    ]
 
 
 def make_hello(rank: int, /, **changes: Any) -> Hello:
@@ -96,10 +115,23 @@ def make_hello(rank: int, /, **changes: Any) -> Hello:
     return Hello(**{**fields, **changes})
 
 
+def make_membership(
+    *addresses: Address,
+    credentials: Credentials = SHARED,
+    hello: Callable[[Address], Hello] = lambda _: make_hello(0),
+    dead_after_seconds: float = DEAD,
+    join_seconds: float = 10,
+) -> Membership:
+    """Return a membership that has not begun, with the service at one of these addresses."""
+    return Membership(
+        lambda: (addresses, credentials), hello, dead_after_seconds=dead_after_seconds, join_seconds=join_seconds
+    )
+
+
 class Job:
     """A control service that runs, and the memberships of its tasks."""
 
-    def __init__(self, roles: str, dead_after_seconds: float) -> None:
+    def __init__(self, roles: str, dead_after_seconds: float, credentials: ServiceCredentials) -> None:
         limits = Limits(
             start_timeout_seconds=20,
             beat_seconds=BEAT,
@@ -114,18 +146,29 @@ class Job:
             counts[task_type] += 1
         self.events: list[tuple[str, str | None]] = []
         self.state = JobState(tasks, limits, time.monotonic(), lambda kind, task, _: self.events.append((kind, task)))
-        self.service = ControlService(self.state, SECRET)
+        self.service = ControlService(self.state, credentials)
         self.port = 0
         self._running: list[asyncio.Task[None]] = []
 
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.port)
+
     def membership(
-        self, rank: int, /, *, port: int | None = None, secret: str = SECRET, join_seconds: float = 10, **changes: Any
+        self,
+        rank: int,
+        /,
+        *,
+        port: int | None = None,
+        credentials: Credentials = SHARED,
+        join_seconds: float = 10,
+        **changes: Any,
     ) -> Membership:
-        """Return a membership that has not begun; `changes` are what its hello says differently."""
-        address = Address("127.0.0.1", port or self.port)
-        return Membership(
-            lambda: ([address], secret),
-            lambda _: make_hello(rank, **changes),
+        """Return a membership that has not begun; `changes` replace fields of its hello."""
+        return make_membership(
+            Address("127.0.0.1", port or self.port),
+            credentials=credentials,
+            hello=lambda _: make_hello(rank, **changes),
             dead_after_seconds=self.state.limits.dead_after_seconds,
             join_seconds=join_seconds,
         )
@@ -149,14 +192,24 @@ class Job:
         await until(lambda: self.state.count("running") == ranks)
         return members
 
+    async def check_undisturbed(self, members: list[Membership]) -> None:
+        """Check that no member lost its connection, then let the first end the job."""
+        assert not {kind for kind, _ in self.events} & {"lost", "disconnected", "reconnected", "exited", "verdict"}
+        members[0].report(state="exited", starts=1, returncode=0)
+        await until(lambda: all(member.order.leave for member in members))
+        assert self.state.verdict is not None
+        assert self.state.verdict.exit_code == 0
+
     async def close(self) -> None:
         await cancel(*self._running)
         await self.service.close()
 
 
 @contextlib.asynccontextmanager
-async def serving(roles: str = PAIR, dead_after_seconds: float = DEAD) -> AsyncIterator[Job]:
-    job = Job(roles, dead_after_seconds)
+async def serving(
+    roles: str = PAIR, dead_after_seconds: float = DEAD, credentials: ServiceCredentials = CREDENTIALS
+) -> AsyncIterator[Job]:
+    job = Job(roles, dead_after_seconds, credentials)
     job.port = await job.service.start()
     try:
         yield job
@@ -164,57 +217,48 @@ async def serving(roles: str = PAIR, dead_after_seconds: float = DEAD) -> AsyncI
         await job.close()
 
 
-class Stranger:
-    """A raw connection to a service, on which anything can be said."""
+class RawClient:
+    """One call to a service, with which a test sends what a `Membership` would not."""
 
     def __init__(self, call: _Call) -> None:
         self.call = call
-        self.outgoing: auth.Seal | None = None
-        self.incoming: auth.Seal | None = None
 
-    async def shake_hands(self, secret: str = SECRET) -> None:
-        nonce = auth.new_nonce()
-        await self.call.write(nonce)
-        answer = await self.call.read()
-        key = auth.connection_key(secret, nonce, answer[auth.MAC_BYTES :])
-        self.outgoing, self.incoming = auth.Seal(key, auth.TO_SERVICE), auth.Seal(key, auth.TO_TASK)
-        with contextlib.suppress(AuthenticationError):  # where the secret is another
-            self.incoming.open(answer)
+    async def send(self, message: Message | bytes) -> None:
+        await self.call.write(message if isinstance(message, bytes) else encode(message))
 
-    async def say(self, message: Message) -> bytes:
-        """Say a sealed message; return what was sent."""
-        assert self.outgoing is not None
-        sealed = self.outgoing.seal(encode(message))
-        await self.call.write(sealed)
-        return sealed
+    async def receive(self, kind: type[Any]) -> Any:
+        """Return the next message that is no heartbeat, which must be of this kind."""
+        payload = HEARTBEAT
+        while payload == HEARTBEAT:
+            payload = await self.call.read()
+        assert is_encoded_map(payload) == (kind is Map)
+        return decode_map(payload) if kind is Map else decode(payload, kind)
 
-    async def hear(self, kind: type[Any]) -> Any:
-        """Return the next message, which must be of this kind; that the service asks is none."""
-        assert self.incoming is not None
-        payload = NOTHING_NEW
-        while payload == NOTHING_NEW:
-            payload = self.incoming.open(await self.call.read())
-        return unpack_map(payload) if kind is Map else decode(payload, kind)
-
-    async def end(self) -> tuple[grpc.StatusCode, int]:
-        """Return how the service ended the connection, and how many messages it said before."""
-        said = 0
+    async def end(self) -> tuple[grpc.StatusCode, str, int]:
+        """Return the code and detail with which the call ended, and how many messages came before."""
+        received = 0
         with contextlib.suppress(grpc.aio.AioRpcError):
             while isinstance(await self.call.read(), bytes):
-                said += 1
-        return await self.call.code(), said
+                received += 1
+        return await self.call.code(), await self.call.details() or "", received
 
 
 @contextlib.asynccontextmanager
-async def stranger(port: int) -> AsyncIterator[Stranger]:
+async def raw_client(
+    port: int, credentials: Credentials = SHARED, *, method: str = METHOD, **arguments: Any
+) -> AsyncIterator[RawClient]:
+    """Call the service; `arguments` of the call replace the metadata with the token, or add to it."""
     options = (
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_send_message_length", -1),
+        ("grpc.ssl_target_name_override", TLS_NAME),
         ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, as each task has
     )
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-        call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
-        yield Stranger(call)
+    arguments = {"metadata": ((TOKEN_METADATA, credentials.token),), **arguments}
+    tls = grpc.ssl_channel_credentials(credentials.certificate.encode())
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", tls, options=options) as channel:
+        call: _Call = channel.stream_stream(f"/{SERVICE}/{method}")(**arguments)
+        yield RawClient(call)
         call.cancel()
 
 
@@ -269,8 +313,8 @@ class Relay:
 # The life of a job
 
 
-def test_a_whole_life() -> None:
-    async def story() -> None:
+def test_job_of_two_tasks_forms_trains_and_ends() -> None:
+    async def scenario() -> None:
         async with serving() as job:
             chief, ps = job.membership(0), job.membership(1)
             running = [job.begin(chief), job.begin(ps)]
@@ -299,21 +343,15 @@ def test_a_whole_life() -> None:
             assert (kinds["joined"], kinds["started"], kinds["left"]) == (2, 2, 2)
             assert not kinds.keys() & {"lost", "disconnected", "reconnected", "stragglers"}
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_a_change_is_told_at_once_and_not_at_the_next_beat() -> None:
-    async def story() -> None:
+def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -> None:
+    async def scenario() -> None:
         slow = Limits(beat_seconds=30, dead_after_seconds=100, grace_seconds=0)
         state = JobState([Task("worker", 0)], slow, time.monotonic(), lambda *_: None)
-        service = ControlService(state, SECRET)
-        address = Address("127.0.0.1", await service.start())
-        member = Membership(
-            lambda: ([address], SECRET),
-            lambda _: make_hello(0),
-            dead_after_seconds=100,
-            join_seconds=10,
-        )
+        service = ControlService(state, CREDENTIALS)
+        member = make_membership(Address("127.0.0.1", await service.start()), dead_after_seconds=100)
         running = asyncio.create_task(member.run())
         before = time.monotonic()
         await until(lambda: member.map)
@@ -329,15 +367,22 @@ def test_a_change_is_told_at_once_and_not_at_the_next_beat() -> None:
         assert time.monotonic() - before < 5
         await service.close()
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_who_has_left_is_not_refused_when_the_launcher_was_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_GOODBYE_SECONDS", 0)  # so the launcher's last word comes later than that
+def test_task_that_left_is_not_refused_when_the_launcher_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_GOODBYE_SECONDS", 0.2)
 
-    async def story() -> None:
-        async with serving("worker") as job:
-            member = job.membership(0)
+    async def scenario() -> None:
+        async with serving("worker") as job, Relay(job.port) as relay:
+            receive = job.service._receive
+
+            async def receive_and_hold(*arguments: Any) -> None:
+                await receive(*arguments)
+                await asyncio.sleep(60)  # so the service does not end the call in time: the task makes another
+
+            monkeypatch.setattr(job.service, "_receive", receive_and_hold)
+            member = job.membership(0, port=relay.port)
             running = job.begin(member)
             await until(lambda: member.map)
             job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", time.monotonic())
@@ -345,63 +390,61 @@ def test_who_has_left_is_not_refused_when_the_launcher_was_held_up(monkeypatch: 
             await until(lambda: member.order.leave)
             member.report(state="left")
             await running
+            assert relay.connections >= 2
             assert ("left", "worker/0") in job.events
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_waiting_for_a_change_ends_with_the_next_order() -> None:
-    async def story() -> None:
+def test_wait_for_change_returns_at_the_next_order_and_not_at_heartbeats() -> None:
+    async def scenario() -> None:
         async with serving("worker") as job:
             member = job.membership(0)
             job.begin(member)
             while member.map is None:
                 await member.wait_for_change()
             waiting = asyncio.create_task(member.wait_for_change())
-            await asyncio.sleep(4 * BEAT)  # beats are no change
+            heard_at = job.state.records[0].heard_at
+            await until(lambda: job.state.records[0].heard_at > heard_at + 3 * BEAT)
             assert not waiting.done()
             member.report(state="proved")
             await waiting
             assert member.order.starts == 1
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_members_that_only_beat_stay_alive() -> None:
-    async def story() -> None:
+def test_members_that_send_only_heartbeats_are_not_lost() -> None:
+    async def scenario() -> None:
         async with serving(dead_after_seconds=SOON_DEAD) as job:
             await job.form(2)
             end = time.monotonic() + 1.5 * SOON_DEAD
             await until(lambda: time.monotonic() > end)
             assert job.state.phase is Phase.TRAINING
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_who_has_no_news_lives_by_the_shortest_answer() -> None:
-    async def story() -> None:
-        async with serving("worker worker", dead_after_seconds=SOON_DEAD) as job, stranger(job.port) as raw:
-            silent = job.membership(1)
-            job.begin(silent)
-            await raw.shake_hands()
-            await raw.say(make_hello(0))
-            assert raw.incoming is not None
-            assert raw.outgoing is not None
+def test_task_that_answers_with_empty_messages_lives_until_it_stops() -> None:
+    async def scenario() -> None:
+        async with serving("worker worker", dead_after_seconds=SOON_DEAD) as job, raw_client(job.port) as raw:
+            job.begin(job.membership(1))
+            await raw.send(make_hello(0))
             end = time.monotonic() + 2 * SOON_DEAD
             while time.monotonic() < end:
-                if raw.incoming.open(await raw.call.read()) == NOTHING_NEW:
-                    await raw.call.write(raw.outgoing.seal(NOTHING_NEW))
+                if await raw.call.read() == HEARTBEAT:
+                    await raw.send(HEARTBEAT)
             assert job.state.verdict is None
-            while raw.incoming.open(await raw.call.read()) == NOTHING_NEW:
-                pass  # it asks until it has given up
+            while await raw.call.read() == HEARTBEAT:
+                pass  # the service requests heartbeats until the task is lost
             assert job.state.verdict is not None
             assert job.state.verdict.cause == Task("worker", 0)
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_what_changes_all_the_time_is_told_when_the_service_asks() -> None:
-    async def story() -> None:
+def test_usage_and_step_are_sent_with_a_heartbeat() -> None:
+    async def scenario() -> None:
         async with serving("worker") as job:
             (member,) = await job.form(1)
             for number in (1, 2):
@@ -410,11 +453,11 @@ def test_what_changes_all_the_time_is_told_when_the_service_asks() -> None:
                 await until(lambda number=number: job.state.records[0].status.report.step == number)  # type: ignore[misc]
                 assert job.state.records[0].status == member.status
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_the_longest_tail_of_a_failed_child_arrives() -> None:
-    async def story() -> None:
+def test_failed_child_with_the_longest_tail_is_reported() -> None:
+    async def scenario() -> None:
         async with serving() as job:
             chief, _ = await job.form(2)
             tail = ("\U0001f600" * 500,) * 20  # as the agent cuts it, in the longest characters
@@ -422,27 +465,63 @@ def test_the_longest_tail_of_a_failed_child_arrives() -> None:
             await until(lambda: job.state.verdict, timeout_seconds=3)
             assert job.state.verdict is not None
             assert job.state.verdict.exit_code == 3
+            assert job.state.verdict.tail == tail
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_a_map_of_many_tasks_arrives() -> None:
-    async def story() -> None:
+METRICS = tuple((f"metric-with-a-rather-long-name-{number}", number / 7) for number in range(10_000))
+LINES = ("\U0001f600" * 20_000,) * 10
+
+
+@pytest.mark.parametrize(
+    ("report", "tail"),
+    [(Report(step=7, metrics=METRICS), ()), (Report(step=7), LINES), (Report(step=7, metrics=METRICS), LINES)],
+    ids=["metrics", "lines", "both"],
+)
+def test_status_above_the_limit_is_shrunk_with_a_warning_and_accepted(
+    report: Report, tail: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with serving() as job:
+            chief, ps = await job.form(2)
+            chief.note(report)
+            chief.report(tail=tail)
+            await until(lambda: job.state.records[0].status.report.step == 7)
+            found = job.state.records[0].status
+            assert found == chief.status
+            assert len(encode(found)) <= MAX_STATUS_BYTES
+            assert len(found.report.metrics) < len(METRICS)
+            assert found.report.metrics == report.metrics[: len(found.report.metrics)]
+            assert len(found.tail) < len(LINES)
+            await job.check_undisturbed([chief, ps])
+
+    run_scenario(scenario)
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING and r.name == "tf4slurm.control.messages"]
+    assert warnings
+    assert f"exceeds {MAX_STATUS_BYTES} bytes" in warnings[0].getMessage()
+
+
+def test_map_of_2000_tasks_arrives() -> None:
+    chance = random.Random(7)
+
+    async def scenario() -> None:
         async with serving(" ".join(["worker"] * 2000)) as job:
             now = time.monotonic()
             for rank in range(1, 2000):
-                job.state.on_hello(make_hello(rank, node="a-node-with-a-rather-long-name-" + str(rank)), now)
+                job.state.on_hello(make_hello(rank, node=chance.randbytes(70).hex()), now)
             member = job.membership(0)
             job.begin(member)
             await until(lambda: member.map)
+            assert member.map == job.state.map
+            assert len(member.encoded_map) > 2 * 65536
             assert member.map is not None
-            assert len(encode(member.map)) > 2 * 65536
             assert len(member.map.entries) == 2000
 
-    live(story)
+    run_scenario(scenario)
 
 
-# Who is refused
+# Refused tasks
 
 
 @pytest.mark.parametrize(
@@ -454,265 +533,396 @@ def test_a_map_of_many_tasks_arrives() -> None:
         ({"rank": 0, "incarnation": "later"}, "rank 0 was taken by an earlier process, on n0"),
     ],
 )
-def test_who_is_refused_is_told_why_and_does_not_try_again(changes: dict[str, Any], reason: str) -> None:
-    async def story() -> None:
-        async with serving() as job:
-            await job.form(2)
-            late = job.membership(1, **changes)
+def test_refused_task_gets_the_reason_and_does_not_retry(changes: dict[str, Any], reason: str) -> None:
+    async def scenario() -> None:
+        async with serving() as job, Relay(job.port) as relay:
+            members = await job.form(2)
+            late = job.membership(1, port=relay.port, **changes)
             with pytest.raises(RendezvousClosedError) as caught:
                 await late.run()
             assert caught.value.reason == reason
-            assert f"127.0.0.1:{job.port}" in str(caught.value)
+            assert f"127.0.0.1:{relay.port}" in str(caught.value)
             assert (late.order, late.map) == (Order(), None)
-            assert job.state.phase is Phase.TRAINING
+            assert relay.connections == 1
+            await job.check_undisturbed(members)
 
-    live(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("changes", [{"version": "0.0.9"}, {"rank": 7}, {"incarnation": "later"}])
-def test_who_is_refused_hears_nothing_but_the_refusal(changes: dict[str, Any]) -> None:
-    async def story() -> None:
+def test_refused_task_gets_no_message(changes: dict[str, Any]) -> None:
+    async def scenario() -> None:
         async with serving() as job:
             await job.form(2)
-            async with stranger(job.port) as other:
-                await other.shake_hands()
-                await other.say(make_hello(0, **changes))
-                await other.hear(Refusal)
-                assert await other.end() == (grpc.StatusCode.OK, 0)
+            async with raw_client(job.port) as raw:
+                await raw.send(make_hello(0, **changes))
+                code, reason, received = await raw.end()
+                assert code is grpc.StatusCode.FAILED_PRECONDITION
+                assert reason
+                assert received == 0
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_a_wrong_secret_is_refused_until_the_time_to_join_is_over() -> None:
-    async def story() -> None:
+@pytest.mark.parametrize("character", ["n", "\U0001f600", "\x00", '"', "%", "\ud800"])
+def test_long_reason_in_any_characters_arrives(character: str) -> None:
+    """The reason is metadata, which is encoded and limited in length."""
+
+    async def scenario() -> None:
         async with serving() as job:
-            wrong = job.membership(0, secret="another", join_seconds=1)
+            members = await job.form(2)
+            for length in (2000, 60):
+                with pytest.raises(RendezvousClosedError) as caught:
+                    await job.membership(0, version=character * length).run()
+                assert caught.value.reason.startswith("it runs tf4slurm ")
+            await job.check_undisturbed(members)
+
+    run_scenario(scenario)
+
+
+def test_task_that_the_service_cannot_read_is_refused_with_the_reason() -> None:
+    """A task of another version, whose hello has other fields."""
+
+    async def scenario() -> None:
+        async with serving() as job:
+            members = await job.form(2)
+            late = job.membership(0, port=job.port)
+            late._make_hello = lambda _: Status()  # type: ignore[assignment, return-value]
+            with pytest.raises(RendezvousClosedError, match="Install the same version"):
+                await late.run()
+            await job.check_undisturbed(members)
+
+    run_scenario(scenario)
+
+
+def test_wrong_token_is_retried_until_the_join_timeout() -> None:
+    async def scenario() -> None:
+        async with serving() as job:
+            wrong = job.membership(0, credentials=WRONG_TOKEN, join_seconds=1)
             before = time.monotonic()
-            with pytest.raises(RendezvousConnectionError, match="is another job's"):
+            with pytest.raises(RendezvousConnectionError, match="does not accept this job's token"):
                 await wrong.run()
             assert 1 <= time.monotonic() - before < 4
             assert job.events == []
-            await job.form(2)
+            await job.check_undisturbed(await job.form(2))
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_a_last_try_without_enough_time_does_not_hide_why_the_others_failed() -> None:
-    async def story() -> None:
+def test_wrong_certificate_is_retried_until_the_join_timeout() -> None:
+    async def scenario() -> None:
+        async with serving() as job:
+            wrong = job.membership(0, credentials=OTHER_JOB.shared, join_seconds=1)
+            before = time.monotonic()
+            with pytest.raises(RendezvousConnectionError, match="CERTIFICATE_VERIFY_FAILED") as caught:
+                await wrong.run()
+            assert caught.value.address == str(job.address)
+            assert 1 <= time.monotonic() - before < 4
+            assert job.events == []
+            await job.check_undisturbed(await job.form(2))
+
+    run_scenario(scenario)
+
+
+def test_last_try_cut_short_does_not_hide_why_the_others_failed() -> None:
+    async def scenario() -> None:
         async with serving() as job:
             with socket.create_server(("127.0.0.1", 0)) as mute:
-                addresses = [Address("127.0.0.1", job.port), Address(*mute.getsockname())]
-                member = Membership(
-                    lambda: (addresses, "another"),
-                    lambda _: make_hello(0),
-                    dead_after_seconds=DEAD,
-                    join_seconds=1,
+                member = make_membership(
+                    job.address, Address(*mute.getsockname()), credentials=WRONG_TOKEN, join_seconds=1
                 )
-                with pytest.raises(RendezvousConnectionError, match="is another job's") as caught:
+                with pytest.raises(RendezvousConnectionError, match="does not accept this job's token") as caught:
                     await member.run()
-            assert caught.value.address == f"127.0.0.1:{job.port}"
+            assert caught.value.address == str(job.address)
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_a_service_with_another_secret_is_not_believed() -> None:
-    """Whoever answers at the address but has not the secret gives no order."""
-
-    async def story() -> None:
-        async with serving() as job, serving() as impostor:
-            impostor.service._secret = "another"
-            addresses = [Address("127.0.0.1", impostor.port), Address("127.0.0.1", job.port)]
-            member = Membership(
-                lambda: (addresses, SECRET),
-                lambda _: make_hello(0),
-                dead_after_seconds=DEAD,
-                join_seconds=10,
-            )
-            job.begin(member)
+def test_service_with_another_certificate_is_not_joined() -> None:
+    async def scenario() -> None:
+        async with serving() as job, serving(credentials=OTHER_JOB) as impostor:
+            job.begin(make_membership(impostor.address, job.address))
             await until(lambda: job.state.count("joined"))
-            assert impostor.state.count("joined") == 0
+            assert impostor.events == []
 
-    live(story)
-
-
-# Strangers, while the members of the job go on
+    run_scenario(scenario)
 
 
-async def send_nothing(other: Stranger) -> None:
-    await other.call.done_writing()
+# Clients that send something else, while the members of the job go on
 
 
-async def send_a_short_nonce(other: Stranger) -> None:
-    await other.call.write(b"short")
+async def send_nothing(raw: RawClient) -> None:
+    await raw.call.done_writing()
 
 
-async def send_an_unsealed_hello(other: Stranger) -> None:
-    await other.call.write(auth.new_nonce())
-    await other.call.read()
-    await other.call.write(encode(make_hello(0)))
+async def send_heartbeat(raw: RawClient) -> None:
+    await raw.send(HEARTBEAT)
 
 
-async def send_a_truncated_hello(other: Stranger) -> None:
-    await other.shake_hands()
-    assert other.outgoing is not None
-    await other.call.write(other.outgoing.seal(encode(make_hello(0)))[:40])
+async def send_text(raw: RawClient) -> None:
+    await raw.send(b"nonsense")
 
 
-async def send_a_hello_of_another_job(other: Stranger) -> None:
-    await other.shake_hands("another")
-    await other.say(make_hello(0))
+async def send_truncated_hello(raw: RawClient) -> None:
+    await raw.send(encode(make_hello(0))[:40])
 
 
-async def send_a_status_first(other: Stranger) -> None:
-    await other.shake_hands()
-    await other.say(Status("left"))
+async def send_status(raw: RawClient) -> None:
+    await raw.send(Status("left"))
 
 
-async def send_a_huge_nonce(other: Stranger) -> None:
-    await other.call.write(b"x" * 10_000_000)
+async def send_large_hello(raw: RawClient) -> None:
+    await raw.send(make_hello(0, node="n" * MAX_STATUS_BYTES))
 
 
-async def send_a_huge_hello(other: Stranger) -> None:
-    await other.shake_hands()
-    await other.say(make_hello(0, node="n" * 10_000_000))
+async def send_huge_hello(raw: RawClient) -> None:
+    await raw.send(make_hello(0, node="n" * 10_000_000))
 
 
-UNAUTHENTICATED, EXHAUSTED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED
+OK, INVALID, EXHAUSTED = (
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
 
 
 @pytest.mark.parametrize(
     ("send", "code"),
     [
-        (send_nothing, UNAUTHENTICATED),
-        (send_a_short_nonce, UNAUTHENTICATED),
-        (send_an_unsealed_hello, UNAUTHENTICATED),
-        (send_a_truncated_hello, UNAUTHENTICATED),
-        (send_a_hello_of_another_job, UNAUTHENTICATED),
-        (send_a_status_first, grpc.StatusCode.OK),  # it has the secret, so it is told what is wrong
-        (send_a_huge_nonce, EXHAUSTED),
-        (send_a_huge_hello, EXHAUSTED),
+        (send_nothing, OK),
+        (send_heartbeat, INVALID),
+        (send_text, INVALID),
+        (send_truncated_hello, INVALID),
+        (send_status, INVALID),
+        (send_large_hello, EXHAUSTED),
+        (send_huge_hello, EXHAUSTED),
     ],
 )
-def test_a_stranger_is_refused_and_the_members_go_on(
-    send: Callable[[Stranger], Coroutine[Any, Any, None]], code: grpc.StatusCode, caplog: pytest.LogCaptureFixture
+def test_client_whose_first_message_is_no_hello_is_refused_and_members_go_on(
+    send: Callable[[RawClient], Coroutine[Any, Any, None]], code: grpc.StatusCode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with serving() as job:
             members = await job.form(2)
-            before = list(job.events)
-            async with stranger(job.port) as other:
+            async with raw_client(job.port) as raw:
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    await send(other)
-                found, _ = await other.end()
-                assert found in (code, UNAUTHENTICATED)
-            assert job.events == before
-            members[0].report(state="exited", starts=1, returncode=0)
-            await until(lambda: members[1].order.leave)
+                    await send(raw)
+                found, detail, received = await raw.end()
+                assert found is code
+                assert bool(detail) == (code is not OK)
+                assert received == 0
+            await job.check_undisturbed(members)
 
-    live(story)
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
-async def say_it_twice(other: Stranger) -> None:
-    sealed = await other.say(Status("joined"))
-    await other.call.write(sealed)
-
-
-async def say_it_unsealed(other: Stranger) -> None:
-    await other.call.write(encode(Status("left")))
-
-
-async def say_half_of_it(other: Stranger) -> None:
-    assert other.outgoing is not None
-    await other.call.write(other.outgoing.seal(encode(Status("left")))[:20])
-
-
-async def say_something_else(other: Stranger) -> None:
-    await other.say(Order(leave=True))
-
-
-async def say_nonsense(other: Stranger) -> None:
-    assert other.outgoing is not None
-    await other.call.write(other.outgoing.seal(b"nonsense"))
-
-
-async def say_too_much(other: Stranger) -> None:
-    await other.say(Status("joined", detail="x" * 10_000_000))
+    run_scenario(scenario)
+    assert errors_in(caplog) == []
 
 
 @pytest.mark.parametrize(
-    "say", [say_it_twice, say_it_unsealed, say_half_of_it, say_something_else, say_nonsense, say_too_much]
+    "payload",
+    [
+        encode(Order(leave=True)),
+        encode(make_hello(0)),
+        encode(Status("left"))[:12],
+        b"nonsense",
+        b'["Status",{"state":"dead"}]',
+        b'["Status",{"starts":"one"}]',
+        b'["Status",{"more":1}]',
+        b"[" * 50_000,
+        bytes(100),
+    ],
+    ids=["order", "hello", "truncated", "text", "state", "type", "field", "nested", "zeros"],
 )
-def test_a_connection_that_goes_wrong_ends_and_its_task_may_connect_again(
-    say: Callable[[Stranger], Coroutine[Any, Any, None]], caplog: pytest.LogCaptureFixture
+def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_told(
+    payload: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
+        async with serving(dead_after_seconds=100) as job:
+            ps = job.membership(1)
+            job.begin(ps)
+            async with raw_client(job.port) as raw:
+                await raw.send(make_hello(0))
+                await until(lambda: ps.map)
+                before = time.monotonic()
+                await raw.send(payload)
+                code, detail, _ = await raw.end()
+                assert code is INVALID
+                assert "is not a control message of this version of tf4slurm" in detail
+            await until(lambda: ps.order.leave)
+            assert time.monotonic() - before < 5  # and not after the heartbeat timeout
+            assert ("lost", "chief/0") in job.events
+            assert job.state.verdict is not None
+            assert job.state.verdict.cause == Task("chief", 0)
+            assert "its message was not accepted: " in job.state.verdict.reason
+            assert "is not a control message of this version of tf4slurm" in job.state.verdict.reason
+            assert ps.order.reason == job.state.verdict.reason
+            async with raw_client(job.port) as raw:  # it is lost for good
+                await raw.send(make_hello(0))
+                code, detail, _ = await raw.end()
+                assert code is grpc.StatusCode.FAILED_PRECONDITION
+                assert "counts as lost" in detail
+
+    run_scenario(scenario)
+    assert errors_in(caplog) == []
+
+
+def test_membership_whose_every_status_is_rejected_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with serving(dead_after_seconds=100) as job:
+            chief, ps = job.membership(0), job.membership(1)
+            job.begin(ps)
+            before = time.monotonic()
+            monkeypatch.setattr(
+                client, "encode", lambda message, *before: encode(message, *before).replace(b'"detail"', b'"detial"')
+            )
+            chief.report(detail="a field that the service does not know")
+            with pytest.raises(RendezvousClosedError, match="detial"):
+                await job.begin(chief)
+            assert time.monotonic() - before < 5
+            await until(lambda: ps.order.leave)
+            assert ("lost", "chief/0") in job.events
+            assert "detial" in ps.order.reason
+
+    run_scenario(scenario)
+
+
+def test_repeated_status_has_no_effect() -> None:
+    async def scenario() -> None:
+        async with serving() as job, raw_client(job.port) as raw:
+            await raw.send(make_hello(0))
+            await raw.send(Status("running", starts=1))
+            await raw.send(Status("running", starts=1))
+            await raw.send(Status("running", starts=2))
+            await until(lambda: job.state.records[0].status.starts == 2)
+            assert job.events.count(("started", "chief/0")) == 2
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("size", [MAX_STATUS_BYTES + 1, 10_000_000])
+def test_message_above_the_limit_ends_the_call_and_its_task_may_reconnect(
+    size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
         async with serving() as job:
-            other_member = job.membership(1)
-            job.begin(other_member)
-            async with stranger(job.port) as wrong:
-                await wrong.shake_hands()
-                await wrong.say(make_hello(0))
-                await until(lambda: other_member.map)
+            ps = job.membership(1)
+            job.begin(ps)
+            async with raw_client(job.port) as raw:
+                await raw.send(make_hello(0))
+                await until(lambda: ps.map)
+                short = len(encode(Status("left", detail="x")))
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    await say(wrong)
-                await wrong.end()
+                    await raw.send(Status("left", detail="x" * (size - short + 1)))
+                code, detail, _ = await raw.end()
+                assert code is EXHAUSTED
+                assert str(MAX_STATUS_BYTES) in detail
                 await until(lambda: ("disconnected", "chief/0") in job.events)
                 assert job.state.records[0].status.state == "joined"
             again = job.membership(0)
             job.begin(again)
             await until(lambda: again.map)
             assert ("reconnected", "chief/0") in job.events
-            assert other_member.order.leave is False
+            assert ps.order.leave is False
 
-    live(story)
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
-def test_a_connection_recorded_whole_opens_nothing_when_it_is_played_again() -> None:
-    async def story() -> None:
-        async with serving() as job:
-            nonce = auth.new_nonce()
-            async with stranger(job.port) as first:
-                await first.call.write(nonce)
-                _, outgoing = auth.check_service(SECRET, nonce, await first.call.read())
-                hello = outgoing.seal(encode(make_hello(0)))
-                await first.call.write(hello)
-                await until(lambda: job.state.count("joined") == 1)
-            await until(lambda: ("disconnected", "chief/0") in job.events)
-            async with stranger(job.port) as second:
-                await second.call.write(nonce)
-                await second.call.read()
-                await second.call.write(hello)
-                assert await second.end() == (UNAUTHENTICATED, 0)
-            assert ("reconnected", "chief/0") not in job.events
-
-    live(story)
+    run_scenario(scenario)
+    assert errors_in(caplog) == []
 
 
-def test_what_comes_late_on_a_connection_that_was_replaced_does_not_count() -> None:
-    async def story() -> None:
-        async with serving() as job, stranger(job.port) as old, stranger(job.port) as new:
+def test_message_of_the_largest_size_is_accepted() -> None:
+    async def scenario() -> None:
+        async with serving() as job, raw_client(job.port) as raw:
+            await raw.send(make_hello(0))
+            short = len(encode(Status(detail="x")))
+            await raw.send(Status(detail="x" * (MAX_STATUS_BYTES - short + 1)))
+            await until(lambda: job.state.records[0].status.detail)
+
+    run_scenario(scenario)
+
+
+def test_late_message_of_a_replaced_connection_is_ignored() -> None:
+    async def scenario() -> None:
+        async with serving() as job, raw_client(job.port) as old, raw_client(job.port) as new:
             for connection, event in ((old, "joined"), (new, "reconnected")):
-                await connection.shake_hands()
-                await connection.say(make_hello(0))
+                await connection.send(make_hello(0))
                 await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
-            await new.say(Status("running", starts=1))
+            await new.send(Status("running", starts=1))
             await until(lambda: job.state.records[0].status.state == "running")
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await old.say(Status("exited", starts=1, returncode=9))
+                await old.send(Status("exited", starts=1, returncode=9))
             await asyncio.wait_for(old.end(), 3)  # the service has ended it
             assert job.state.records[0].is_connected
             assert job.state.records[0].status.state == "running"
 
-    live(story)
+    run_scenario(scenario)
+
+
+# Clients that do not complete TLS
+
+
+def client_hello() -> bytes:
+    """Return the first bytes that a TLS client sends."""
+    context = ssl.create_default_context(cadata=SHARED.certificate)
+    context.set_alpn_protocols(["h2"])
+    outgoing = ssl.MemoryBIO()
+    tls = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=TLS_NAME)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+FIRST_BYTES = {
+    "nothing": b"",
+    "half of a TLS hello": client_hello()[: len(client_hello()) // 2],
+    "a TLS hello": client_hello(),
+    "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "plain-text HTTP/2": HTTP2_PREFACE,
+    "noise": random.Random(7).randbytes(1000),
+    "a TLS record of no hello": b"\x16\x03\x01\x00\x10" + bytes(16),
+}
+
+
+@pytest.mark.parametrize("first", FIRST_BYTES.values(), ids=FIRST_BYTES)
+@pytest.mark.parametrize("closes", [True, False], ids=["and closes", "and waits"])
+def test_connection_without_tls_is_closed_and_members_go_on(
+    first: bytes, closes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with serving() as job:
+            members = await job.form(2)
+            reader, writer = await asyncio.open_connection("127.0.0.1", job.port)
+            writer.write(first)
+            await writer.drain()
+            if first == FIRST_BYTES["a TLS hello"]:
+                assert await asyncio.wait_for(reader.read(1), 5) == b"\x16"  # the handshake is under way
+            if not closes:
+                with contextlib.suppress(ConnectionResetError):
+                    await asyncio.wait_for(reader.read(-1), 10)  # to the end that the service makes
+            writer.close()
+            await job.check_undisturbed(members)
+
+    run_scenario(scenario)
+    assert errors_in(caplog) == []
+
+
+def test_plain_text_grpc_client_gets_unavailable_and_members_go_on() -> None:
+    async def scenario() -> None:
+        async with serving() as job:
+            members = await job.form(2)
+            async with grpc.aio.insecure_channel(str(job.address), options=(("grpc.enable_http_proxy", 0),)) as channel:
+                call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=((TOKEN_METADATA, SHARED.token),))
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await call.write(encode(make_hello(0)))
+                assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            await job.check_undisturbed(members)
+
+    run_scenario(scenario)
 
 
 # Connections that break or fall silent
 
 
-def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost() -> None:
-    async def story() -> None:
+def test_connection_lost_is_made_again_without_losing_state() -> None:
+    async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
             chief, ps = job.membership(0, port=relay.port), job.membership(1)
             job.begin(chief)
@@ -735,14 +945,14 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost() -> None:
             assert job.events.count(("started", "chief/0")) == 1
             assert ("lost", "chief/0") not in job.events
 
-    live(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("tail", [("x" * 250,) * 20, ("x" * 500,) * 20, ("\U0001f600" * 500,) * 20])
-def test_a_long_status_is_said_on_the_next_connection(tail: tuple[str, ...]) -> None:
-    """It comes right behind the hello, when the service does not know yet from whom it is."""
+def test_long_status_is_sent_on_the_next_connection(tail: tuple[str, ...]) -> None:
+    """It follows the hello at once, before the service has registered the task."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
             chief, ps = job.membership(0, port=relay.port), job.membership(1)
             job.begin(chief)
@@ -753,59 +963,95 @@ def test_a_long_status_is_said_on_the_next_connection(tail: tuple[str, ...]) -> 
             await until(lambda: job.state.records[0].status.state == "exited")
             assert job.events.count(("disconnected", "chief/0")) == 1
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_who_connects_again_hears_of_the_service_at_once() -> None:
-    """And not at the next beat: it may have little of the dead time left."""
+def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
+    """It may have little of the heartbeat timeout left."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         slow = Limits(beat_seconds=30, dead_after_seconds=100)
         state = JobState([Task("worker", 0), Task("worker", 1)], slow, time.monotonic(), lambda *_: None)
-        service = ControlService(state, SECRET)
+        service = ControlService(state, CREDENTIALS)
         port = await service.start()
         for is_back in (False, True):
-            async with stranger(port) as task:
-                await task.shake_hands()
-                await task.say(make_hello(0))
-                assert task.incoming is not None
+            async with raw_client(port) as task:
+                await task.send(make_hello(0))
                 if is_back:
-                    assert task.incoming.open(await asyncio.wait_for(task.call.read(), 5)) == NOTHING_NEW
+                    assert await asyncio.wait_for(task.call.read(), 5) == HEARTBEAT
                 else:
                     await until(lambda: state.records[0].is_connected)
             await until(lambda: not state.records[0].is_connected)
         await service.close()
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_the_hello_is_made_once() -> None:
-    async def story() -> None:
+def test_task_that_reconnects_but_sends_nothing_is_lost_after_the_heartbeat_timeout() -> None:
+    async def scenario() -> None:
+        async with serving(dead_after_seconds=SOON_DEAD) as job:
+            ps = job.membership(1)
+            job.begin(ps)
+            before, reconnections = time.monotonic(), 0
+            while job.state.verdict is None:
+                async with raw_client(job.port) as raw:
+                    await raw.send(make_hello(0))
+                    await until(lambda: job.state.records[0].is_connected or job.state.verdict)
+                await until(lambda: not job.state.records[0].is_connected)
+                reconnections += 1
+                assert time.monotonic() - before < 3 * SOON_DEAD
+            assert time.monotonic() - before >= SOON_DEAD
+            assert reconnections > 2
+            assert job.state.verdict.cause == Task("chief", 0)
+            assert f"nothing was heard of it for {SOON_DEAD:g} s" in job.state.verdict.reason
+            await until(lambda: ps.order.leave)
+            assert ps.order.reason == job.state.verdict.reason
+
+    run_scenario(scenario)
+
+
+def test_accepted_hello_is_not_made_again() -> None:
+    async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
             asked: list[Address] = []
 
-            def hello_once(address: Address) -> Hello:
+            def hello(address: Address) -> Hello:
                 asked.append(address)
                 return make_hello(0)
 
             address = Address("127.0.0.1", relay.port)
-            member = Membership(
-                lambda: ([address], SECRET),
-                hello_once,
-                dead_after_seconds=DEAD,
-                join_seconds=10,
-            )
-            job.begin(member)
+            job.begin(make_membership(address, hello=hello))
             await until(lambda: job.state.count("joined"))
             relay.cut()
             await until(lambda: ("reconnected", "chief/0") in job.events)
             assert asked == [address]
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_a_service_that_falls_silent_is_gone_after_the_dead_time() -> None:
-    async def story() -> None:
+def test_hello_is_made_for_each_address_until_one_is_accepted() -> None:
+    async def scenario() -> None:
+        async with serving() as job, serving(credentials=OTHER_JOB) as other, Relay(job.port) as relay:
+            asked: list[Address] = []
+
+            def hello(address: Address) -> Hello:
+                asked.append(address)
+                return make_hello(0, port=address.port)
+
+            right = Address("127.0.0.1", relay.port)
+            job.begin(make_membership(other.address, right, hello=hello))
+            await until(lambda: job.state.count("joined"))
+            assert job.state.records[0].address == Address("10.0.0.0", relay.port)
+            relay.cut()
+            await until(lambda: ("reconnected", "chief/0") in job.events)
+            assert asked == [other.address, right]
+            assert other.events == []
+
+    run_scenario(scenario)
+
+
+def test_silent_service_is_lost_after_the_heartbeat_timeout() -> None:
+    async def scenario() -> None:
         async with serving(dead_after_seconds=SOON_DEAD) as job, Relay(job.port) as relay:
             chief, ps = job.membership(0, port=relay.port), job.membership(1)
             before = time.monotonic()
@@ -822,31 +1068,30 @@ def test_a_service_that_falls_silent_is_gone_after_the_dead_time() -> None:
             await until(lambda: ("lost", "chief/0") in job.events)
             await until(lambda: ps.order.leave)
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_a_silent_service_is_not_looked_for_at_its_other_addresses() -> None:
-    async def story() -> None:
+def test_silent_service_is_not_looked_for_at_its_other_addresses() -> None:
+    async def scenario() -> None:
         async with serving(dead_after_seconds=2) as job, Relay(job.port) as relay, Relay(job.port) as other:
             other.pause()
-            addresses = [Address("127.0.0.1", relay.port), Address("127.0.0.1", other.port)]
-            member = Membership(
-                lambda: (addresses, SECRET), lambda _: make_hello(0), dead_after_seconds=2, join_seconds=10
+            member = make_membership(
+                Address("127.0.0.1", relay.port), Address("127.0.0.1", other.port), dead_after_seconds=2
             )
             running = job.begin(member)
             await until(lambda: job.state.count("joined"))
             relay.pause()
             before = time.monotonic()
-            with pytest.raises(RendezvousConnectionError, match="it fell silent"):
+            with pytest.raises(RendezvousConnectionError, match="it sent nothing for the heartbeat timeout"):
                 await running
             assert time.monotonic() - before < 3
             assert other.connections == 0
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_a_service_that_is_closed_is_gone_after_the_dead_time() -> None:
-    async def story() -> None:
+def test_closed_service_is_lost_after_the_heartbeat_timeout() -> None:
+    async def scenario() -> None:
         async with serving(dead_after_seconds=SOON_DEAD) as job:
             chief = job.membership(0)
             running = job.begin(chief)
@@ -857,11 +1102,11 @@ def test_a_service_that_is_closed_is_gone_after_the_dead_time() -> None:
                 await running
             assert time.monotonic() - before < SOON_DEAD + 1
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_a_task_that_falls_silent_is_lost_to_the_service() -> None:
-    async def story() -> None:
+def test_silent_task_is_lost_after_the_heartbeat_timeout() -> None:
+    async def scenario() -> None:
         async with serving(dead_after_seconds=SOON_DEAD) as job, Relay(job.port) as relay:
             chief, ps = job.membership(0), job.membership(1, port=relay.port)
             job.begin(chief)
@@ -872,95 +1117,85 @@ def test_a_task_that_falls_silent_is_lost_to_the_service() -> None:
             assert job.state.verdict is not None
             assert job.state.verdict.cause == Task("ps", 0)
 
-    live(story)
+    run_scenario(scenario)
+
+
+# Finding the service
 
 
 @pytest.mark.parametrize("find", ["nobody listens", "nothing is known"])
-def test_without_a_service_the_time_to_join_ends(find: str) -> None:
-    async def story() -> None:
+def test_without_a_service_run_ends_at_the_join_timeout(find: str) -> None:
+    async def scenario() -> None:
         listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         listener.close()
         await listener.wait_closed()
         addresses = [Address("127.0.0.1", port)] if find == "nobody listens" else []
-        member = Membership(
-            lambda: (addresses, SECRET),
-            lambda _: make_hello(0),
-            dead_after_seconds=DEAD,
-            join_seconds=0.2,
-        )
+        member = make_membership(*addresses, join_seconds=0.2)
         before = time.monotonic()
         with pytest.raises(RendezvousConnectionError, match="The launcher is gone, or was never there"):
             await member.run()
         assert 0.2 <= time.monotonic() - before < 2
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_who_takes_the_connection_and_says_nothing_is_told_as_such() -> None:
-    async def story() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as mute:
-            address = Address(*mute.getsockname())
+def test_without_credentials_no_address_is_tried() -> None:
+    async def scenario() -> None:
+        async with serving() as job, Relay(job.port) as relay:
+            address = Address("127.0.0.1", relay.port)
             member = Membership(
-                lambda: ([address], SECRET),
-                lambda _: make_hello(0),
-                dead_after_seconds=DEAD,
-                join_seconds=0.3,
+                lambda: ([address], None), lambda _: make_hello(0), dead_after_seconds=DEAD, join_seconds=0.3
             )
+            with pytest.raises(RendezvousConnectionError, match="no address is known yet"):
+                await member.run()
+            assert relay.connections == 0
+
+    run_scenario(scenario)
+
+
+def test_address_that_accepts_and_sends_nothing_is_reported_as_such() -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            member = make_membership(Address(*mute.getsockname()), join_seconds=0.3)
             with pytest.raises(RendezvousConnectionError, match=r"\(it does not answer\)"):
                 await member.run()
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_a_service_that_starts_later_is_found() -> None:
-    async def story() -> None:
+def test_service_that_starts_later_is_found() -> None:
+    async def scenario() -> None:
         async with serving() as job:
             known: list[Address] = []
             member = Membership(
-                lambda: (known, SECRET),
-                lambda _: make_hello(0),
-                dead_after_seconds=DEAD,
-                join_seconds=10,
+                lambda: (known, SHARED), lambda _: make_hello(0), dead_after_seconds=DEAD, join_seconds=10
             )
             job.begin(member)
             await asyncio.sleep(0)
-            known.append(Address("127.0.0.1", job.port))
+            known.append(job.address)
             await until(lambda: job.state.count("joined"))
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_the_first_address_that_answers_is_taken() -> None:
-    async def story() -> None:
+def test_address_that_answers_is_joined_after_one_that_does_not() -> None:
+    async def scenario() -> None:
         async with serving() as job:
-            addresses = [Address("127.0.0.1", 1), Address("127.0.0.1", job.port)]
-            member = Membership(
-                lambda: (addresses, SECRET),
-                lambda _: make_hello(0),
-                dead_after_seconds=DEAD,
-                join_seconds=10,
-            )
-            job.begin(member)
+            job.begin(make_membership(Address("127.0.0.1", 1), job.address))
             await until(lambda: job.state.count("joined"))
 
-    live(story)
+    run_scenario(scenario)
 
 
-def test_who_connects_again_does_so_where_it_was() -> None:
-    """And not first where nobody answers: a lost connection has 1.5 s, and each try has 3 s."""
+def test_task_reconnects_first_at_the_address_that_answered() -> None:
+    """A lost connection has 1.5 s, and each try has 3 s."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
             tries: list[asyncio.StreamWriter] = []
             mute = await asyncio.start_server(lambda _, writer: tries.append(writer), "127.0.0.1", 0)
-            addresses = [Address(*mute.sockets[0].getsockname()), Address("127.0.0.1", relay.port)]
-            member = Membership(
-                lambda: (addresses, SECRET),
-                lambda _: make_hello(0),
-                dead_after_seconds=DEAD,
-                join_seconds=10,
-            )
+            member = make_membership(Address(*mute.sockets[0].getsockname()), Address("127.0.0.1", relay.port))
             member._connect_seconds = 2
             job.begin(member)
             await until(lambda: job.state.count("joined"))
@@ -970,43 +1205,94 @@ def test_who_connects_again_does_so_where_it_was() -> None:
             tries[0].close()
             mute.close()
 
-    live(story)
+    run_scenario(scenario)
 
 
-@pytest.mark.parametrize("words", [0, 1, 2], ids=["hangs up", "hangs up after its nonce", "hangs up after the hello"])
-def test_a_service_that_hangs_up_early_is_an_unreachable_one(words: int) -> None:
+@contextlib.asynccontextmanager
+async def grpc_server(
+    handle: Callable[[Any], Coroutine[Any, Any, None]], credentials: ServiceCredentials | None = CREDENTIALS
+) -> AsyncIterator[Address]:
+    """Run another gRPC server than tf4slurm's in its place: with these credentials, or without TLS."""
+
     async def handler(_: object, context: Any) -> None:
-        for number in range(words):
-            said = await context.read()
-            if number == 0:
-                await context.write(auth.answer_task(SECRET, said)[0])
+        await handle(context)
 
-    async def story() -> None:
-        server = grpc.aio.server()
-        handlers: Any = {METHOD: grpc.stream_stream_rpc_method_handler(handler)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        address = Address("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
-        await server.start()
-        member = Membership(
-            lambda: ([address], SECRET),
-            lambda _: make_hello(0),
-            dead_after_seconds=DEAD,
-            join_seconds=0.4,
-        )
-        with pytest.raises(RendezvousConnectionError):
-            await member.run()
+    server = grpc.aio.server()
+    handlers: Any = {METHOD: grpc.stream_stream_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        pair = (credentials.private_key, credentials.shared.certificate.encode())
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    await server.start()
+    try:
+        yield Address("127.0.0.1", port)
+    finally:
         await server.stop(None)
 
-    live(story)
+
+@pytest.mark.parametrize("messages", [0, 1, 2])
+def test_service_that_ends_the_call_early_counts_as_unreachable(messages: int) -> None:
+    async def handle(context: Any) -> None:
+        for _ in range(messages):
+            await context.read()
+
+    async def scenario() -> None:
+        async with grpc_server(handle) as address:
+            with pytest.raises(RendezvousConnectionError):
+                await make_membership(address, join_seconds=0.4).run()
+
+    run_scenario(scenario)
 
 
-def test_the_map_comes_before_any_order() -> None:
-    async def story() -> None:
-        async with serving("worker") as job, stranger(job.port) as raw:
-            await raw.shake_hands()
-            await raw.say(make_hello(0))
-            assert isinstance(await raw.hear(Map), Map)
-            await raw.say(Status("proved"))
-            assert await raw.hear(Order) == Order(starts=1, leave_seconds=0.5)
+def test_service_that_sends_no_message_of_ours_counts_as_unreachable() -> None:
+    async def handle(context: Any) -> None:
+        await context.read()
+        await context.write(b'["Bogus",{}]')
+        await context.read()
 
-    live(story)
+    async def scenario() -> None:
+        async with grpc_server(handle) as address:
+            member = make_membership(address, dead_after_seconds=1, join_seconds=1)
+            with pytest.raises(RendezvousConnectionError, match="is not a control message of this version"):
+                await asyncio.wait_for(member.run(), 10)
+
+    run_scenario(scenario)
+
+
+def test_task_that_is_not_registered_yet_waits_until_the_join_timeout() -> None:
+    """A service registers many tasks one after the other: until then, the heartbeat timeout does not apply."""
+
+    async def scenario() -> None:
+        is_registered = asyncio.Event()
+
+        async def handle(context: Any) -> None:
+            await context.read()
+            await is_registered.wait()
+            await context.send_initial_metadata(())
+            await context.read()
+
+        async with grpc_server(handle) as address:
+            member = make_membership(address, dead_after_seconds=0.3)
+            running = asyncio.create_task(member.run())
+            waiting = asyncio.create_task(member.wait_for_change())
+            await asyncio.wait({running, waiting}, timeout=1)
+            assert not running.done()
+            assert not waiting.done()
+            is_registered.set()
+            await asyncio.wait_for(waiting, 3)
+            await cancel(running)
+
+    run_scenario(scenario)
+
+
+def test_map_is_sent_before_any_order() -> None:
+    async def scenario() -> None:
+        async with serving("worker") as job, raw_client(job.port) as raw:
+            await raw.send(make_hello(0))
+            assert isinstance(await raw.receive(Map), Map)
+            await raw.send(Status("proved"))
+            assert await raw.receive(Order) == Order(starts=1, leave_seconds=0.5)
+
+    run_scenario(scenario)

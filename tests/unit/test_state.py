@@ -781,6 +781,52 @@ def test_a_stopped_job_begins_no_other_attempt() -> None:
     assert (job.state.attempt, job.verdict.exit_code) == (1, 143)
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize("failed", [0, 1], ids=["chief", "ps"])
+def test_failure_held_back_before_a_stop_does_not_override_the_stop(failed: int, comes_back: bool) -> None:
+    """A worker is disconnected, so the failure of the chief or the ps is held back; then the job is asked to stop."""
+    job = Job(limits=dataclasses.replace(GRACEFUL, max_attempts=2)).train()
+    job.state.on_disconnect(2, job.now)
+    job.turn(0.2)
+    job.end_child(failed, 1)
+    assert job.state.verdict is None
+    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    if comes_back:
+        job.hello(2)
+    job.turn(LIMITS.reconnect_seconds + TICK)
+    assert (job.state.attempt, job.verdict.exit_code) == (1, 143)
+    assert job.phase() is Phase.LEAVING  # at once: nothing is left that could save
+
+
+def test_worker_that_waits_for_its_restart_at_a_stop_is_not_done() -> None:
+    job = Job(limits=GRACEFUL).train()
+    job.end_child(2, 1)
+    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    assert not job.state.records[2].is_done
+
+
+# Messages that are not accepted
+
+
+def test_message_not_accepted_is_the_loss_of_its_task_with_the_reason() -> None:
+    job = Job(limits=TWO_ATTEMPTS).train()
+    job.state.on_rejected(2, "b'x' is not a control message.", job.now)
+    reason = "worker/0 on n2 is lost: its message was not accepted: b'x' is not a control message."
+    assert job.verdict == Verdict(7, reason, Task("worker", 0))
+
+
+def test_task_that_reconnects_without_an_accepted_message_is_lost_after_the_heartbeat_timeout() -> None:
+    job = Job().train()
+    others, began = (0, 1, 3), job.now
+    while job.state.verdict is None and job.now < began + 60:
+        job.hello(2)
+        job.turn(0.6, talking=others)
+        job.state.on_disconnect(2, job.now)
+        job.turn(0.6, talking=others)
+    assert began + 10 < job.now < began + 12
+    assert job.verdict.reason == "worker/0 on n2 is lost: nothing was heard of it for 10 s."
+
+
 # Barriers
 
 

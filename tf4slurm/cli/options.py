@@ -94,6 +94,11 @@ _OPTIONS = (
     ),
     *_PLACE_OPTIONS,
     click.option(
+        "--control-port",
+        type=click.IntRange(1, 65535),
+        help="Port of the control service. [default: one of --ports, or any free one]",
+    ),
+    click.option(
         "--start-timeout", type=_SECONDS, default=300.0, show_default=True, help="Seconds to form the cluster."
     ),
     click.option(
@@ -176,6 +181,7 @@ def make_plan(
     runs_directory: Path,
     interface: str | None,
     ports: tuple[int, ...],
+    control_port: int | None,
     start_timeout: float,
     dead_after: float,
     beat: float,
@@ -216,6 +222,7 @@ def make_plan(
         limits=limits,
         interface=interface,
         ports=ports,
+        control_port=control_port,
         placement=placement,
         gpus_per_worker=gpus_per_worker,
         stop_signal=signal.Signals[stop_signal],

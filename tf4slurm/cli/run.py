@@ -103,7 +103,7 @@ def launch(
     if plan.data_python is not None:
         check_command((plan.data_python,))
     if allocation is None:
-        check_ports(plan.ports, plan.num_tasks)
+        check_ports(plan.ports, plan.num_tasks, plan.control_port)
         if plan.interface is not None:
             interface_address(plan.interface)
     signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the launcher can take them

@@ -1,115 +1,132 @@
-"""A task's end of the control plane: one stream, made again when it breaks, until the launcher counts as dead."""
+"""A task's end of the control plane: one gRPC call, made again when it breaks, until the launcher counts as lost."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import ipaddress
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
 
 from tf4slurm.cluster import Address
-from tf4slurm.control import auth
+from tf4slurm.control.credentials import TLS_NAME, Credentials
 from tf4slurm.control.limits import handshake_seconds
 from tf4slurm.control.messages import (
+    HEARTBEAT,
     METHOD,
-    NOTHING_NEW,
     SERVICE,
+    TOKEN_METADATA,
     Hello,
     Map,
     Order,
-    Refusal,
     Report,
     Status,
     Usage,
     decode,
+    decode_map,
     encode,
+    is_encoded_map,
+    shrink,
 )
-from tf4slurm.control.packed_map import is_packed_map, unpack_map
 from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousConnectionError
-from tf4slurm.network.stream import OK, UNAUTHENTICATED, Call
+
+if TYPE_CHECKING:  # generic for type checkers only
+    _Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.1
-_CHECKS = 4  # in the dead time
+_CHECKS = 4  # per heartbeat timeout
 _GOODBYE_SECONDS = 1.0
-_MAX_MESSAGE_BYTES = 16 * 2**20  # more than the map of 100,000 tasks
-_MAX_PROOF_BYTES = 4096
+_MAX_MESSAGE_BYTES = 16 * 2**20  # more than the cluster spec of 100,000 tasks
+_OPTIONS = (
+    ("grpc.ssl_target_name_override", TLS_NAME),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),  # each try is a new connection, without the backoff of the one before
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.http2.bdp_probe", 0),
+)
 
 
 class Membership:
     """The membership of one task.
 
-    Run `run()` as a task; it ends when the launcher has taken note of the leave, and raises when the launcher refuses
-    this task or is gone. `order` and `map` (`packed_map` as it came) are what the launcher said last;
-    `wait_for_change` waits for the next.
+    Run `run()` as a task; it ends when the service has accepted that this task leaves, and raises when the service
+    refuses this task or is lost. `order` and `map` are the latest that the service sent; `wait_for_change` waits for
+    the next.
     """
 
     def __init__(
         self,
-        find_service: Callable[[], tuple[Sequence[Address], str]],
+        find_service: Callable[[], tuple[Sequence[Address], Credentials | None]],
         make_hello: Callable[[Address], Hello],
         *,
         dead_after_seconds: float,
         join_seconds: float,
         num_tasks: int = 1,
     ) -> None:
-        """`find_service()` tells where the service may listen, and the secret; it is asked before each try.
+        """Create a membership that has not begun.
 
-        `make_hello(address)` is asked once, with the address of the service that proved itself first. A service of many
-        tasks (`num_tasks`) is given more time to answer.
+        Args:
+            find_service: Returns where the service may listen, and the job's credentials; called before each try.
+            make_hello: Returns the first message for the service at an address; not called again once it is accepted.
+            dead_after_seconds: Heartbeat timeout: the launcher is lost after so many seconds without a message.
+            join_seconds: How long the service is looked for.
+            num_tasks: How many tasks the job has; a service of many gets more time to answer.
         """
         self.order = Order()
-        self.packed_map = b""
+        self.encoded_map = b""
         self._map: Map | None = None
         self.status = Status()
         self._find_service = find_service
         self._make_hello = make_hello
         self._hello: Hello | None = None
-        self._proved: Address | None = None
-        """Where the service was last."""
-        self._at = ""
+        self._last_address: Address | None = None
         self._dead_after_seconds = dead_after_seconds
         self._connect_seconds = handshake_seconds(num_tasks)
         self._deadline = time.monotonic() + join_seconds
         self._changed = asyncio.Event()
-        self._call: Call | None = None
-        self._outgoing: auth.Seal | None = None
-        self._said = Status()
-        self._is_asked = False
-        self._will_say = False
+        self._is_due = asyncio.Event()
+        self._is_heartbeat_due = False
+        self._sent = Status()
 
     @property
     def map(self) -> Map | None:
-        """The agreed cluster of the latest attempt; None before the first."""
-        if self._map is None and self.packed_map:
-            self._map = unpack_map(self.packed_map)
+        """The cluster spec of the latest attempt; None before the first."""
+        if self._map is None and self.encoded_map:
+            self._map = decode_map(self.encoded_map)
         return self._map
 
     def report(self, **changes: Any) -> None:
-        """Change fields of `status` and tell the launcher; on a broken connection, as soon as there is one again."""
+        """Change fields of `status` and send it; without a connection, as soon as there is one again."""
         self.status = dataclasses.replace(self.status, **changes)
-        self._tell()
+        self._is_due.set()
 
     def mention(self, usage: Usage) -> None:
-        """Change what the child uses; it goes out when the service asks next."""
+        """Change what the child uses; it is sent with the next heartbeat."""
         self.status = dataclasses.replace(self.status, usage=usage)
 
     def note(self, report: Report) -> None:
-        """Change the script's report; what is only progress goes out when the service asks next."""
+        """Change the script's report; a new step or metric is sent with the next heartbeat, all else at once."""
         before, self.status = self.status, dataclasses.replace(self.status, report=report)
         if dataclasses.replace(report, step=before.report.step, metrics=before.report.metrics) != before.report:
-            self._tell()
+            self._is_due.set()
 
     def begin_attempt(self, attempt: int, **changes: Any) -> None:
-        """Forget what was of the last attempt."""
+        """Reset the status for another attempt."""
         self.status = Status(attempt=attempt, stop_signal=self.status.stop_signal)
         self.report(**changes)
 
     async def wait_for_change(self) -> None:
-        """Wait until this task has joined, or the launcher has said something new, since the last call."""
+        """Wait until the service sends another order or cluster spec, or has registered this task."""
         await self._changed.wait()
         self._changed.clear()
 
@@ -118,28 +135,28 @@ class Membership:
 
         Raises:
             RendezvousClosedError: The service refuses this task.
-            RendezvousConnectionError: No service answers in time, or it has been silent for the dead time.
+            RendezvousConnectionError: No service answers in time, or it sent nothing for the heartbeat timeout.
         """
         at = error = ""
         while time.monotonic() < self._deadline:
-            addresses, secret = self._find_service()
-            for address in sorted(addresses, key=lambda address: address != self._proved):  # there is little time
-                if (left := self._deadline - time.monotonic()) <= 0:
-                    break  # it has been silent for the dead time, wherever else it may be
+            addresses, credentials = self._find_service()
+            for address in sorted(addresses, key=lambda address: address != self._last_address):
+                if (left := self._deadline - time.monotonic()) <= 0 or credentials is None:
+                    break
                 try:
-                    if await self._serve(address, secret, min(self._connect_seconds, left)):
+                    if await self._connect(address, credentials, min(self._connect_seconds, left)):
                         return
-                    why, is_cut_short = "it fell silent", False
+                    reason, is_cut_short = "it sent nothing for the heartbeat timeout", False
                 except RendezvousClosedError:
                     if self.status.state == "left":
-                        return  # it was told on the connection before, and the launcher was held up
+                        return  # sent on the connection before, and the launcher was slow to answer
                     raise
                 except (AuthenticationError, MessageError, OSError, asyncio.TimeoutError) as failure:
-                    why = str(failure) or "it does not answer"
+                    reason = str(failure) or "it does not answer"
                     is_cut_short = isinstance(failure, asyncio.TimeoutError) and left < self._connect_seconds
-                    logger.debug("no connection to the control service at %s: %s", address, why)
-                if not (error and is_cut_short):  # what an earlier try has found says more
-                    at, error = str(address), why
+                    logger.debug("no connection to the control service at %s: %s", address, reason)
+                if not (error and is_cut_short):  # else the error of an earlier try says more
+                    at, error = str(address), reason
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
             f"The launcher is gone, or was never there: no control service answers at {at or 'any address'} "
@@ -147,102 +164,118 @@ class Membership:
             address=at,
         )
 
-    async def _serve(self, address: Address, secret: str, connect_seconds: float) -> bool:
-        """Connect once and serve that connection to its end; return whether the leave was told, or raise."""
-        self._at = str(address)
-        call = Call(_MAX_PROOF_BYTES, f"/{SERVICE}/{METHOD}")
-        try:
-            incoming, outgoing = await asyncio.wait_for(self._shake_hands(call, address, secret), connect_seconds)
-            return await self._converse(call, incoming, outgoing)
-        finally:
-            self._call = None
-            call.abort()
+    async def _connect(self, address: Address, credentials: Credentials, connect_seconds: float) -> bool:
+        """Make one call and serve it to its end; return whether this task has left.
 
-    async def _shake_hands(self, call: Call, address: Address, secret: str) -> tuple[auth.Seal, auth.Seal]:
-        await asyncio.get_running_loop().create_connection(lambda: call, address.host, address.port)
-        client_nonce = auth.new_nonce()
-        call.say(client_nonce)
-        if not (answer := await call.read()):
-            raise _ended(call, self._at)
-        incoming, outgoing = auth.check_service(secret, client_nonce, answer)
-        call.max_bytes = _MAX_MESSAGE_BYTES
-        self._proved = address
-        if self._hello is None:
-            self._hello = self._make_hello(address)
-        call.say(outgoing.seal(encode(self._hello)))
+        Raises:
+            RendezvousClosedError: The service refuses this task for good.
+            AuthenticationError: The service has another token, so it is another job's.
+            OSError: There is no connection, or not any more.
+            asyncio.TimeoutError: The service does not answer.
+            MessageError: The service sent something else than a message.
+        """
+        tls = grpc.ssl_channel_credentials(credentials.certificate.encode())
+        metadata = ((TOKEN_METADATA, credentials.token),)
+        async with grpc.aio.secure_channel(_target(address), tls, options=_OPTIONS) as channel:
+            call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=metadata)
+            try:
+                await asyncio.wait_for(self._register(call, address), connect_seconds)
+                return await self._serve(call)
+            except grpc.aio.AioRpcError as error:
+                raise _translate(error, address) from error
+            finally:
+                call.cancel()
+
+    async def _register(self, call: _Call, address: Address) -> None:
+        """Send the hello; TLS makes sure that only a service with the job's certificate gets it."""
+        hello = self._hello or self._make_hello(address)
+        await call.write(encode(hello))
+        await call.initial_metadata()  # the service sends it when it has registered this task
+        await call.wait_for_connection()  # raises if the call has ended instead
+        self._hello, self._last_address = hello, address
         self._deadline = min(self._deadline, time.monotonic() + self._dead_after_seconds)
         self._changed.set()
-        return incoming, outgoing
 
-    async def _converse(self, call: Call, incoming: auth.Seal, outgoing: auth.Seal) -> bool:
-        self._call, self._outgoing, self._said, self._is_asked = call, outgoing, Status(), False
-        call.on_room = self._say
-        self._tell()
-        self._watch(call, time.monotonic())
-        while said := await call.read():
-            self._receive(incoming.open(said))
-        if call.status == OK and self._said.state == "left":
-            return True
-        if time.monotonic() >= self._deadline:
-            return False
-        raise _ended(call, self._at)
+    async def _serve(self, call: _Call) -> bool:
+        """Send and receive until the call ends; return whether this task has left, or False if the service is lost."""
+        self._sent, self._is_heartbeat_due = Status(), False
+        self._is_due.set()
+        receiving = asyncio.create_task(self._receive(call))
+        sending = asyncio.create_task(self._send(call))
+        watching = asyncio.create_task(self._wait_for_silence())
+        tasks = (receiving, sending, watching)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and not watching.done():  # the call has ended, or its end is what this task waits for
+                await asyncio.wait({receiving}, timeout=_GOODBYE_SECONDS)
+            if receiving.done():
+                receiving.result()
+                if self._sent.state == "left":
+                    return True
+            if time.monotonic() >= self._deadline:
+                return False
+            raise ConnectionError("the control service closed the connection")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _watch(self, call: Call, due: float) -> None:
-        """End the call when the service has been silent for the dead time. This was to be called when it is `due`.
+    async def _receive(self, call: _Call) -> None:
+        while isinstance(payload := await call.read(), bytes):
+            if payload == HEARTBEAT:
+                self._is_heartbeat_due = True
+                self._is_due.set()
+            elif is_encoded_map(payload):
+                self.encoded_map, self._map = payload, None
+                self._changed.set()
+            else:
+                self.order = decode(payload, Order)
+                self._changed.set()
+            self._deadline = time.monotonic() + self._dead_after_seconds
 
-        Time in which this process did not run itself (the whole job was suspended) does not count.
+    async def _send(self, call: _Call) -> None:
+        """Send the status whenever it has changed, and a heartbeat when it is requested, until this task has left."""
+        with contextlib.suppress(
+            grpc.aio.AioRpcError, asyncio.InvalidStateError
+        ):  # the call ended: `_receive` says why
+            while self._sent.state != "left":
+                await self._is_due.wait()
+                self._is_due.clear()
+                if self.status != self._sent:
+                    self.status = shrink(self.status)
+                    payload = encode(self.status, self._sent)
+                    self._sent, self._is_heartbeat_due = self.status, False
+                    await call.write(payload)
+                elif self._is_heartbeat_due:
+                    self._is_heartbeat_due = False
+                    await call.write(HEARTBEAT)
+
+    async def _wait_for_silence(self) -> None:
+        """Return when the service has sent nothing for the heartbeat timeout.
+
+        Time in which this process did not run (the whole job was suspended) does not count.
         """
-        if call is self._call:
+        while (left := self._deadline - time.monotonic()) > 0:
+            pause = min(left, self._dead_after_seconds / _CHECKS)
+            due = time.monotonic() + pause
+            await asyncio.sleep(pause)
             now = time.monotonic()
             self._deadline = min(self._deadline + now - due, now + self._dead_after_seconds)
-            silence = self._deadline - now
-            if silence > 0:
-                pause = min(silence, self._dead_after_seconds / _CHECKS)
-                asyncio.get_running_loop().call_later(pause, self._watch, call, now + pause)
-            else:
-                call.stop()
-
-    def _receive(self, payload: bytes) -> None:
-        self._deadline = time.monotonic() + self._dead_after_seconds
-        if payload == NOTHING_NEW:
-            self._is_asked = True
-            self._say()
-            return
-        if is_packed_map(payload):
-            self.packed_map, self._map = payload, None
-            self._changed.set()
-            return
-        message = decode(payload, (Order, Refusal))
-        if isinstance(message, Refusal):
-            text = f"The control service at {self._at} refused this task: {message.reason.removesuffix('.')}."
-            raise RendezvousClosedError(text, reason=message.reason)
-        if isinstance(message, Order):
-            self.order = message
-            self._changed.set()
-
-    def _tell(self) -> None:
-        """Say what is new, with all that changes until then."""
-        if self._call is not None and not self._will_say:
-            self._will_say = True
-            asyncio.get_running_loop().call_soon(self._say)
-
-    def _say(self) -> None:
-        """Say what is new of the status, and when asked that there is nothing; without room, as soon as there is."""
-        self._will_say = False
-        if self._call is None or self._outgoing is None or not self._call.is_free:
-            return
-        if self.status != self._said:
-            self._call.say(self._outgoing.seal(encode(self.status, self._said)))
-            self._said = self.status
-            if self._said.state == "left":
-                asyncio.get_running_loop().call_later(_GOODBYE_SECONDS, self._call.stop)
-        elif self._is_asked:
-            self._call.say(self._outgoing.seal(NOTHING_NEW))
-        self._is_asked = False
 
 
-def _ended(call: Call, at: str) -> Exception:
-    """Return why to try again: never to give up, for anybody who listens at that address can end a call so."""
-    if call.status == UNAUTHENTICATED:
-        return AuthenticationError(f"The service at {at} is another job's.")
-    return ConnectionError("the control service closed the connection")
+def _target(address: Address) -> str:
+    """Return gRPC's name of an address, which lets it look nothing up that is an address already."""
+    try:
+        return f"ipv{ipaddress.ip_address(address.host.partition('%')[0]).version}:{address}"
+    except ValueError:
+        return f"dns:{address}"
+
+
+def _translate(error: grpc.aio.AioRpcError, address: Address) -> Exception:
+    """Return the error that the end of a call means."""
+    code, reason = error.code(), (error.details() or "").removesuffix(".")
+    if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
+        return RendezvousClosedError(f"The control service at {address} refused this task: {reason}.", reason=reason)
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return AuthenticationError(f"The control service at {address} does not accept this job's token.")
+    return ConnectionError(f"{code.name}: {reason}")

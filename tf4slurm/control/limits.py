@@ -17,7 +17,7 @@ class Limits:
     Attributes:
         start_timeout_seconds: From the start until every child may start.
         beat_seconds: Each task is asked whether it lives so often; many tasks are asked less often, see `beat_of`.
-        dead_after_seconds: Silence of a task, or of the launcher, that counts as its death.
+        dead_after_seconds: Heartbeat timeout: a task, or the launcher, that sends nothing for so long is lost.
         reconnect_seconds: A broken connection (not a silent one) that is not back by then counts as the task's death.
         leave_seconds: From SIGTERM to SIGKILL for a child that is told to leave.
         finish_seconds: How long a bounded wait lasts: for an evaluator after all others are done, and for all others
@@ -48,5 +48,5 @@ class Limits:
 
 
 def handshake_seconds(num_tasks: int) -> float:
-    """Return how long the two ends of a new connection take at most until they know each other, in a job of so many."""
+    """Return how many seconds a new connection may take until its task is registered, in a job of so many tasks."""
     return _HANDSHAKE_SECONDS + num_tasks / _HANDSHAKES_PER_SECOND

@@ -1,9 +1,8 @@
-"""What tasks and control service say to each other, as frozen values, and their form on the wire (JSON).
+"""The messages between tasks and control service, as frozen values, and their encoding (JSON).
 
-Both ends say what *is* or what *should be*, never what to change: a message that is lost with its connection is simply
-said again on the next one, and a message said twice does no harm. On one connection a `Status` is written as what
-differs from the one before it, and nothing at all is the shortest message: the service asks with it whether a task
-lives, and a task that has no news answers with it.
+A message describes a state, never a change: after a broken connection each side sends its current state again, and a
+repeated message has no effect. Within one call a `Status` is sent as the fields that differ from the one before. The
+empty message is a heartbeat: the service sends it to request one, and a task without news answers with it.
 """
 
 from __future__ import annotations
@@ -11,18 +10,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
+import zlib
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.errors import MessageError
 
+logger = logging.getLogger(__name__)
+
 SERVICE = "tf4slurm.Control"
 METHOD = "Join"
-"""The one gRPC method: a stream of `Hello` and `Status` from a task, of `Map`, `Order` or `Refusal` to it."""
+"""The one gRPC method: a stream of `Hello` and `Status` from a task, of `Map` and `Order` to it."""
 
-NOTHING_NEW = b""
-"""What is sealed and sent to ask, or to answer, that one lives."""
+TOKEN_METADATA = "tf4slurm-token"
+"""The metadata key of the job's token, which each call carries."""
+
+HEARTBEAT = b""
+"""The message that requests a heartbeat, and the answer of a task that has nothing else to send."""
+
+MAX_STATUS_BYTES = 131_072
+"""The largest message that the service accepts; see `shrink`."""
+
+_MAX_MAP_BYTES = 32 * 2**20  # uncompressed; 100,000 tasks take half of it
+_COMPRESSION_LEVEL = 6
+_MAX_DETAIL_CHARACTERS = 4_000
 
 StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
 TaskState = Literal["joined", "proved", "unproved", "running", "exited", "left"]
@@ -173,24 +186,14 @@ class Order:
     is_finishing: bool = False
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """The service's last word to a task that cannot be one of this job's, and why: trying again does not help."""
-
-    reason: str
-
-
-Message = Hello | Status | Report | Map | Order | Refusal
+Message = Hello | Status | Report | Order
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 _WITH_FIELDS = {*_KINDS.values(), Waiting, Usage}
 _M = TypeVar("_M", bound=Message)
 
 
 def encode(message: Message, before: Message | None = None) -> bytes:
-    """Return the wire form of a message: of what differs from the one `before`, which the reader has.
-
-    A map travels packed, see packed_map.py.
-    """
+    """Return the encoded message: the fields that differ from those of the one `before`, which the reader has."""
     content = [type(message).__name__, _said_fields(message, before)]
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=_said_fields).encode(errors="replace")
 
@@ -217,6 +220,58 @@ def decode(payload: bytes, expected: type[_M] | tuple[type[_M], ...], before: _M
         ) from error
 
 
+def shrink(status: Status, max_bytes: int = MAX_STATUS_BYTES) -> Status:
+    """Return the status with fewer log lines, metrics and characters of detail, until it has at most `max_bytes`.
+
+    The rest always fits: a script's report is at most half as long, see `line.MAX_REPORT_BYTES`.
+    """
+    if len(encode(status)) <= max_bytes:
+        return status
+    logger.warning("the status of this task exceeds %d bytes: log lines or metrics are left out of it", max_bytes)
+    while status.tail and len(encode(status)) > max_bytes:
+        status = dataclasses.replace(status, tail=status.tail[len(status.tail) // 2 + 1 :])
+    while (metrics := status.report.metrics) and len(encode(status)) > max_bytes:
+        report = dataclasses.replace(status.report, metrics=metrics[: len(metrics) // 2])
+        status = dataclasses.replace(status, report=report)
+    if status.detail is not None and len(encode(status)) > max_bytes:
+        status = dataclasses.replace(status, detail=status.detail[:_MAX_DETAIL_CHARACTERS])
+    return status
+
+
+def encode_map(map_: Map) -> bytes:
+    """Return the message with a cluster spec: compressed, for it is the one message that grows with the job."""
+    return zlib.compress(json.dumps([map_.attempt, map_.entries]).encode(), _COMPRESSION_LEVEL)
+
+
+def is_encoded_map(payload: bytes) -> bool:
+    """Whether this is a message with a cluster spec; all other messages are JSON arrays or empty."""
+    return payload[:1] not in (b"", b"[")
+
+
+def decode_map(payload: bytes) -> Map:
+    """Read a message with a cluster spec.
+
+    Raises:
+        MessageError: It is incomplete, too large, or no cluster spec.
+    """
+    try:
+        inflater = zlib.decompressobj()
+        content = inflater.decompress(payload, _MAX_MAP_BYTES)
+        if not inflater.eof:
+            raise ValueError("it is incomplete, or too large")
+        attempt, entries = json.loads(content)
+        map_ = Map(attempt, tuple(map(tuple, entries)))
+        if type(attempt) is not int or {tuple(map(type, entry)) for entry in map_.entries} != {_ENTRY_TYPES}:
+            raise TypeError("its fields have other types")
+        return map_
+    except (zlib.error, ValueError, TypeError, RecursionError) as error:
+        text = f"{payload[:80]!r} is not a cluster spec of this version of tf4slurm ({error})."
+        raise MessageError(f"{text} Install the same version on all hosts.") from error
+
+
+_ENTRY_TYPES = (str, int, str, str, int)
+
+
 def _said_fields(message: Any, before: Any = None) -> dict[str, Any]:
     """Return the fields that differ from those before, or else from what a reader takes without them."""
     known = vars(before) if before is not None else _defaults(message.__class__)
@@ -234,13 +289,16 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
+_arguments = functools.cache(get_args)
+
+
 def _checked(value: Any, hint: Any, before: Any = None) -> Any:
     """Return a JSON value as the type that a field declares; lists become tuples, objects the messages they are."""
     if hint in _WITH_FIELDS:
         hints = _hints(hint)
         fields = {key: _checked(field, hints[key]) for key, field in value.items()}
         return hint(**fields) if before is None else hint(**{**vars(before), **fields})
-    arguments = get_args(hint)
+    arguments = _arguments(hint)
     origin = getattr(hint, "__origin__", None)
     if type(None) in arguments:  # such as "int | None"
         return None if value is None else _checked(value, arguments[0])

@@ -18,7 +18,8 @@ class TaskRecord:
         is_gone: Its agent has left or is lost.
         attempt: The last forming of the cluster for which it has an address.
         is_done: Its child has ended and nobody waits for it any more.
-        heard_at: When its agent last said something.
+        heard_at: When the service last accepted a message of its agent, or registered it for the first time.
+        disconnected_at: When its connection was lost, while it is.
         wanted_starts: How often its child should have been started by now in this attempt.
         released: Token of its script's last arrival at a barrier that is over, and why if it `broke`.
     """
@@ -35,6 +36,7 @@ class TaskRecord:
     is_gone: bool = False
     is_done: bool = False
     heard_at: float = 0.0
+    disconnected_at: float = 0.0
     wanted_starts: int = 0
     status: Status = field(default_factory=Status)
     started_at: float | None = None

@@ -1,12 +1,12 @@
-"""The control service: one gRPC method, one stream per task, and the job's state behind it.
+"""The control service of a job: a gRPC server with one method, which each task calls once for its whole membership.
 
-The messages are JSON: no generated code, so TensorFlow alone decides on protobuf's version. Orders are levels, not
-events: a task is sent what it should do *now*, so nothing queues up for a slow one.
+The call is a bidirectional stream of JSON messages inside TLS. A task sends its `Hello`, then its `Status` whenever it
+changes; the service sends the cluster spec (`Map`) and the task's desired state (`Order`) whenever they change, and an
+empty message to request a heartbeat. Messages describe states, not changes: a task that reads slowly skips the states
+in between, and after a broken connection both sides send their current state again.
 
-Anybody can connect. Who does not prove within 3 s (`handshake_seconds`: more where many tasks come at the same time)
-that it knows the secret is sent away, at whatever step it stops: before it speaks HTTP/2, opens a stream, says its
-nonce or its hello. Until then it is told nothing of the job, may say 4 KB, and is one of a bounded number; a task that
-finds no place among them tries again.
+A call without the job's token is refused before a message of it is read. What a client without the token can use is
+bounded by settings of gRPC itself, see `_server_options`.
 """
 
 from __future__ import annotations
@@ -14,91 +14,125 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import hmac
 import itertools
 import logging
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tf4slurm.control import auth
+import grpc
+import grpc.aio
+
+from tf4slurm.cluster import Address
+from tf4slurm.control.credentials import ServiceCredentials
 from tf4slurm.control.limits import handshake_seconds
 from tf4slurm.control.messages import (
-    NOTHING_NEW,
+    HEARTBEAT,
+    MAX_STATUS_BYTES,
+    METHOD,
+    SERVICE,
+    TOKEN_METADATA,
     Hello,
     Map,
     Order,
-    Refusal,
     Status,
     decode,
     encode,
+    encode_map,
 )
-from tf4slurm.control.packed_map import pack_map
 from tf4slurm.control.state import JobState, Phase
-from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousError
-from tf4slurm.network.listener import Listener, ServedStream
-from tf4slurm.network.stream import OK, UNAUTHENTICATED
+from tf4slurm.errors import MessageError, RendezvousClosedError
+from tf4slurm.network.ports import HeldPort, hold_port
+
+if TYPE_CHECKING:  # generic for type checkers only
+    _Handler = grpc.RpcMethodHandler[Any, Any]
+    _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 logger = logging.getLogger(__name__)
 
-_MAX_MESSAGE_BYTES = 65536
-_STRANGERS = 500  # connections beside two of each task; a silent one costs about 3 KB
-_OWN_FILES = 128  # of this process, beside its connections and four of each task: pipes, logs
-_OBJECTS_PER_TASK = 100  # that stay: to look through all of them again and again took a third of a large rendezvous
+_UNAUTHENTICATED_CONNECTIONS = 4096  # beside two of each task
+_OWN_FILES = 128  # pipes and logs of this process, beside its connections and four files per task
+_OBJECTS_PER_TASK = 100  # Python's collector otherwise took a third of the processor time of a large rendezvous
 _TICKS_PER_BEAT = 5
+_STOP_SECONDS = 0.2  # for calls to end after `close`
+_MAX_METADATA_BYTES = 4096
+_MAX_STREAMS = 2  # per connection: a task has one
+_MAX_READ_BYTES = 32_768  # per connection at a time: 4,096 that send without end then take 0.8 GB instead of 2 GB
+_MAX_DETAIL_CHARACTERS = 900  # of a status, which travels as metadata
 
 
 class ControlService:
-    """Serves one job until `close`. Whoever changes its state calls `publish` afterwards."""
+    """Serves one job until `close`. Call `publish` after each change of `state`."""
 
-    def __init__(self, state: JobState, secret: str) -> None:
+    def __init__(self, state: JobState, credentials: ServiceCredentials) -> None:
         self.state = state
-        self._secret = secret
-        self._listener: Listener | None = None
+        self._credentials = credentials
+        self._server: grpc.aio.Server | None = None
+        self._port: HeldPort | None = None
         self._sessions: dict[int, _Session] = {}
-        self._met: set[int] = set()
-        """The ranks that have had a session."""
+        self._registered: set[int] = set()
+        """The ranks that have registered at least once."""
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
-        self._packed: tuple[Map | None, bytes] = (None, b"")
+        self._encoded_map: tuple[Map | None, bytes] = (None, b"")
         self._tick_seconds = state.limits.beat_seconds / _TICKS_PER_BEAT
         self._turns = round(state.limits.beat_of(len(state.records)) / state.limits.beat_seconds)
 
-    async def start(self, host: str = "") -> int:
+    async def start(self, host: str = "", ports: Sequence[int] = ()) -> int:
         """Listen on one address of this host, or on all of them; return the port.
 
+        Args:
+            host: The address; empty for all.
+            ports: The ports to choose from; empty for any free one.
+
         Raises:
+            PlacementError: None of `ports` is free.
             OSError: This host has no such address.
         """
         num_tasks = len(self.state.records)
         gc.set_threshold(max(gc.get_threshold()[0], _OBJECTS_PER_TASK * num_tasks))
-        self._listener = Listener(
-            self._serve, patience_seconds=handshake_seconds(num_tasks), max_connections=_make_room(num_tasks)
+        self._server = grpc.aio.server(
+            interceptors=(_TokenInterceptor(self._credentials.shared.token),),
+            options=_server_options(num_tasks),
         )
-        port = await self._listener.start(host)
+        handlers: dict[str, _Handler] = {METHOD: grpc.stream_stream_rpc_method_handler(self._serve)}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self._port = hold_port(ports)  # held as the agents hold theirs: no other process of tf4slurm takes it
+        pair = (self._credentials.private_key, self._credentials.shared.certificate.encode())
+        address = Address(host or "::", self._port.port)
+        try:
+            self._server.add_secure_port(str(address), grpc.ssl_server_credentials([pair]))
+        except RuntimeError as error:
+            raise OSError(f"The control service cannot listen at {address}: {error}") from error
+        await self._server.start()
         self._ticker = asyncio.create_task(self._tick())
-        return port
+        return self._port.port
 
     async def wait_for_end(self) -> None:
-        """Wait until the state's phase is ENDED. Its own deadlines see to it that this comes."""
+        """Wait until the state's phase is ENDED, which its own deadlines guarantee."""
         ended = asyncio.create_task(self._ended.wait())
         assert self._ticker is not None
         await asyncio.wait({ended, self._ticker}, return_when=asyncio.FIRST_COMPLETED)
         if self._ticker.done():
-            self._ticker.result()  # without its clock the job would never end: better a traceback
+            self._ticker.result()  # without its clock the job would never end: raise its error instead
 
     def publish(self) -> None:
-        """Send out the orders that have changed."""
+        """Send the orders that have changed."""
         for rank in self.state.take_changed():
             if rank in self._sessions:
-                self._sessions[rank].tell()
+                self._sessions[rank].notify()
         if self.state.phase is Phase.ENDED:
             self._ended.set()
 
     async def close(self) -> None:
         if self._ticker is not None:
             self._ticker.cancel()
-        if self._listener is not None:
-            await self._listener.close()
+        if self._server is not None:
+            await self._server.stop(_STOP_SECONDS)
+        if self._port is not None:
+            self._port.close()
 
     async def _tick(self) -> None:
         for tick in itertools.count():
@@ -106,78 +140,73 @@ class ControlService:
             self.state.on_tick(time.monotonic())
             self.publish()
             if tick % _TICKS_PER_BEAT == 0:
-                self._ask(tick // _TICKS_PER_BEAT % self._turns)
+                self._request_heartbeats(tick // _TICKS_PER_BEAT % self._turns)
 
-    def _ask(self, turn: int) -> None:
-        """Ask those whose turn it is whether they live: many at a time costs less than one after the other."""
+    def _request_heartbeats(self, turn: int) -> None:
+        """Request a heartbeat from the tasks of this turn: many at a time cost a quarter of one after the other."""
         for rank in range(turn, len(self.state.records), self._turns):
             if rank in self._sessions:
-                self._sessions[rank].ask()
+                self._sessions[rank].request_heartbeat()
 
-    async def _serve(self, stream: ServedStream) -> None:
-        """Serve one connection, from its handshake to its end."""
-        status = UNAUTHENTICATED  # and no other word: it may be anybody
-        try:
-            incoming, outgoing, said = await self._shake_hands(stream)
-            status = OK
-            stream.trust(_MAX_MESSAGE_BYTES)
-            await self._welcome(stream, incoming, outgoing, said)
-        except (AuthenticationError, ConnectionError) as error:
-            logger.debug("a connection ended: %s", error)
-        finally:
-            stream.end(status)
-
-    async def _welcome(self, stream: ServedStream, incoming: auth.Seal, outgoing: auth.Seal, said: bytes) -> None:
-        """Serve one who has shown the secret, and has said this."""
-        try:
-            hello = decode(said, Hello)
-            self.state.on_hello(hello, time.monotonic())
-        except (RendezvousClosedError, MessageError) as error:
-            self.publish()  # a refusal may be a verdict
-            reason = error.reason if isinstance(error, RendezvousClosedError) else str(error)
-            stream.say(outgoing.seal(encode(Refusal(reason))))
+    async def _serve(self, _: AsyncIterator[bytes], context: _Context) -> None:
+        """Serve one call of an authenticated task, from its `Hello` to its end."""
+        hello = await self._register(context)
+        if hello is None:
             return
-        session = _Session(self.state, hello.rank, outgoing, stream, self._pack_map)
-        if hello.rank in self._met:
-            session.ask()  # a task that is back may have little of the dead time left to hear of us
-        self._met.add(hello.rank)
-        before = self._sessions.get(hello.rank)
-        self._sessions[hello.rank] = session
+        session = _Session(self, hello.rank, context)
+        if hello.rank in self._registered:
+            session.request_heartbeat()  # a task that reconnects has little time left to prove that it is alive
+        self._registered.add(hello.rank)
+        before, self._sessions[hello.rank] = self._sessions.get(hello.rank), session
         if before is not None:
             before.close()
-        session.tell()
+        session.notify()
         self.publish()
+        sending = asyncio.create_task(session.send())
         try:
-            await self._read(session, incoming, stream)
-        except (RendezvousError, MessageError) as error:
-            logger.warning("rank %d: connection ended: %s", hello.rank, error)
+            await self._receive(session, context)
+        except MessageError as error:
+            self.state.on_rejected(hello.rank, str(error), time.monotonic())
+            self.publish()
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
+        except asyncio.CancelledError:
+            if self._sessions.get(hello.rank) is session:
+                raise  # the connection is lost
+            await context.abort(grpc.StatusCode.ABORTED, "the task has made another call")
         finally:
-            session.close()
+            sending.cancel()
             if self._sessions.get(hello.rank) is session:
                 del self._sessions[hello.rank]
                 self.state.on_disconnect(hello.rank, time.monotonic())
                 self.publish()
 
-    def _pack_map(self) -> bytes:
-        """Return the wire form of the state's map, which is made once for all tasks."""
-        if self._packed[0] is not self.state.map:
-            assert self.state.map is not None
-            self._packed = (self.state.map, pack_map(self.state.map))
-        return self._packed[1]
+    async def _register(self, context: _Context) -> Hello | None:
+        """Read a task's `Hello` and register the task; None if it does not send one."""
+        payload = await context.read()
+        if not isinstance(payload, bytes):
+            return None
+        try:
+            hello = decode(payload, Hello)
+            self.state.on_hello(hello, time.monotonic())
+        except RendezvousClosedError as error:
+            self.publish()  # a refusal may end the job
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.reason[:_MAX_DETAIL_CHARACTERS])
+        except MessageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
+        await context.send_initial_metadata(())  # tells the task that it is registered
+        return hello
 
-    async def _shake_hands(self, stream: ServedStream) -> tuple[auth.Seal, auth.Seal, bytes]:
-        """Return the seals of what comes in and what goes out, and the hello, which opened with them."""
-        answer, incoming, outgoing = auth.answer_task(self._secret, await stream.read())
-        stream.say(answer)
-        return incoming, outgoing, incoming.open(await stream.read())
+    async def _receive(self, session: _Session, context: _Context) -> None:
+        """Read a task's messages until it has left or the call ends.
 
-    async def _read(self, session: _Session, incoming: auth.Seal, stream: ServedStream) -> None:
+        Raises:
+            MessageError: A message that this service does not accept.
+        """
         status = Status()
-        while data := await stream.read():
-            payload = incoming.open(data)
+        while isinstance(payload := await context.read(), bytes):
             if self._sessions.get(session.rank) is not session:
-                return  # the task has connected again: this is an old one's late word
-            if payload == NOTHING_NEW:
+                return  # a late message: the task has reconnected since
+            if payload == HEARTBEAT:
                 self.state.on_sign_of_life(session.rank, time.monotonic())
                 continue
             status = decode(payload, Status, status)
@@ -186,71 +215,139 @@ class ControlService:
             if status.state == "left":
                 return
 
+    def encoded_map(self) -> bytes:
+        """Return the message with the state's cluster spec, which is made once for all tasks."""
+        if self._encoded_map[0] is not self.state.map:
+            assert self.state.map is not None
+            self._encoded_map = (self.state.map, encode_map(self.state.map))
+        return self._encoded_map[1]
+
 
 class _Session:
-    """The sending half of one connection: says the map and the order of its rank whenever they have changed."""
+    """The sending half of one task's call."""
 
-    def __init__(
-        self, state: JobState, rank: int, seal: auth.Seal, stream: ServedStream, pack_map: Callable[[], bytes]
-    ) -> None:
+    def __init__(self, service: ControlService, rank: int, context: _Context) -> None:
         self.rank = rank
-        self._state = state
-        self._seal = seal
-        self._stream = stream
-        self._pack_map = pack_map
-        self._said_map: Map | None = None
-        self._said_order = state.first_order
+        self._service = service
+        self._context = context
+        self._handler = asyncio.current_task()
+        self._sent_map: Map | None = None
+        self._sent_order = service.state.first_order
         self._has_changed = False
-        self._is_asking = False
-        stream.on_room = self._say
+        self._is_heartbeat_due = False
+        self._is_due = asyncio.Event()
 
-    def tell(self) -> None:
-        """Tell the map or the order, if they are others than those told before; what changes until then goes along."""
-        if not self._has_changed:
-            self._has_changed = True
-            asyncio.get_running_loop().call_soon(self._say)
+    def notify(self) -> None:
+        """Send the cluster spec and the order if they differ from those sent before."""
+        self._has_changed = True
+        self._is_due.set()
 
-    def ask(self) -> None:
-        """Let the task say what is new, and hear that we live."""
-        self._is_asking = True
-        self._say()
+    def request_heartbeat(self) -> None:
+        self._is_heartbeat_due = True
+        self._is_due.set()
 
     def close(self) -> None:
-        self._stream.stop()
+        """End the call: the task has made a new one."""
+        if self._handler is not None:
+            self._handler.cancel()
 
-    def _say(self) -> None:
-        """Say what is to be said, as far as there is room: a task that takes nothing gets the latest of all, later."""
-        while self._stream.is_free and (payload := self._next()) is not None:
-            self._stream.say(self._seal.seal(payload))
+    async def send(self) -> None:
+        """Send what is due until the call ends; gRPC's flow control makes this wait for a task that reads slowly."""
+        try:
+            while True:
+                await self._is_due.wait()
+                self._is_due.clear()
+                while (payload := self._next_message()) is not None:
+                    await self._context.write(payload)
+        except grpc.aio.BaseError as error:
+            logger.debug("rank %d: nothing can be sent any more: %s", self.rank, error)  # `_receive` sees the end
 
-    def _next(self) -> bytes | None:
+    def _next_message(self) -> bytes | None:
+        state = self._service.state
         if self._has_changed:
-            if self._state.map is not None and self._state.map is not self._said_map:
-                self._said_map = self._state.map
-                return self._pack_map()
+            if state.map is not None and state.map is not self._sent_map:
+                self._sent_map = state.map
+                return self._service.encoded_map()
             self._has_changed = False
-            if (order := self._state.order_for(self.rank)) != self._said_order:
-                self._said_order = order
+            if (order := state.order_for(self.rank)) != self._sent_order:
+                self._sent_order = order
                 return _encode_order(order)
-        if self._is_asking:
-            self._is_asking = False
-            return NOTHING_NEW
+        if self._is_heartbeat_due:
+            self._is_heartbeat_due = False
+            return HEARTBEAT
         return None
+
+
+class _TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses each call whose metadata lacks the job's token, before a message of it is read."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        for key, value in handler_call_details.invocation_metadata or ():
+            if key == TOKEN_METADATA:
+                token = value if isinstance(value, bytes) else value.encode()
+                if hmac.compare_digest(token, self._token):
+                    return await continuation(handler_call_details)
+        return _REFUSE
+
+
+async def _refuse(_: AsyncIterator[bytes], context: _Context) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "")  # and no detail: the client may be anyone
+
+
+_REFUSE: _Handler = grpc.stream_stream_rpc_method_handler(
+    _refuse
+)  # of the kind whose messages gRPC does not read by itself
 
 
 @functools.lru_cache(maxsize=16)
 def _encode_order(order: Order) -> bytes:
-    """Return the wire form of an order: most tasks have the same."""
+    """Return the message with an order: most tasks have the same."""
     return encode(order)
 
 
-def _make_room(num_tasks: int) -> int:
-    """Return how many connections may be open at a time; raise the limit of open files if that takes it.
+def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
+    """Return gRPC's settings: what they allow a client without the token, and what they save.
 
-    At the limit of files no new connection is taken, this process can open nothing, and the silence of those that
-    are connected is not even noticed: so connections are refused well before.
+    A connection is closed when its TLS handshake or its first call takes too long, when it has no call, and when it is
+    old and its calls have ended. A task's call lasts as long as its membership, so this closes only connections
+    without the token.
     """
-    connections, own = _STRANGERS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
+    patience_ms = round(1000 * handshake_seconds(num_tasks))
+    pending = 1000 + 2 * num_tasks
+    return (
+        ("grpc.max_allowed_incoming_connections", _raise_file_limit(num_tasks)),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),
+        ("grpc.max_receive_message_length", MAX_STATUS_BYTES),
+        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", patience_ms),
+        ("grpc.max_connection_idle_ms", patience_ms),
+        # From then on the connection takes no new call, and is closed when the last has ended: else a client that
+        # repeats a refused call would stay. Without a grace period (the default) a task's call is not cut.
+        ("grpc.max_connection_age_ms", patience_ms),
+        ("grpc.experimental.tcp_max_read_buffer_size", _MAX_READ_BYTES),
+        # By default 1,000 calls may wait to be taken, and more are refused: all tasks may call at the same time.
+        ("grpc.server.max_pending_requests", pending),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * pending),
+        ("grpc.so_reuseport", 1),  # beside the socket that holds the port
+        ("grpc.http2.bdp_probe", 0),  # pings that measure bandwidth: half of the bytes in steady state
+    )
+
+
+def _raise_file_limit(num_tasks: int) -> int:
+    """Return how many connections may be open at a time; raise the limit of open files if necessary.
+
+    At the limit of open files no connection is accepted and this process can open no file. So connections are refused
+    well before.
+    """
+    connections, own = _UNAUTHENTICATED_CONNECTIONS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= connections + own:
         return connections

@@ -133,15 +133,16 @@ class JobState:
         """
         self._advance(now)
         record = self._checked_record(hello)
-        record.is_connected, record.heard_at = True, now
-        if record.has_joined:
+        self.on_disconnect(record.rank, now)  # where the end of the call before was not noticed yet
+        record.is_connected = True
+        if record.has_joined:  # not a heartbeat: a task whose messages are never accepted is lost, however it connects
             self._emit("reconnected", record, "is connected again")
             return record
         if hello.failure is not None:
             record.incarnation, record.node, record.is_gone = hello.incarnation, hello.node, True
             self._decide(Verdict(EXIT_PREFLIGHT, f"{record} cannot take part. {hello.failure}", record.task))
             return record
-        record.incarnation, record.node = hello.incarnation, hello.node
+        record.incarnation, record.node, record.heard_at = hello.incarnation, hello.node, now
         self._here.add(record.rank)
         self._changed.add(record.rank)
         self._take_address(record, Address(hello.host, hello.port))
@@ -200,9 +201,12 @@ class JobState:
         record = self.records[rank]
         if record.is_connected and not record.is_gone:
             self._emit("disconnected", record, "lost its connection")
-            record.is_connected = False
-            waiting = self.limits.dead_after_seconds - self.limits.reconnect_seconds
-            record.heard_at = min(record.heard_at, now - waiting)
+            record.is_connected, record.disconnected_at = False, now
+
+    def on_rejected(self, rank: int, reason: str, now: float) -> None:
+        """The service cannot accept a message of an authenticated task: it would never learn that task's state."""
+        self._advance(now)
+        self._lose(self.records[rank], f"its message was not accepted: {reason.removesuffix('.')}")
 
     def on_agent_exit(self, rank: int, returncode: int, now: float) -> None:
         """The launcher has seen the end of a task's agent."""
@@ -231,6 +235,9 @@ class JobState:
         if self.phase is not Phase.TRAINING or not self.limits.grace_seconds:
             self._decide(self._stop)
             return
+        for record in self.records:  # whose failure is held back: nothing more comes of these children
+            if record.status.state == "exited" and record.status.starts >= record.wanted_starts:
+                record.is_done = True
         self._phase_deadline = now + self.limits.grace_seconds
         self._move_on(Phase.STOPPING, f"{what}: the job has {self.limits.grace_seconds:g} s to save and stop")
         self._leave_if_saved()
@@ -245,9 +252,12 @@ class JobState:
         """Time has passed: judge silence and deadlines. Call it several times per beat."""
         self._advance(now)
         for record in self.records:
-            if record.has_joined and not record.is_gone and now - record.heard_at > self.limits.dead_after_seconds:
-                silence = f"nothing was heard of it for {self.limits.dead_after_seconds:g} s"
-                self._lose(record, silence if record.is_connected else "its connection broke and did not come back")
+            if not record.has_joined or record.is_gone:
+                continue
+            if not record.is_connected and now - record.disconnected_at > self.limits.reconnect_seconds:
+                self._lose(record, "its connection broke and did not come back")
+            elif now - record.heard_at > self.limits.dead_after_seconds:
+                self._lose(record, f"nothing was heard of it for {self.limits.dead_after_seconds:g} s")
         self._release()
         self._barriers.settle(now)
         if self._has_stalled(now):
@@ -275,9 +285,9 @@ class JobState:
     # The rules
 
     def _release(self) -> None:
-        """Judge the failure that was held back, if nothing stands against it any more."""
+        """Judge the failure that was held back; once the job is asked to stop, its outcome is the stop."""
         held, self._held = self._held, None
-        if held is not None and self.verdict is None:
+        if held is not None and self.phase is Phase.TRAINING:
             self._fail(held)
 
     def _checked_record(self, hello: Hello) -> TaskRecord:
@@ -434,7 +444,7 @@ class JobState:
         if self.phase is not Phase.STOPPING or self._stop is None:
             return
         waited = [r for r in self.records if r.role.is_waited_for and not r.role.is_wait_bounded]
-        are_saved = all(record.is_done or record.status.report.has_saved for record in waited)
+        are_saved = all(r.is_done or r.status.report.has_saved for r in waited)
         if are_saved or any(
             record.is_done and record.role.serves and record.role.is_in_cluster for record in self.records
         ):
@@ -508,6 +518,7 @@ class JobState:
                 self._stepped_at += lag
             for record in self.records:
                 record.heard_at += lag
+                record.disconnected_at += lag
 
     def _set_gone(self, record: TaskRecord) -> None:
         record.is_gone, record.is_connected = True, False

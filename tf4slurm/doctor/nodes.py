@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tf4slurm.control.auth import new_secret
 from tf4slurm.control.munge import seal_for_this_user
 from tf4slurm.doctor.directory import Probe, check_directory, judge_skew
 from tf4slurm.doctor.finding import Finding, merge_nodes
@@ -46,7 +45,7 @@ async def check_nodes(
     Raises:
         LaunchError: srun cannot be started.
     """
-    name, secret, here = secrets.token_hex(6), new_secret(), host_addresses()
+    name, secret, here = secrets.token_hex(6), secrets.token_hex(32), host_addresses()
     port, server, probe = hold_port(), ProofServer(), Probe(wishes.runs_directory, name)
     nodes = _Nodes(num_nodes)
     try:

@@ -22,7 +22,7 @@ from tf4slurm import __version__
 from tf4slurm.agent import STOP_SIGNALS
 from tf4slurm.child import adopt_orphans, own_identity
 from tf4slurm.cluster import Address
-from tf4slurm.control.auth import new_secret
+from tf4slurm.control.credentials import create_credentials
 from tf4slurm.control.record import TaskRecord
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
@@ -121,8 +121,8 @@ class Launcher:
         tasks = place([""] * plan.num_tasks)
         needs_nodes = plan.placement == SPREAD
         self._state = JobState(tasks, plan.limits, self._started_at, self._on_event, place if needs_nodes else None)
-        self._secret = new_secret()
-        self._service = ControlService(self._state, self._secret)
+        self._credentials = create_credentials()
+        self._service = ControlService(self._state, self._credentials)
         self._recorder = Recorder(run_directory, self._state, self._started_at)
 
     async def run(self) -> Result:
@@ -142,7 +142,7 @@ class Launcher:
             self._reporter.on_run_directory(self._run_directory)
             for doubt in self._requeue.find_doubts() if self._requeue is not None else ():
                 logger.warning("%s", doubt)
-            service = self._locate(await self._service.start(self._listen_host()))
+            service = self._locate(await self._service.start(self._listen_host(), self._plan.service_ports))
             if self._spawner is None:  # those of a spawner are told by it
                 self._run_directory.write_control(service.to_json())
             if self._spawner is not None and self._state.verdict is None:
@@ -196,7 +196,7 @@ class Launcher:
             hosts = (interface_address(self._plan.interface),)
         else:
             hosts = host_addresses() or (socket.gethostname(),)
-        return Service(tuple(Address(host, port) for host in hosts), self._secret)
+        return Service(tuple(Address(host, port) for host in hosts), self._credentials.shared)
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()
@@ -274,6 +274,7 @@ def _describe(plan: LaunchPlan) -> dict[str, Any]:
         "limits": dataclasses.asdict(plan.limits),
         "interface": plan.interface,
         "ports": list(plan.ports),
+        "control_port": plan.control_port,
         "host": socket.gethostname(),
         "directory": os.getcwd(),
         "process": own_identity(),

@@ -36,6 +36,7 @@ class LaunchPlan:
         stop_signal: Number of the signal that tells a script to save and stop, where it does not ask by itself.
         interface: Name of a network interface, or None for the route to the launcher.
         ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
+        control_port: The port of the control service; None for one of `ports`, or any free one where these are none.
         data_python: The Python of the data service's servers; None for that of the command.
     """
 
@@ -46,6 +47,7 @@ class LaunchPlan:
     limits: Limits = field(default_factory=Limits)
     interface: str | None = None
     ports: tuple[int, ...] = ()
+    control_port: int | None = None
     placement: str = PACK
     gpus_per_worker: int | None = None
     stop_signal: int = signal.SIGTERM
@@ -54,6 +56,11 @@ class LaunchPlan:
     @property
     def num_tasks(self) -> int:
         return sum(self.counts.values())
+
+    @property
+    def service_ports(self) -> tuple[int, ...]:
+        """The ports from which the control service chooses; empty for any free one."""
+        return self.ports if self.control_port is None else (self.control_port,)
 
     @property
     def python(self) -> str:
@@ -79,17 +86,18 @@ class LaunchPlan:
         )
 
 
-def check_ports(ports: Sequence[int], tasks_per_host: int) -> None:
-    """Check that a range has a port for each task of a host.
+def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:
+    """Check that a range has a port for each task of a host, and one for the control service if it takes one of them.
 
     Raises:
         PlacementError: It has not.
     """
-    if ports and len(ports) < tasks_per_host:
+    requested = tasks_per_host + (control_port is None or control_port in ports)
+    if ports and len(ports) < requested:
         raise PlacementError(
-            f"{len(ports)} ports ({format_ports(ports)}) are too few for {tasks_per_host} tasks on one host. "
-            f"Give --ports a range of at least {tasks_per_host}.",
-            requested=tasks_per_host,
+            f"{len(ports)} ports ({format_ports(ports)}) are too few for {tasks_per_host} tasks on one host and the "
+            f"control service. Give --ports a range of at least {requested}.",
+            requested=requested,
             available=len(ports),
         )
 

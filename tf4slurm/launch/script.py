@@ -146,6 +146,8 @@ def _run_options(plan: LaunchPlan, submission: Submission, srun: Sequence[str]) 
         options += ["--interface", plan.interface]
     if plan.ports:
         options += ["--ports", format_ports(plan.ports)]
+    if plan.control_port is not None:
+        options += ["--control-port", str(plan.control_port)]
     defaults = Limits()
     for limit in dataclasses.fields(Limits):
         value = getattr(plan.limits, limit.name)

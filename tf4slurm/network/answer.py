@@ -1,6 +1,7 @@
-"""Does a gRPC server answer? Asked as any HTTP/2 client would, on a fresh connection, so that nothing is left of it.
+"""Whether TensorFlow's gRPC server answers: by the first bytes of HTTP/2, on a connection of their own.
 
-TensorFlow's server ends connections that send keepalive pings ("too_many_pings"); a preface it answers for ever.
+grpcio is not used for it, because TensorFlow's server closes connections that send keepalive pings ("too_many_pings"),
+while it answers the preface each time.
 """
 
 from __future__ import annotations
@@ -8,7 +9,11 @@ from __future__ import annotations
 import asyncio
 
 from tf4slurm.cluster import Address
-from tf4slurm.network.frames import HEADER_BYTES, PREFACE, SETTINGS, pack_settings
+
+_NO_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _NO_SETTINGS  # RFC 9113, section 3.4
+_HEADER_BYTES = 9
+_SETTINGS = 4  # the kind of a frame, its fourth byte
 
 
 async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
@@ -17,9 +22,9 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
     try:
         opening = asyncio.open_connection(address.host, address.port)
         reader, writer = await asyncio.wait_for(opening, timeout_seconds)
-        writer.write(PREFACE + pack_settings({}))
-        header = await asyncio.wait_for(reader.readexactly(HEADER_BYTES), timeout_seconds)
-        return True if header[3] == SETTINGS else None
+        writer.write(_PREFACE)
+        header = await asyncio.wait_for(reader.readexactly(_HEADER_BYTES), timeout_seconds)
+        return True if header[3] == _SETTINGS else None
     except asyncio.TimeoutError:
         return False
     except (OSError, EOFError):

@@ -1,0 +1,66 @@
+"""Many local jobs, one after the other: gRPC's threads and the forks of the launcher do not disturb each other.
+
+Earlier versions forked agents from processes with gRPC's threads, and some of them ended with SIGSEGV or SIGABRT.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import TF4SLURM
+
+_PRINT_THREADS = """
+import multiprocessing, os
+import tf4slurm.launch.launcher, tf4slurm.launch.spawn_local as spawn_local
+fork = multiprocessing.context.ForkProcess.start
+def counting_fork(process):
+    print("threads before a fork:", len(os.listdir("/proc/self/task")), flush=True)
+    fork(process)
+multiprocessing.context.ForkProcess.start = counting_fork
+from tf4slurm.cli.main import main
+main()
+"""
+
+
+def run_job(directory: Path, number: int) -> subprocess.CompletedProcess[str]:
+    """Run a job whose chief exits with the code `number % 3`."""
+    command = ("sh", "-c", f"exit {number % 3}")
+    options = ("--runs-directory", str(directory / str(number)), "--ps", "1", "--workers", "1")
+    return subprocess.run(
+        [TF4SLURM, "run", *options, "--", *command], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_launcher_forks_its_agents_before_grpc_starts_threads(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            _PRINT_THREADS,
+            "run",
+            "--runs-directory",
+            str(tmp_path),
+            "--workers",
+            "1",
+            "--",
+            "true",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines()[:3] == ["threads before a fork: 1"] * 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_200_local_jobs_end_with_the_exit_code_of_their_chief(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda number: run_job(tmp_path, number), range(200)))
+    assert [(number, job.stderr) for number, job in enumerate(ended) if job.returncode != number % 3] == []

@@ -1,0 +1,479 @@
+"""What a client without the job's token learns or can do, and what a task sends to another server: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import psutil
+import pytest
+
+from tests.jobs import Job
+from tests.unit.test_service_and_client import (
+    CREDENTIALS,
+    HTTP2_PREFACE,
+    OTHER_JOB,
+    SHARED,
+    cancel,
+    client_hello,
+    errors_in,
+    grpc_server,
+    make_hello,
+    make_membership,
+    raw_client,
+    run_scenario,
+    serving,
+    until,
+)
+from tf4slurm.cluster import Address
+from tf4slurm.control.credentials import TLS_NAME, ServiceCredentials
+from tf4slurm.control.messages import METHOD, SERVICE, TOKEN_METADATA, Hello, encode
+from tf4slurm.control.service import _UNAUTHENTICATED_CONNECTIONS, _raise_file_limit
+from tf4slurm.errors import RendezvousClosedError, RendezvousConnectionError
+
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+
+WITHOUT_TOKEN: dict[str, tuple[tuple[str, str | bytes], ...]] = {
+    "no metadata": (),
+    "empty": ((TOKEN_METADATA, ""),),
+    "another job's": ((TOKEN_METADATA, OTHER_JOB.shared.token),),
+    "a prefix": ((TOKEN_METADATA, SHARED.token[:-1]),),
+    "a longer one": ((TOKEN_METADATA, SHARED.token + "0"),),
+    "in capitals": ((TOKEN_METADATA, SHARED.token.upper()),),
+    "two wrong ones": ((TOKEN_METADATA, SHARED.token[:32]), (TOKEN_METADATA, SHARED.token[32:])),
+    "under another key": (("authorization", f"Bearer {SHARED.token}"),),
+    "under a binary key": ((f"{TOKEN_METADATA}-bin", SHARED.token.encode()),),
+}
+
+
+@pytest.mark.parametrize("metadata", WITHOUT_TOKEN.values(), ids=WITHOUT_TOKEN)
+def test_call_without_the_token_is_refused_without_a_word(
+    metadata: tuple[tuple[str, str | bytes], ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with serving() as job:
+            members = await job.form(2)
+            async with raw_client(job.port, metadata=metadata) as raw:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await raw.send(make_hello(0))
+                assert await raw.end() == (UNAUTHENTICATED, "", 0)
+                assert not list(await raw.call.initial_metadata())
+                assert not list(await raw.call.trailing_metadata())
+            await job.check_undisturbed(members)
+
+    run_scenario(scenario)
+    assert errors_in(caplog) == []
+
+
+def call_without_token(
+    port: int, message: bytes, compression: grpc.Compression = grpc.Compression.NoCompression
+) -> tuple[grpc.StatusCode, str, int]:
+    """Send one message without the token; return the call's code and detail, and how many messages came back.
+
+    By the synchronous API: in grpc.aio a message that is being sent when the call is refused hides the call's code.
+    """
+    tls = grpc.ssl_channel_credentials(SHARED.certificate.encode())
+    options = (("grpc.ssl_target_name_override", TLS_NAME), ("grpc.max_send_message_length", -1))
+    with grpc.secure_channel(f"127.0.0.1:{port}", tls, options=options) as channel:
+        stream: Any = channel.stream_stream(f"/{SERVICE}/{METHOD}")
+        call: Any = stream(iter([message]), timeout=15, compression=compression)
+        received = []
+        with contextlib.suppress(grpc.RpcError):
+            received.extend(call)
+        return call.code(), call.details(), len(received)
+
+
+@pytest.mark.parametrize("size", [0, 1, 10_000_000])
+@pytest.mark.parametrize("compression", list(grpc.Compression))
+def test_message_of_a_call_without_the_token_is_not_read(size: int, compression: grpc.Compression) -> None:
+    """A message that is read would be refused for its length or its content, by another code."""
+
+    async def scenario() -> None:
+        async with serving() as job:
+            ended = await asyncio.to_thread(call_without_token, job.port, bytes(size), compression)
+            assert ended == (UNAUTHENTICATED, "", 0)
+            assert job.events == []
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("first", [{"version": "0.0.9"}, {"rank": 7}, {"failure": "it has no GPU"}])
+def test_hello_without_the_token_does_not_end_the_job_that_forms(first: dict[str, Any]) -> None:
+    """With the token, each of these would."""
+
+    async def scenario() -> None:
+        async with serving() as job:
+            hello = make_hello(0, **first) if "rank" not in first else make_hello(first["rank"])
+            assert await asyncio.to_thread(call_without_token, job.port, encode(hello)) == (UNAUTHENTICATED, "", 0)
+            assert job.state.verdict is None
+            await job.check_undisturbed(await job.form(2))
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("method", ["Secret", "join", ""])
+@pytest.mark.parametrize("has_token", [True, False], ids=["with token", "without"])
+def test_other_method_exists_neither_with_nor_without_the_token(method: str, has_token: bool) -> None:
+    """Without the token, a client does not learn which methods there are."""
+
+    async def scenario() -> None:
+        async with serving() as job:
+            arguments: dict[str, Any] = {} if has_token else {"metadata": ()}
+            async with raw_client(job.port, method=method, **arguments) as raw:
+                code, _, received = await raw.end()
+                assert code is (grpc.StatusCode.UNIMPLEMENTED if has_token else UNAUTHENTICATED)
+                assert received == 0
+            await job.check_undisturbed(await job.form(2))
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("has_token", [True, False], ids=["with token", "without"])
+def test_metadata_above_the_limit_is_refused_by_grpc(has_token: bool) -> None:
+    async def scenario() -> None:
+        async with serving() as job:
+            token = ((TOKEN_METADATA, SHARED.token),) if has_token else ()
+            async with raw_client(job.port, metadata=(*token, ("x", "y" * 100_000))) as raw:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await raw.send(make_hello(0))
+                code, _, received = await raw.end()
+                assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL, UNAUTHENTICATED)
+                assert received == 0
+            assert job.events == []
+            await job.check_undisturbed(await job.form(2))
+
+    run_scenario(scenario)
+
+
+def test_compressed_message_is_limited_by_its_full_length() -> None:
+    """Of a client with the token: 60 MB of zeros, compressed to 58 KB, which is less than a message may have."""
+
+    async def scenario() -> None:
+        async with serving() as job:
+            members = await job.form(2)
+            async with raw_client(job.port, compression=grpc.Compression.Gzip) as raw:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await raw.send(bytes(60_000_000))
+                code, _, received = await raw.end()
+                assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
+                assert received == 0
+            await job.check_undisturbed(members)
+
+    run_scenario(scenario)
+
+
+def test_task_with_a_hello_of_other_fields_is_refused_with_the_reason() -> None:
+    """It has the token, so it is a task: of another version, most likely."""
+
+    async def scenario() -> None:
+        async with serving() as job, raw_client(job.port) as raw:
+            await raw.send(encode(make_hello(0)).replace(b'"rank"', b'"rung"'))
+            code, reason, received = await raw.end()
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert "Install the same version" in reason
+            assert received == 0
+
+    run_scenario(scenario)
+
+
+# Connections that take their time
+
+
+async def open_tls(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect as any client can, without the job's certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return await asyncio.open_connection("127.0.0.1", port, ssl=context)
+
+
+@pytest.mark.parametrize("first", [b"", HTTP2_PREFACE], ids=["nothing", "settings"])
+def test_tls_connection_without_a_call_is_closed(first: bytes) -> None:
+    async def scenario() -> None:
+        async with serving() as job:
+            members = await job.form(2)
+            reader, writer = await open_tls(job.port)
+            writer.write(first)
+            with contextlib.suppress(OSError):
+                await asyncio.wait_for(reader.read(-1), 15)  # to the end that the service makes
+            writer.close()
+            await job.check_undisturbed(members)
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("inside_tls", [False, True], ids=["TLS", "HTTP/2 in TLS"])
+def test_byte_per_second_is_not_waited_for(inside_tls: bool) -> None:
+    async def scenario() -> None:
+        async with serving() as job:
+            members = await job.form(2)
+            if inside_tls:
+                (reader, writer), words = await open_tls(job.port), HTTP2_PREFACE
+            else:
+                (reader, writer), words = await asyncio.open_connection("127.0.0.1", job.port), client_hello()
+
+            async def dribble() -> None:
+                with contextlib.suppress(OSError):
+                    for byte in words:
+                        writer.write(bytes([byte]))
+                        await writer.drain()
+                        await asyncio.sleep(1)
+
+            dribbling = asyncio.create_task(dribble())
+            with contextlib.suppress(OSError):
+                await asyncio.wait_for(reader.read(-1), 15)  # to the end that the service makes
+            assert not dribbling.done()
+            await cancel(dribbling)
+            writer.close()
+            await job.check_undisturbed(members)
+
+    run_scenario(scenario)
+
+
+def test_failed_tls_handshakes_are_not_written_to_the_launchers_stderr(tmp_path: Path) -> None:
+    """Else any client on the network fills the disk with the launcher's log."""
+    job = Job(tmp_path)
+    job.start("--ps", "1", "--workers", "1")
+    assert job.process is not None
+    job.wait_for_child("chief-0")
+    connections = psutil.Process(job.process.pid).net_connections()
+    (port,) = (each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN)
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as other, contextlib.suppress(OSError):
+            other.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            while other.recv(65536):
+                pass  # until the service closes the connection
+    job.end_child("chief-0")
+    assert job.wait() == 0, job.stderr
+    assert "SSL" not in job.stderr
+
+
+# Another server in place of the service
+
+
+Received = list[bytes]
+Impostor = Callable[[Received], contextlib.AbstractAsyncContextManager[Address]]
+
+
+def grpc_impostor(
+    credentials: ServiceCredentials | None, answer: Callable[[Any], Coroutine[Any, Any, None]]
+) -> Impostor:
+    """Return a gRPC server that records what it gets: metadata and messages."""
+
+    def start(received: Received) -> contextlib.AbstractAsyncContextManager[Address]:
+        async def handle(context: Any) -> None:
+            received.append(repr(context.invocation_metadata()).encode())
+            await answer(Recording(context, received))
+
+        return grpc_server(handle, credentials)
+
+    return start
+
+
+class Recording:
+    """The context of a call, which also keeps what is read."""
+
+    def __init__(self, context: Any, received: Received) -> None:
+        self._context = context
+        self._received = received
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def read(self) -> Any:
+        payload = await self._context.read()
+        if isinstance(payload, bytes):
+            self._received.append(payload)
+        return payload
+
+
+async def echo(context: Any) -> None:
+    while isinstance(payload := await context.read(), bytes):
+        await context.write(payload)
+
+
+async def refuse(context: Any) -> None:
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "go away")
+
+
+async def order_to_leave(context: Any) -> None:
+    await context.read()
+    await context.write(b'["Order",{"leave":true}]')
+    await context.read()
+
+
+async def send_much(context: Any) -> None:
+    await context.read()
+    await context.write(bytes(40_000_000))
+
+
+def tcp_impostor(answer: bytes | None) -> Impostor:
+    """Return a TCP server that records what it gets, and answers: with the same if None."""
+
+    @contextlib.asynccontextmanager
+    async def start(received: Received) -> AsyncIterator[Address]:
+        writers: list[asyncio.StreamWriter] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    received.append(data)
+                    writer.write(data if answer is None else answer)
+                    if answer:
+                        break
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        try:
+            yield Address(*server.sockets[0].getsockname())
+        finally:
+            server.close()
+            for writer in writers:
+                writer.close()
+
+    return start
+
+
+IMPOSTORS = {
+    "another certificate, echo": grpc_impostor(OTHER_JOB, echo),
+    "another certificate, refusal": grpc_impostor(OTHER_JOB, refuse),
+    "another certificate, order": grpc_impostor(OTHER_JOB, order_to_leave),
+    "another certificate, much": grpc_impostor(OTHER_JOB, send_much),
+    "plain gRPC, echo": grpc_impostor(None, echo),
+    "plain gRPC, refusal": grpc_impostor(None, refuse),
+    "TCP, echo": tcp_impostor(None),
+    "TCP, HTTP/1.1": tcp_impostor(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+    "TCP, plain-text HTTP/2": tcp_impostor(HTTP2_PREFACE),
+    "TCP, TLS alert": tcp_impostor(b"\x15\x03\x03\x00\x02\x02\x28"),
+}
+
+
+def check_no_secret(received: Received) -> None:
+    """Check that neither the token nor a hello was sent."""
+    everything = b"".join(received)
+    for secret in (SHARED.token.encode(), b"Hello", b"incarnation", make_hello(0).host.encode()):
+        assert secret not in everything
+
+
+@pytest.mark.parametrize("impostor", IMPOSTORS.values(), ids=IMPOSTORS)
+def test_server_without_the_jobs_key_gets_neither_hello_nor_token(impostor: Impostor) -> None:
+    received: Received = []
+
+    async def scenario() -> None:
+        async with impostor(received) as address:
+            member = make_membership(address, join_seconds=0.5)
+            with pytest.raises(RendezvousConnectionError) as caught:
+                await member.run()
+            assert caught.value.address == str(address)
+            assert (member.order.leave, member.map) == (False, None)
+        check_no_secret(received)
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("impostor", [each for name, each in IMPOSTORS.items() if "gRPC" in name or "cert" in name])
+def test_grpc_server_without_the_jobs_key_gets_no_call(impostor: Impostor) -> None:
+    received: Received = []
+
+    async def scenario() -> None:
+        async with impostor(received) as address:
+            with pytest.raises(RendezvousConnectionError):
+                await make_membership(address, join_seconds=0.5).run()
+        assert received == []
+
+    run_scenario(scenario)
+
+
+def test_impostor_that_has_the_key_gets_the_hello() -> None:
+    """So that the tests above would notice."""
+    received: Received = []
+
+    async def scenario() -> None:
+        async with grpc_impostor(CREDENTIALS, refuse_after_hello)(received) as address:
+            with pytest.raises(RendezvousClosedError, match="go away"):
+                await make_membership(address, join_seconds=5).run()
+        assert SHARED.token.encode() in received[0]
+        assert received[1] == encode(make_hello(0))
+
+    run_scenario(scenario)
+
+
+async def refuse_after_hello(context: Any) -> None:
+    await context.read()
+    await refuse(context)
+
+
+@pytest.mark.parametrize("impostor", IMPOSTORS.values(), ids=IMPOSTORS)
+def test_impostor_does_not_keep_a_task_from_its_job_at_another_address(impostor: Impostor) -> None:
+    received: Received = []
+
+    async def scenario() -> None:
+        async with serving("worker") as job, impostor(received) as address:
+            asked: list[Address] = []
+
+            def hello(service: Address) -> Hello:
+                asked.append(service)
+                return make_hello(0, port=service.port)
+
+            running = asyncio.create_task(make_membership(address, job.address, hello=hello).run())
+            await until(lambda: job.state.count("joined"))
+            assert asked[-1] == job.address
+            assert job.state.records[0].address == Address("10.0.0.0", job.port)
+            await cancel(running)
+        check_no_secret(received)
+
+    run_scenario(scenario)
+
+
+def test_token_of_one_job_is_not_sent_to_another_job_of_the_same_user() -> None:
+    """A stale address, at which another job's service listens by now."""
+
+    async def scenario() -> None:
+        async with serving() as job, serving(credentials=OTHER_JOB) as other:
+            with pytest.raises(RendezvousConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+                await other.membership(0, credentials=SHARED, join_seconds=0.5).run()
+            assert job.events == other.events == []
+
+    run_scenario(scenario)
+
+
+# Files
+
+
+def test_file_limit_is_raised_as_far_as_needed_and_never_above_the_hard_limit() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+        for num_tasks in (4, 1000):
+            connections = _UNAUTHENTICATED_CONNECTIONS + 2 * num_tasks
+            assert _raise_file_limit(num_tasks) == connections
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (connections + 128 + 4 * num_tasks, before[1])
+        found = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert _raise_file_limit(4) == _UNAUTHENTICATED_CONNECTIONS + 8
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == found  # it is never lowered
+        assert _raise_file_limit(10**6) >= 2 * 10**6  # more than there can be: the tasks come first
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_connections_are_refused_before_files_run_out() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+        for num_tasks in (1, 10, 1000):
+            connections = _raise_file_limit(num_tasks)
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            assert connections + 128 + 4 * num_tasks <= soft
+            assert connections >= 2 * num_tasks
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

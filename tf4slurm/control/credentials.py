@@ -1,0 +1,76 @@
+"""The credentials of one job: a TLS certificate that identifies its control service, a token that identifies its tasks.
+
+The process that hosts the control service creates both. The private key stays in its memory; the tasks get the
+certificate, which they pin, and the token, which they send with each call.
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from dataclasses import dataclass, field
+
+TLS_NAME = "tf4slurm"
+"""The name in the certificate: tasks reach the service by many addresses, so they check this name instead."""
+
+# The key exists only in the memory of one process, so the certificate needs no expiry of its own, and a host whose
+# clock is wrong must not be unable to join. RFC 5280, 4.1.2.5: 9999-12-31 is for certificates without a known end.
+_NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What each task of a job has.
+
+    Attributes:
+        certificate: The control service's certificate (PEM). Not secret, but only the user may choose it.
+        token: 256 random bits as hexadecimal text; the secret of the job.
+    """
+
+    certificate: str
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ServiceCredentials:
+    """What only the process that hosts the control service has.
+
+    Attributes:
+        shared: The part that the tasks get.
+        private_key: The key of the certificate (PEM).
+    """
+
+    shared: Credentials
+    private_key: bytes = field(repr=False)
+
+
+def create_credentials() -> ServiceCredentials:
+    """Create the credentials of a new job: an EC P-256 key, its self-signed certificate and a random token."""
+    # Imported here because only one process of a job needs it, and it takes 40 ms.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, TLS_NAME)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_NOT_BEFORE)
+        .not_valid_after(_NOT_AFTER)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return ServiceCredentials(
+        Credentials(
+            certificate.public_bytes(serialization.Encoding.PEM).decode("ascii"), secrets.token_hex(_TOKEN_BYTES)
+        ),
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+    )
