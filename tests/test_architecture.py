@@ -49,6 +49,7 @@ INSIDE = {
         ["record"],
         ["barriers"],
         ["state"],
+        ["access"],
         ["client", "service"],
     ],
     "observe": [["environment", "events", "logs", "recorder", "registry"], ["status"]],

@@ -142,7 +142,7 @@ class Companion:
         credentials = create_credentials()
         service = ControlService(state, credentials)
         try:
-            port = await service.start(ports=self._settings.ports)
+            port = await service.start(ports=self._settings.ports[::-1])  # the tasks take the first ones
             interface = None if self._lacking_interface() else self._settings.interface
             hosts = (interface_address(interface),) if interface else host_addresses()
             addresses = tuple(Address(host, port) for host in hosts)

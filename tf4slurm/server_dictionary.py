@@ -43,7 +43,8 @@ def get_server_dictionary(
         infiniband: Take the host's InfiniBand address; the same as interface="infiniband".
         interface: Which network's address: a name, glob, list, network, "infiniband", "fastest" or host-name rule (see
             `network.interfaces.interface_address`). By default the one on the route to rank 0.
-        ports: Ports to choose from; by default those that Slurm reserves, or else any free one.
+        ports: Ports to choose from: one for each task of a node, and one for the control service at rank 0. By default
+            those that Slurm reserves, or else any free one; for the control service any free one.
         placement: With a number of tasks of each role: "pack" (rank by rank) or "spread" (ps over the nodes).
         timeout_seconds: How long to wait for all tasks.
         directory: A directory that all hosts share; rank 0 leaves a file (0600) there for the others to find it.

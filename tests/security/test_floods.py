@@ -25,11 +25,12 @@ from tests.jobs import Job
 from tests.security.flood import KINDS
 from tests.unit.test_service_and_client import Relay, cancel, make_hello, until
 from tf4slurm.cluster import Address, Task
+from tf4slurm.control.access import _UNAUTHENTICATED_CONNECTIONS
 from tf4slurm.control.client import Membership
 from tf4slurm.control.credentials import Credentials, create_credentials
 from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import Report
-from tf4slurm.control.service import _UNAUTHENTICATED_CONNECTIONS, ControlService
+from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 
 FLOOD = Path(__file__).with_name("flood.py")
@@ -100,7 +101,7 @@ class Meter:
 
 
 class Served:
-    """A control service in a process of its own, and the memberships of its tasks in this one."""
+    """A control service in a separate process, and the memberships of its tasks in this one."""
 
     def __init__(self, process: asyncio.subprocess.Process, num_tasks: int) -> None:
         self.events: list[dict[str, Any]] = []

@@ -34,9 +34,9 @@ from tests.unit.test_service_and_client import (
     until,
 )
 from tf4slurm.cluster import Address
+from tf4slurm.control.access import _UNAUTHENTICATED_CONNECTIONS, _raise_file_limit
 from tf4slurm.control.credentials import TLS_NAME, ServiceCredentials
 from tf4slurm.control.messages import METHOD, SERVICE, TOKEN_METADATA, Hello, encode
-from tf4slurm.control.service import _UNAUTHENTICATED_CONNECTIONS, _raise_file_limit
 from tf4slurm.errors import RendezvousClosedError, RendezvousConnectionError
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED

@@ -80,9 +80,9 @@ def test_ports_too_few_are_refused_with_the_number_that_is_needed(control_port: 
 
 @pytest.mark.parametrize(
     ("ports", "control_port", "expected"),
-    [((), None, ()), ((4000, 4001), None, (4000, 4001)), ((4000, 4001), 5000, (5000,)), ((), 5000, (5000,))],
+    [((), None, ()), ((4000, 4001), None, (4001, 4000)), ((4000, 4001), 5000, (5000,)), ((), 5000, (5000,))],
 )
-def test_control_service_takes_its_port_from_control_port_or_ports(
+def test_control_service_tries_control_port_or_the_ports_from_the_last(
     ports: tuple[int, ...], control_port: int | None, expected: tuple[int, ...]
 ) -> None:
     plan = LaunchPlan({"worker": 1}, ("true",), "name", Path("runs"), ports=ports, control_port=control_port)

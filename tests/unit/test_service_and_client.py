@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import grpc
@@ -45,7 +45,8 @@ from tf4slurm.control.messages import (
 )
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
-from tf4slurm.errors import RendezvousClosedError, RendezvousConnectionError
+from tf4slurm.errors import PlacementError, RendezvousClosedError, RendezvousConnectionError
+from tf4slurm.network.ports import HeldPort, hold_port
 
 CREDENTIALS = create_credentials()
 SHARED = CREDENTIALS.shared
@@ -71,7 +72,7 @@ def run_scenario(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await asyncio.wait_for(scenario(), 20)
 
     asyncio.run(run())
-    gc.collect()  # asyncio reports the error of a task that nobody awaited when the task is collected
+    gc.collect()  # asyncio reports the error of a task that was never awaited when the task is collected
     assert unseen == []
 
 
@@ -1296,3 +1297,38 @@ def test_map_is_sent_before_any_order() -> None:
             assert await raw.receive(Order) == Order(starts=1, leave_seconds=0.5)
 
     run_scenario(scenario)
+
+
+# The port of the service
+
+
+def test_service_listens_on_the_first_free_one_of_its_ports() -> None:
+    async def scenario() -> None:
+        with hold_free_ports(2) as (busy, free):
+            free.close()
+            service = ControlService(JobState([Task("worker", 0)], Limits(), 0.0, lambda *_: None), CREDENTIALS)
+            assert await service.start(ports=(busy.port, free.port)) == free.port
+            await service.close()
+
+    run_scenario(scenario)
+
+
+def test_service_without_a_free_port_is_refused() -> None:
+    async def scenario() -> None:
+        with hold_free_ports(1) as (busy,):
+            service = ControlService(JobState([Task("worker", 0)], Limits(), 0.0, lambda *_: None), CREDENTIALS)
+            with pytest.raises(PlacementError, match=f"{busy.port} is free on this host"):
+                await service.start("127.0.0.1", (busy.port,))
+            await service.close()
+
+    run_scenario(scenario)
+
+
+@contextlib.contextmanager
+def hold_free_ports(number: int) -> Iterator[list[HeldPort]]:
+    held = [hold_port() for _ in range(number)]
+    try:
+        yield held
+    finally:
+        for each in held:
+            each.close()

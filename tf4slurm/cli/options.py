@@ -96,7 +96,7 @@ _OPTIONS = (
     click.option(
         "--control-port",
         type=click.IntRange(1, 65535),
-        help="Port of the control service. [default: one of --ports, or any free one]",
+        help="Port of the control service. [default: the last of --ports that is free, or any]",
     ),
     click.option(
         "--start-timeout", type=_SECONDS, default=300.0, show_default=True, help="Seconds to form the cluster."

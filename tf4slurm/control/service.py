@@ -6,7 +6,7 @@ empty message to request a heartbeat. Messages describe states, not changes: a t
 in between, and after a broken connection both sides send their current state again.
 
 A call without the job's token is refused before a message of it is read. What a client without the token can use is
-bounded by settings of gRPC itself, see `_server_options`.
+bounded by settings of gRPC itself, see `access.py`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,22 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
-import hmac
 import itertools
 import logging
-import resource
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from tf4slurm.cluster import Address
+from tf4slurm.control.access import TokenInterceptor, server_options
 from tf4slurm.control.credentials import ServiceCredentials
-from tf4slurm.control.limits import handshake_seconds
 from tf4slurm.control.messages import (
     HEARTBEAT,
-    MAX_STATUS_BYTES,
     METHOD,
     SERVICE,
-    TOKEN_METADATA,
     Hello,
     Map,
     Order,
@@ -52,14 +48,9 @@ if TYPE_CHECKING:  # generic for type checkers only
 
 logger = logging.getLogger(__name__)
 
-_UNAUTHENTICATED_CONNECTIONS = 4096  # beside two of each task
-_OWN_FILES = 128  # pipes and logs of this process, beside its connections and four files per task
 _OBJECTS_PER_TASK = 100  # Python's collector otherwise took a third of the processor time of a large rendezvous
 _TICKS_PER_BEAT = 5
 _STOP_SECONDS = 0.2  # for calls to end after `close`
-_MAX_METADATA_BYTES = 4096
-_MAX_STREAMS = 2  # per connection: a task has one
-_MAX_READ_BYTES = 32_768  # per connection at a time: 4,096 that send without end then take 0.8 GB instead of 2 GB
 _MAX_DETAIL_CHARACTERS = 900  # of a status, which travels as metadata
 
 
@@ -94,8 +85,8 @@ class ControlService:
         num_tasks = len(self.state.records)
         gc.set_threshold(max(gc.get_threshold()[0], _OBJECTS_PER_TASK * num_tasks))
         self._server = grpc.aio.server(
-            interceptors=(_TokenInterceptor(self._credentials.shared.token),),
-            options=_server_options(num_tasks),
+            interceptors=(TokenInterceptor(self._credentials.shared.token),),
+            options=server_options(num_tasks),
         )
         handlers: dict[str, _Handler] = {METHOD: grpc.stream_stream_rpc_method_handler(self._serve)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -278,80 +269,7 @@ class _Session:
         return None
 
 
-class _TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses each call whose metadata lacks the job's token, before a message of it is read."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> _Handler | None:
-        for key, value in handler_call_details.invocation_metadata or ():
-            if key == TOKEN_METADATA:
-                token = value if isinstance(value, bytes) else value.encode()
-                if hmac.compare_digest(token, self._token):
-                    return await continuation(handler_call_details)
-        return _REFUSE
-
-
-async def _refuse(_: AsyncIterator[bytes], context: _Context) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "")  # and no detail: the client may be anyone
-
-
-_REFUSE: _Handler = grpc.stream_stream_rpc_method_handler(
-    _refuse
-)  # of the kind whose messages gRPC does not read by itself
-
-
 @functools.lru_cache(maxsize=16)
 def _encode_order(order: Order) -> bytes:
     """Return the message with an order: most tasks have the same."""
     return encode(order)
-
-
-def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
-    """Return gRPC's settings: what they allow a client without the token, and what they save.
-
-    A connection is closed when its TLS handshake or its first call takes too long, when it has no call, and when it is
-    old and its calls have ended. A task's call lasts as long as its membership, so this closes only connections
-    without the token.
-    """
-    patience_ms = round(1000 * handshake_seconds(num_tasks))
-    pending = 1000 + 2 * num_tasks
-    return (
-        ("grpc.max_allowed_incoming_connections", _raise_file_limit(num_tasks)),
-        ("grpc.max_concurrent_streams", _MAX_STREAMS),
-        ("grpc.max_receive_message_length", MAX_STATUS_BYTES),
-        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
-        ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
-        ("grpc.server_handshake_timeout_ms", patience_ms),
-        ("grpc.max_connection_idle_ms", patience_ms),
-        # From then on the connection takes no new call, and is closed when the last has ended: else a client that
-        # repeats a refused call would stay. Without a grace period (the default) a task's call is not cut.
-        ("grpc.max_connection_age_ms", patience_ms),
-        ("grpc.experimental.tcp_max_read_buffer_size", _MAX_READ_BYTES),
-        # By default 1,000 calls may wait to be taken, and more are refused: all tasks may call at the same time.
-        ("grpc.server.max_pending_requests", pending),
-        ("grpc.server.max_pending_requests_hard_limit", 2 * pending),
-        ("grpc.so_reuseport", 1),  # beside the socket that holds the port
-        ("grpc.http2.bdp_probe", 0),  # pings that measure bandwidth: half of the bytes in steady state
-    )
-
-
-def _raise_file_limit(num_tasks: int) -> int:
-    """Return how many connections may be open at a time; raise the limit of open files if necessary.
-
-    At the limit of open files no connection is accepted and this process can open no file. So connections are refused
-    well before.
-    """
-    connections, own = _UNAUTHENTICATED_CONNECTIONS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= connections + own:
-        return connections
-    most = connections + own if hard == resource.RLIM_INFINITY else min(connections + own, hard)
-    if most > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(2 * num_tasks, most - own)

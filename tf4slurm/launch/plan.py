@@ -36,7 +36,7 @@ class LaunchPlan:
         stop_signal: Number of the signal that tells a script to save and stop, where it does not ask by itself.
         interface: Name of a network interface, or None for the route to the launcher.
         ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
-        control_port: The port of the control service; None for one of `ports`, or any free one where these are none.
+        control_port: The port of the control service; None for the last free one of `ports`, or any if these are none.
         data_python: The Python of the data service's servers; None for that of the command.
     """
 
@@ -59,8 +59,8 @@ class LaunchPlan:
 
     @property
     def service_ports(self) -> tuple[int, ...]:
-        """The ports from which the control service chooses; empty for any free one."""
-        return self.ports if self.control_port is None else (self.control_port,)
+        """The ports that the control service tries, in this order; empty for any free one."""
+        return self.ports[::-1] if self.control_port is None else (self.control_port,)  # tasks take the first ones
 
     @property
     def python(self) -> str:

@@ -59,7 +59,8 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         Args:
             jobs: Number of tasks of each job, such as {"ps": 1, "worker": 3}; by default all are of the job "worker".
             port_base: The port of the first task of each node; the others count on from it. With `interface` or
-                `infiniband` one that is not the default's is the first of as many ports as tasks to choose from.
+                `infiniband` one that is not the default's is the first of the ports to choose from: as many as tasks,
+                and one for the control service.
             gpus_per_node: How many GPUs of each node to use; by default all that Slurm gave.
             gpus_per_task: How many GPUs each task uses; by default they are shared evenly: among all tasks, or in a job
                 with ps among its workers.
@@ -96,7 +97,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         self.task_type = self._names[self._rank]
         self.task_id = self._rank - self._names.index(self.task_type)
         if interface is not None or infiniband:
-            ports = None if port_base == _PORT_BASE else range(port_base, min(port_base + len(self._names), 65536))
+            ports = None if port_base == _PORT_BASE else range(port_base, min(port_base + len(self._names) + 1, 65536))
             agreed = get_server_dictionary(self._names, infiniband, interface=interface, ports=ports)
             self._cluster_allocation = agreed.cluster
             self._node_ranks = SlurmStep.from_environ(os.environ).node_ranks
