@@ -15,9 +15,11 @@ from tf4slurm.errors import Tf4SlurmError
 def silence_grpc() -> None:
     """Keep gRPC from writing lines to standard error for each client that fails its TLS handshake or sends garbage.
 
-    Call it before gRPC starts; a value that the user has set stays.
+    Call it before gRPC starts. A verbosity that the user has set stays; traces do not, because they show the token.
+    Children get the environment as it was before.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.pop("GRPC_TRACE", None)
 
 
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:

@@ -11,15 +11,19 @@ from tests.jobs import Job, know_secret
 from tests.processes import marked_processes, read_process
 
 
+@pytest.mark.parametrize("trace", [{}, {"GRPC_VERBOSITY": "DEBUG", "GRPC_TRACE": "http,api,tcp"}], ids=["", "gRPC traced"])
 def test_token_and_private_key_are_in_no_file_log_argument_or_environ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_mark: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_mark: str, trace: dict[str, str]
 ) -> None:
     monkeypatch.setenv("TF4SLURM_LOG", "DEBUG")
+    for name, value in trace.items():
+        monkeypatch.setenv(name, value)
     token = know_secret(monkeypatch, tmp_path).encode()
     job = Job(tmp_path)
     job.start("--ps", "1", "--workers", "2")
     for name in ("chief-0", "ps-0", "worker-0"):
         job.wait_for_child(name)
+    assert trace.items() <= job.wait_for_child("chief-0")["environ"].items()
     job.end_child("worker-1", 3)  # so that the ends of logs are reported, too
     job.wait_for_child("worker-1", 2)
     assert len(token) == 64

@@ -1299,6 +1299,85 @@ def test_map_is_sent_before_any_order() -> None:
     run_scenario(scenario)
 
 
+class FakeContext:
+    """The service's end of a call, of which a test decides when each await returns."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.messages: asyncio.Queue[object] = asyncio.Queue()
+        self.messages.put_nowait(encode(hello))
+        self.may_confirm = asyncio.Event()
+
+    async def read(self) -> object:
+        return await self.messages.get()
+
+    async def write(self, _: bytes) -> None:
+        pass
+
+    async def send_initial_metadata(self, _: object) -> None:
+        await self.may_confirm.wait()
+
+    async def abort(self, *_: object) -> None:
+        raise grpc.aio.AbortError
+
+
+def test_end_of_a_replaced_call_is_not_taken_for_the_end_of_the_new_one() -> None:
+    """Also when the old call ends before the service has confirmed the new one."""
+
+    async def scenario() -> None:
+        async with serving() as job:
+            contexts: list[Any] = [FakeContext(make_hello(0)) for _ in range(2)]
+            contexts[0].may_confirm.set()
+            calls = []
+            for context, event in zip(contexts, ("joined", "reconnected"), strict=True):
+                calls.append(asyncio.create_task(job.service._serve(context, context)))
+                await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
+            contexts[0].messages.put_nowait(grpc.aio.EOF)
+            await asyncio.wait({calls[0]})
+            contexts[1].may_confirm.set()
+            assert job.state.records[0].is_connected
+            calls[1].cancel()
+            await asyncio.wait(calls)
+            assert not job.state.records[0].is_connected
+            assert [kind for kind, _ in job.events].count("disconnected") == 2
+            calls[0].exception()
+
+    run_scenario(scenario)
+
+
+def test_call_that_ends_before_its_confirmation_is_a_disconnection() -> None:
+    async def scenario() -> None:
+        async with serving() as job:
+            context: Any = FakeContext(make_hello(0))
+            call = asyncio.create_task(job.service._serve(context, context))
+            await until(lambda: ("joined", "chief/0") in job.events)
+            call.cancel()
+            await asyncio.wait({call})
+            assert ("disconnected", "chief/0") in job.events
+
+    run_scenario(scenario)
+
+
+def test_error_of_the_service_in_a_message_is_the_loss_of_its_task(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not an endless loop of connections that end with the same message."""
+
+    async def scenario() -> None:
+        async with serving() as job:
+            members = await job.form(2)
+
+            def fail(*_: object) -> None:
+                raise KeyError("no such key")
+
+            monkeypatch.setattr(job.state, "on_status", fail)
+            members[1].report(state="exited", returncode=0)
+            await until(lambda: members[0].order.leave)
+            assert "ps/0 on n1 is lost: its message was not accepted: 'no such key'" in members[0].order.reason
+
+    run_scenario(scenario)
+    assert "a message could not be handled" in caplog.text
+
+
 # The port of the service
 
 

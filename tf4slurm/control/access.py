@@ -1,11 +1,9 @@
-"""Which clients may call the control service, and what a client without the job's token can use.
-
-An interceptor refuses calls without the token. All other limits are gRPC's own settings.
-"""
+"""Access to the control service: an interceptor that checks the token, and gRPC settings that bound other clients."""
 
 from __future__ import annotations
 
 import hmac
+import logging
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,11 +18,13 @@ if TYPE_CHECKING:  # generic for type checkers only
     _Handler = grpc.RpcMethodHandler[Any, Any]
     _Context = grpc.aio.ServicerContext[bytes, bytes]
 
-_UNAUTHENTICATED_CONNECTIONS = 4096  # beside two of each task
+logger = logging.getLogger(__name__)
+
+_UNAUTHENTICATED_CONNECTIONS = 4096  # in addition to two per task
 _OWN_FILES = 128  # pipes and logs of this process, beside its connections and four files per task
 _MAX_METADATA_BYTES = 4096
 _MAX_STREAMS = 2  # per connection: a task has one
-_MAX_READ_BYTES = 32_768  # per connection at a time: 4,096 that send without end then take 0.8 GB instead of 2 GB
+_MAX_READ_BYTES = 32_768  # per connection: with 4,096 clients that flood, memory is 0.8 GB, not 2 GB (grpcio 1.85)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -46,21 +46,19 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         return _REFUSE
 
 
+# A handler of streams: of a unary call, gRPC would read the message first.
 async def _refuse(_: AsyncIterator[bytes], context: _Context) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "")  # and no detail: the client may be anyone
 
 
-_REFUSE: _Handler = grpc.stream_stream_rpc_method_handler(
-    _refuse
-)  # of the kind whose messages gRPC does not read by itself
+_REFUSE: _Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 def server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
     """Return gRPC's settings: what they allow a client without the token, and what they save.
 
-    A connection is closed when its TLS handshake or its first call takes too long, when it has no call, and when it is
-    old and its calls have ended. A task's call lasts as long as its membership, so this closes only connections
-    without the token.
+    A connection is closed when its TLS handshake takes too long, when it is idle, and when it exceeds its maximum age
+    and has no open call. A task's call lasts as long as its connection, so this closes only unauthenticated ones.
     """
     patience_ms = round(1000 * handshake_seconds(num_tasks))
     pending = 1000 + 2 * num_tasks
@@ -72,8 +70,8 @@ def server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.server_handshake_timeout_ms", patience_ms),
         ("grpc.max_connection_idle_ms", patience_ms),
-        # From then on the connection takes no new call, and is closed when the last has ended: else a client that
-        # repeats a refused call would stay. Without a grace period (the default) a task's call is not cut.
+        # Without this, a client could keep a connection open by repeating refused calls. Calls that are open at that
+        # age go on: gRPC ends them only after a grace period, which is infinite by default.
         ("grpc.max_connection_age_ms", patience_ms),
         ("grpc.experimental.tcp_max_read_buffer_size", _MAX_READ_BYTES),
         # By default 1,000 calls may wait to be taken, and more are refused: all tasks may call at the same time.
@@ -88,13 +86,15 @@ def _raise_file_limit(num_tasks: int) -> int:
     """Return how many connections may be open at a time; raise the limit of open files if necessary.
 
     At the limit of open files no connection is accepted and this process can open no file. So connections are refused
-    well before.
+    before, where the hard limit leaves room for the tasks at all.
     """
     connections, own = _UNAUTHENTICATED_CONNECTIONS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= connections + own:
         return connections
     most = connections + own if hard == resource.RLIM_INFINITY else min(connections + own, hard)
+    if most < 2 * num_tasks + own:
+        logger.warning("%d open files are few for %d tasks: raise the hard limit (ulimit -Hn)", most, num_tasks)
     if most > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return max(2 * num_tasks, most - own)

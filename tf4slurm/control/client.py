@@ -34,7 +34,7 @@ from tf4slurm.control.messages import (
     is_encoded_map,
     shrink,
 )
-from tf4slurm.errors import AuthenticationError, MessageError, RendezvousClosedError, RendezvousConnectionError
+from tf4slurm.errors import MessageError, RendezvousClosedError, RendezvousConnectionError
 
 if TYPE_CHECKING:  # generic for type checkers only
     _Call = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -136,6 +136,7 @@ class Membership:
         Raises:
             RendezvousClosedError: The service refuses this task.
             RendezvousConnectionError: No service answers in time, or it sent nothing for the heartbeat timeout.
+            AuthenticationError: `find_service` cannot open the credentials.
         """
         at = error = ""
         while time.monotonic() < self._deadline:
@@ -149,13 +150,13 @@ class Membership:
                     reason, is_cut_short = "it sent nothing for the heartbeat timeout", False
                 except RendezvousClosedError:
                     if self.status.state == "left":
-                        return  # sent on the connection before, and the launcher was slow to answer
+                        return  # `left` was sent on the previous connection, and this refusal confirms it
                     raise
-                except (AuthenticationError, MessageError, OSError, asyncio.TimeoutError) as failure:
+                except (MessageError, OSError, asyncio.TimeoutError) as failure:
                     reason = str(failure) or "it does not answer"
                     is_cut_short = isinstance(failure, asyncio.TimeoutError) and left < self._connect_seconds
                     logger.debug("no connection to the control service at %s: %s", address, reason)
-                if not (error and is_cut_short):  # else the error of an earlier try says more
+                if not (error and is_cut_short):  # keep the earlier error if this try had too little time
                     at, error = str(address), reason
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
@@ -169,8 +170,7 @@ class Membership:
 
         Raises:
             RendezvousClosedError: The service refuses this task for good.
-            AuthenticationError: The service has another token, so it is another job's.
-            OSError: There is no connection, or not any more.
+            OSError: There is no connection, or not any more, or the service has another token.
             asyncio.TimeoutError: The service does not answer.
             MessageError: The service sent something else than a message.
         """
@@ -206,7 +206,7 @@ class Membership:
         tasks = (receiving, sending, watching)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and not watching.done():  # the call has ended, or its end is what this task waits for
+            if sending.done() and not watching.done():  # after `left`, or a write error: wait for the call's status
                 await asyncio.wait({receiving}, timeout=_GOODBYE_SECONDS)
             if receiving.done():
                 receiving.result()
@@ -277,5 +277,5 @@ def _translate(error: grpc.aio.AioRpcError, address: Address) -> Exception:
     if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
         return RendezvousClosedError(f"The control service at {address} refused this task: {reason}.", reason=reason)
     if code == grpc.StatusCode.UNAUTHENTICATED:
-        return AuthenticationError(f"The control service at {address} does not accept this job's token.")
+        return ConnectionError(f"The control service at {address} does not accept this job's token.")
     return ConnectionError(f"{code.name}: {reason}")

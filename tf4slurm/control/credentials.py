@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 TLS_NAME = "tf4slurm"
 """The name in the certificate: tasks reach the service by many addresses, so they check this name instead."""
 
-# The key exists only in the memory of one process, so the certificate needs no expiry of its own, and a host whose
-# clock is wrong must not be unable to join. RFC 5280, 4.1.2.5: 9999-12-31 is for certificates without a known end.
+# The certificate never expires, so that a host with a wrong clock can join; its key is never stored and ends with the
+# process. RFC 5280, 4.1.2.5: 9999-12-31 is for certificates without a known end.
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
 _TOKEN_BYTES = 32

@@ -48,5 +48,5 @@ class Limits:
 
 
 def handshake_seconds(num_tasks: int) -> float:
-    """Return how many seconds a new connection may take until its task is registered, in a job of so many tasks."""
+    """Return how many seconds a new connection may take for its TLS handshake, and again until it has a call."""
     return _HANDSHAKE_SECONDS + num_tasks / _HANDSHAKES_PER_SECOND

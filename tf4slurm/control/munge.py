@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 5.0
 _PURPOSE = b"tf4slurm control secret: "
 _OPENED = (0, 15, 16, 17)
-"""STATUS of what is good, expired, from the future, and opened before on this host (munge.h): all but the first may be,
-for the text is to be read by many tasks, late ones too. It need not be new: a secret of another time opens nothing."""
+"""STATUS of credentials that are good, expired, from the future, or opened before on this host (munge.h). All are
+accepted: many tasks read the text, late ones too. An old text leads to a job that has ended."""
 
 
 def seal_for_this_user(secret: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The control service of a job: a gRPC server with one method, which each task calls once for its whole membership.
+"""The control service of a job: a gRPC server with one method, which each task calls once per connection.
 
 The call is a bidirectional stream of JSON messages inside TLS. A task sends its `Hello`, then its `Status` whenever it
 changes; the service sends the cluster spec (`Map`) and the task's desired state (`Order`) whenever they change, and an
@@ -122,6 +122,7 @@ class ControlService:
             self._ticker.cancel()
         if self._server is not None:
             await self._server.stop(_STOP_SECONDS)
+            await asyncio.sleep(0)  # gRPC's own tasks end now: cancelled with the loop, they would print tracebacks
         if self._port is not None:
             self._port.close()
 
@@ -134,7 +135,7 @@ class ControlService:
                 self._request_heartbeats(tick // _TICKS_PER_BEAT % self._turns)
 
     def _request_heartbeats(self, turn: int) -> None:
-        """Request a heartbeat from the tasks of this turn: many at a time cost a quarter of one after the other."""
+        """Request a heartbeat from the tasks of this turn: batches cost a quarter of the processor time."""
         for rank in range(turn, len(self.state.records), self._turns):
             if rank in self._sessions:
                 self._sessions[rank].request_heartbeat()
@@ -144,48 +145,57 @@ class ControlService:
         hello = await self._register(context)
         if hello is None:
             return
+        # Nothing is awaited from the registration to the new session: the end of an earlier call of this task, noticed
+        # in between, would count as the end of this one.
         session = _Session(self, hello.rank, context)
         if hello.rank in self._registered:
-            session.request_heartbeat()  # a task that reconnects has little time left to prove that it is alive
+            session.request_heartbeat()  # to reconnect does not reset the heartbeat timeout
         self._registered.add(hello.rank)
         before, self._sessions[hello.rank] = self._sessions.get(hello.rank), session
         if before is not None:
             before.close()
         session.notify()
         self.publish()
-        sending = asyncio.create_task(session.send())
+        sending = None
         try:
+            await context.send_initial_metadata(())  # tells the task that it is registered
+            sending = asyncio.create_task(session.send())
             await self._receive(session, context)
-        except MessageError as error:
-            self.state.on_rejected(hello.rank, str(error), time.monotonic())
-            self.publish()
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
         except asyncio.CancelledError:
             if self._sessions.get(hello.rank) is session:
                 raise  # the connection is lost
             await context.abort(grpc.StatusCode.ABORTED, "the task has made another call")
+        except grpc.aio.BaseError:
+            raise  # the call has ended
+        except Exception as error:  # of a message; one of ours, too, or the task would send it again and again
+            if not isinstance(error, MessageError):
+                logger.exception("rank %d: a message could not be handled", hello.rank)
+            self.state.on_rejected(hello.rank, str(error) or repr(error), time.monotonic())
+            self.publish()
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
         finally:
-            sending.cancel()
+            if sending is not None:
+                sending.cancel()
             if self._sessions.get(hello.rank) is session:
                 del self._sessions[hello.rank]
                 self.state.on_disconnect(hello.rank, time.monotonic())
                 self.publish()
 
     async def _register(self, context: _Context) -> Hello | None:
-        """Read a task's `Hello` and register the task; None if it does not send one."""
+        """Read a task's `Hello` and register the task; None if the call ends without one."""
         payload = await context.read()
         if not isinstance(payload, bytes):
             return None
         try:
             hello = decode(payload, Hello)
             self.state.on_hello(hello, time.monotonic())
+            return hello
         except RendezvousClosedError as error:
             self.publish()  # a refusal may end the job
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.reason[:_MAX_DETAIL_CHARACTERS])
         except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
-        await context.send_initial_metadata(())  # tells the task that it is registered
-        return hello
+        return None
 
     async def _receive(self, session: _Session, context: _Context) -> None:
         """Read a task's messages until it has left or the call ends.

@@ -151,11 +151,13 @@ class Launcher:
             await self._service.wait_for_end()
         finally:
             recording.cancel()
-            if self._spawner is not None:
-                await self._spawner.close(_CLOSE_SECONDS)
-            await self._service.close()
-            with contextlib.suppress(OSError):
-                self._run_directory.control.unlink()
+            try:
+                if self._spawner is not None:
+                    await self._spawner.close(_CLOSE_SECONDS)
+            finally:
+                await self._service.close()
+                with contextlib.suppress(OSError):
+                    self._run_directory.control.unlink()
         return self._conclude()
 
     # What the spawner sees

@@ -1,7 +1,7 @@
 """A step without a launcher (`srun tf4slurm task …`): rank 0's agent hosts the control service.
 
 The tasks find it through the run directory, which all of them derive from the step: control.json there (0600) tells
-where the service listens, and the secret, sealed with MUNGE for this user where that works.
+where the service listens, and the job's credentials, sealed with MUNGE for this user where that works.
 """
 
 from __future__ import annotations
