@@ -11,7 +11,9 @@ from tests.jobs import Job, know_secret
 from tests.processes import marked_processes, read_process
 
 
-@pytest.mark.parametrize("trace", [{}, {"GRPC_VERBOSITY": "DEBUG", "GRPC_TRACE": "http,api,tcp"}], ids=["", "gRPC traced"])
+@pytest.mark.parametrize(
+    "trace", [{}, {"GRPC_VERBOSITY": "DEBUG", "GRPC_TRACE": "http,api,tcp"}], ids=["", "gRPC traced"]
+)
 def test_token_and_private_key_are_in_no_file_log_argument_or_environ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_mark: str, trace: dict[str, str]
 ) -> None:
