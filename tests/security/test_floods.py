@@ -49,10 +49,12 @@ STILL_OPEN = {"stubborn": 0.02, "continuation": 0.1, "pings": 1.0}
 
 def serve(num_tasks: int) -> None:
     """Serve a job until stdin ends; print its address and credentials, then its events, as lines of JSON."""
-    asyncio.run(_serve(num_tasks))
+    began = asyncio.run(_serve(num_tasks))
+    print(f"closed after {time.monotonic() - began:.2f} s", file=sys.stderr, flush=True)
+    os._exit(0)  # as a launcher ends: the interpreter would wait for gRPC's connections
 
 
-async def _serve(num_tasks: int) -> None:
+async def _serve(num_tasks: int) -> float:
     types = ["chief", "ps", *["worker"] * num_tasks][:num_tasks]
     tasks = [Task(task_type, rank - types.index(task_type)) for rank, task_type in enumerate(types)]
     credentials = create_credentials()
@@ -68,7 +70,9 @@ async def _serve(num_tasks: int) -> None:
     reading = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     await reading
     await cancel(ended)
+    began = time.monotonic()
     await service.close()
+    return began
 
 
 def _print_line(**content: Any) -> None:

@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 _OBJECTS_PER_TASK = 100  # Python's collector otherwise took a third of the processor time of a large rendezvous
 _TICKS_PER_BEAT = 5
 _STOP_SECONDS = 0.2  # for calls to end after `close`
+_CLOSE_SECONDS = 2.0
 _MAX_DETAIL_CHARACTERS = 900  # of a status, which travels as metadata
 
 
@@ -121,7 +122,8 @@ class ControlService:
         if self._ticker is not None:
             self._ticker.cancel()
         if self._server is not None:
-            await self._server.stop(_STOP_SECONDS)
+            # Bounded, because clients that keep sending can hold up gRPC's own end.
+            await asyncio.wait({asyncio.create_task(self._server.stop(_STOP_SECONDS))}, timeout=_CLOSE_SECONDS)
             await asyncio.sleep(0)  # gRPC's own tasks end now: cancelled with the loop, they would print tracebacks
         if self._port is not None:
             self._port.close()
