@@ -218,6 +218,11 @@ async def serving(
         await job.close()
 
 
+def is_registered(member: Membership) -> bool:
+    """Whether the member knows that it is registered, which the service knows a moment earlier."""
+    return member._last_address is not None
+
+
 class RawClient:
     """One call to a service, with which a test sends what a `Membership` would not."""
 
@@ -1021,8 +1026,9 @@ def test_accepted_hello_is_not_made_again() -> None:
                 return make_hello(0)
 
             address = Address("127.0.0.1", relay.port)
-            job.begin(make_membership(address, hello=hello))
-            await until(lambda: job.state.count("joined"))
+            member = make_membership(address, hello=hello)
+            job.begin(member)
+            await until(lambda: is_registered(member))
             relay.cut()
             await until(lambda: ("reconnected", "chief/0") in job.events)
             assert asked == [address]
@@ -1040,8 +1046,9 @@ def test_hello_is_made_for_each_address_until_one_is_accepted() -> None:
                 return make_hello(0, port=address.port)
 
             right = Address("127.0.0.1", relay.port)
-            job.begin(make_membership(other.address, right, hello=hello))
-            await until(lambda: job.state.count("joined"))
+            member = make_membership(other.address, right, hello=hello)
+            job.begin(member)
+            await until(lambda: is_registered(member))
             assert job.state.records[0].address == Address("10.0.0.0", relay.port)
             relay.cut()
             await until(lambda: ("reconnected", "chief/0") in job.events)
@@ -1080,7 +1087,7 @@ def test_silent_service_is_not_looked_for_at_its_other_addresses() -> None:
                 Address("127.0.0.1", relay.port), Address("127.0.0.1", other.port), dead_after_seconds=2
             )
             running = job.begin(member)
-            await until(lambda: job.state.count("joined"))
+            await until(lambda: is_registered(member))
             relay.pause()
             before = time.monotonic()
             with pytest.raises(RendezvousConnectionError, match="it sent nothing for the heartbeat timeout"):
@@ -1096,7 +1103,7 @@ def test_closed_service_is_lost_after_the_heartbeat_timeout() -> None:
         async with serving(dead_after_seconds=SOON_DEAD) as job:
             chief = job.membership(0)
             running = job.begin(chief)
-            await until(lambda: job.state.count("joined"))
+            await until(lambda: is_registered(chief))
             await job.service.close()
             before = time.monotonic()
             with pytest.raises(RendezvousConnectionError, match="The launcher is gone, or was never there"):
@@ -1199,7 +1206,7 @@ def test_task_reconnects_first_at_the_address_that_answered() -> None:
             member = make_membership(Address(*mute.sockets[0].getsockname()), Address("127.0.0.1", relay.port))
             member._connect_seconds = 2
             job.begin(member)
-            await until(lambda: job.state.count("joined"))
+            await until(lambda: is_registered(member))
             relay.cut()
             await until(lambda: ("reconnected", "chief/0") in job.events)
             assert len(tries) == 1
