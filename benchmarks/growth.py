@@ -12,7 +12,7 @@ _RUNS = {10: 5, 100: 5, 1_000: 5}
 
 
 def measure_growth() -> list[Figure]:
-    """Return the figures of the same job at several sizes; that at 5,000 is a measurement of its own."""
+    """Return the figures of the same job at several sizes; 5,000 is measured separately."""
     return [figure for num_tasks, runs in _RUNS.items() for figure in measure_control_plane(num_tasks, runs)]
 
 

@@ -237,7 +237,7 @@ class Membership:
         """Send the status whenever it has changed, and a heartbeat when it is requested, until this task has left."""
         with contextlib.suppress(
             grpc.aio.AioRpcError, asyncio.InvalidStateError
-        ):  # the call ended: `_receive` says why
+        ):  # the call ended: `_receive` raises its error
             while self._sent.state != "left":
                 await self._is_due.wait()
                 self._is_due.clear()

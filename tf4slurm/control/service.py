@@ -160,7 +160,7 @@ class ControlService:
         self.publish()
         sending = None
         try:
-            await context.send_initial_metadata(())  # tells the task that it is registered
+            await context.send_initial_metadata(())  # confirms the registration to the task
             sending = asyncio.create_task(session.send())
             await self._receive(session, context)
         except asyncio.CancelledError:
