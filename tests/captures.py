@@ -1,6 +1,7 @@
-"""Environments of real steps, recorded on Slurm 22.05, each with the truth that `srun -l` told.
+"""Environments of real steps, recorded on Slurm 22.05 and 26.05, each with the truth that `srun -l` told.
 
-`common` are the variables that all tasks of a step share. Batch scripts are there too; they have no rank.
+`common` are the variables that all tasks of a step share. Batch scripts and interactive shells are there too; they have
+no rank.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ class Capture:
         return self.name
 
 
-def _load(path: Path) -> Capture | None:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    tasks = content["tasks"]
-    if tasks[0]["rank"] is None:
-        return None
-    truth = content["ground_truth"]
+def _load(content: dict[str, Any], name: str) -> Capture:
+    tasks, truth = content["tasks"], content["ground_truth"]
     environs = {task["rank"]: {**content["common"], **task["env"]} for task in tasks}
     ranks = range(len(tasks))
-    return Capture(path.stem, content["layout"], tuple(environs[r] for r in ranks), tuple(truth[str(r)] for r in ranks))
+    return Capture(name, content["layout"], tuple(environs[r] for r in ranks), tuple(truth[str(r)] for r in ranks))
 
 
-CAPTURES = tuple(capture for path in sorted(_DIRECTORY.glob("*.json")) if (capture := _load(path)))
+_CONTENTS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(_DIRECTORY.glob("*.json"))}
+_STEPS = {name for name, content in _CONTENTS.items() if content["tasks"][0]["rank"] is not None}
+
+CAPTURES = tuple(_load(_CONTENTS[name], name) for name in sorted(_STEPS))
+OUTSIDE_OF_STEPS: dict[str, dict[str, str]] = {
+    name: content["common"] for name, content in _CONTENTS.items() if name not in _STEPS
+}
+"""The environments of batch scripts and interactive shells."""
 
 
 def capture_of(name: str) -> Capture:

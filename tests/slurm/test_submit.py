@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.captures import OUTSIDE_OF_STEPS
 from tests.jobs import CHILD, TF4SLURM
 from tests.processes import wait_until
 from tests.slurm.lab import SlurmLab
@@ -60,6 +61,15 @@ def test_a_submitted_job_runs_and_its_files_are_where_they_should_be(
     assert kept.stat().st_mode & 0o777 == 0o700
     assert kept.read_text() == tf4slurm("submit", "--dry-run", *submitted_by(kept)).stdout
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [f"digits-{job_id}", kept.name]
+
+
+def test_a_batch_script_with_the_variables_of_a_later_slurm_runs(
+    tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm
+) -> None:
+    variables = OUTSIDE_OF_STEPS["slurm-26.05-batch"]
+    added = "\n".join(f"export {name}=${{{name}-{shlex.quote(value)}}}" for name, value in variables.items())
+    job_id = submit(tf4slurm, "-N2", "--workers", "0", "--prologue", added, "--", *ENDS_AT_ONCE)
+    assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0"), (tmp_path / f"slurm-{job_id}.out").read_text()
 
 
 def submitted_by(script: Path) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.captures import OUTSIDE_OF_STEPS
 from tf4slurm.errors import SlurmEnvironmentError
 from tf4slurm.slurm.step import SlurmStep, is_in_step
 
@@ -111,6 +112,22 @@ def test_no_reserved_port_is_no_candidate() -> None:
     assert SlurmStep.from_environ({**TASK, "SLURM_STEP_RESV_PORTS": ""}).port_candidates == ()
 
 
-@pytest.mark.parametrize(("environ", "expected"), [(TASK, True), (BATCH, False), ({}, False)])
-def test_a_batch_script_is_not_in_a_step(environ: dict[str, str], expected: bool) -> None:
-    assert is_in_step(environ) is expected
+@pytest.mark.parametrize("step_id", ["0", "7", "4294967279"])
+def test_task_is_in_step(step_id: str) -> None:
+    assert is_in_step({**TASK, "SLURM_STEP_ID": step_id})
+
+
+@pytest.mark.parametrize("environ", [{}, BATCH, *OUTSIDE_OF_STEPS.values()], ids=["none", "batch", *OUTSIDE_OF_STEPS])
+def test_batch_script_and_interactive_shell_are_in_no_step(environ: dict[str, str]) -> None:
+    assert not is_in_step(environ)
+    with pytest.raises(
+        SlurmEnvironmentError, match=r'not a task of a Slurm step\. Start it with srun, or use "tf4slurm'
+    ):
+        SlurmStep.from_environ(environ)
+
+
+@pytest.mark.parametrize("step_id", [*map(str, range(-6, 0)), *(str(2**32 - number) for number in range(1, 7))])
+def test_reserved_step_id_is_no_task(step_id: str) -> None:
+    assert not is_in_step({**TASK, "SLURM_STEP_ID": step_id})
+    with pytest.raises(SlurmEnvironmentError, match=f"^SLURM_STEP_ID is '{step_id}': "):
+        SlurmStep.from_environ({**TASK, "SLURM_STEP_ID": step_id})

@@ -9,10 +9,12 @@ A sample, from `srun -N3 -n8 -m cyclic --gres=gpu:2` of Slurm 22.05:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from tf4slurm.errors import SlurmEnvironmentError
 from tf4slurm.slurm.layout import Component, check_own_place, deal_ranks, join_components, split_components
 from tf4slurm.slurm.variables import Variables
 
@@ -43,6 +45,8 @@ _GROUP_NODELIST = "SLURM_JOB_NODELIST_PACK_GROUP_"
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 """The variables by which Slurm shows a task its GPUs: of CUDA, of ROCm, of OpenCL on ROCm, of oneAPI."""
 
+_MAX_STEP_ID = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID; those above, also written as -1 to -15, are reserved
+_SIGNED_NUMBER = re.compile(r"-?[0-9]{1,10}")
 _MAX_TASKS = 10_000_000
 _MAX_GROUPS = 1000
 _NO_DEVICES = ("", "-1", "NoDevFiles")
@@ -98,9 +102,17 @@ class SlurmStep:
             SlurmEnvironmentError: This process is not a task of a step, or a variable does not read.
         """
         variables = Variables(dict(environ))
+        step_id = variables.text(_STEP_ID)
+        if _is_reserved(step_id):
+            raise SlurmEnvironmentError(
+                f"{_STEP_ID} is {step_id!r}: this process is the batch script or the shell of a job, not a task of a "
+                'Slurm step. Start it with srun, or use "tf4slurm run".',
+                variable=_STEP_ID,
+                value=step_id,
+            )
         return cls(
             job_id=variables.text(_JOB_ID),
-            step_id=variables.text(_STEP_ID),
+            step_id=step_id,
             rank=variables.number(_RANK),
             local_rank=variables.number(_LOCAL_RANK),
             num_tasks=variables.number(_NUM_TASKS),
@@ -278,5 +290,10 @@ def _visible_devices(variables: Variables) -> Mapping[str, tuple[str, ...]]:
 
 
 def is_in_step(environ: Mapping[str, str]) -> bool:
-    """Whether this process is a task of a Slurm step (a batch script is not)."""
-    return _STEP_ID in environ and _RANK in environ
+    """Whether this process is a task of a Slurm step; a batch script and an interactive shell are not."""
+    return _STEP_ID in environ and _RANK in environ and not _is_reserved(environ[_STEP_ID])
+
+
+def _is_reserved(step_id: str) -> bool:
+    """Whether Slurm gives this id to a batch script (since Slurm 26.05 at the latest) or an interactive shell."""
+    return _SIGNED_NUMBER.fullmatch(step_id) is not None and not 0 <= int(step_id) <= _MAX_STEP_ID
