@@ -80,6 +80,10 @@ def lead(tf: Any, resolver: Any, directory: Path, *, knows_tf4slurm: bool) -> No
     tf.get_logger().setLevel("ERROR")
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    if knows_tf4slurm:
+        from tf4slurm.tensorflow.leaving import let_leave
+
+        let_leave(coordinator)
     with strategy.scope():
         step = tf.Variable(0, dtype=tf.int64)
         weight = tf.Variable(0.0)

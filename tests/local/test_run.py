@@ -106,6 +106,18 @@ def test_a_killed_worker_is_started_again_at_the_same_address(job: Job) -> None:
     assert next(task for task in job.result["tasks"] if task["task"] == "worker/1")["starts"] == 2
 
 
+def test_worker_that_exits_with_0_before_its_chief_is_not_started_again(job: Job) -> None:
+    job.start(*ROLES)
+    for name in NAMES:
+        job.wait_for_child(name)
+    job.end_child("worker-0")
+    job.wait_for_event("exited", "worker/0")
+    job.end_child("chief-0")
+    assert job.wait() == 0
+    (worker,) = [task for task in job.result["tasks"] if task["task"] == "worker/0"]
+    assert (worker["starts"], worker["returncode"]) == (1, 0)
+
+
 def test_a_worker_that_says_that_it_is_done_and_ends_at_once_is_not_started_again(job: Job) -> None:
     """Its agent, held up, sees neither its connection nor its word before its end."""
     code = """

@@ -503,27 +503,56 @@ def test_a_worker_that_says_it_is_done_may_exit() -> None:
     assert [job.order(rank).starts for rank in job.ranks] == [1, 1, 1, 1]
 
 
-def test_a_worker_under_a_chief_that_exits_too_early_is_started_again_then_done_without() -> None:
+def test_worker_that_exits_with_0_before_its_chief_has_finished_and_is_not_restarted() -> None:
     job = Job().train()
     job.end_child(2, 0)
-    assert job.order(2).starts == 2
-    for _ in range(2):
-        job.restart_and_end_child(2, 0)
-    assert job.texts("given_up") == ["worker/0 on n2 is not restarted again; the job goes on without it"]
+    assert job.order(2).starts == 1
+    assert "restarting" not in job.kinds
     job.turn(LIMITS.finish_seconds + 1)
+    assert job.phase() is Phase.TRAINING
+    job.say(3, "running", report=Report(done="done"))
+    job.say(0, "running", report=Report(done="done"))
+    assert (job.order(1).is_training_over, job.order(1).failed) == (True, ())
+    job.end_child(0, 0)
+    assert job.verdict.is_success
+
+
+def test_worker_that_exits_with_0_after_a_restart_has_finished() -> None:
+    job = Job().train()
+    job.end_child(2, 1)
+    job.restart_and_end_child(2, 0)
+    assert job.order(2).starts == 2
     assert job.phase() is Phase.TRAINING
 
 
-def test_without_any_worker_a_chief_has_its_time_to_end() -> None:
-    job = Job("chief ps worker").train()
+def test_barrier_breaks_at_once_for_a_worker_that_has_finished() -> None:
+    job = Job().train()
+    arrive(job, 3, roles=("worker",))
     job.end_child(2, 0)
-    for _ in range(2):
-        job.restart_and_end_child(2, 0)
+    job.turn(TICK)
+    assert released(job, 3) == [("token-3", "worker/0 on n2 ended without coming to barrier 'start'")]
+
+
+def test_without_any_worker_a_chief_has_its_time_to_end() -> None:
+    job = Job("chief ps worker worker").train()
+    job.end_child(2, 0)
+    job.end_child(3, 0)
     job.turn(LIMITS.finish_seconds + 1)
     assert job.verdict.exit_code == 7
     assert job.verdict.reason == (
-        "worker/0 on n2 exited with code 0 before the job was done. Then: chief/0 on n0 did not end within 30 s."
+        "worker/1 on n3 exited with code 0 before the job was done. Then: chief/0 on n0 did not end within 30 s."
     )
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_ps_or_worker_that_exits_with_0_after_the_chief_does_not_change_the_wait_for_an_evaluator(rank: int) -> None:
+    job = Job("chief ps worker evaluator").train()
+    job.end_child(0, 0)
+    job.turn(20)
+    job.end_child(rank, 0)
+    job.turn(10.4)
+    assert job.verdict.is_success
+    assert job.verdict.reason.startswith("Training is done: all but evaluator/0")
 
 
 # A ps that leaves by itself

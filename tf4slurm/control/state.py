@@ -347,9 +347,12 @@ class JobState:
             self._leave_if_saved()
         if self.phase is not Phase.TRAINING:
             return
-        if returncode == 0 and (record.role.is_waited_for or record.status.report.done):
+        if returncode == 0 and not record.role.serves:
             record.is_done = True
             self._complete_if_done(now)
+            workers = [r for r in self.records if r.role.is_restarted and r.role.is_in_cluster]
+            if record in workers and not record.status.report.done and all(worker.is_done for worker in workers):
+                self._depart(record, now)
         elif record.role.is_restarted and record.wanted_starts <= self.limits.max_worker_restarts:
             record.wanted_starts += 1
             self._changed.add(record.rank)
@@ -358,9 +361,6 @@ class JobState:
             record.is_done = True
             self._emit("given_up", record, "is not restarted again; the job goes on without it")
             self._complete_if_done(now)
-            workers = [r for r in self.records if r.role.is_restarted and r.role.is_in_cluster]
-            if workers and all(worker.is_done for worker in workers):
-                self._depart(record, now)
         elif returncode == 0:
             self._depart(record, now)
         else:
@@ -407,7 +407,7 @@ class JobState:
     def _depart(self, record: TaskRecord, now: float) -> None:
         """A ps, or the last worker under a chief, has left by itself. If all are done, the others soon end too."""
         record.is_done = True
-        if self._departed is None:
+        if self._departed is None and not self._is_finishing:
             self._departed = record
             self._phase_deadline = now + self.limits.finish_seconds
             self._emit("departed", record, f"has left; the others have {self.limits.finish_seconds:g} s to end")
