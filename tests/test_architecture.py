@@ -19,8 +19,8 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 FLOORS = [
     ["errors", "roles", "output", "exec_child"],
-    ["cluster", "child", "input", "last_word", "profiles", "program"],
-    ["network", "placement", "run_directory", "own_dictionary"],
+    ["cluster", "child", "input", "last_word", "program", "trust"],
+    ["network", "placement", "profiles", "run_directory", "own_dictionary"],
     ["slurm"],
     ["control"],
     ["join", "script", "silence", "usage"],

@@ -26,6 +26,7 @@ Tf4SlurmError
 ├─ SubmissionError             what sbatch would be asked contradicts itself (also ValueError)
 ├─ MissingDependencyError      a package or program that is needed here is not (also ImportError)
 ├─ ProfileError                a file of settings cannot be read, or says something unknown
+├─ UntrustedFileError          a file that was found, not named, could be another user's work
 └─ LaunchError                 a program that was started to launch tasks failed
    └─ RefusedError               sbatch did not take the job
 """
@@ -226,6 +227,14 @@ class ProfileError(Tf4SlurmError):
     def __init__(self, message: str, *, source: str) -> None:
         super().__init__(message)
         self.source = source
+
+
+class UntrustedFileError(Tf4SlurmError):
+    """The file `path`, which was found rather than named, has another owner or may be written by others."""
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class LaunchError(Tf4SlurmError):

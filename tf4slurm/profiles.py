@@ -5,11 +5,13 @@ The later wins:
     a site's profile     NAME.toml: the user's, the one in /etc/tf4slurm/sites, else one that comes with tf4slurm
     the host's           /etc/tf4slurm/config.toml
     the user's           $XDG_CONFIG_HOME/tf4slurm/config.toml, by default in ~/.config
-    the project's        tf4slurm.toml, in this directory or the nearest one above it
+    the project's        tf4slurm.toml, in this directory or the nearest one above it, no higher than the root of the
+                         repository or the home directory; outside of both, in this directory alone
     the environment      TF4SLURM_<OPTION>, such as TF4SLURM_PARTITION
 
 A file is TOML: the long names of options and their values, such as partition = "short". `site` names the profile.
-A list takes the place of one that is said earlier; it is not added to it.
+A list takes the place of one that is said earlier; it is not added to it. Settings become commands, so a file that
+others own or may write is refused (`trust.py`), but for the profiles that come with tf4slurm.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tf4slurm.errors import ProfileError
+from tf4slurm.trust import check_trusted
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -63,8 +66,8 @@ class Places:
     def from_environ(cls, environ: Mapping[str, str], directory: Path) -> Places:
         """Return the places of a user who works in `directory`."""
         home = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or '~'}/.config"
-        above = (directory, *directory.parents)
-        project = next((path / PROJECT_FILE for path in above if os.path.isfile(path / PROJECT_FILE)), None)
+        within = project_directories(directory, Path(environ.get("HOME") or "~").expanduser().resolve())
+        project = next((path / PROJECT_FILE for path in within if os.path.isfile(path / PROJECT_FILE)), None)
         return cls(Path(home).expanduser() / "tf4slurm", project)
 
     @property
@@ -86,6 +89,16 @@ class Places:
         return found
 
 
+def project_directories(directory: Path, home: Path) -> tuple[Path, ...]:
+    """Return where a project's file is looked for: `directory` and those above, up to a repository's root or `home`.
+
+    Where neither is above there is only `directory`: what is above that is not known to be the project's.
+    """
+    above = (directory, *directory.parents)
+    roots = (number for number, path in enumerate(above) if path == home or os.path.exists(path / ".git"))
+    return above[: next(roots, 0) + 1]
+
+
 def read_settings(
     places: Places, environ: Mapping[str, str], known: Collection[str], site: str | None = None
 ) -> dict[str, Setting]:
@@ -97,6 +110,7 @@ def read_settings(
 
     Raises:
         ProfileError: A file cannot be read, has an unknown option, or there is no such profile.
+        UntrustedFileError: A file could be another user's work.
     """
     if site == NO_SITE:
         return {}
@@ -115,7 +129,7 @@ def read_settings(
             source=named.origin,
         )
     settings: dict[str, Setting] = {}
-    for layer in (_read(profile, known), *layers):
+    for layer in (_read(profile, known, is_shipped=profile.parent == places.shipped), *layers):
         for group in _EXCLUSIVE:
             if group & set(layer):
                 settings = {name: setting for name, setting in settings.items() if name not in group}
@@ -123,8 +137,10 @@ def read_settings(
     return {**settings, SITE: named}
 
 
-def _read(path: Path, known: Collection[str]) -> dict[str, Setting]:
+def _read(path: Path, known: Collection[str], *, is_shipped: bool = False) -> dict[str, Setting]:
     try:
+        if not is_shipped:  # those are trusted as much as the code beside them
+            check_trusted(path, f"To use no files of settings: --{SITE} {NO_SITE}.")
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ProfileError(f"{path} cannot be read as TOML: {error}.", source=str(path)) from error

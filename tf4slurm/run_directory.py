@@ -28,6 +28,7 @@ from typing import Any
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import RunDirectoryError
+from tf4slurm.trust import check_trusted
 
 TIMES_SUFFIX = ".times"
 
@@ -48,7 +49,7 @@ class RunDirectory:
         for number in range(1, 10_000):
             path = parent / (name if number == 1 else f"{name}-{number}")
             try:
-                parent.mkdir(parents=True, exist_ok=True)
+                make_parent(parent)
                 path.mkdir(mode=0o700)
                 (path / "logs").mkdir()
             except FileExistsError:
@@ -138,6 +139,17 @@ class RunDirectory:
         """Return what job.json holds; None if it is not there, or cannot be read. So for the others."""
         return _read_json(self.path / "job.json")
 
+    def read_job_to_act_on(self) -> dict[str, Any] | None:
+        """Return what job.json holds, for a caller that runs its command or signals its process.
+
+        Raises:
+            UntrustedFileError: Another user could have written it.
+        """
+        path = self.path / "job.json"
+        if path.exists():
+            check_trusted(path, "Only the user who started a job may act on it.")
+        return self.read_job()
+
     def read_slurm(self) -> dict[str, Any] | None:
         return _read_json(self.path / "slurm.json")
 
@@ -153,6 +165,11 @@ class RunDirectory:
 
     def read_samples(self) -> list[dict[str, Any]]:
         return _read_lines(self.path / "samples.jsonl")
+
+
+def make_parent(path: Path) -> None:
+    """Make the directory of run directories, if it is not there; others may not write it, whatever the umask."""
+    path.mkdir(mode=0o755, parents=True, exist_ok=True)
 
 
 def _write_json(path: Path, content: Mapping[str, Any], indent: int | None = 2) -> None:

@@ -112,9 +112,10 @@ def test_variables_that_are_no_options_are_left_alone(places: Places) -> None:
 def test_the_project_is_looked_for_upwards(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "tf4slurm.toml").touch()
-    assert Places.from_environ({"HOME": "/h"}, tmp_path / "a" / "b").project == tmp_path / "tf4slurm.toml"
+    environ = {"HOME": str(tmp_path)}
+    assert Places.from_environ(environ, tmp_path / "a" / "b").project == tmp_path / "tf4slurm.toml"
     (tmp_path / "a" / "tf4slurm.toml").touch()
-    assert Places.from_environ({"HOME": "/h"}, tmp_path / "a" / "b").project == tmp_path / "a" / "tf4slurm.toml"
+    assert Places.from_environ(environ, tmp_path / "a" / "b").project == tmp_path / "a" / "tf4slurm.toml"
 
 
 def test_where_the_user_keeps_settings(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def _cancel(known: KnownJob, grace: float | None) -> None:
         click.echo(f"tf4slurm: {known.name} has ended already: {status.state}.", err=True)
         return
     runs = known.run_directories
-    job: dict[str, Any] = (runs[-1].read_job() if runs else None) or {}
+    job: dict[str, Any] = (runs[-1].read_job_to_act_on() if runs else None) or {}
     if known.job_id is not None and (status.state == "PENDING" or not runs or grace == 0):
         cancel_job(known.job_id)
         click.echo(f"tf4slurm: {known.name} is cancelled.", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,15 @@ def path(environ: dict[str, str], /) -> None:
 
 
 @config.command()
-@click.option("--project", is_flag=True, help=f"Make {PROJECT_FILE} here, for all who work in this directory.")
+@click.option("--project", is_flag=True, help=f"Make {PROJECT_FILE} here, for what you start in this directory.")
 @click.pass_obj
 def init(environ: dict[str, str], /, project: bool) -> None:
     """Make a file of settings to fill in; one that is there is left as it is."""
     file = Path.cwd() / PROJECT_FILE if project else _places(environ).user / "config.toml"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("x", encoding="utf-8") as stream:
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # 0644 at most, whatever the umask: a file that a group may write would be refused.
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as stream:
             stream.write(_FIRST_FILE)
     except FileExistsError:
         raise ProfileError(f"{file} is there already, and is left as it is.", source=str(file)) from None

@@ -29,7 +29,7 @@ def resume(environ: dict[str, str], /, job: str | None) -> None:
     if not status.has_ended:
         raise click.UsageError(f"{known.name} is still {status.state}. Wait for its end, or cancel it first.")
     runs = known.run_directories
-    content = (runs[-1].read_job() if runs else None) or {}
+    content = (runs[-1].read_job_to_act_on() if runs else None) or {}
     os.chdir(content.get("directory", "."))
     script = Path(known.runs_directory) / f"{known.name}.sh"
     if known.job_id is not None and script.is_file():

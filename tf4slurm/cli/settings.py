@@ -59,6 +59,9 @@ def known_options() -> list[str]:
 def _take_settings(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
     settings = settings_of(context.obj, value)
     settings.pop(SITE, None)
+    files = sorted({setting.origin for setting in settings.values() if os.path.isabs(setting.origin)})
+    if files and not context.resilient_parsing:  # that is: while a shell completes a word
+        click.echo(f"tf4slurm: settings from {', '.join(files)}", err=True)
     context.default_map = {
         parameter.name: _convert(context, parameter, settings[name])
         for parameter in context.command.params

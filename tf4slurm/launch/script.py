@@ -104,6 +104,8 @@ def _environment(submission: Submission) -> str:
         lines.append(submission.prologue)
     if submission.directory is not None:
         lines.append(f"cd {_quote(str(submission.directory))} || {_STOP}")
+    if submission.snapshot != "none":
+        lines.append(f'[ -O . ] || {{ echo "The snapshot $PWD belongs to another user." >&2; {_STOP}; }}')
     return "\n".join(lines)
 
 

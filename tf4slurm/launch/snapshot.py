@@ -12,6 +12,7 @@ from pathlib import Path
 from tf4slurm.errors import RunDirectoryError, SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.submission import Submission
+from tf4slurm.run_directory import make_parent
 
 _TIMEOUT_SECONDS = 60.0
 _ENDING = ".code"
@@ -40,7 +41,7 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
         RunDirectoryError: It cannot be written.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_parent(target.parent)
         target.mkdir(mode=0o700)
         if kind == "git":
             for name in _tracked_files(source):

@@ -17,7 +17,9 @@ from tf4slurm.launch.script import make_script
 from tf4slurm.launch.snapshot import place_snapshot, take_snapshot
 from tf4slurm.launch.submission import Submission
 from tf4slurm.observe.registry import remember
+from tf4slurm.run_directory import make_parent
 from tf4slurm.slurm.batch import check_known, estimate_start, submit_environment, submit_script
+from tf4slurm.trust import check_trusted
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +66,10 @@ def submit(plan: LaunchPlan, submission: Submission, environ: Mapping[str, str] 
 def submit_again(script: Path, name: str, environ: Mapping[str, str]) -> str:
     """Submit a kept script of a job called `name` again, from the directory we are in; return the new job's id.
 
-    Raises: what `submit` does of sbatch.
+    Raises: what `submit` does of sbatch, and
+        UntrustedFileError: Another user could have written the script.
     """
+    check_trusted(script, "Start the job again with the command you used.")
     job_id, words = submit_script(script.read_text(encoding="utf-8"), submit_environment(environ, ()))
     if words:
         logger.warning("%s", words)
@@ -103,7 +107,7 @@ def _write_draft(plan: LaunchPlan, text: str) -> Path:
     """Write the script before sbatch has it: no job is submitted whose script cannot be kept. It is 0700."""
     draft = plan.runs_directory / f"{plan.name}-{secrets.token_hex(4)}.draft"
     try:
-        plan.runs_directory.mkdir(parents=True, exist_ok=True)
+        make_parent(plan.runs_directory)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
         with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)

@@ -18,14 +18,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tf4slurm.errors import RunDirectoryError, UnknownJobError
+from tf4slurm.errors import RunDirectoryError, UnknownJobError, UntrustedFileError
 from tf4slurm.run_directory import RunDirectory
+from tf4slurm.trust import check_trusted
 
 logger = logging.getLogger(__name__)
 
 _MAX_JOBS = 1_000
 _NEAREST = 3
 _CLOSE = 0.5
+_INSTEAD = "Or give the path of a run directory."
 
 
 @dataclass(frozen=True)
@@ -61,19 +63,25 @@ def remember(name: str, runs_directory: Path, environ: Mapping[str, str], job_id
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=directory, delete=False, encoding="utf-8") as file:
             json.dump(asdict(job), file)
+        check_trusted(Path(file.name), _INSTEAD)
         os.replace(file.name, directory / f"{_key(name)}.json")
         for path in sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MAX_JOBS]:
             path.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, UntrustedFileError) as error:
         logger.info("this job is not remembered: %s", error)
 
 
 def known_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
-    """Return all that are remembered, the latest first."""
+    """Return all that are remembered, the latest first.
+
+    Raises:
+        UntrustedFileError: Another user could have written what is remembered.
+    """
     jobs = []
     with contextlib.suppress(OSError):
         for path in _directory(environ).glob("*.json"):
             with contextlib.suppress(OSError, ValueError, TypeError):  # half written, or of another version
+                check_trusted(path, _INSTEAD)
                 jobs.append(KnownJob(**json.loads(path.read_text(encoding="utf-8"))))
     return sorted(jobs, key=lambda job: job.started, reverse=True)
 
@@ -84,17 +92,15 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     Raises:
         UnknownJobError: There is none; the nearest ones are named.
     """
+    path = Path(text or "").absolute()
+    may_be_half_gone = ("logs", "job.json", "events.jsonl", "result.json")
+    if text is not None and any((path / name).exists() for name in may_be_half_gone):
+        return KnownJob(_job_id_of(path), path.name, str(path.parent), path.stat().st_mtime)
     jobs = known_jobs(environ)
     if text is None:
         if jobs:
             return jobs[0]
         raise UnknownJobError("No job was started yet by this user. Start one: tf4slurm run --help", job="")
-    path = Path(text)
-    if any(
-        (path / name).exists() for name in ("logs", "job.json", "events.jsonl", "result.json")
-    ):  # it may be half gone
-        path = path.absolute()
-        return KnownJob(_job_id_of(path), path.name, str(path.parent), path.stat().st_mtime)
     for job in jobs:
         if text in (job.job_id, job.name):
             return job

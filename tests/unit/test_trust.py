@@ -1,0 +1,270 @@
+"""Files that are found rather than named: whose are used, and whose are refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import TF4SLURM
+from tf4slurm.child import is_alive, own_identity
+from tf4slurm.errors import UntrustedFileError
+from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.launch.script import make_script
+from tf4slurm.launch.submission import Submission
+from tf4slurm.observe.registry import KnownJob, find_job, known_jobs, remember
+from tf4slurm.profiles import Places, project_directories
+from tf4slurm.run_directory import RunDirectory
+from tf4slurm.trust import check_trusted
+
+NOBODY = 65534
+GROUP = 12345  # of no name
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file that this user alone may write, in such a directory."""
+    (tmp_path / "directory").mkdir(mode=0o755)
+    path = tmp_path / "directory" / "tf4slurm.toml"
+    path.touch(mode=0o644)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UntrustedFileError) as refused:
+        check_trusted(path, "Do without.")
+    assert refused.value.path == str(path)
+    assert str(refused.value).startswith(f"{str(path)!r} is refused")
+    assert str(refused.value).endswith("Do without.")
+    return str(refused.value)
+
+
+def test_file_of_this_user_that_others_only_read_is_used(file: Path) -> None:
+    check_trusted(file, "")
+
+
+@pytest.mark.parametrize("part", ["file", "directory"])
+def test_file_or_directory_that_all_may_write_is_refused(file: Path, part: str) -> None:
+    path = file if part == "file" else file.parent
+    path.chmod(path.stat().st_mode | 0o1002)  # sticky or not: who may add a file may add this one
+    assert f"all users may write {str(path)!r}. Take that permission away: chmod o-w." in refusal(file)
+
+
+@as_root
+@pytest.mark.parametrize("part", ["file", "directory"])
+def test_file_or_directory_of_another_user_is_refused(file: Path, part: str) -> None:
+    path = file if part == "file" else file.parent
+    os.chown(path, NOBODY, NOBODY)
+    assert f"{str(path)!r} belongs to the user 'nobody'" in refusal(file)
+
+
+@as_root
+def test_group_that_may_write_is_others_unless_it_is_the_owners_private_one(file: Path) -> None:
+    file.chmod(0o664)
+    os.chown(file, 0, 0)
+    check_trusted(file, "")  # root's own group
+    os.chown(file, 0, GROUP)
+    assert f"the group '{GROUP}' may write {str(file)!r}" in refusal(file)
+    os.chown(file, 0, 4)  # a group with a name, and not the owner's
+    refusal(file)
+
+
+@as_root
+def test_link_counts_as_the_file_and_the_directory_it_leads_to(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.toml").symlink_to(file)
+    check_trusted(tmp_path / "link.toml", "")
+    file.parent.chmod(0o777)
+    refusal(tmp_path / "link.toml")
+    file.parent.chmod(0o755)
+    os.chown(file, NOBODY, NOBODY)
+    refusal(tmp_path / "link.toml")
+
+
+@as_root
+def test_user_uses_files_of_root_and_root_none_of_a_user() -> None:
+    directory = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own directory is closed to other users
+    directory.chmod(0o755)
+    file = directory / "tf4slurm.toml"
+    file.touch(mode=0o644)
+    for owner, user, is_used in ((0, NOBODY, True), (NOBODY, NOBODY, True), (NOBODY, 0, False), (4711, NOBODY, False)):
+        os.chown(file, owner, owner)
+        code = (
+            "import os, pathlib, sys; from tf4slurm.trust import check_trusted\n"
+            f"os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})\n"
+            "check_trusted(pathlib.Path(sys.argv[1]), '')"
+        )
+        done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, timeout=30)
+        assert (done.returncode == 0, "UntrustedFileError" in done.stderr) == (is_used, not is_used), done.stderr
+    shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize(
+    ("repository", "home", "expected"),
+    [
+        ("a/b", "a", ("a/b/c", "a/b")),
+        ("a", "a/b", ("a/b/c", "a/b")),
+        ("a/b/c", "", ("a/b/c",)),
+        ("", "a", ("a/b/c", "a/b", "a")),
+        ("", "elsewhere", ("a/b/c",)),  # what is above is not known to be this project's
+    ],
+)
+def test_project_is_searched_no_higher_than_repository_or_home(
+    tmp_path: Path, repository: str, home: str, expected: tuple[str, ...]
+) -> None:
+    (tmp_path / "a/b/c").mkdir(parents=True)
+    if repository:
+        (tmp_path / repository / ".git").touch()  # a file in a worktree
+    home_path = tmp_path / home if home else Path("/nobody")
+    assert project_directories(tmp_path / "a/b/c", home_path) == tuple(tmp_path / path for path in expected)
+
+
+def test_home_that_is_a_link_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "real/project").mkdir(parents=True)
+    (tmp_path / "home").symlink_to("real")
+    (tmp_path / "real/tf4slurm.toml").touch()
+    places = Places.from_environ({"HOME": str(tmp_path / "home")}, tmp_path / "real/project")
+    assert places.project == tmp_path / "real/tf4slurm.toml"
+
+
+PLANTED = "load-env = 'touch PLANTED'\npython = 'PLANTED'"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository of this user with a file of settings, and a directory in it."""
+    (tmp_path / "repository/.git").mkdir(parents=True)
+    (tmp_path / "repository/below").mkdir()
+    (tmp_path / "repository/tf4slurm.toml").write_text(PLANTED)
+    return tmp_path / "repository"
+
+
+def script(directory: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [TF4SLURM, "script", *options, "--workers", "1", "--", "python", "train.py"],
+        cwd=directory,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_files_whose_settings_are_used_are_named(project: Path) -> None:
+    done = script(project / "below")
+    assert f"tf4slurm: settings from {project / 'tf4slurm.toml'}\n" in done.stderr
+    assert "PLANTED" in done.stdout
+    assert "settings from" not in script(project, "--site", "none").stderr
+
+
+@as_root
+def test_project_file_of_another_user_ends_the_command(project: Path) -> None:
+    for part in (project, project / "tf4slurm.toml"):
+        os.chown(part, NOBODY, NOBODY)
+        done = script(project / "below")
+        assert done.returncode == 3
+        assert "PLANTED" not in done.stdout
+        assert f"{str(part)!r} belongs to the user 'nobody'" in done.stderr
+        assert "--site none" in done.stderr
+        assert script(project / "below", "--site", "none").returncode == 0
+        os.chown(part, 0, 0)
+
+
+@as_root
+def test_user_config_and_site_profile_of_another_user_end_the_command(tmp_path: Path) -> None:
+    (tmp_path / "tf4slurm/sites").mkdir(parents=True)
+    for name in ("tf4slurm/config.toml", "tf4slurm/sites/mine.toml"):
+        (tmp_path / name).write_text(PLANTED)
+        assert "PLANTED" in script(tmp_path, "--site", "mine", XDG_CONFIG_HOME=str(tmp_path)).stdout or "config" in name
+        os.chown(tmp_path / name, NOBODY, NOBODY)
+        done = script(tmp_path, "--site", "mine", XDG_CONFIG_HOME=str(tmp_path))
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "belongs to the user 'nobody'" in done.stderr
+        (tmp_path / name).unlink()
+
+
+def test_config_init_makes_a_file_that_is_used_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        command = [TF4SLURM, "config", "init"]
+        environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
+        made = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
+        RunDirectory.create(tmp_path / "runs", "train").write_job({})
+    finally:
+        os.umask(before)
+    check_trusted(Path(made.strip()), "")
+    check_trusted(tmp_path / "runs/train", "")
+
+
+@pytest.fixture
+def stranger_run(tmp_path: Path) -> Path:
+    """The run directory of another user's job, whose command leaves a trace."""
+    run = RunDirectory.create(tmp_path, "train")
+    command = ["run", "--ps", "0", "--workers", "0", "--", "touch", str(tmp_path / "PLANTED")]
+    run.write_job({"arguments": ["tf4slurm", *command], "directory": str(tmp_path), "process": {"id": 1}})
+    run.write_result({"exit_code": 1})
+    os.chown(run.path / "job.json", NOBODY, NOBODY)
+    return run.path
+
+
+@as_root
+def test_job_of_another_user_is_not_resumed_and_can_be_looked_at(stranger_run: Path) -> None:
+    def call(verb: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([TF4SLURM, verb, stranger_run], capture_output=True, text=True, timeout=60)
+
+    refused = call("resume")
+    assert (refused.returncode, "belongs to the user 'nobody'" in refused.stderr) == (3, True)
+    assert not (stranger_run.parent / "PLANTED").exists()
+    assert call("status").returncode == 0
+
+
+@as_root
+def test_job_of_another_user_is_not_cancelled(stranger_run: Path) -> None:
+    """Its job.json names the process to signal: here one of this user's own."""
+    sleeper = subprocess.Popen(["sleep", "600"])
+    try:
+        (stranger_run / "result.json").unlink()
+        started = int(Path(f"/proc/{sleeper.pid}/stat").read_text().split()[21])
+        process = {**own_identity(), "id": sleeper.pid, "started": started}
+        assert is_alive(process)
+        RunDirectory(stranger_run).write_job({"process": process})
+        os.chown(stranger_run / "job.json", NOBODY, NOBODY)
+        done = subprocess.run(
+            [TF4SLURM, "cancel", "--grace", "0", stranger_run], capture_output=True, text=True, timeout=60
+        )
+        assert "belongs to the user 'nobody'" in done.stderr
+        assert sleeper.poll() is None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+@as_root
+def test_batch_script_ends_where_its_snapshot_belongs_to_another_user(tmp_path: Path) -> None:
+    (tmp_path / "train.code").mkdir()
+    plan = LaunchPlan({"worker": 1}, ("touch", "TRACE"), "train", tmp_path)
+    text = make_script(plan, Submission(snapshot="copy", directory=tmp_path / "train.code", single=True))
+    for owner, code in ((NOBODY, 3), (0, 0)):
+        os.chown(tmp_path / "train.code", owner, owner)
+        assert subprocess.run(["bash", "-c", text], timeout=30).returncode == code
+        assert (tmp_path / "train.code/TRACE").exists() == (code == 0)
+
+
+@as_root
+@pytest.mark.parametrize("change", [lambda path: os.chown(path, NOBODY, 0), lambda path: path.chmod(0o777)])
+def test_registry_that_others_could_have_written_is_refused(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    environ = {"HOME": str(tmp_path)}
+    run = RunDirectory.create(tmp_path / "runs", "train")
+    remember("train", tmp_path / "runs", environ)
+    assert [job.name for job in known_jobs(environ)] == ["train"]
+    change(tmp_path / ".local/state/tf4slurm/jobs")
+    for text in (None, "train"):
+        with pytest.raises(UntrustedFileError):
+            find_job(text, environ)
+    assert isinstance(find_job(str(run.path), environ), KnownJob)

@@ -1,0 +1,65 @@
+"""Which of the files that tf4slurm finds by itself it may act on: those that only this user and root can write."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from tf4slurm.errors import UntrustedFileError
+
+
+def check_trusted(path: Path, instead: str) -> None:
+    """Refuse a file or directory that anyone but this user and root could have put there or changed.
+
+    That is so if it, or the directory it is in, has another owner or may be written by others. A group that may write
+    counts as others, unless it is the owner's private group: one of the owner's name, without other members. (POSIX
+    ACLs show as permissions of the group.)
+
+    Args:
+        path: What was found. Links are followed.
+        instead: What a person can do in place of using it, as a sentence.
+
+    Raises:
+        UntrustedFileError: It is refused.
+        OSError: It is not there.
+    """
+    for each in dict.fromkeys((path, path.parent, path.resolve().parent)):
+        facts = each.stat()
+        if facts.st_uid not in (os.getuid(), 0):
+            owner = _user_name(facts.st_uid)
+            why = f"{str(each)!r} belongs to the user {owner!r}, not to you or root. Use a copy of your own."
+        elif facts.st_mode & stat.S_IWOTH:
+            why = f"all users may write {str(each)!r}. Take that permission away: chmod o-w."
+        elif facts.st_mode & stat.S_IWGRP and not _is_private_group(facts.st_gid, facts.st_uid):
+            group = _group_name(facts.st_gid)
+            why = f"the group {group!r} may write {str(each)!r}. Take that permission away: chmod g-w."
+        else:
+            continue
+        raise UntrustedFileError(
+            f"{str(path)!r} is refused, as it could run commands as you: {why} {instead}", path=str(path)
+        )
+
+
+def _is_private_group(group_id: int, user_id: int) -> bool:
+    try:
+        group, user = grp.getgrgid(group_id), pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return False
+    return group.gr_name == user and not set(group.gr_mem) - {user}
+
+
+def _user_name(user_id: int) -> str:
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return str(user_id)
+
+
+def _group_name(group_id: int) -> str:
+    try:
+        return grp.getgrgid(group_id).gr_name
+    except KeyError:
+        return str(group_id)
