@@ -57,7 +57,8 @@ class Checkpoints:
             directory: Where checkpoints are, or will be; nothing else should be there.
             step: A tf.Variable of an integer type that `run_steps` adds to. Keras 3 miscounts `optimizer.iterations`
                 when several workers train at once, so it is no such counter.
-            every_steps: Save whenever the counter has reached a multiple of it.
+            every_steps: Save whenever the counter has reached a multiple of it; where the steps of a lost worker, run
+                again, have carried the counter past one, at the next.
             every_minutes: Save so long after the last save.
             keep: How many checkpoints are kept, the newest ones.
             trackables: What to save, by name: variables, models, optimizers.
@@ -104,9 +105,9 @@ class Checkpoints:
         """Whether `every_minutes` have passed since the last save."""
         return self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
 
-    def steps_until_due(self, step: int) -> int | None:
-        """Return how many steps after this one the next multiple of `every_steps` is, at least 1; None without it."""
-        return None if self._every_steps is None else self._every_steps - step % self._every_steps
+    def next_due(self, step: int) -> int | None:
+        """Return the next multiple of `every_steps` after this step; None without it."""
+        return None if self._every_steps is None else step - step % self._every_steps + self._every_steps
 
     def _restore(self) -> str | None:
         candidates = _finished(self._directory)

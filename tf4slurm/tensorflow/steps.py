@@ -62,9 +62,11 @@ def run_steps(
 ) -> StepsDone:
     """Train until the counter of steps has reached `steps`; less what a restored checkpoint has already.
 
-    Each step runs once, or more often: when a worker is lost, the steps of its closure run again on another worker,
-    also those that it had applied. So up to half a second of a worker's steps (or two times `steps_per_call`) may be
-    applied twice at each loss. A worker that is started again reads its dataset from the beginning.
+    The counter counts a step when all that the step does is applied, so it tells what the variables have, whoever is
+    lost; of a step that a lost worker had begun, a part may be applied that is not counted. When a worker is lost, the
+    steps of its closure run again on another worker, also those that it had applied: up to half a second of a worker's
+    steps (or two times `steps_per_call`) at each loss. Both times count, so the counter may end as much above `steps`.
+    A worker that is started again reads its dataset from the beginning.
 
     The job is told step and loss (`tf4slurm.report`). When the job is to stop, closures that run are finished, or given
     up after 10 s, a checkpoint is saved, and the result says so.
@@ -139,22 +141,18 @@ class _Run:
 
     def go(self, steps: int) -> StepsDone:
         started = time.monotonic()
-        first = int(self._counter.numpy())
+        ledger, checkpoints = self._ledger, self._checkpoints
+        step = int(self._counter.numpy())
         is_stopped = False
-        while first + self._ledger.done < steps and not is_stopped:
-            done = self._ledger.done
-            limit = steps - first
-            if self._checkpoints is not None:
-                until_due = self._checkpoints.steps_until_due(first + done)
-                limit = min(limit, done + until_due) if until_due else limit
-            is_stopped = self._run_until(limit, first)
-            if self._checkpoints is not None:
-                self._checkpoints.save()
-        ledger = self._ledger
+        while step < steps and not is_stopped:
+            target = steps if checkpoints is None else min(steps, checkpoints.next_due(step) or steps)
+            is_stopped = self._run_until(ledger.done + target - step, step - ledger.done)
+            step = int(self._counter.numpy())  # beyond the target where a lost worker's steps have run again
+            if checkpoints is not None and (is_stopped or step == target or step >= steps or checkpoints.is_due()):
+                checkpoints.save()
         mean_loss = ledger.loss_sum / ledger.losses if ledger.losses else None
         self._closure.portion = ledger.portion
-        step, by_worker = int(self._counter.numpy()), tuple(ledger.steps_by_worker)
-        return StepsDone(step, by_worker, mean_loss, is_stopped, time.monotonic() - started)
+        return StepsDone(step, tuple(ledger.steps_by_worker), mean_loss, is_stopped, time.monotonic() - started)
 
     def _run_until(self, limit: int, first: int) -> bool:
         """Do steps until `limit` are handed out and back, or it is time to save or stop; return whether to stop."""
@@ -256,19 +254,18 @@ class _Closure:
         self.function = tf.function(self._do_steps)
 
     def _do_steps(self, count: int, *iterators: Any) -> Any:
+        graph = tf.compat.v1.get_default_graph()
         figures = tf.zeros(2, tf.float64)
         for _ in range(count):
-            before = self._count_operations()
+            before = len(graph.get_operations())
             batch = [next(iterator) for iterator in iterators]
             figures += _to_figures(self._strategy, self._strategy.run(self._step_fn, args=batch))
-            self._counter.assign_add(1)
-            operations = self._count_operations() - before
-            self.most_steps = max(1, min(_MAX_OPERATIONS // operations, _MAX_STEPS))
+            operations = graph.get_operations()[before:]
+            with tf.control_dependencies([each for each in operations if each.op_def.is_stateful]):
+                self._counter.assign_add(1)  # the ps would count all steps at once, before any is applied
+            self.most_steps = max(1, min(_MAX_OPERATIONS // len(operations), _MAX_STEPS))
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         return tf.concat([[tf.cast(worker, tf.float64)], figures], axis=0)
-
-    def _count_operations(self) -> int:
-        return len(tf.compat.v1.get_default_graph().get_operations())
 
 
 @functools.lru_cache(maxsize=8)
