@@ -70,6 +70,7 @@ INSIDE = {
         ["submit"],
     ],
     "tensorflow": [
+        ["serving"],
         [
             *("checkpoints", "data_service", "evaluator", "files", "forming", "keras_limits"),
             *("leaving", "ledger", "resolver", "queues", "paths", "seat", "smoke"),

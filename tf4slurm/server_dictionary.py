@@ -61,7 +61,7 @@ def get_server_dictionary(
         RendezvousTimeoutError: Not all tasks came in time; the text names those that did not.
         RendezvousError: The tasks did not agree; the text says why.
     """
-    counts = _count(tasks)
+    counts = count_roles(tasks)
     launched = launched_dictionary()
     if launched is not None:
         _check_counts(launched, counts)
@@ -81,6 +81,25 @@ def get_server_dictionary(
     if not exchange:
         cluster = _from_environment(step, counts, placement, interface, ports)
         return keep_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))
+    cluster = form_cluster(
+        counts, placement, step, interface=interface, ports=ports, timeout_seconds=timeout_seconds, directory=directory
+    )
+    os.environ["TF_GRPC_REUSE_PORT"] = "true"
+    os.environ.update(past_proxies(os.environ, (member.address.host for member in cluster.members)))
+    return keep_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))
+
+
+def form_cluster(
+    counts: Mapping[str, int],
+    placement: str,
+    step: SlurmStep,
+    *,
+    interface: str | None = None,
+    ports: Sequence[int] | None = None,
+    timeout_seconds: float = 300.0,
+    directory: str | os.PathLike[str] = "runs",
+) -> Cluster:
+    """Form the cluster of a plain srun step together with all its other tasks: see `get_server_dictionary`."""
     settings = JoinSettings(
         run_directory=str(Path(directory) / f"step-{step.job_id}.{step.step_id}-{step.restart_count}"),
         interface=interface,
@@ -88,13 +107,15 @@ def get_server_dictionary(
         join_seconds=timeout_seconds,
         num_tasks=step.num_tasks,
     )
-    cluster = agree(counts, placement, settings, step)
-    os.environ["TF_GRPC_REUSE_PORT"] = "true"
-    os.environ.update(past_proxies(os.environ, (member.address.host for member in cluster.members)))
-    return keep_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))
+    return agree(counts, placement, settings, step)
 
 
-def _count(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
+def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
+    """Return the number of tasks of each role that a script can have.
+
+    Raises:
+        PlacementError: Another role is among them.
+    """
     counts = tasks if isinstance(tasks, Mapping) else Counter(tasks)
     unknown = sorted(set(counts) - set(SCRIPT_TASK_TYPES))
     if unknown:

@@ -17,6 +17,14 @@ resolver = SlurmClusterResolver()
 spec = resolver.cluster_spec().as_dict()
 print(json.dumps([int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"], spec, *resolver.get_task_info()]))
 """
+SERVED = """
+import os, signal
+from tf4slurm import SlurmClusterResolver
+resolver = SlurmClusterResolver({jobs})
+resolver.serve()
+print("leads", *resolver.get_task_info(), flush=True)
+{end}
+"""
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
@@ -38,3 +46,23 @@ def test_every_task_of_a_step_has_the_true_map(tmp_path: Path, lab: SlurmLab, op
     nodes = [node for _, node, _, _, _ in found]
     expected = [f"{node}:{8888 + nodes[:rank].count(node)}" for rank, node in enumerate(nodes)]
     assert [spec for _, _, spec, _, _ in found] == [{"worker": expected}] * 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("jobs", "end", "leading", "code"),
+    [
+        ({"chief": 1, "ps": 1, "worker": 2}, "os.kill(os.getpid(), signal.SIGKILL)", ["leads chief 0"], 137),
+        ({"ps": 2, "worker": 2}, "", ["leads worker 0", "leads worker 1"], 0),
+        ({"ps": 1, "worker": 3}, "resolver.task_id == 2 and 1 / 0", [f"leads worker {index}" for index in range(3)], 1),
+    ],
+)
+def test_servers_end_with_the_tasks_that_lead(
+    tmp_path: Path, lab: SlurmLab, jobs: dict[str, int], end: str, leading: list[str], code: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SERVED.format(jobs=jobs, end=end))
+    command = ("srun", "-Q", "-K0", "-n4", "-N4", sys.executable, script)
+    done = lab.run(*command, cwd=tmp_path, timeout_seconds=120, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == leading

@@ -81,10 +81,7 @@ TYPED: Mapping[str, tuple[str, ...]] = {
 """What its blocks marked `console` show, whenever they are typed."""
 
 FAST = ("05",)
-"""Those that `make test` executes; `make test-long` has the others."""
-
-TYPED_AGAIN = ("01", "02", "06")
-"""Those of which `make test-long` types the blocks, too; `make notebooks` types all."""
+"""Those that `make test` executes; `make test-long` executes all, and types what they show of a cluster again."""
 
 
 def read(path: Path) -> Any:
@@ -135,21 +132,21 @@ def test_the_readme_has_them_all() -> None:
     assert set(re.findall(r"TUTORIALS/(\d\d-[\w-]+\.ipynb)", readme)) == {path.name for path in NOTEBOOKS}
 
 
-def some_fast(path: Path) -> Any:
-    return pytest.param(path, id=number(path), marks=[] if number(path) in FAST else [pytest.mark.long])
-
-
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("path", [some_fast(path) for path in NOTEBOOKS])
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if number(path) in FAST], ids=number)
 def test_it_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
     check(text_of(execute(lay_out(tmp_path) / path.name, tmp_path)), PRINTED[number(path)])
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if number(path) in TYPED_AGAIN], ids=number)
-def test_a_real_slurm_answers_as_it_shows(path: Path, tmp_path: Path, slurm: None) -> None:
+@pytest.mark.timeout(900)
+@each
+def test_it_runs_and_a_real_slurm_answers_as_it_shows(
+    path: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     notebook = execute(lay_out(tmp_path) / path.name, tmp_path)
+    check(text_of(notebook), PRINTED[number(path)])
+    request.getfixturevalue("slurm")  # skips only from here
     with SlurmLab(NODES) as lab:
         type_again(notebook, lab, tmp_path)
     check(session_of(notebook), TYPED[number(path)])

@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.errors import LayoutError, PlacementError
-from tf4slurm.own_dictionary import launched_dictionary
+from tf4slurm.own_dictionary import ServerDictionary, keep_dictionary, launched_dictionary
 from tf4slurm.roles import TASK_TYPES, role_of
-from tf4slurm.server_dictionary import get_server_dictionary
+from tf4slurm.script import find_line
+from tf4slurm.server_dictionary import count_roles, form_cluster, get_server_dictionary
 from tf4slurm.slurm.commands import layout_of
 from tf4slurm.slurm.gpus import is_own_list, share_environ
 from tf4slurm.slurm.layout import Component, deal_ranks, rename_nodes
 from tf4slurm.slurm.step import SlurmStep, StepOutline, is_in_step
+from tf4slurm.tensorflow.serving import serve, signal_end_at_exit
 
 _PORT_BASE = 8888
 
@@ -156,6 +158,42 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         if not lists:
             return {"GPU": len(tf.config.list_physical_devices("GPU"))}
         return {"GPU": max(0 if devices == "-1" else len(devices.split(",")) for devices in lists)}
+
+    # Beyond TensorFlow's class
+
+    def serve(self, *, timeout_seconds: float = 300.0) -> None:
+        """Serve here until training is over, and exit, in a ps and in a worker under a chief; return in other tasks.
+
+        Call it in every task, before the strategy is made, in place of `tf.distribute.Server(…).join()`, which never
+        returns. Training is over when the chief has ended, or without a chief every worker, however it ended: the exit
+        code is then 0, or 1 after a failure. Under plain srun the tasks meet for this, as in `get_server_dictionary`.
+        In a job without ps every task trains, and it returns at once.
+
+        Args:
+            timeout_seconds: How long to wait for all tasks.
+
+        Raises:
+            SlurmEnvironmentError: This process is not a task of a Slurm step, nor under an agent.
+            PlacementError: A job has another name than a role of tf4slurm.
+            RendezvousError: The tasks did not meet in time, or not at all.
+        """
+        if "ps" not in self._cluster_allocation:
+            return
+        own = keep_dictionary(ServerDictionary(self._cluster_allocation, self.task_type, self.task_id))
+        line = None
+        if launched_dictionary() is None:  # an agent ends its child by itself
+            if find_line() is None:
+                roles = ",".join(self._names)
+                form_cluster(
+                    count_roles(self._names), roles, SlurmStep.from_environ(os.environ), timeout_seconds=timeout_seconds
+                )
+            line = find_line()
+        if role_of(own.task_type, has_chief="chief" in own.cluster).is_waited_for:
+            if line is not None:
+                signal_end_at_exit(own, line)
+            return
+        self.cluster_spec()  # sets which GPUs this task sees
+        serve(own, line)
 
     # How it is found
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.errors import PlacementError, RendezvousConnectionError
-from tf4slurm.last_word import last_word
+from tf4slurm.errors import PlacementError
 from tf4slurm.own_dictionary import ServerDictionary, launched_dictionary, own_dictionary
-from tf4slurm.script import ScriptLine, find_line
+from tf4slurm.script import find_line
 from tf4slurm.server_dictionary import get_server_dictionary
 from tf4slurm.tensorflow.forming import lead_servers, own_run_directory
 from tf4slurm.tensorflow.keras_limits import tell_keras_limits
 from tf4slurm.tensorflow.leaving import let_leave
+from tf4slurm.tensorflow.serving import serve, signal_end_at_exit
 
 _NEEDED = ("chief", "ps", "worker")
 SHARDINGS = ("none", "min-size", "fixed-shards")
@@ -74,9 +71,9 @@ def parameter_server_strategy(
     _check(own)
     line = None if launched_dictionary() is not None else find_line()  # an agent ends its child; a companion does not
     if own.task_type != "chief":
-        _serve(own, line)
+        serve(own, line)
     if line is not None:
-        last_word(f"line of {own.task}", lambda failed: line.say(done="failed" if failed else "done")).say_at_exit()
+        signal_end_at_exit(own, line)
     tell_keras_limits()
     partitioner = _partitioner(sharding, min_shard_bytes, max_shards or len(own.ps_addresses))
     strategy = lead_servers(own.cluster, own_run_directory(), timeout_seconds, variable_partitioner=partitioner)
@@ -102,24 +99,6 @@ def _check(own: ServerDictionary) -> None:
             requested=1,
             available=0,
         )
-
-
-def _serve(own: ServerDictionary, line: ScriptLine | None) -> NoReturn:
-    """Carry out what the chief sends until somebody ends this process, or the line tells that training is over."""
-    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # the failure of another server is told to the chief
-    server = tf.distribute.Server(own.cluster, job_name=own.task_type, task_index=own.task_index, protocol="grpc")
-    if line is None:
-        server.join()
-        raise AssertionError("a TensorFlow server that was joined does not end")
-    if own.task_type == "worker":
-        line.say(done="done")  # it needs nobody: only the chief's end is the end
-    try:
-        line.wait_until(lambda: line.order.is_training_over, None)
-        has_failed = "chief/0" in line.order.failed
-    except RendezvousConnectionError:  # who hosted the control service is gone
-        has_failed = True
-    atexit.register(gc.freeze)  # see shutdown/ps.py
-    raise SystemExit(1 if has_failed else 0)
 
 
 def _partitioner(sharding: str, min_shard_bytes: int, max_shards: int) -> Any:
