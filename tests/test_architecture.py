@@ -20,7 +20,7 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 FLOORS = [
     ["errors", "roles", "output", "exec_child"],
     ["cluster", "child", "input", "last_word", "program", "trust"],
-    ["network", "placement", "profiles", "run_directory", "own_dictionary"],
+    ["network", "placeholders", "placement", "profiles", "run_directory", "own_dictionary"],
     ["slurm"],
     ["control"],
     ["join", "script", "silence", "usage"],

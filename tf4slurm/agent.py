@@ -28,6 +28,7 @@ from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_fro
 from tf4slurm.line import Line
 from tf4slurm.network.proxies import past_proxies
 from tf4slurm.output import LineSplitter, LineWriter
+from tf4slurm.placeholders import fill_in
 from tf4slurm.program import run_program
 from tf4slurm.roles import Role, role_of
 from tf4slurm.run_directory import TIMES_SUFFIX, RunDirectory
@@ -140,7 +141,7 @@ class Agent:
             self._membership.report(state="exited", starts=starts, returncode=error.exit_code, tail=words)
             return
         role = role_of(task.task_type, has_chief=cluster.has_chief)
-        command = self._command_of(role, run_directory.work(task, attempt))
+        command = self._command_of(role, cluster, task, run_directory.work(task, attempt))
         self._child = await Child.start(command, environment, log.write, is_shielded=not role.is_waited_for)
         self._reap()  # what has ended meanwhile
         self._membership.report(
@@ -158,10 +159,10 @@ class Agent:
         address = cluster.members[self._join.place.rank].address if has_server else None
         self._watching = asyncio.create_task(self._watch_child(self._child, log, address))
 
-    def _command_of(self, role: Role, directory: Path) -> Sequence[str]:
+    def _command_of(self, role: Role, cluster: Cluster, task: Task, directory: Path) -> Sequence[str]:
         """Return what the child runs; a program of ours is started by its path: that Python need not have tf4slurm."""
         if not role.program:
-            return self._command
+            return fill_in(self._command, cluster.to_dictionary(), task)
         return (self._join.settings.python, str(_HOME / role.program), str(directory))
 
     def _child_environment(self, cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:

@@ -415,3 +415,20 @@ def test_closed_standard_streams_do_no_harm(tmp_path: Path) -> None:
     line = f"{shlex.join([TF4SLURM, 'run', '--workers', '1', '--', 'true'])} >&- 2>&-; echo $?"
     shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert shown.stdout == "0\n"
+
+
+def test_placeholders_in_the_command_are_filled_in_and_a_ps_that_never_ends_is_ended(job: Job) -> None:
+    flags = ("--ps={ps_hosts}", "--workers={worker_hosts}", "--job={job_name}", "--type={task_type}", "{task_index}")
+    serving = shlex.quote(str(job.directory / "serving"))
+    shell = f'echo "$@"; if [ "$3" = --job=ps ]; then touch {serving}; exec sleep 1000; fi'
+    shell += f"; until [ -e {serving} ]; do sleep 0.05; done"
+    command = ("sh", "-c", shell, "sh", *flags, "{chief_hosts}", "{other} {}")
+    job.start("--no-chief", "--ps", "1", "--workers", "2", command=command)
+    assert job.wait() == 0
+    ps, *workers = (task["address"] for task in job.result["tasks"])
+    hosts = f"--ps={ps} --workers={','.join(workers)}"
+    assert sorted(job.stdout.splitlines()) == [
+        f"ps/0 | {hosts} --job=ps --type=ps 0  {{other}} {{}}",
+        f"worker/0 | {hosts} --job=worker --type=worker 0  {{other}} {{}}",
+        f"worker/1 | {hosts} --job=worker --type=worker 1  {{other}} {{}}",
+    ]

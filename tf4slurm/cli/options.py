@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import signal
@@ -14,7 +15,10 @@ import click
 from tf4slurm.control.limits import Limits
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.network.ports import parse_ports
+from tf4slurm.placeholders import likely_slips, placeholders_in
 from tf4slurm.placement import PACK, fill_counts, place_tasks
+
+logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 """The names of those in `agent.py`, which loads asyncio: a help page need not wait for that."""
@@ -203,6 +207,7 @@ def make_plan(
     counts = fill_counts(int(chief), ps, workers, evaluators, available_tasks, data_workers)
     if not (chief or counts["worker"]):
         raise click.UsageError("Nobody would lead: --no-chief needs at least one worker. Give --workers N.")
+    _check_placeholders(command, has_chief=chief)
     place_tasks(counts, placement, [""] * sum(counts.values()))  # a list that does not fit is told before all else
     limits = Limits(
         start_timeout_seconds=start_timeout,
@@ -234,6 +239,17 @@ def make_plan(
             "--data-python, such as --data-python python3."
         )
     return plan
+
+
+def _check_placeholders(command: tuple[str, ...], *, has_chief: bool) -> None:
+    found = placeholders_in(command)
+    if has_chief and "worker_hosts" in found and "chief_hosts" not in found:
+        raise click.UsageError(
+            "The command has {worker_hosts} but not {chief_hosts}: the chief of this job would be in no list. For a "
+            "script in which worker 0 is the chief give --no-chief, else add {chief_hosts}."
+        )
+    for name, meant in likely_slips(command).items():
+        logger.warning("{%s} in the command stays as it is; if it is to be filled in, write {%s}", name, meant)
 
 
 def _name_of(command: tuple[str, ...]) -> str:

@@ -51,6 +51,9 @@ def run(context: click.Context, /, local: bool, requeue: int | None, srun: tuple
 
     On a laptop the tasks are local processes; inside a Slurm allocation they are started with srun. COMMAND stands
     after "--" and finds its place in TF_CONFIG.
+
+    In COMMAND {ps_hosts}, {worker_hosts}, {chief_hosts} ("host:port,host:port"), {task_type} or {job_name}, and
+    {task_index} are filled in for each task.
     """
     environ: dict[str, str] = context.obj
     allocation = None if local else SlurmAllocation.from_environ(environ)

@@ -14,6 +14,7 @@ from tf4slurm.errors import LaunchError, SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.snapshot import place_snapshot
 from tf4slurm.launch.submission import MEMORY_OPTIONS, Submission, read_array_lines
+from tf4slurm.placeholders import placeholders_in
 
 _SBATCH = (
     ("-N", "--nodes", "Number of nodes."),
@@ -139,6 +140,8 @@ def make_job(
     taken = {name: options.pop(name) for name in option_names(submission_options)}
     if taken["single"]:
         _check_single(context)
+        for name in placeholders_in(options["command"]):
+            raise click.UsageError(f"--single has no cluster to fill in {{{name}}} from: leave one of the two out.")
         options.update(ps=0, workers=1, evaluators=0, data_workers=0, chief=False)
     sbatch = _sbatch_options(context, taken)
     available = 1 if taken["single"] else _available_tasks(sbatch)

@@ -21,7 +21,8 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
     """Be one task of a job: what srun starts on every task.
 
     Under "tf4slurm run" everything is known from the environment. Alone, as in "srun -n4 tf4slurm task --ps 1 --
-    python train.py", the options say which roles there are, and rank 0 takes the launcher's part.
+    python train.py", the options say which roles there are, and rank 0 takes the launcher's part. COMMAND is that of
+    "tf4slurm run".
     """
     if is_under_launcher(environ):
         sys.exit(run_agent(options["command"], environ))

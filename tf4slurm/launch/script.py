@@ -9,11 +9,13 @@ import signal
 from collections.abc import Sequence
 
 from tf4slurm import __version__
+from tf4slurm.cluster import Task
 from tf4slurm.control.limits import Limits
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.request import ask_sbatch, place_by_component
 from tf4slurm.launch.submission import Submission
 from tf4slurm.network.ports import format_ports
+from tf4slurm.placeholders import fill_in, placeholders_in
 from tf4slurm.placement import PACK
 
 _LIMIT_OPTIONS = {
@@ -51,6 +53,7 @@ def make_script(plan: LaunchPlan, submission: Submission) -> str:
         _output(submission, is_array="array" in components[0]),
         _environment(submission),
         _array(submission.array_lines),
+        _filled_in(plan),
         _end(_command(plan, submission), submission.epilogue),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -115,6 +118,15 @@ def _array(lines: Sequence[Sequence[str]]) -> str:
     cases = [f"  {number}) arguments=({quote(words)}) ;;" for number, words in enumerate(lines)]
     unknown = '  *) echo "There are no arguments for element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;'
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, unknown, "esac"])
+
+
+def _filled_in(plan: LaunchPlan) -> str:
+    """Return a comment on what becomes of the command's placeholders, by the example of one task."""
+    if not placeholders_in(plan.command):
+        return ""
+    task = Task("worker" if plan.counts.get("worker") else "chief", 0)
+    hosts = {role: ["HOST:PORT"] * count for role, count in plan.counts.items()}
+    return f"# Each task gets its own values; {task} runs:\n#   {quote(fill_in(plan.command, hosts, task))}"
 
 
 def _command(plan: LaunchPlan, submission: Submission) -> str:

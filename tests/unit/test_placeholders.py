@@ -1,0 +1,65 @@
+"""What is filled in in the command, what is left alone, and which commands are refused."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from click.testing import CliRunner
+
+from tf4slurm.cli.script import script
+from tf4slurm.cluster import Task
+from tf4slurm.placeholders import fill_in
+
+SPEC = {"chief": ["c:1"], "ps": ["a:1", "[::1]:2"], "worker": ["b:3"]}
+FLAGS = ("--ps={ps_hosts}", "--workers={worker_hosts}", "--job={task_type}", "--index={task_index}")
+
+
+@pytest.mark.parametrize(
+    ("word", "filled"),
+    [
+        ("{ps_hosts}", "a:1,[::1]:2"),
+        ("--to={job_name}/{task_index}", "--to=ps/1"),
+        ("{{task_type}}", "{ps}"),
+        ("{worker_hosts}{chief_hosts}", "b:3c:1"),
+        ("{PS_HOSTS} { ps_hosts } {ps_hosts", "{PS_HOSTS} { ps_hosts } {ps_hosts"),
+        ('{"a": {}, "b": "{name}"} ${x}', '{"a": {}, "b": "{name}"} ${x}'),
+    ],
+)
+def test_only_the_exact_names_are_filled_in(word: str, filled: str) -> None:
+    assert fill_in((word,), SPEC, Task("ps", 1)) == (filled,)
+
+
+def test_a_value_is_not_filled_in_again() -> None:
+    assert fill_in(("{ps_hosts}",), {"ps": ["{task_index}:1"]}, Task("ps", 0)) == ("{task_index}:1",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--workers", "2"), "give --no-chief, else add {chief_hosts}"),
+        (("--single",), "--single has no cluster to fill in"),
+    ],
+)
+def test_hosts_that_would_lack_the_chief_or_all_are_refused(arguments: tuple[str, ...], message: str) -> None:
+    done = CliRunner().invoke(script, [*arguments, "--", "python", "train.py", *FLAGS], obj={})
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
+
+
+def test_the_script_shows_what_a_task_runs() -> None:
+    arguments = ["--no-chief", "--ps", "1", "--workers", "2", "--", "python", "train.py", *FLAGS]
+    text = CliRunner().invoke(script, arguments, obj={}).output
+    assert (
+        "# Each task gets its own values; worker/0 runs:\n"
+        "#   python train.py --ps=HOST:PORT --workers=HOST:PORT,HOST:PORT --job=worker --index=0\n"
+    ) in text
+    assert "'--ps={ps_hosts}'" in text.splitlines()[-1]
+
+
+def test_a_likely_slip_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        CliRunner().invoke(script, ["--workers", "2", "--", "python", "x.py", "{ps_host}", "{name}"], obj={})
+    assert [record.getMessage() for record in caplog.records] == [
+        "{ps_host} in the command stays as it is; if it is to be filled in, write {ps_hosts}"
+    ]

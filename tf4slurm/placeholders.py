@@ -1,0 +1,39 @@
+"""Words such as {ps_hosts} in the user's command, filled in for each task once the cluster is known."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+
+from tf4slurm.cluster import Task
+
+_ROLES_WITH_HOSTS = ("ps", "worker", "chief")
+PLACEHOLDERS = (*(f"{role}_hosts" for role in _ROLES_WITH_HOSTS), "job_name", "task_type", "task_index")
+_IN_BRACES = re.compile(r"\{(\w+)\}")
+_LEAST_SIMILARITY = 0.8  # {worker_host} and {task_id} are likely slips, {name} is not
+
+
+def fill_in(command: Sequence[str], cluster_spec: Mapping[str, Sequence[str]], task: Task) -> tuple[str, ...]:
+    """Return the command of one task; other braces stay as they are. Hosts are "host:port,host:port"."""
+    values = {f"{role}_hosts": ",".join(cluster_spec.get(role, ())) for role in _ROLES_WITH_HOSTS}
+    values.update(job_name=task.task_type, task_type=task.task_type, task_index=str(task.task_index))
+    return tuple(_IN_BRACES.sub(lambda match: values.get(match[1], match[0]), word) for word in command)
+
+
+def placeholders_in(command: Sequence[str]) -> set[str]:
+    """Return the names of the placeholders that the command has."""
+    return _names_in(command) & set(PLACEHOLDERS)
+
+
+def likely_slips(command: Sequence[str]) -> dict[str, str]:
+    """Return what stands in braces, is no placeholder, but is spelled almost like the one given with it."""
+    found = {}
+    for name in sorted(_names_in(command) - set(PLACEHOLDERS)):
+        for meant in difflib.get_close_matches(name.lower(), PLACEHOLDERS, 1, _LEAST_SIMILARITY):
+            found[name] = meant
+    return found
+
+
+def _names_in(command: Sequence[str]) -> set[str]:
+    return {name for word in command for name in _IN_BRACES.findall(word)}
