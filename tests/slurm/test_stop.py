@@ -37,13 +37,21 @@ while not (directory / "finish").exists():
 NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
 
 
-def submit(lab: SlurmLab, directory: Path, *options: str, run_options: tuple[str, ...] = ()) -> str:
+def submit(
+    lab: SlurmLab, directory: Path, *options: str, run_options: tuple[str, ...] = (), has_epilogue: bool = False
+) -> str:
+    """Submit the job; return its id. An epilogue that runs to its end writes the file epilogue-RUN."""
     script = directory / "train.py"
     script.write_text(SCRIPT)
-    command = [TF4SLURM, "run", "--runs-directory", str(directory / "runs"), "--ps", "1", *run_options, "--"]
-    line = shlex.join([*command, sys.executable, str(script), str(directory)])
+    arguments = ("--runs-directory", str(directory / "runs"), "--ps", "1", *run_options)
+    command = ("--", sys.executable, str(script), str(directory))
     batch = directory / "job.sh"
-    batch.write_text(f"#!/bin/bash\nexec {line}\n")
+    if has_epilogue:
+        epilogue = f"sleep 1 && touch {directory}/epilogue-${{SLURM_RESTART_COUNT:-0}}"
+        script_options = ("--workers", "2", "--time", "5", "--epilogue", epilogue)
+        batch.write_text(lab.run(TF4SLURM, "script", *arguments, *script_options, *command, cwd=directory).stdout)
+    else:
+        batch.write_text(f"#!/bin/bash\nexec {shlex.join([TF4SLURM, 'run', *arguments, *command])}\n")
     output = ("-o", str(directory / "slurm.out"), "--open-mode=append")
     return lab.run("sbatch", "--parsable", "-N4", "-n4", *output, *options, batch).stdout.strip()
 
@@ -79,6 +87,40 @@ def test_scancel_lets_the_chief_save(lab: SlurmLab, tmp_path: Path) -> None:
     assert states["ps/0"] == "left", output(tmp_path)
 
 
+def test_cancel_leaves_grace_period_and_epilogue(lab: SlurmLab, tmp_path: Path) -> None:
+    job = submit(lab, tmp_path, has_epilogue=True)
+    wait_until_ready(tmp_path)
+    cancelled = lab.run(TF4SLURM, "cancel", job)
+    assert "has ended: STOPPED, exit code 130" in cancelled.stderr
+    assert lab.wait_for_job(job) == ("FAILED", f"{128 + signal.SIGINT}:0")
+    assert (tmp_path / "saved-0").exists()
+    assert (tmp_path / "epilogue-0").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("reason", ["scancel", "time limit"])
+def test_epilogue_runs_when_slurm_ends_the_job(lab: SlurmLab, tmp_path: Path, reason: str) -> None:
+    job = submit(lab, tmp_path, "-t1", has_epilogue=True)
+    wait_until_ready(tmp_path)
+    if reason == "scancel":
+        lab.run("scancel", job)
+    assert lab.wait_for_job(job, timeout_seconds=120)[0] == ("CANCELLED" if reason == "scancel" else "TIMEOUT")
+    wait_for(tmp_path, "saved-0", "epilogue-0", timeout_seconds=10)
+
+
+@pytest.mark.long
+def test_epilogue_runs_to_its_end_before_a_requeue(lab: SlurmLab, tmp_path: Path) -> None:
+    job = submit(lab, tmp_path, "--requeue", run_options=("--requeue", "1"), has_epilogue=True)
+    wait_until_ready(tmp_path)
+    lab.run("scancel", "--signal=USR1", "--batch", job)  # as Slurm warns of the time limit
+    wait_for(tmp_path, "saved-0", "epilogue-0")
+    wait_until_ready(tmp_path, run=1)
+    (tmp_path / "finish").touch()
+    assert lab.wait_for_job(job) == ("COMPLETED", "0:0")
+    assert (tmp_path / "epilogue-1").exists()
+    assert [result["exit_code"] for result in results(tmp_path)] == [75, 0]
+
+
 @pytest.mark.parametrize("victim", ["launcher", "step"])
 def test_a_signal_to_the_batch_script_or_to_the_step_stops_the_job(lab: SlurmLab, tmp_path: Path, victim: str) -> None:
     job = submit(lab, tmp_path)
@@ -106,8 +148,12 @@ def test_the_time_limit_requeues_once_and_the_job_goes_on(lab: SlurmLab, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.parametrize(("partition", "doubt"), [("low", ""), ("lowc", "Preemption does not requeue here")])
-def test_preemption_saves_and_requeues(lab: SlurmLab, tmp_path: Path, partition: str, doubt: str) -> None:
-    job = submit(lab, tmp_path, "-p", partition, "--requeue", "--exclusive", run_options=("--requeue", "0"))
+@pytest.mark.parametrize("has_epilogue", [False, True])
+def test_preemption_saves_and_requeues(
+    lab: SlurmLab, tmp_path: Path, partition: str, doubt: str, has_epilogue: bool
+) -> None:
+    options = ("-p", partition, "--requeue", "--exclusive")
+    job = submit(lab, tmp_path, *options, run_options=("--requeue", "0"), has_epilogue=has_epilogue)
     wait_until_ready(tmp_path)
     urgent = lab.run("sbatch", "--parsable", "-p", "high", "-N4", "--exclusive", "--wrap", "sleep 1", cwd=tmp_path)
     wait_for(tmp_path, "saved-0")
@@ -115,6 +161,7 @@ def test_preemption_saves_and_requeues(lab: SlurmLab, tmp_path: Path, partition:
     wait_until_ready(tmp_path, run=1)
     (tmp_path / "finish").touch()
     assert lab.wait_for_job(job, timeout_seconds=60)[0] == "COMPLETED"
+    assert len(list(tmp_path.glob("epilogue-*"))) == (2 if has_epilogue else 0)
     assert results(tmp_path)[0]["requeued"] == "preemption"
     assert doubt in output(tmp_path)
 

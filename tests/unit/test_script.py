@@ -193,25 +193,30 @@ def catches(process_id: int, number: int) -> bool:
 def test_with_an_epilogue_the_exit_code_and_the_signals_are_the_jobs(tmp_path: Path) -> None:
     program = tmp_path / "tf4slurm"
     program.write_text(
-        f"#!/bin/bash\ntrap 'echo got >>{tmp_path}/said' USR1\ntrap 'exit 9' TERM\ntouch {tmp_path}/up\n"
-        "for _ in $(seq 600); do sleep 0.05; done\n"
+        f'#!/bin/bash\nfor name in INT USR1; do trap "echo $name >>{tmp_path}/said" $name; done\n'
+        f"trap 'exit 9' TERM\ntouch {tmp_path}/up\nfor _ in $(seq 600); do sleep 0.05; done\n"
     )
     program.chmod(0o755)
-    script = make_script(
-        *job_of("--workers", "1", "--epilogue", f"echo after >>{tmp_path}/said", *TRAIN, program=program)
-    )
+    epilogue = f"bash -c 'kill -TERM $$; echo after >>{tmp_path}/said'"
+    script = make_script(*job_of("--workers", "1", "--epilogue", epilogue, *TRAIN, program=program))
     bash = subprocess.Popen(["bash", "-c", script], cwd=tmp_path)
     try:
         assert wait_until((tmp_path / "up").exists, 10)
         assert wait_until(lambda: catches(bash.pid, signal.SIGUSR2), 10)  # the last of its own traps
-        bash.send_signal(signal.SIGUSR1)
-        assert wait_until((tmp_path / "said").exists, 10)
+        for number in (signal.SIGINT, signal.SIGUSR1):
+            bash.send_signal(number)
+            name = number.name.removeprefix("SIG")
+            assert wait_until(lambda name=name: name in words_of(tmp_path / "said"), 10)  # type: ignore[misc]
         bash.send_signal(signal.SIGTERM)
         assert bash.wait(10) == 9
     finally:
         bash.kill()
         bash.wait()
-    assert (tmp_path / "said").read_text() == "got\nafter\n"
+    assert words_of(tmp_path / "said") == ["INT", "USR1", "after"]
+
+
+def words_of(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
 
 
 def test_an_environment_that_fails_ends_the_job_before_it_starts(tmp_path: Path) -> None:

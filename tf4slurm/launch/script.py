@@ -34,7 +34,7 @@ _ARGUMENTS = '"${arguments[@]}"'
 _NEXT_OUTPUT = 'exec >"{name}.$SLURM_RESTART_COUNT.out" 2>&1'
 _JOB_OUTPUT = "slurm-$SLURM_JOB_ID"
 _ELEMENT_OUTPUT = "slurm-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
-_SIGNALS = ("HUP", "TERM", "USR1", "USR2")
+_SIGNALS = ("HUP", "INT", "TERM", "USR1", "USR2")
 _STOP = "exit 3"  # refused before anything started
 
 
@@ -190,7 +190,9 @@ def _end(command: str, epilogue: str) -> str:
         return f"exec {command}"
     passing = "\n".join(f"trap 'again=1; kill -{name} $job' {name}" for name in _SIGNALS)
     return (
-        f"{command} &\njob=$!\n{passing}\nagain=1\n"
-        'while [ "$again" ]; do again=; wait "$job"; code=$?; done  # a signal ends the wait, not the job\n'
+        f"set -m  # without job control the command would ignore SIGINT\n{command} &\njob=$!\nset +m\n"
+        f"{passing}\nagain=1\n"
+        'while [ "$again" ]; do again= code=0; wait "$job" || code=$?; done  # a signal ends the wait, not the job\n'
+        f"trap '' {' '.join(_SIGNALS)}  # Slurm signals every process of a job that it ends\n"
         f'{epilogue}\nexit "$code"'
     )

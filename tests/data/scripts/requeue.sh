@@ -11,13 +11,17 @@
 # After a requeue: Slurm opens its own file again, and the output of each run is kept.
 if [ -n "${SLURM_RESTART_COUNT:-}" ]; then exec >"slurm-$SLURM_JOB_ID.$SLURM_RESTART_COUNT.out" 2>&1; fi
 
+set -m  # without job control the command would ignore SIGINT
 /opt/tf4slurm/bin/tf4slurm run --site none --ps 1 --workers 2 --name train --runs-directory runs --requeue 5 -- python train.py &
 job=$!
+set +m
 trap 'again=1; kill -HUP $job' HUP
+trap 'again=1; kill -INT $job' INT
 trap 'again=1; kill -TERM $job' TERM
 trap 'again=1; kill -USR1 $job' USR1
 trap 'again=1; kill -USR2 $job' USR2
 again=1
-while [ "$again" ]; do again=; wait "$job"; code=$?; done  # a signal ends the wait, not the job
+while [ "$again" ]; do again= code=0; wait "$job" || code=$?; done  # a signal ends the wait, not the job
+trap '' HUP INT TERM USR1 USR2  # Slurm signals every process of a job that it ends
 rm -rf /scratch/$USER
 exit "$code"
