@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tf4slurm.errors import SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.launch.submission import MEMORY_OPTIONS, Submission
+from tf4slurm.launch.submission import MEMORY_OPTIONS, Submission, check_option
 from tf4slurm.placement import PACK, SPREAD, parse_roles
 
 SIGNAL_BEFORE_LIMIT = "USR1@120"
@@ -52,9 +52,15 @@ def ask_sbatch(plan: LaunchPlan, submission: Submission) -> tuple[dict[str, str]
             )
         if options.setdefault("ntasks", "1") != "1":
             raise SubmissionError("--single is a job of one task. Leave --ntasks out.", option="ntasks")
+    components: tuple[dict[str, str], ...]
     if submission.ps_options is None:
-        return (_add_gpus(_add_tasks(options, plan.num_tasks), plan, submission),)
-    return _ask_components(options, submission.ps_options, plan, submission)
+        components = (_add_gpus(_add_tasks(options, plan.num_tasks), plan, submission),)
+    else:
+        components = _ask_components(options, submission.ps_options, plan, submission)
+    for component in components:
+        for name, value in component.items():  # the job's name and the type of GPU are not yet checked
+            check_option(name, value)
+    return components
 
 
 def place_by_component(plan: LaunchPlan) -> str:
