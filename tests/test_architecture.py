@@ -23,7 +23,7 @@ FLOORS = [
     ["network", "placeholders", "placement", "profiles", "run_directory", "own_dictionary"],
     ["slurm"],
     ["control"],
-    ["join", "script", "silence", "usage"],
+    ["join", "loss", "script", "silence", "usage"],
     ["line"],
     ["agent", "agreement", "companion", "observe", "reports"],
     ["server_dictionary"],

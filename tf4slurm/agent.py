@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from tf4slurm.child import Child, adopt_orphans, kill_descendants, reap_orphans
 from tf4slurm.cluster import Address, Cluster, Task
 from tf4slurm.control.messages import Report, Usage
 from tf4slurm.control.verdict import exit_code_of
-from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, RendezvousError, Tf4SlurmError
+from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, RendezvousError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.input import SERVICES_VARIABLE
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
 from tf4slurm.line import Line
@@ -80,6 +81,7 @@ class Agent:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
         await self._line.open()
         member = asyncio.create_task(self._membership.run())
+        has_lost_launcher = False
         obedience = asyncio.create_task(self._obey(run_directory))
         try:
             await asyncio.wait({member, obedience}, return_when=asyncio.FIRST_COMPLETED)
@@ -91,6 +93,7 @@ class Agent:
             return self._exit_code()
         except RendezvousError as error:
             logger.error("%s: %s", self._name, error)
+            has_lost_launcher = True
             return EXIT_TASK_LOST if self._membership.map else error.exit_code
         finally:
             obedience.cancel()
@@ -98,6 +101,8 @@ class Agent:
             await self._end_child(_ORPHAN_SECONDS)
             self._line.close()
             kill_descendants()
+            if has_lost_launcher and self._membership.map:
+                await self._write_last_state(run_directory, self._membership.map.to_cluster())
 
     async def _obey(self, run_directory: RunDirectory) -> None:
         """Do what the launcher's latest order says, attempt by attempt, until that is to leave."""
@@ -226,6 +231,27 @@ class Agent:
             await child.end(grace_seconds)
             await child.wait()
             self._child = None
+
+    async def _write_last_state(self, run_directory: RunDirectory, cluster: Cluster) -> None:
+        """Write down where this task stood, for readers of a job whose launcher is gone; give a slow disk 2 s."""
+        task, status = cluster.members[self._join.place.rank].task, self._membership.status
+        content = {
+            "time": round(time.time(), 3),
+            "attempt": status.attempt,
+            "starts": status.starts,
+            "state": "ended" if status.state == "running" else status.state,  # by this agent
+            "returncode": status.returncode,
+        }
+
+        def write() -> None:
+            try:
+                run_directory.write_last_state(task, content)
+            except RunDirectoryError as error:
+                logger.warning("%s", error)
+
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        await asyncio.to_thread(thread.join, _GOODBYE_SECONDS)
 
     # What the launcher hears
 

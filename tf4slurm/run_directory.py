@@ -11,6 +11,7 @@ runs/<name>-<id>/
     logs/<role>-<index>.<attempt>.log   what the task's child printed
     logs/<role>-<index>.<attempt>.times when: lines "byte seconds", the log from that byte on is of that time or later
     work/<role>-<index>.<attempt>/      what a server of the data service keeps over a restart
+    lost/<role>-<index>.json            what the task's agent knew when it lost the launcher
     result.json       the verdict, and the life of each task
     report.html       the job's life to look at
 """
@@ -109,6 +110,12 @@ class RunDirectory:
     def write_status(self, content: Mapping[str, Any]) -> None:
         _write_json(self.path / "status.json", content, indent=None)
 
+    def write_last_state(self, task: Task, content: Mapping[str, Any]) -> None:
+        path = self.path / "lost" / f"{task.task_type}-{task.task_index}.json"
+        with contextlib.suppress(OSError):  # `_write` says what is wrong
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+        _write_json(path, {"task": str(task), **content})
+
     def append_sample(self, content: Mapping[str, Any]) -> None:
         path = self.path / "samples.jsonl"
         try:
@@ -158,6 +165,11 @@ class RunDirectory:
 
     def read_status(self) -> dict[str, Any] | None:
         return _read_json(self.path / "status.json")
+
+    def read_last_states(self) -> dict[str, dict[str, Any]]:
+        """Return what agents that lost their launcher knew, by task; empty if none did."""
+        states = map(_read_json, sorted((self.path / "lost").glob("*.json")))
+        return {str(state.get("task")): state for state in states if state}
 
     def read_events(self) -> list[dict[str, Any]]:
         """Return the events so far; a line that is cut or broken is left out."""

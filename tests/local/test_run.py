@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -12,18 +13,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.jobs import CHILD, NAMES, ROLES, TF4SLURM, Job, know_secret
 from tests.processes import marked_processes, wait_until, wait_until_gone
+from tf4slurm.run_directory import RunDirectory
 
 
 def agent_of(child: int) -> psutil.Process:
     parent = psutil.Process(child).parent()
     assert parent is not None
     return parent
+
+
+def read_status(job: Job) -> dict[str, Any] | None:
+    return RunDirectory(job.run_directory).read_status()
 
 
 def test_a_job_forms_and_ends_when_its_chief_does(job: Job) -> None:
@@ -210,6 +217,40 @@ def test_a_killed_launcher_leaves_nothing(job: Job, process_mark: str) -> None:
     job.process.kill()
     job.process.wait()
     assert wait_until_gone(process_mark, timeout_seconds=2 + 5) == []
+
+
+def test_job_whose_launcher_was_killed_is_lost_with_the_time_and_the_exit_codes(job: Job, process_mark: str) -> None:
+    job.start(*ROLES, "--dead-after", "3")
+    for name in NAMES:
+        job.wait_for_child(name)
+    assert wait_until(lambda: (read_status(job) or {}).get("phase") == "training", 20)
+    assert job.process is not None
+    job.process.kill()
+    job.process.wait()
+    job.end_child("worker-0", 3)
+    job.end_child("chief-0", 0)
+    assert wait_until_gone(process_mark, timeout_seconds=15) == []
+
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([TF4SLURM, *words, job.run_directory], capture_output=True, text=True, timeout=60)
+
+    (status,) = json.loads(ask("status", "--json").stdout)
+    assert (status["state"], status["exit_code"]) == ("LOST", 1)
+    assert {task["task"]: task["state"] for task in status["tasks"]} == {
+        "chief/0": "exited 0",
+        "ps/0": "ended",
+        "worker/0": "exited 3",
+        "worker/1": "ended",
+    }
+    reason = status["reason"]
+    assert re.search(r"Last known at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: training", reason)
+    assert "chief/0 exited with code 0, worker/0 exited with code 3" in reason
+    waited = ask("wait")
+    assert (waited.returncode, reason in waited.stderr) == (1, True)
+    page = Path(ask("report").stdout.strip()).read_text()
+    assert ">Lost</p>" in page
+    assert "worker/0 exited with code 3" in page
+    assert "the job still runs" not in page
 
 
 @pytest.mark.long

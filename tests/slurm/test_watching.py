@@ -17,6 +17,7 @@ import pytest
 from tests.jobs import TF4SLURM
 from tests.processes import wait_until
 from tests.slurm.lab import SlurmLab
+from tf4slurm.run_directory import RunDirectory
 
 SCRIPT = """
 import os, sys, time, tf4slurm
@@ -154,13 +155,17 @@ def test_a_step_without_a_launcher_is_found_by_the_jobs_id(watcher: Watcher) -> 
 
 @pytest.mark.long
 def test_without_a_result_slurms_word_counts(watcher: Watcher) -> None:
-    job_id = watcher.submit("-N4", "--workers", "2")
+    job_id = watcher.submit("-N4", "--workers", "2", "--dead-after", "2")  # less than Slurm's KillWait
     watcher.wait_for_steps(job_id)
     watcher.lab.run("scancel", "--signal=KILL", "--batch", job_id)
     assert wait_until(lambda: watcher.status(job_id)["exit_code"] is not None, 60, poll_seconds=0.5)
     status = watcher.status(job_id)
     assert status["exit_code"] != 0
-    assert "there is no result of a launcher" in status["reason"]
+    assert "there is no result of a launcher. Last known at " in status["reason"]
+    run = RunDirectory(Path(status["run_directory"]))
+    assert wait_until(lambda: len(run.read_last_states()) == 4, 60, poll_seconds=0.5)  # the agents' own words
+    assert {task["state"] for task in watcher.status(job_id)["tasks"]} <= {"ended", "exited 0", "exited -15"}
+    assert ">Lost</p>" in Path(watcher.run("report", job_id).stdout.strip()).read_text()
 
 
 @pytest.mark.long

@@ -8,8 +8,8 @@ As JSON (`tf4slurm status --json`) a list of
                 "heard_seconds", "starts", "metrics"}]}
 
 "state" is Slurm's while Slurm has the job, else RUNNING, COMPLETED, FAILED, STOPPED, LOST (its launcher has ended
-without a word) or UNKNOWN. A task is missing, waiting, running, STALLED, exited, lost or left. What is not known is
-null.
+without a result) or UNKNOWN. A task is missing, waiting, running, STALLED, exited, ended (by its agent, which had lost
+the launcher), lost or left. What is not known is null.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 from tf4slurm.child import is_alive
 from tf4slurm.errors import EXIT_REQUEUED, LaunchError
+from tf4slurm.loss import last_known
 from tf4slurm.observe.registry import KnownJob
 from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.commands import ask_accounting, ask_job, ask_queue
@@ -36,6 +37,7 @@ _STALL_STEPS = 10.0  # and as long as this many steps took before
 _FRESH_SECONDS = 5.0
 _LATE_SECONDS = 20.0  # that status.json may be old on a slow file system
 _STOP_CODES = (130, 143, 138, 140)
+_UNKNOWN_END = {"state": "lost"}
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,9 @@ def read_status(job: KnownJob, entry: QueueEntry | None, doubts: Sequence[str] =
     state, exit_code, reason = _judge(job, run, entry, result, status, age, doubts)
     is_over = exit_code is not None
     tasks = [] if state == "PENDING" else _tasks(status)
+    if run is not None and is_over and result is None:
+        last = run.read_last_states()
+        tasks = [{**task, **last.get(str(task.get("task")), _UNKNOWN_END)} for task in tasks]
     return JobStatus(
         job_id=job.job_id,
         name=job.name,
@@ -183,7 +188,7 @@ def _judge(
             )
         return entry.state, None, status.get("reason", "")
     if job.job_id is not None:
-        return _judge_gone(job, entry, doubts)
+        return _judge_gone(job, run, entry, doubts)
     process = ((run.read_job() if run else None) or {}).get("process")
     if process is not None and is_alive(process):
         return "RUNNING", None, ""
@@ -191,10 +196,12 @@ def _judge(
         return "RUNNING", None, ""  # on another host, which shares this directory
     if run is None:
         return "UNKNOWN", 1, f"Its run directory under {job.runs_directory} is gone."
-    return "LOST", 1, "Its launcher has ended without a word: it was killed, or its host went down."
+    return "LOST", 1, _describe_loss("Its launcher was killed, or its host went down: there is no result.", run)
 
 
-def _judge_gone(job: KnownJob, entry: QueueEntry | None, doubts: list[str]) -> tuple[str, int | None, str]:
+def _judge_gone(
+    job: KnownJob, run: RunDirectory | None, entry: QueueEntry | None, doubts: list[str]
+) -> tuple[str, int | None, str]:
     """Judge a job of Slurm that has ended without a result: by the queue's last word, or the accounting's."""
     assert job.job_id is not None
     if doubts:  # Slurm does not answer: it may as well be running
@@ -205,14 +212,19 @@ def _judge_gone(job: KnownJob, entry: QueueEntry | None, doubts: list[str]) -> t
         accounted = None
     if accounted is not None and accounted[0] in ENDED_STATES:  # it may lag behind the queue, and call it PENDING yet
         code = accounted[1] or int(accounted[0] != "COMPLETED")
-        return accounted[0], code, "From Slurm's accounting; there is no result of a launcher."
+        return accounted[0], code, _describe_loss("From Slurm's accounting; there is no result of a launcher.", run)
     if entry is not None:
         code = 0
         with contextlib.suppress(LaunchError):
             code = ask_job(job.job_id, timeout_seconds=_SLURM_SECONDS).exit_code
         code = code or int(entry.state != "COMPLETED")
-        return entry.state, code, "From Slurm's queue; there is no result of a launcher."
-    return "UNKNOWN", 1, "Slurm no longer knows it, and there is no result of a launcher."
+        return entry.state, code, _describe_loss("From Slurm's queue; there is no result of a launcher.", run)
+    why = "Slurm no longer knows it, and there is no result of a launcher."
+    return "LOST" if run is not None else "UNKNOWN", 1, _describe_loss(why, run)
+
+
+def _describe_loss(why: str, run: RunDirectory | None) -> str:
+    return f"{why} {last_known(run)}".rstrip() if run is not None else why
 
 
 def _tasks(status: dict[str, Any]) -> list[dict[str, Any]]:

@@ -90,6 +90,8 @@ def _verdict(story: Story) -> tuple[str, str]:
         return "Stopped", "warn"
     if code is not None:
         return "Failed", "bad"
+    if story.loss:
+        return "Lost", "bad"
     phase = story.status.get("phase")
     return (str(phase).capitalize(), "live") if phase else ("Unknown", "warn")
 
@@ -132,7 +134,7 @@ def _header(story: Story) -> str:
 def _cause(story: Story) -> str:
     if not story.has_ended or story.result.get("exit_code") == 0:
         return ""
-    body = f'<p class="reason">{escape(story.result.get("reason") or "No reason was written down.")}</p>'
+    body = f'<p class="reason">{escape(story.result.get("reason") or story.loss or "No reason was written down.")}</p>'
     if story.tail:
         log = story.result.get("log")
         body += f"<h3>The last lines of {escape(story.cause or 'its output')}</h3>"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tf4slurm.loss import is_lost, last_known
 from tf4slurm.reports.advice import Advice, explain_failure, give_advice
 from tf4slurm.reports.curves import Curves, make_curves
 from tf4slurm.reports.needs import JobNeeds, make_needs
@@ -27,6 +28,7 @@ class Story:
         names: The tasks by rank.
         tail: The last lines of what failed first.
         missing: What the run directory does not tell, in sentences.
+        loss: What was known last, if the launcher ended without a result; else empty.
     """
 
     path: Path
@@ -42,10 +44,11 @@ class Story:
     explanation: tuple[str, ...]
     tail: tuple[str, ...]
     missing: tuple[str, ...]
+    loss: str = ""
 
     @property
     def has_ended(self) -> bool:
-        return bool(self.result)
+        return bool(self.result or self.loss)
 
     @property
     def cause(self) -> str | None:
@@ -65,6 +68,7 @@ def read_story(run: RunDirectory) -> Story:
     ends = [mark.seconds for mark in timeline.marks if mark.kind == "verdict"]
     training = (timeline.training_at or 0.0, ends[0] if ends else timeline.end)
     needs = make_needs(names, curves, grant, training, timeline.end)
+    loss = f"Its launcher was killed, or its host went down. {last_known(run)}" if is_lost(run) else ""
     has_failed = bool(result) and result.get("exit_code") != 0
     return Story(
         path=run.path,
@@ -79,7 +83,8 @@ def read_story(run: RunDirectory) -> Story:
         advice=tuple(give_advice(needs, timeline)),
         explanation=tuple(explain_failure(result, grant)) if has_failed else (),
         tail=_tail(run, result) if has_failed else (),
-        missing=tuple(_missing(run, job, status, result)),
+        missing=tuple(_missing(run, job, status, has_ended=bool(result or loss))),
+        loss=loss,
     )
 
 
@@ -117,15 +122,13 @@ def _tail(run: RunDirectory, result: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(collections.deque(lines, _TAIL_LINES))
 
 
-def _missing(
-    run: RunDirectory, job: Mapping[str, Any], status: Mapping[str, Any], result: Mapping[str, Any]
-) -> list[str]:
+def _missing(run: RunDirectory, job: Mapping[str, Any], status: Mapping[str, Any], *, has_ended: bool) -> list[str]:
     said = []
     if not job:
         said.append("job.json is not there or cannot be read: what was run is not known.")
     if not run.events.exists():
         said.append("There is no events.jsonl: the life of the tasks is not known.")
-    if not result:
+    if not has_ended:
         phase = status.get("phase")
         where = f"when it was last written down, it was {phase}" if isinstance(phase, str) else "it left no word"
         said.append(f"There is no result.json: the job still runs, or its launcher was killed; {where}.")

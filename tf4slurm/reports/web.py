@@ -17,6 +17,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tf4slurm.loss import is_lost
 from tf4slurm.reports.drawing import escape
 from tf4slurm.reports.quantities import format_seconds
 from tf4slurm.reports.report import make_body, make_page, read_part, title_of
@@ -113,7 +114,7 @@ class _Page:
         return float(self._content.get("pause", 0.0))
 
     def look_for_end(self) -> bool:
-        return self._run.read_result() is not None
+        return self._run.read_result() is not None or is_lost(self._run)
 
     def content(self) -> dict[str, Any]:
         """Return what the page's script asks for."""
