@@ -32,7 +32,7 @@ from tf4slurm.output import LineSplitter, LineWriter
 from tf4slurm.placeholders import fill_in
 from tf4slurm.program import run_program
 from tf4slurm.roles import Role, role_of
-from tf4slurm.run_directory import TIMES_SUFFIX, RunDirectory
+from tf4slurm.run_directory import TIMES_SUFFIX, RunDirectory, open_to_append
 from tf4slurm.script import LINE_VARIABLE
 from tf4slurm.silence import wait_for_silence
 from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
@@ -325,20 +325,32 @@ class _ChildLog:
         self._timed_at = float("-inf")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
-            self._times = path.with_suffix(TIMES_SUFFIX).open("ab", buffering=0)
+            self._file = open_to_append(path)
+            self._times = open_to_append(path.with_suffix(TIMES_SUFFIX))
         except OSError as error:
             self._show([f"[tf4slurm: no log file: {error}]"])
 
     def write(self, data: bytes) -> None:
-        if self._file is not None:
+        """Take more output; none is its end."""
+        if not data:
+            self._close_files()
+        elif self._file is not None:
             try:
                 self._note_time(self._file)
                 self._file.write(data)
             except OSError as error:
-                self._file = None
                 self._show([f"[tf4slurm: the log file ends here: {error}]"])
+                self._close_files()
         self._show(self._splitter.split(data))
+
+    def _close_files(self) -> None:
+        for file in (self._file, self._times):
+            try:
+                if file is not None:
+                    file.close()
+            except OSError as error:  # a full disk behind NFS is told only now
+                self._show([f"[tf4slurm: the log file may be incomplete: {error}]"])
+        self._file = self._times = None
 
     def _note_time(self, file: BinaryIO) -> None:
         """Write down, at most every second, from which byte on the log is later than now."""

@@ -94,7 +94,7 @@ class Child:
         """Start `command` in a process group of its own; shielded, it ignores signals for the whole job.
 
         Its standard output and error arrive together at `on_output`, as they come, in a thread of its own: a file
-        system that hangs holds up the child, not its agent.
+        system that hangs holds up the child, not its agent. At their end it is called with no bytes.
         A program that cannot be started is a child that exits with 127 or 126 and says why.
         """
         readable, writable = os.pipe()
@@ -152,6 +152,7 @@ def _read(readable: int, on_output: Callable[[bytes], None], on_end: Callable[[]
     with open(readable, "rb", buffering=0) as pipe:
         while data := pipe.read(_READ_BYTES):
             on_output(data)
+        on_output(b"")
     with contextlib.suppress(RuntimeError):  # the event loop is gone: nobody waits any more
         on_end()
 

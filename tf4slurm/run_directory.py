@@ -12,7 +12,7 @@ runs/<name>-<id>/
     logs/<role>-<index>.<attempt>.times when: lines "byte seconds", the log from that byte on is of that time or later
     work/<role>-<index>.<attempt>/      what a server of the data service keeps over a restart
     lost/<role>-<index>.json            what the task's agent knew when it lost the launcher
-    result.json       the verdict, and the life of each task
+    result.json       the verdict, and the life of each task; .result.json.reserved is its space on a full disk
     report.html       the job's life to look at
 """
 
@@ -25,13 +25,16 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.trust import check_trusted
 
 TIMES_SUFFIX = ".times"
+_RESERVED = ".result.json.reserved"
+_RESERVED_BYTES = 4096
+_SHORT_REASON = 500  # characters; JSON may write each as six
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class RunDirectory:
             try:
                 make_parent(parent)
                 path.mkdir(mode=0o700)
-                (path / "logs").mkdir()
+                _fill(path)
             except FileExistsError:
                 if parent.is_dir():
                     continue
@@ -76,7 +79,7 @@ class RunDirectory:
                 raise _cannot_write(path, "a link, or another user's directory, is in its place")
             if facts.st_mode & 0o077:
                 path.chmod(0o700)
-            (path / "logs").mkdir(exist_ok=True)
+            _fill(path)
         except OSError as error:
             raise _cannot_write(path, error.strerror) from error
         return cls(path.absolute())
@@ -102,7 +105,26 @@ class RunDirectory:
         _write_json(self.control, content)
 
     def write_result(self, content: Mapping[str, Any]) -> None:
-        _write_json(self.path / "result.json", content)
+        """Write result.json; on a full disk the exit code and the reason alone, into the space reserved for it.
+
+        Raises:
+            RunDirectoryError: It cannot be written, or not whole.
+        """
+        path, reserved = self.path / "result.json", self.path / _RESERVED
+        try:
+            _write_json(path, content)
+        except RunDirectoryError as error:
+            kept = {name: content.get(name) for name in ("exit_code", "cause", "seconds", "attempts", "requeued")}
+            text = json.dumps({**kept, "reason": str(content.get("reason", ""))[:_SHORT_REASON]})
+            try:
+                with reserved.open("r+b") as file:  # in place: that takes no space on most file systems
+                    file.write(text.encode().ljust(_RESERVED_BYTES))
+                reserved.replace(path)
+            except OSError:
+                raise error from None
+            raise RunDirectoryError(f"{error} It has the exit code and the reason alone.", path=str(path)) from error
+        with contextlib.suppress(OSError):
+            reserved.unlink()
 
     def write_slurm(self, content: Mapping[str, Any]) -> None:
         _write_json(self.path / "slurm.json", content)
@@ -119,8 +141,8 @@ class RunDirectory:
     def append_sample(self, content: Mapping[str, Any]) -> None:
         path = self.path / "samples.jsonl"
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(content, separators=(",", ":")) + "\n")
+            with open_to_append(path) as file:
+                file.write(json.dumps(content, separators=(",", ":")).encode() + b"\n")
         except OSError as error:
             raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
 
@@ -177,6 +199,17 @@ class RunDirectory:
 
     def read_samples(self) -> list[dict[str, Any]]:
         return _read_lines(self.path / "samples.jsonl")
+
+
+def _fill(path: Path) -> None:
+    (path / "logs").mkdir(mode=0o700, exist_ok=True)
+    with open_to_append(path / _RESERVED) as file:
+        file.write(b" " * _RESERVED_BYTES)
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """Open a file that grows, for this user alone; what is written is with the kernel at once."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0)
 
 
 def make_parent(path: Path) -> None:

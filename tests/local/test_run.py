@@ -18,8 +18,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.faults.disk import fill, small_disk
 from tests.jobs import CHILD, NAMES, ROLES, TF4SLURM, Job, know_secret
 from tests.processes import marked_processes, wait_until, wait_until_gone
+from tf4slurm.agent import _ChildLog
+from tf4slurm.output import LineWriter
 from tf4slurm.run_directory import RunDirectory
 
 
@@ -74,6 +77,7 @@ def test_the_run_directory_is_its_users_alone_and_keeps_no_secret(
     job.end_child("chief-0")
     job.wait()
     files = [path for path in job.run_directory.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert {path.name for path in files} >= {"job.json", "events.jsonl", "result.json", "chief-0.1.log"}
     assert not any(secret in path.read_text() for path in files)
 
@@ -473,3 +477,56 @@ def test_placeholders_in_the_command_are_filled_in_and_a_ps_that_never_ends_is_e
         f"worker/0 | {hosts} --job=worker --type=worker 0  {{other}} {{}}",
         f"worker/1 | {hosts} --job=worker --type=worker 1  {{other}} {{}}",
     ]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
+def test_result_on_a_full_disk_has_exit_code_and_reason_and_the_user_is_told(job: Job) -> None:
+    with small_disk(job.directory / "runs"):
+        job.start("--ps", "1", "--workers", "1")
+        job.wait_for_child("chief-0")
+        wait_until(lambda: "status.json" in os.listdir(next((job.directory / "runs").glob("*-*"))), 20)
+        fill(job.directory / "runs")
+        assert wait_until(lambda: "no longer written down" in job.stderr, 20)
+        fill(job.directory / "runs")  # what the last status.json has left
+        job.end_child("chief-0")
+        assert job.wait() == 0
+        run = next((job.directory / "runs").glob("*-*"))
+        assert f"'{run}/result.json' cannot be written: No space left on device." in job.stderr
+        assert "It has the exit code and the reason alone." in job.stderr
+        for verb in (("status", "--json"), ("wait",), ("report", "-o", "-")):
+            done = subprocess.run([TF4SLURM, *verb, run], capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+            assert "COMPLETED" in done.stdout + done.stderr or ">Completed</p>" in done.stdout
+
+
+def test_log_files_are_closed_when_the_child_ends(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "always::ResourceWarning")
+    job.start(*ROLES)
+    for name in NAMES:
+        job.wait_for_child(name)
+    os.kill(job.wait_for_child("worker-1")["pid"], signal.SIGKILL)
+    job.wait_for_child("worker-1", number=2)
+    job.end_child("chief-0")
+    assert job.wait() == 0
+    assert "unclosed file" not in job.stdout + job.stderr
+
+
+def test_log_file_that_cannot_be_closed_is_told(tmp_path: Path) -> None:
+    shown: list[str] = []
+
+    class Terminal:
+        def write(self, text: str) -> None:
+            shown.append(text)
+
+        def flush(self) -> None:
+            pass
+
+    writer = LineWriter(Terminal())
+    log = _ChildLog(tmp_path / "logs" / "worker-0.1.log", "worker/0", writer)
+    log.write(b"one line\n")
+    assert log._file is not None
+    os.close(log._file.fileno())  # then closing it fails, as on NFS without space
+    log.write(b"")
+    writer.close()
+    assert "worker/0 | [tf4slurm: the log file may be incomplete: [Errno 9] Bad file descriptor]" in "".join(shown)
+    assert (tmp_path / "logs" / "worker-0.1.log").read_text() == "one line\n"

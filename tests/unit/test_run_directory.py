@@ -12,7 +12,8 @@ import pytest
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import RunDirectoryError
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.observe.events import EventLog
+from tf4slurm.run_directory import RunDirectory, open_to_append
 
 MAKERS = {"create": lambda path: RunDirectory.create(path.parent, path.name), "open": RunDirectory.open}
 UNUSABLE = {"parent is a file": "file/runs/digits", "itself a file's child": "file/digits", "kernel's": "/proc/runs/x"}
@@ -92,6 +93,22 @@ def test_what_another_user_has_put_there_is_not_taken(tmp_path: Path) -> None:
     assert list((tmp_path / "mine").iterdir()) == list((tmp_path / "theirs").iterdir()) == []
 
 
+def test_files_and_directories_that_grow_are_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        run = RunDirectory.create(tmp_path, "digits")
+        EventLog(run.events).add("joined", "worker/0", "It has joined.")
+        run.append_sample({"seconds": 1.0})
+        run.write_last_state(Task("worker", 0), {"state": "ended"})
+        open_to_append(run.log(Task("worker", 0), 1)).close()
+    finally:
+        os.umask(old)
+    modes = {str(path.relative_to(run.path)): mode_of(path) for path in run.path.rglob("*")}
+    directories = {"logs": 0o700, "lost": 0o700}
+    files = (".result.json.reserved", "events.jsonl", "samples.jsonl", "logs/worker-0.1.log", "lost/worker-0.json")
+    assert modes == {**directories, **dict.fromkeys(files, 0o600)}
+
+
 def test_draft_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("mine")
     (tmp_path / ".control.json.draft").symlink_to(tmp_path / "victim")
@@ -123,7 +140,7 @@ def test_a_file_is_whole_and_readable_by_its_user_alone(tmp_path: Path, name: st
     assert json.loads(path.read_text()) == {"number": 2}
     assert path.stat().st_ino != first
     assert mode_of(path) == 0o600
-    assert {child.name for child in tmp_path.iterdir()} == {f"{name}.json", "logs"}
+    assert {child.name for child in tmp_path.iterdir()} - {".result.json.reserved"} == {f"{name}.json", "logs"}
 
 
 def test_draft_that_an_earlier_process_left_is_replaced(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
+
+from tf4slurm.run_directory import open_to_append
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,9 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self._started = time.monotonic()
-        self._file: TextIO | None = None
+        self._file: BinaryIO | None = None
         try:
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            self._file = open_to_append(path)
         except OSError as error:
             logger.warning("there is no events.jsonl: %s", error)
 
@@ -38,13 +39,16 @@ class EventLog:
         event = Event(round(time.monotonic() - self._started, 4), kind, task, text)
         if self._file is not None:
             try:
-                self._file.write(json.dumps({"time": round(time.time(), 3), **vars(event)}) + "\n")
+                self._file.write(json.dumps({"time": round(time.time(), 3), **vars(event)}).encode() + b"\n")
             except OSError as error:
-                self._file = None
                 logger.warning("events.jsonl ends here: %s", error)
+                self.close()
         return event
 
     def close(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # told at the last write
+        try:
+            if self._file is not None:
                 self._file.close()
+        except OSError as error:  # a full disk behind NFS is told only now
+            logger.warning("events.jsonl may be incomplete: %s", error)
+        self._file = None
