@@ -95,8 +95,13 @@ def project_directories(directory: Path, home: Path) -> tuple[Path, ...]:
     Where neither is above there is only `directory`: what is above that is not known to be the project's.
     """
     above = (directory, *directory.parents)
-    roots = (number for number, path in enumerate(above) if path == home or os.path.exists(path / ".git"))
+    roots = (number for number, path in enumerate(above) if path in (home, repository_of(directory)))
     return above[: next(roots, 0) + 1]
+
+
+def repository_of(directory: Path) -> Path | None:
+    """Return the root of the checkout of git that a directory is in; None outside of one."""
+    return next((path for path in (directory, *directory.parents) if os.path.exists(path / ".git")), None)
 
 
 def read_settings(

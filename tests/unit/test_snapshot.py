@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -45,6 +46,47 @@ def test_a_copy_has_all_but_git_and_the_runs(source: Path) -> None:
     target = source / "runs" / "train.code"
     take_snapshot("copy", source, target, ("python", "notes.py"))
     assert files(target) == {"train.py": "new", "model/layers one.py": "layers", "notes.py": "notes"}
+
+
+def test_copy_leaves_out_what_git_ignores(source: Path) -> None:
+    for name in (".env", "id_rsa", "data/images.bin", "model/cache.pyc"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text("secret")
+    (source / ".gitignore").write_text(".env\nid_rsa\ndata/\n*.pyc\n")
+    target = source / "runs" / "train.code"
+    for directory, expected in (
+        (source, {".gitignore", "train.py", "model/layers one.py", "notes.py"}),
+        (source / "model", {"layers one.py"}),
+    ):
+        take_snapshot("copy", directory, target, ())
+        assert set(files(target)) == expected
+        shutil.rmtree(target)
+
+
+def test_copy_outside_of_a_checkout_takes_everything(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/.env").write_text("TOKEN=1")
+    take_snapshot("copy", tmp_path / "source", tmp_path / "runs/train.code")
+    assert files(tmp_path / "runs/train.code") == {".env": "TOKEN=1"}
+
+
+def test_copy_in_a_checkout_that_git_cannot_read_is_refused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SubmissionError, match=r"git does not list the files .* leave --snapshot out"):
+        take_snapshot("copy", source, source / "runs" / "train.code")
+    assert not (source / "runs" / "train.code").exists()
+
+
+@pytest.mark.parametrize("kind", ["git", "copy"])
+def test_snapshot_that_is_too_large_is_refused_with_its_size(source: Path, kind: str) -> None:
+    with (source / "train.py").open("ab") as file:
+        file.truncate(1_500_000_000)  # a hole: it takes no space
+    with pytest.raises(SubmissionError, match=r"would have 1\.5 GB, at most 1 GB are copied\. Keep data"):
+        take_snapshot(kind, source, source / "runs" / "train.code")
+    assert not (source / "runs" / "train.code").exists()
+    if kind == "copy":
+        (source / "train.py").rename(source / "runs" / "data")  # which is left out
+        take_snapshot(kind, source, source / "runs" / "train.code")
 
 
 def test_a_script_that_would_be_missing_is_refused_and_nothing_is_left(source: Path) -> None:

@@ -105,7 +105,8 @@ _OPTIONS = (
         type=click.Choice(["git", "copy", "none"]),
         default="none",
         show_default=True,
-        help="Run in a copy of this directory, taken now: of the files that git tracks, or of all.",
+        help="Run in a copy of this directory, taken now, at most 1 GB: of the files that git tracks, or of all that "
+        "git does not ignore. Outside of a checkout that is everything, files with secrets such as .env too.",
     ),
     click.option("--single", is_flag=True, help="One task that runs COMMAND alone: no ps, no cluster."),
     click.option(

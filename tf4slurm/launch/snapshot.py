@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tf4slurm.errors import RunDirectoryError, SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.submission import Submission
+from tf4slurm.profiles import repository_of
 from tf4slurm.run_directory import make_parent
 
 _TIMEOUT_SECONDS = 60.0
 _ENDING = ".code"
+_MAX_BYTES = 10**9
+_COPY = "Use --snapshot copy."
 
 
 def place_snapshot(plan: LaunchPlan, submission: Submission) -> tuple[LaunchPlan, Submission]:
@@ -32,28 +36,34 @@ def place_snapshot(plan: LaunchPlan, submission: Submission) -> tuple[LaunchPlan
 def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:
     """Copy a directory: of "git" the files that git tracks, as they are now; of "copy" all but .git and the runs.
 
+    In a checkout of git "copy" leaves out what git ignores. Elsewhere it takes files with secrets too, such as .env.
+
     Args:
         target: Must not exist; its parent is where runs are kept.
         command: What will run there: a file of it that is in `source` must be in the snapshot too.
 
     Raises:
-        SubmissionError: Git tracks nothing there, or not a file of the command.
+        SubmissionError: Git tracks nothing there, or not a file of the command, or it is larger than 1 GB.
         RunDirectoryError: It cannot be written.
     """
     try:
         make_parent(target.parent)
         target.mkdir(mode=0o700)
         if kind == "git":
-            for name in _tracked_files(source):
+            names = _tracked_files(source)
+            _check_size(source, [source / name for name in names])
+            for name in names:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source / name, target / name, follow_symlinks=False)
         else:
-            left_out = {source.resolve() / ".git", target.parent.resolve()}
+            source = source.resolve()
+            left_out = {source / ".git", target.parent.resolve(), *_ignored_files(source)}
 
             def ignore(directory: str, names: list[str]) -> list[str]:
-                return [name for name in names if Path(directory, name).absolute() in left_out]
+                return [name for name in names if Path(directory, name) in left_out]
 
-            shutil.copytree(source.resolve(), target, symlinks=True, ignore=ignore, dirs_exist_ok=True)
+            _check_size(source, _walk(source, ignore))
+            shutil.copytree(source, target, symlinks=True, ignore=ignore, dirs_exist_ok=True)
         _check_command(source, target, command)
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
@@ -65,24 +75,56 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
 
 
 def _tracked_files(source: Path) -> list[str]:
-    command = ("git", "-C", str(source), "ls-files", "-z", "--cached")
+    names = [name for name in _list_files(source, _COPY, "--cached") if (source / name).is_file()]
+    if not names:
+        raise SubmissionError(f"git tracks no file in {source}. {_COPY}", option="snapshot")
+    return names
+
+
+def _ignored_files(source: Path) -> list[Path]:
+    """Return the files and directories that git ignores; none outside of a checkout."""
+    if repository_of(source) is None:
+        return []
+    options = ("--others", "--ignored", "--exclude-standard", "--directory")
+    return [source / name for name in _list_files(source, "Make that work, or leave --snapshot out.", *options)]
+
+
+def _list_files(source: Path, todo: str, *options: str) -> list[str]:
+    command = ("git", "-C", str(source), "ls-files", "-z", *options)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="surrogateescape", timeout=_TIMEOUT_SECONDS
         )
+        why = done.stderr.strip() if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SubmissionError(f"--snapshot git: {error}. Use --snapshot copy.", option="snapshot") from error
-    names = [name for name in done.stdout.split("\0") if name and (source / name).is_file()]
-    if done.returncode != 0 or not names:
-        why = done.stderr.strip() or "git tracks no file here"
-        raise SubmissionError(f"--snapshot git in {source}: {why}. Use --snapshot copy.", option="snapshot")
-    return names
+        why = str(error)
+    if why:
+        raise SubmissionError(f"git does not list the files in {source}: {why}. {todo}", option="snapshot")
+    return [name for name in done.stdout.split("\0") if name]
+
+
+def _walk(source: Path, ignore: Callable[[str, list[str]], list[str]]) -> Iterator[Path]:
+    """Return what shutil.copytree would copy of a directory."""
+    for directory, directories, files in os.walk(source):
+        left_out = ignore(directory, [*directories, *files])
+        directories[:] = [name for name in directories if name not in left_out]
+        yield from (Path(directory, name) for name in files if name not in left_out)
+
+
+def _check_size(source: Path, files: Iterable[Path]) -> None:
+    num_bytes = sum(file.lstat().st_size for file in files)
+    if num_bytes > _MAX_BYTES:
+        raise SubmissionError(
+            f"The snapshot of {source} would have {num_bytes / 1e9:.1f} GB, at most {_MAX_BYTES / 1e9:g} GB are "
+            "copied. Keep data and checkpoints elsewhere, have git ignore them, or leave --snapshot out.",
+            option="snapshot",
+        )
 
 
 def _check_command(source: Path, target: Path, command: Sequence[str]) -> None:
     for word in command:
         if not Path(word).is_absolute() and (source / word).is_file() and not (target / word).is_file():
             raise SubmissionError(
-                f"{word!r} would not be in the snapshot: git does not track it. Use git add, or --snapshot copy.",
+                f"{word!r} would not be in the snapshot: git does not track it, or ignores it. Use git add.",
                 option="snapshot",
             )
