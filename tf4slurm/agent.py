@@ -24,6 +24,7 @@ from tf4slurm.cluster import Address, Cluster, Task
 from tf4slurm.control.messages import Report, Usage
 from tf4slurm.control.verdict import exit_code_of
 from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, RendezvousError, RunDirectoryError, Tf4SlurmError
+from tf4slurm.guard import GUARD_LOST
 from tf4slurm.input import SERVICES_VARIABLE
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
 from tf4slurm.line import Line
@@ -68,6 +69,7 @@ class Agent:
         self._watching: asyncio.Task[None] | None = None
         self._line = Line(self._membership.note)
         self._was_told_to_stop = False
+        self._guard_is_lost = asyncio.Event()
 
     async def run(self, run_directory: RunDirectory) -> int:
         """Live the task's life; return the exit code of this process.
@@ -79,12 +81,17 @@ class Agent:
         for number in STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
+        asyncio.get_running_loop().add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
         await self._line.open()
         member = asyncio.create_task(self._membership.run())
         has_lost_launcher = False
         obedience = asyncio.create_task(self._obey(run_directory))
+        guard_loss = asyncio.create_task(self._guard_is_lost.wait())
         try:
-            await asyncio.wait({member, obedience}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({member, obedience, guard_loss}, return_when=asyncio.FIRST_COMPLETED)
+            if guard_loss.done():
+                logger.error("%s: the process above this agent was killed", self._name)
+                return EXIT_TASK_LOST
             if obedience.done():
                 obedience.result()
                 await asyncio.wait({member}, timeout=_GOODBYE_SECONDS)
@@ -96,6 +103,7 @@ class Agent:
             has_lost_launcher = True
             return EXIT_TASK_LOST if self._membership.map else error.exit_code
         finally:
+            guard_loss.cancel()
             obedience.cancel()
             member.cancel()
             await self._end_child(_ORPHAN_SECONDS)

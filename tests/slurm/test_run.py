@@ -300,6 +300,60 @@ def test_files_in_the_users_directory_do_not_stand_in_for_pythons_own(job: Job) 
     assert job.wait() == 0
 
 
+LEAVES_PROCESSES = """
+sleep 1001 & setsid sleep 1002 & (setsid setsid sleep 1003 &)
+sh -c "trap '' TERM HUP INT; sleep 1004; sleep 1005" &
+exec "$@"
+"""
+"""A grandchild, one in a session of its own, a daemon, and one that ignores signals."""
+
+
+def left_behind(mark: str, host: str) -> list[str]:
+    return [str(p) for p in marked_processes(mark) if p.host == host and p.command.startswith(("sleep", "sh "))]
+
+
+def wait_for_leftovers(mark: str, host: str) -> None:
+    assert wait_until(lambda: len(left_behind(mark, host)) >= 5, 10), left_behind(mark, host)
+
+
+@pytest.mark.parametrize("victim", ["agent", "guard"])
+def test_killed_agent_or_guard_leaves_no_process_of_its_script_before_the_step_ends(
+    job: Job, process_mark: str, victim: str
+) -> None:
+    command = ("bash", "-c", LEAVES_PROCESSES, "bash", sys.executable, str(CHILD), str(job.children))
+    job.start(*ROLES, prefix=SALLOC, command=command)
+    host = children_by_host(job)["worker-1"]
+    wait_for_leftovers(process_mark, host)
+    agent = psutil.Process(child_id("worker-1")).parent()
+    assert agent is not None
+    (launcher,) = [p for p in marked_processes(process_mark) if p.command.split()[1:3] == [TF4SLURM, "run"]]
+    os.kill(launcher.pid, signal.SIGSTOP)  # the step goes on
+    try:
+        (agent if victim == "agent" else psutil.Process(agent.ppid())).kill()
+        assert wait_until(lambda: not left_behind(process_mark, host), 5), left_behind(process_mark, host)
+    finally:
+        os.kill(launcher.pid, signal.SIGCONT)
+    assert job.wait() == 7
+    assert f"worker/1 on {host} is lost" in job.stderr.partition("Root cause:")[2]
+
+
+@pytest.mark.parametrize("victim", ["chief-0", "worker-1"])
+def test_killed_agent_of_a_task_without_a_launcher_leaves_no_process(
+    job: Job, lab: SlurmLab, process_mark: str, victim: str
+) -> None:
+    options = ("--runs-directory", str(job.directory / "runs"), "--ps", "1", "--dead-after", "2", "--beat", "0.5")
+    command = (TF4SLURM, "task", *options, "--", "bash", "-c", LEAVES_PROCESSES, "bash", sys.executable, str(CHILD))
+    step = lab.popen("srun", "-Q", "-N4", "-n4", *command, str(job.children), stdout=subprocess.DEVNULL)
+    host = children_by_host(job)[victim]
+    wait_for_leftovers(process_mark, host)
+    os.kill(psutil.Process(child_id(victim)).ppid(), signal.SIGKILL)
+    assert wait_until(lambda: not left_behind(process_mark, host), 5), left_behind(process_mark, host)
+    assert step.wait(30) != 0
+    if victim != "chief-0":  # rank 0 hosts the launcher
+        assert job.result["exit_code"] == 7
+        assert job.result["cause"] == "worker/1"
+
+
 @pytest.mark.parametrize("stopped", ["chief-0", "worker-1"])
 def test_a_stopped_task_without_a_launcher_does_not_keep_srun_waiting(job: Job, lab: SlurmLab, stopped: str) -> None:
     options = ("--runs-directory", str(job.directory / "runs"), "--ps", "1", "--dead-after", "2", "--beat", "0.5")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import NoReturn
 
 import click
 
 from tf4slurm import __version__
+from tf4slurm.guard import start_guard
 from tf4slurm.program import run_program
 
 _VERBS = {
@@ -58,4 +60,6 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line; verbs get the environment as it was."""
+    if sys.argv[1:2] == ["task"]:  # here: the guard stays as small as this process is when it forks
+        start_guard()
     run_program(lambda environ: cli(obj=environ))

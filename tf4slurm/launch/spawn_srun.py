@@ -22,7 +22,10 @@ TF4SLURM = (sys.executable, "-c", _MAIN)
 
 # An agent needs nothing that site-packages set up by themselves (-S), and asyncio no ssl: a third of its start.
 _PATH = [str(Path(errors.__file__).parents[1]), *filter(None, sys.path)]
-_BE_AGENT = f"import sys; sys.path += {_PATH}; sys.modules['ssl'] = None; from tf4slurm.agent import main; main()"
+_BE_AGENT = (
+    f"import sys; sys.path += {_PATH}; sys.modules['ssl'] = None; "
+    "from tf4slurm.guard import start_guard; start_guard(); from tf4slurm.agent import main; main()"
+)
 _AGENT = (sys.executable, "-I", "-S", "-c", _BE_AGENT)
 _WORDS_LINES = 10
 _SIGNAL_SECONDS = 1.0  # after each signal: an srun that waits for a lost host heeds SIGKILL alone

@@ -1,0 +1,74 @@
+"""The guard above an agent: exit codes and signals pass through it, and nothing is left below it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.processes import wait_until, wait_until_gone
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+
+AGENT = """
+import os, signal, subprocess, sys, time
+from tf4slurm.guard import GUARD_LOST, start_guard
+start_guard()
+for number in (GUARD_LOST, *((signal.SIGTERM, signal.SIGUSR1) if "handles" in sys.argv else ())):
+    signal.signal(number, lambda number, frame: os._exit(40 + number))
+if "exits" in sys.argv:
+    sys.exit(5)
+for command in (["sleep", "1001"], ["sh", "-c", "trap '' TERM HUP; sleep 1002; sleep 1003"]):
+    subprocess.Popen(command, start_new_session=True)
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", AGENT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def agent_of(guard: subprocess.Popen[str]) -> psutil.Process:
+    assert guard.stdout is not None
+    return psutil.Process(int(guard.stdout.readline()))
+
+
+def test_exit_code_of_agent_is_that_of_its_guard() -> None:
+    with start("exits") as guard:
+        assert guard.wait(20) == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signal_to_guard_reaches_its_agent_and_leftovers_are_ended(number: signal.Signals, process_mark: str) -> None:
+    with start("handles") as guard:
+        agent_of(guard)
+        guard.send_signal(number)
+        assert guard.wait(20) == 40 + number
+    assert wait_until_gone(process_mark, timeout_seconds=0) == []
+
+
+def test_killed_agent_leaves_nothing_and_its_guard_exits_with_7(process_mark: str) -> None:
+    with start() as guard:
+        agent_of(guard).kill()
+        assert guard.wait(20) == 7
+        assert guard.stderr is not None
+        assert "was killed by signal 9" in guard.stderr.read()
+    assert wait_until_gone(process_mark, timeout_seconds=0) == []
+
+
+def test_killed_guard_is_told_to_its_agent() -> None:
+    with start() as guard:
+        agent = agent_of(guard)
+        descendants = agent.children(recursive=True)
+        guard.kill()
+        assert wait_until(lambda: not Path(f"/proc/{agent.pid}").exists() or agent.status() == "zombie", 10)
+        for process in descendants:  # the agent's part: see agent.py
+            process.kill()
