@@ -5,21 +5,22 @@ Under an agent of tf4slurm all of it works; in a script that was started by hand
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import logging
 import math
 import os
+import reprlib
 import signal
 import socket
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from tf4slurm.control.messages import Order, Report, Waiting, decode, encode
 from tf4slurm.errors import BarrierError, RendezvousConnectionError
-
-logger = logging.getLogger(__name__)
 
 LINE_VARIABLE = "TF4SLURM_LINE"
 """Where a child finds its agent: a path, or "@" and a name in Linux's abstract namespace."""
@@ -29,21 +30,26 @@ _WAKE_SECONDS = 1.0
 _MAX_METRICS, _MAX_NAME_CHARACTERS = 100, 100  # so that a report always fits into `line.MAX_REPORT_BYTES`
 _MAX_BARRIER_CHARACTERS = 1_000
 _LATE_SECONDS = 30.0  # how much later than its own timeout a barrier's answer may come
+_N = TypeVar("_N", int, float)
 _SLURMS_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def report(*, step: int | None = None, **metrics: float) -> None:
     """Report the training step, and metrics such as loss=0.2, to the job. Cheap enough for every step.
 
-    The job keeps at most 100 metrics per task, with names of at most 100 characters; the rest is left out, with a
-    warning. `tf4slurm run --stall-after SECONDS` ends a job, or begins another attempt, when no task reports a new step
-    for so long.
+    The job keeps at most 100 metrics per task, with names of at most 100 characters. The rest, and a value that is not
+    a number, is left out with one RuntimeWarning, without an agent too; nothing here raises. `tf4slurm run
+    --stall-after SECONDS` ends a job, or begins another attempt, when no task reports a new step for so long.
     """
+    changes, complaints = _checked(step, metrics)
+    for what, text in complaints.items():
+        if what not in _warned:
+            _warned.add(what)
+            with contextlib.suppress(Warning):  # where warnings are errors
+                warnings.warn(f"report() got {text}", RuntimeWarning, stacklevel=2)
     line = find_line()
     if line is not None:
-        before = line.report
-        kept = _limited(metrics) if metrics else before.metrics
-        line.say_soon(step=before.step if step is None else int(step), metrics=kept)
+        line.say_soon(**changes)
 
 
 def should_stop() -> bool:
@@ -101,17 +107,31 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
         line.say(waiting=None)
 
 
-def _limited(metrics: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    """Return the metrics that the job keeps; warn once where that is not all."""
-    global _has_warned
-    kept = tuple((name, float(value)) for name, value in metrics.items() if len(name) <= _MAX_NAME_CHARACTERS)
-    if len(kept[:_MAX_METRICS]) < len(metrics) and not _has_warned:
-        _has_warned = True
-        logger.warning(
-            "report() got %d metrics: the job keeps %d, with names of at most %d characters. Report fewer.",
-            *(len(metrics), len(kept[:_MAX_METRICS]), _MAX_NAME_CHARACTERS),
+def _checked(step: Any, metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the fields of the report that change, and by what is left out of it why."""
+    complaints: dict[str, str] = {}
+
+    def as_number(name: str, value: Any, kind: Callable[[Any], _N]) -> _N | None:
+        try:
+            return kind(value)
+        except Exception:  # whatever a value raises, it must not end the training
+            text = f"{name}={reprlib.repr(value)}, which is not a number: it is left out. Report numbers."
+            complaints[name] = text
+            return None
+
+    changes: dict[str, Any] = {}
+    if step is not None and (reached := as_number("step", step, int)) is not None:
+        changes["step"] = reached
+    short = [name for name in metrics if len(name) <= _MAX_NAME_CHARACTERS][:_MAX_METRICS]
+    if len(short) < len(metrics):
+        complaints["a limit"] = (
+            f"{len(metrics)} metrics: the job keeps {len(short)}, with names of at most {_MAX_NAME_CHARACTERS} "
+            "characters. Report fewer."
         )
-    return kept[:_MAX_METRICS]
+    if metrics:
+        numbers = ((name, as_number(name, metrics[name], float)) for name in short)
+        changes["metrics"] = tuple((name, number) for name, number in numbers if number is not None)
+    return changes, complaints
 
 
 def to_path(name: str) -> str:
@@ -223,7 +243,7 @@ class ScriptLine:
         self.say(has_saved=True)
 
 
-_has_warned = False
+_warned: set[str] = set()
 _line: ScriptLine | None = None
 _line_process = 0
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import reprlib
 import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -49,10 +51,44 @@ def test_reports_go_up_and_the_last_of_many_is_told() -> None:
     with_line(story)
 
 
+NOT_NUMBERS = {"note": "abc", "best": None, "huge": 10**400}
+
+
 @pytest.mark.usefixtures("no_line")
-def test_metrics_beyond_the_limit_are_left_out_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_report_of_what_is_no_number_warns_and_does_not_raise_without_an_agent() -> None:
+    def report_twice() -> None:
+        for _ in range(2):
+            report(step="three", loss=0.5, **NOT_NUMBERS)  # type: ignore[arg-type]
+
+    with pytest.warns(RuntimeWarning) as told:
+        report_twice()
+    assert [str(each.message).partition(". ")[0] for each in told] == [
+        "report() got step='three', which is not a number: it is left out",
+        "report() got note='abc', which is not a number: it is left out",
+        "report() got best=None, which is not a number: it is left out",
+        f"report() got huge={reprlib.repr(10**400)}, which is not a number: it is left out",
+    ]
+    assert {each.filename for each in told} == {__file__}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report(other="abc")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("no_line")
+def test_report_of_what_is_no_number_keeps_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def story(line: Line, reports: list[Report]) -> None:
+        monkeypatch.setenv(LINE_VARIABLE, line.name)
+        report(step=7, loss=0.25)
+        report(step="eight", loss=0.5, **NOT_NUMBERS)  # type: ignore[arg-type]
+        assert wait_until(lambda: bool(reports) and reports[-1].metrics == (("loss", 0.5),), 5)
+        assert reports[-1].step == 7
+
+    with pytest.warns(RuntimeWarning):
+        with_line(story)
+
+
+@pytest.mark.usefixtures("no_line")
+def test_metrics_beyond_the_limit_are_left_out_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = {f"metric {number}": float(number) for number in range(2700)} | {"n" * 101: 0.0}
 
     def story(line: Line, reports: list[Report]) -> None:
@@ -62,8 +98,9 @@ def test_metrics_beyond_the_limit_are_left_out_with_one_warning(
         assert wait_until(lambda: bool(reports) and reports[-1].step == 1, 5)
         assert reports[-1].metrics == tuple((f"metric {number}", float(number)) for number in range(100))
 
-    with_line(story)
-    assert [record.getMessage() for record in caplog.records if record.name == "tf4slurm.script"] == [
+    with pytest.warns(RuntimeWarning) as told:
+        with_line(story)
+    assert [str(each.message) for each in told] == [
         "report() got 2701 metrics: the job keeps 100, with names of at most 100 characters. Report fewer."
     ]
 
@@ -82,7 +119,7 @@ def test_barrier_name_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the connection to the agent of an earlier test."""
     monkeypatch.setattr(script, "_line", None)
-    monkeypatch.setattr(script, "_has_warned", False)
+    monkeypatch.setattr(script, "_warned", set())
 
 
 def test_who_connects_late_hears_how_things_stand() -> None:
