@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,6 +54,7 @@ with strategy.scope():
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
+    mean = keras.metrics.Mean()
 worker = strategy.cluster_resolver.task_id
 inputs = tf.random.stateless_uniform((64, 4), seed=(worker, 2))
 
@@ -60,6 +62,7 @@ def step():
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean((model(inputs) - tf.reduce_sum(inputs, axis=1, keepdims=True)) ** 2)
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    mean.update_state(inputs[:, 0])
     return loss
 
 @tf.function
@@ -69,11 +72,91 @@ def train():
 losses = [float(train()) for _ in range(100)]
 weights = [round(float(tf.reduce_sum(variable)), 4) for variable in model.trainable_variables]
 print("falls", losses[-1] < losses[0] / 4, "weights", weights, "of", strategy.num_replicas_in_sync, flush=True)
+print("counted", int(optimizer.iterations.numpy()), float(mean.count.numpy()), flush=True)
 model.compile(optimizer, loss="mse")
 try:
     model.fit(inputs, inputs[:, :1])
 except KerasError as error:
     print("refused", error, flush=True)
+"""
+COUNTING = """
+import tf4slurm
+from tf4slurm.errors import KerasError
+from tf4slurm.tensorflow import run_steps
+
+with tf4slurm.LocalCluster(ps=1, workers=3) as cluster:
+    strategy = cluster.strategy()
+    import keras
+    import tensorflow as tf
+
+    class Largest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="largest")
+            self.value = self.add_weight(shape=(), initializer="zeros", name="value")
+
+        def update_state(self, values):
+            self.value.assign(keras.ops.maximum(self.value, keras.ops.max(values)))
+
+        def result(self):
+            return self.value
+
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        weight = keras.Variable(1.0, name="weight")
+        rows = tf.Variable(0, dtype=tf.int64)
+        falling = keras.Variable(10_000.0, trainable=False)
+        optimizer = keras.optimizers.Adam(keras.optimizers.schedules.PiecewiseConstantDecay([150], [0.5, 0.125]))
+        optimizer.build([weight])
+        metrics = accuracy, mean, auc, precision, overlap, f1 = (
+            keras.metrics.BinaryAccuracy(), keras.metrics.Mean(), keras.metrics.AUC(num_thresholds=5),
+            keras.metrics.Precision(thresholds=[0.25, 0.75]), keras.metrics.MeanIoU(2), keras.metrics.F1Score(),
+        )
+        largest = Largest()
+    labels = tf.constant([[1.0], [1.0], [0.0], [0.0]])
+    predictions = tf.constant([[0.9], [0.6], [0.4], [0.1]])
+
+    def step_fn():
+        with tf.GradientTape() as tape:
+            loss = weight * weight
+        optimizer.apply([tape.gradient(loss, weight.value)], [weight])
+        for metric in metrics:
+            metric.update_state(*([predictions] if metric is mean else [labels, predictions]))
+        falling.assign_sub(2.0)
+        rows.assign_add(4)
+
+    with strategy.scope():
+        f1.update_state(labels, predictions)  # makes its variables
+        f1.reset_state()
+    done = run_steps(coordinator, step_fn, 300, steps_per_call=8)
+    total = int(rows.numpy())
+    counts = {
+        "iterations": 4 * int(optimizer.iterations.numpy()), "falling": 2 * (10_000 - float(falling.numpy())),
+        "accuracy": float(accuracy.count.numpy()), "mean": float(mean.count.numpy()),
+        "auc": sum(float(variable.numpy().sum()) for variable in auc.variables) / 5,
+        "precision": float(precision.true_positives.numpy()[0]) * 2,
+        "overlap": float(overlap.total_cm.numpy().sum()), "f1": float(f1.intermediate_weights.numpy()[0]) * 2,
+    }
+    print("rows", total, "of", 4 * done.step, "by", sum(steps > 0 for steps in done.steps_by_worker))
+    print("wrong", {name: count for name, count in counts.items() if count != total})
+    rate = float(optimizer.learning_rate.numpy())
+    print("rate", rate, "auc", float(auc.result()), "accuracy", float(accuracy.result()))
+
+    def refused(name, use):
+        try:
+            use()
+        except KerasError as error:
+            print("refused", name, error, flush=True)
+
+    refused("largest", lambda: run_steps(coordinator, lambda: largest.update_state(predictions), 1))
+    keras_optimizers = [
+        keras.optimizers.SGD(gradient_accumulation_steps=2),
+        keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=10),
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+        keras.optimizers.Nadam(),
+    ]
+    for each in keras_optimizers:
+        with strategy.scope():
+            refused("optimizer", lambda: each.build([weight]))
 """
 MIRRORED_FIT = """
 import tensorflow as tf
@@ -130,11 +213,24 @@ def test_the_keras_before_3_fits_with_parameter_servers(job: Job) -> None:
     assert "Adam steps 150 falls True parts 2" in job.stdout
 
 
+def test_counts_of_keras_3_are_exact_with_several_workers_or_refused(tmp_path: Path) -> None:
+    ran = subprocess.run([sys.executable, "-c", COUNTING], cwd=tmp_path, capture_output=True, text=True, timeout=170)
+    said = ran.stdout.splitlines()
+    assert said[:3] == ["rows 1200 of 1200 by 3", "wrong {}", "rate 0.125 auc 1.0 accuracy 1.0"], (
+        ran.stdout + ran.stderr
+    )
+    assert "KerasError: The metric 'largest' assigns to 'value' on a ps" in ran.stdout
+    assert re.findall(r"refused optimizer .* miscount with variables on a ps \((\w+)\)", ran.stdout) == [
+        *("gradient_accumulation_steps", "ema_overwrite_frequency", "dynamic_growth_steps", "Nadam")
+    ]
+
+
 def test_workers_train_a_keras_3_model_in_step_and_fit_is_refused(job: Job) -> None:
     start(job, MIRRORED, *IN_STEP)
     assert job.wait(170) == 0, job.stdout + job.stderr
     first, second = weights_of_each(job)
     assert first == second
+    assert re.findall("counted (.*)", job.stdout) == ["100 12800.0", "100 12800.0"]
     refusals = re.findall("refused (.*)", job.stdout)
     assert len(refusals) == 2
     assert all("Model.fit of Keras 3 fails under MultiWorkerMirroredStrategy. Either" in text for text in refusals)

@@ -1,9 +1,12 @@
 """What Keras 3 cannot do under a strategy of several processes, told when it is tried, with the ways that work.
 
-Keras 3 fails there with an error about something else, or after a while (measured with Keras 3.15 and TensorFlow 2.21).
-Its own classes are told to look at the strategy first, once a process has one of these: there is no other place that
-every model, made by whatever function, goes through. Importing TensorFlow has imported Keras 3 by then; but not with
-TF_USE_LEGACY_KERAS=1, and who then imports Keras 3 all the same gets its own errors.
+With variables on a ps it also miscounts: it adds by a read and an assignment, so workers overwrite each other's counts.
+There an assignment of a sum becomes TensorFlow's own addition, which is atomic; what cannot be mended so is refused.
+
+Elsewhere Keras 3 fails with an error about something else, or after a while (measured with Keras 3.15 and TensorFlow
+2.21). Its own classes are told to look at the strategy first, once a process has one of these: there is no other place
+that every model, made by whatever function, goes through. Importing TensorFlow has imported Keras 3 by then; but not
+with TF_USE_LEGACY_KERAS=1: a script that then imports Keras 3 all the same gets Keras' own errors.
 """
 
 from __future__ import annotations
@@ -31,11 +34,18 @@ _OWN_LOOP = {
     "(tf4slurm.tensorflow.run_steps does the scheduling), ",
     "MultiWorkerMirroredStrategy": "Either write the loop yourself, with strategy.run in a tf.function, ",
 }
+_MISCOUNTING = {
+    "gradient_accumulation_steps": "overwrite each other's sums. Either use larger batches",
+    "ema_overwrite_frequency": "pass a step that is due, or take it twice. Either leave it out",
+    "dynamic_growth_steps": "pass the step at which the scale grows. Either scale the loss yourself",
+    "Nadam": "overwrite each other's product of rates. Either use Adam",
+}
+"""What several workers cannot count with: an optimizer's class or attribute, what they would do, and the way out."""
 _told: set[int] = set()
 
 
 def tell_keras_limits() -> None:
-    """From now on Keras 3 refuses what it cannot do under the strategy that a model was made for."""
+    """Make Keras 3 count exactly on a ps, and refuse what it cannot do under the strategy that a model was made for."""
     keras = sys.modules.get("keras")
     if keras is None or id(keras) in _told or not keras.__version__.startswith("3."):
         return
@@ -45,6 +55,9 @@ def tell_keras_limits() -> None:
     for name in sorted({name for names in _FAILING.values() for name in names}):
         setattr(keras.Model, name, _refused_method(name, getattr(keras.Model, name)))
     keras.Variable._initialize = _refused_shards(keras.Variable._initialize)
+    keras.Variable._direct_assign = _adding(keras.Variable._direct_assign)
+    keras.Metric.add_variable = _named(keras.Metric.add_variable)
+    keras.optimizers.Optimizer.build = _refused_miscounting(keras.optimizers.Optimizer.build)
     keras.optimizers.Optimizer.stateless_apply = _refused_stateless(keras.optimizers.Optimizer.stateless_apply)
 
 
@@ -71,6 +84,67 @@ def _refused_shards(initialize: Callable[..., Any]) -> Callable[..., Any]:
             )
 
     return checked
+
+
+def _adding(assign: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `assign`, but adding to a variable on a ps what is assigned as a sum or difference with itself."""
+
+    @functools.wraps(assign)
+    def checked(self: Any, value: Any) -> None:
+        if not _is_on_ps(self) or not tf.is_symbolic_tensor(value):
+            assign(self, value)
+            return
+        kind, terms = value.op.type, list(value.op.inputs)
+        if kind == "AddV2" and _reads(terms[1], self):
+            terms.reverse()
+        if kind in ("AddV2", "Sub") and _reads(terms[0], self):
+            change = tf.broadcast_to(terms[1], self._value.shape)
+            (self._value.assign_add if kind == "AddV2" else self._value.assign_sub)(change)
+        elif hasattr(self, "_tf4slurm_metric") and tf.get_static_value(value) is None:
+            raise KerasError(
+                f"The metric {self._tf4slurm_metric!r} assigns to {self.name!r} on a ps: several workers would "
+                "overwrite each other's values. Let it add to its variables only (assign_add)."
+            )
+        else:
+            assign(self, value)
+
+    return checked
+
+
+def _named(add_variable: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a metric's `add_variable`, whose variables know the metric's name."""
+
+    @functools.wraps(add_variable)
+    def named(self: Any, *arguments: Any, **options: Any) -> Any:
+        variable = add_variable(self, *arguments, **options)
+        variable._tf4slurm_metric = self.name
+        return variable
+
+    return named
+
+
+def _refused_miscounting(build: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(build)
+    def checked(self: Any, *arguments: Any, **options: Any) -> Any:
+        used = [name for name in _MISCOUNTING if name == type(self).__name__ or getattr(self, name, None) is not None]
+        if used and _limiting(tf.distribute.get_strategy()) == "ParameterServerStrategy":
+            raise KerasError(
+                f"{type(self).__name__} of Keras 3 would miscount with variables on a ps ({used[0]}): several workers "
+                f"{_MISCOUNTING[used[0]]}, {_OTHER_KERAS}"
+            )
+        return build(self, *arguments, **options)
+
+    return checked
+
+
+def _is_on_ps(variable: Any) -> bool:
+    return "/job:ps/" in str(variable._value.device)
+
+
+def _reads(tensor: Any, variable: Any) -> bool:
+    """Whether a tensor of the graph that is being traced is the variable's value, just read."""
+    handle = tensor.graph.capture(variable._value.handle)
+    return bool(tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle)
 
 
 def _refused_stateless(apply: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 from tf4slurm.errors import ParameterServerLostError, TrainingError, TrainingTimeoutError
 from tf4slurm.script import report, should_stop
 from tf4slurm.tensorflow.checkpoints import Checkpoints
+from tf4slurm.tensorflow.keras_limits import tell_keras_limits
 from tf4slurm.tensorflow.leaving import let_leave
 from tf4slurm.tensorflow.ledger import Ledger
 
@@ -95,6 +96,7 @@ def run_steps(
         Exception: Whatever step_fn raised.
     """
     let_leave(coordinator)
+    tell_keras_limits()
     run = _Run(coordinator, step_fn, dataset, step, checkpoints, steps_per_call, timeout_seconds)
     try:
         return run.go(steps)
