@@ -1,4 +1,4 @@
-"""The run directory: everything that is kept of one job.
+"""The run directory: everything that is kept of one job. Its JSON has NaN and infinite numbers as texts: see `to_json`.
 
 runs/<name>-<id>/
     job.json          the plan, the versions, the command
@@ -19,7 +19,9 @@ runs/<name>-<id>/
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 import os
 import stat
 from collections.abc import Mapping
@@ -142,7 +144,7 @@ class RunDirectory:
         path = self.path / "samples.jsonl"
         try:
             with open_to_append(path) as file:
-                file.write(json.dumps(content, separators=(",", ":")).encode() + b"\n")
+                file.write(to_json(content).encode() + b"\n")
         except OSError as error:
             raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
 
@@ -217,8 +219,32 @@ def make_parent(path: Path) -> None:
     path.mkdir(mode=0o755, parents=True, exist_ok=True)
 
 
+def to_json(content: Any, indent: int | None = None) -> str:
+    """Return JSON; numbers that JSON does not have are the texts "NaN", "Infinity" and "-Infinity", as protobuf has it.
+
+    Python's float() reads them.
+    """
+    dump = functools.partial(
+        json.dumps, indent=indent, separators=(",", ":") if indent is None else None, allow_nan=False
+    )
+    try:
+        return dump(content)
+    except ValueError:
+        return dump(_spell_out(content))
+
+
+def _spell_out(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _spell_out(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_spell_out(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
 def _write_json(path: Path, content: Mapping[str, Any], indent: int | None = 2) -> None:
-    _write(path, (json.dumps(content, indent=indent) + "\n").encode())
+    _write(path, (to_json(content, indent) + "\n").encode())
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.jobs import ROLES, Job
+from tests.jobs import ROLES, TF4SLURM, Job
 from tests.processes import wait_until
+from tf4slurm.job import Job as FoundJob
 from tf4slurm.observe.registry import find_job
 from tf4slurm.run_directory import RunDirectory
 
@@ -55,6 +59,31 @@ def test_where_a_job_stands_can_be_read_while_it_runs_and_after(job: Job, tmp_pa
     reported = [step for step in steps if step is not None]
     assert reported == sorted(reported)
     assert run.read_samples()[-1]["metrics"]["0"]["loss"] > 0
+
+
+def read_strictly(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_metrics_that_are_no_finite_numbers_are_valid_json(job: Job) -> None:
+    code = "import sys, tf4slurm; tf4slurm.report(step=1, loss=float('nan'), high=float('inf'), low=float('-inf'))"
+    job.start("--ps", "0", "--workers", "0", command=(sys.executable, "-c", code))
+    assert job.wait() == 0
+    written = {"loss": "NaN", "high": "Infinity", "low": "-Infinity"}
+    status = read_strictly((job.run_directory / "status.json").read_text())
+    assert status["tasks"][0]["metrics"] == written
+    samples = (job.run_directory / "samples.jsonl").read_text().splitlines()
+    assert read_strictly(samples[-1])["metrics"] == {"0": written}
+    shown = subprocess.run(
+        [TF4SLURM, "status", "--json", job.run_directory], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert read_strictly(shown)[0]["tasks"][0]["metrics"] == written
+    metrics = FoundJob.find(str(job.run_directory)).status().tasks[0].metrics
+    assert math.isnan(metrics["loss"])
+    assert (metrics["high"], metrics["low"]) == (math.inf, -math.inf)
 
 
 def test_files_that_are_cut_are_read_as_far_as_they_go(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 
@@ -11,6 +10,7 @@ import click
 from tf4slurm.cli.jobs import job_argument, paint, table
 from tf4slurm.observe.registry import KnownJob, find_job
 from tf4slurm.observe.status import JobStatus, StatusReader, TaskStatus
+from tf4slurm.run_directory import to_json
 
 _FILES_SECONDS = 2.0
 _COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "STOPPED": "yellow"}
@@ -38,7 +38,7 @@ def status(environ: dict[str, str], /, jobs: tuple[str, ...], watch: bool, web: 
         return
     statuses = StatusReader(known).read()
     if as_json:
-        click.echo(json.dumps([each.to_json() for each in statuses], indent=2))
+        click.echo(to_json([each.to_json() for each in statuses], indent=2))
         return
     click.echo("\n\n".join(describe(each, environ) for each in statuses))
 

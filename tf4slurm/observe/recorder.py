@@ -10,6 +10,7 @@ samples.jsonl, one line per sample; lists have one entry per rank, null where no
 
 "time" is seconds since 1970; "seconds" and "started_seconds" count from the job's start, "heard_seconds" and
 "step_seconds" back from the moment of writing (last heard of, last new step). Units: bytes, seconds of processor time.
+Metrics that are no finite numbers are the texts "NaN", "Infinity" and "-Infinity".
 """
 
 from __future__ import annotations

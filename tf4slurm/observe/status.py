@@ -9,7 +9,7 @@ As JSON (`tf4slurm status --json`) a list of
 
 "state" is Slurm's while Slurm has the job, else RUNNING, COMPLETED, FAILED, STOPPED, LOST (its launcher has ended
 without a result) or UNKNOWN. A task is missing, waiting, running, STALLED, exited, ended (by its agent, which had lost
-the launcher), lost or left. What is not known is null.
+the launcher), lost or left. What is not known is null. A metric may be "NaN", "Infinity" or "-Infinity".
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _task(task: dict[str, Any], status: dict[str, Any], age: float, is_over: boo
         memory_bytes=int(task.get("memory_bytes") or 0),
         heard_seconds=None if heard is None else round(heard + age, 1),
         starts=int(task.get("starts") or 0),
-        metrics=task.get("metrics") or {},
+        metrics={name: float(value) for name, value in (task.get("metrics") or {}).items()},
     )
 
 
