@@ -18,7 +18,7 @@ PACKAGE = ROOT / "tf4slurm"
 PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 FLOORS = [
-    ["errors", "roles", "output", "exec_child"],
+    ["errors", "roles", "output", "exec_child", "background"],
     ["cluster", "child", "guard", "input", "last_word", "program", "trust"],
     ["network", "placeholders", "placement", "profiles", "run_directory", "own_dictionary"],
     ["slurm"],

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import importlib
 import json
 import logging
 import os
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+from tf4slurm.background import in_thread
 from tf4slurm.child import Child, adopt_orphans, kill_descendants, reap_orphans
 from tf4slurm.cluster import Address, Cluster, Task
 from tf4slurm.control.messages import Report, Usage
@@ -49,6 +50,8 @@ _TAIL_LINES = 20
 _TAIL_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
 _TIMES_SECONDS = 1.0
 _GOODBYE_SECONDS = 2.0
+_KILL_SECONDS = 2.0
+_CANNOT_START = 126  # as exec_child.py exits
 _PAGES_OF_A_VARIABLE = 32  # linux/binfmts.h: MAX_ARG_STRLEN
 _ORPHAN_SECONDS = 2.0  # from SIGTERM to SIGKILL for the child of an agent without a launcher
 # gRPC doubles its pauses from 1 s to 2 min: a worker that is back, or a ps that is late, would wait for the chief's.
@@ -66,7 +69,7 @@ class Agent:
         self._environ = environ
         self._writer = writer
         self._child: Child | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
         self._line = Line(self._membership.note)
         self._was_told_to_stop = False
         self._guard_is_lost = asyncio.Event()
@@ -108,7 +111,7 @@ class Agent:
             member.cancel()
             await self._end_child(_ORPHAN_SECONDS)
             self._line.close()
-            kill_descendants()
+            await asyncio.wait({in_thread(kill_descendants)}, timeout=_KILL_SECONDS)
             if has_lost_launcher and self._membership.map:
                 await self._write_last_state(run_directory, self._membership.map.to_cluster())
 
@@ -123,39 +126,44 @@ class Agent:
             if order.leave:
                 self._membership.report(state="left")
                 return
-            kill_descendants()  # what the child left behind may hold its port, or its GPU
+            await in_thread(kill_descendants)  # what the child left behind may hold its port, or its GPU
             await self._join.renew(order.attempt)
 
     async def _train(self, cluster: Cluster, run_directory: RunDirectory) -> None:
         """Have the child started as often as the launcher says, and tell it what it may know, in one attempt."""
-        attempt = self._membership.status.attempt
-        task = cluster.members[self._join.place.rank].task
+        attempt, starts = self._membership.status.attempt, self._membership.status.starts
         while (order := self._membership.order).attempt == attempt and not order.leave:
-            if order.starts > self._membership.status.starts:
-                await self._start_child(cluster, attempt, run_directory)
+            if order.starts > starts:
+                starts += 1
+                self._running = asyncio.create_task(self._run_child(cluster, attempt, starts, run_directory))
             self._line.tell(order)
-            if order.stop and not self._was_told_to_stop:
-                self._was_told_to_stop = True
-                is_waited_for = role_of(task.task_type, has_chief=cluster.has_chief).is_waited_for
-                if self._child is not None and is_waited_for and not self._membership.status.report.heeds_stop:
-                    self._child.signal(self._join.settings.stop_signal)
+            self._tell_to_stop(cluster)
             await self._membership.wait_for_change()
+
+    def _tell_to_stop(self, cluster: Cluster) -> None:
+        """Signal the child once if the job is to stop, unless its script asks by itself."""
+        if self._child is None or self._was_told_to_stop or not self._membership.order.stop:
+            return
+        self._was_told_to_stop = True
+        role = role_of(cluster.members[self._join.place.rank].task.task_type, has_chief=cluster.has_chief)
+        if role.is_waited_for and not self._membership.status.report.heeds_stop:
+            self._child.signal(self._join.settings.stop_signal)
 
     # The child
 
-    async def _start_child(self, cluster: Cluster, attempt: int, run_directory: RunDirectory) -> None:
+    async def _run_child(self, cluster: Cluster, attempt: int, starts: int, run_directory: RunDirectory) -> None:
+        """Start the child and watch it to its end; while a file system holds up its start, the launcher is obeyed."""
         task = cluster.members[self._join.place.rank].task
-        log = _ChildLog(run_directory.log(task, attempt), str(task), self._writer)
-        starts = self._membership.status.starts + 1
+        role = role_of(task.task_type, has_chief=cluster.has_chief)
+        log = await in_thread(_ChildLog, run_directory.log(task, attempt), str(task), self._writer)
         try:
             environment = self._child_environment(cluster, task, attempt)
-        except Tf4SlurmError as error:
-            words = (str(error),)
-            self._membership.report(state="exited", starts=starts, returncode=error.exit_code, tail=words)
+            command = self._command_of(role, cluster, task, run_directory.work(task, attempt))
+            self._child = await Child.start(command, environment, log.write, is_shielded=not role.is_waited_for)
+        except (Tf4SlurmError, OSError) as error:
+            returncode = getattr(error, "exit_code", _CANNOT_START)
+            self._membership.report(state="exited", starts=starts, returncode=returncode, tail=(str(error),))
             return
-        role = role_of(task.task_type, has_chief=cluster.has_chief)
-        command = self._command_of(role, cluster, task, run_directory.work(task, attempt))
-        self._child = await Child.start(command, environment, log.write, is_shielded=not role.is_waited_for)
         self._reap()  # what has ended meanwhile
         self._membership.report(
             state="running",
@@ -170,7 +178,9 @@ class Agent:
         )
         has_server = role.is_in_cluster or role.serves
         address = cluster.members[self._join.place.rank].address if has_server else None
-        self._watching = asyncio.create_task(self._watch_child(self._child, log, address))
+        self._tell_to_stop(cluster)
+        in_thread(importlib.import_module, "psutil")  # for `kill_descendants`, which waits for no file system then
+        await self._watch_child(self._child, log, address)
 
     def _command_of(self, role: Role, cluster: Cluster, task: Task, directory: Path) -> Sequence[str]:
         """Return what the child runs; a program of ours is started by its path: that Python need not have tf4slurm."""
@@ -233,9 +243,10 @@ class Agent:
 
     async def _end_child(self, grace_seconds: float) -> None:
         """End the child if it still runs. What it exits with then is our doing, and not reported as its failure."""
+        if self._running is not None:
+            self._running.cancel()
         child = self._child
-        if child is not None and self._watching is not None:
-            self._watching.cancel()
+        if child is not None:
             await child.end(grace_seconds)
             await child.wait()
             self._child = None
@@ -257,9 +268,7 @@ class Agent:
             except RunDirectoryError as error:
                 logger.warning("%s", error)
 
-        thread = threading.Thread(target=write, daemon=True)
-        thread.start()
-        await asyncio.to_thread(thread.join, _GOODBYE_SECONDS)
+        await asyncio.wait({in_thread(write)}, timeout=_GOODBYE_SECONDS)
 
     # What the launcher hears
 
@@ -295,6 +304,7 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
         agent = Agent(command, Join(place, settings, lambda: service), environ, writer)
         return asyncio.run(agent.run(RunDirectory(Path(settings.run_directory))))
     finally:
+        logging.shutdown()
         writer.close()
 
 
@@ -339,7 +349,8 @@ class _ChildLog:
             self._show([f"[tf4slurm: no log file: {error}]"])
 
     def write(self, data: bytes) -> None:
-        """Take more output; none is its end."""
+        """Take more output; none is its end. A file system that does not answer holds up only what comes after it."""
+        self._show(self._splitter.split(data))
         if not data:
             self._close_files()
         elif self._file is not None:
@@ -349,7 +360,6 @@ class _ChildLog:
             except OSError as error:
                 self._show([f"[tf4slurm: the log file ends here: {error}]"])
                 self._close_files()
-        self._show(self._splitter.split(data))
 
     def _close_files(self) -> None:
         for file in (self._file, self._times):

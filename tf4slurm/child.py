@@ -14,10 +14,13 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import IO
 
 from tf4slurm import exec_child
 
@@ -77,9 +80,10 @@ def _start_ticks(process_id: int) -> int:
 class Child:
     """A running child process; make one with `Child.start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, has_drained: asyncio.Event) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self._has_drained = has_drained
+        self._has_ended = asyncio.Event()
+        self._has_drained = asyncio.Event()
         self.process_id: int = process.pid
 
     @classmethod
@@ -93,35 +97,62 @@ class Child:
     ) -> Child:
         """Start `command` in a process group of its own; shielded, it ignores signals for the whole job.
 
-        Its standard output and error arrive together at `on_output`, as they come, in a thread of its own: a file
-        system that hangs holds up the child, not its agent. At their end it is called with no bytes.
+        Its standard output and error arrive together at `on_output`, as they come, in a thread of its own; at their
+        end it is called with no bytes. Another thread starts the child: a file system that does not answer holds up
+        the child, not its agent. A child whose start is cancelled is killed as soon as it has started.
         A program that cannot be started is a child that exits with 127 or 126 and says why.
+
+        Raises:
+            OSError: This process cannot start any: no memory is left, or its own Python is gone.
         """
-        readable, writable = os.pipe()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), str(int(is_shielded)), *command),
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=writable,
-            stderr=writable,
-        )
-        os.close(writable)
-        has_drained = asyncio.Event()
-        announce = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, has_drained.set)
-        threading.Thread(target=_read, args=(readable, on_output, announce), name="child-output", daemon=True).start()
-        return cls(process, has_drained)
+        arguments = ("-I", "-S", exec_child.__file__, str(os.getpid()), str(int(is_shielded)), *command)
+        loop = asyncio.get_running_loop()
+        starting: Future[Child] = Future()
+
+        def own() -> None:
+            """Start the child and wait for it: the kernel kills a child when the thread that started it ends."""
+            try:
+                process = subprocess.Popen(
+                    (sys.executable, *arguments),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    bufsize=0,
+                )
+            except OSError as error:
+                starting.set_exception(error)
+                return
+            child = cls(process)
+            reading = (process.stdout, on_output, functools.partial(_tell, loop, child._has_drained.set))
+            threading.Thread(target=_read, args=reading, name="child-output", daemon=True).start()
+            if starting.set_running_or_notify_cancel():
+                starting.set_result(child)
+            else:
+                child.signal(signal.SIGKILL)
+            process.wait()
+            _tell(loop, child._has_ended.set)
+
+        threading.Thread(target=own, name="child", daemon=True).start()
+        try:
+            return await asyncio.shield(asyncio.wrap_future(starting))
+        except asyncio.CancelledError:
+            if not starting.cancel() and starting.exception() is None:
+                starting.result().signal(signal.SIGKILL)
+            raise
 
     async def wait(self) -> int:
         """Wait for the end of the child; return its exit code, or minus the number of the signal that ended it.
 
         Its process group is gone then, and its output has arrived, but for what a daemon of its own still holds.
         """
-        returncode = await self._process.wait()
+        await self._has_ended.wait()
         self.signal(signal.SIGKILL)
         try:
             await asyncio.wait_for(self._has_drained.wait(), _DRAIN_SECONDS)
         except asyncio.TimeoutError:
             logger.warning("the output of child %d is still open: something it started holds it", self.process_id)
+        returncode: int = self._process.returncode
         return returncode
 
     async def end(self, grace_seconds: float) -> None:
@@ -134,7 +165,7 @@ class Child:
         if ignores:
             self.signal(signal.SIGKILL)
         try:
-            await asyncio.wait_for(self._process.wait(), grace_seconds)
+            await asyncio.wait_for(self._has_ended.wait(), grace_seconds)
         except asyncio.TimeoutError:
             logger.warning("child %d did not end within %g s of SIGTERM: killed", self.process_id, grace_seconds)
             self.signal(signal.SIGKILL)
@@ -148,13 +179,17 @@ class Child:
             self._process.send_signal(number)
 
 
-def _read(readable: int, on_output: Callable[[bytes], None], on_end: Callable[[], object]) -> None:
-    with open(readable, "rb", buffering=0) as pipe:
+def _read(pipe: IO[bytes], on_output: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+    with pipe:
         while data := pipe.read(_READ_BYTES):
             on_output(data)
         on_output(b"")
-    with contextlib.suppress(RuntimeError):  # the event loop is gone: nobody waits any more
-        on_end()
+    on_end()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
+    with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(callback, *arguments)
 
 
 def _ignores(process_id: int, number: int) -> bool:

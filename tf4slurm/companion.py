@@ -8,6 +8,7 @@ That of rank 0 hosts the control service. `agreement.py` starts it and hears fro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import json
@@ -19,8 +20,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tf4slurm.background import in_thread
 from tf4slurm.cluster import Address, Cluster
-from tf4slurm.control.credentials import create_credentials
+from tf4slurm.control.credentials import Credentials, create_credentials
 from tf4slurm.control.limits import Limits
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
@@ -28,6 +30,7 @@ from tf4slurm.errors import InterfaceError, RendezvousError, RendezvousTimeoutEr
 from tf4slurm.join import Join, JoinSettings, Place, Service
 from tf4slurm.line import Line
 from tf4slurm.network.interfaces import host_addresses, interface_address
+from tf4slurm.output import LogHandler
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.program import silence_grpc
 from tf4slurm.roles import role_of
@@ -52,6 +55,7 @@ class Companion:
         self._directory = RunDirectory.open(path) if place.rank == 0 else RunDirectory(path.absolute())
         self._join = Join(place, settings, lambda: Service.from_file(self._directory.control))
         self._line = Line(self._join.membership.note)
+        self._lacking = self._lacking_interface()
 
     async def run(self, script: int) -> None:
         """Agree with the others, tell the script, and stand by it, whose process id is `script`, until it ends."""
@@ -61,7 +65,7 @@ class Companion:
         hosting = asyncio.create_task(self._host()) if self._place.rank == 0 else None
         member = asyncio.create_task(membership.run())
         agreeing = asyncio.create_task(self._join.agree())
-        lacking = self._lacking_interface()
+        lacking = self._lacking
         try:
             done, _ = await asyncio.wait(
                 {ending, member, agreeing, *filter(None, [hosting])},
@@ -139,18 +143,25 @@ class Companion:
         state = JobState(
             tasks, limits, time.monotonic(), lambda *_: None, place if needs_nodes else None, has_agents=False
         )
-        credentials = create_credentials()
+        credentials = await in_thread(create_credentials)
         service = ControlService(state, credentials)
         try:
             port = await service.start(ports=self._settings.ports[::-1])  # the tasks take the first ones
-            interface = None if self._lacking_interface() else self._settings.interface
-            hosts = (interface_address(interface),) if interface else host_addresses()
-            addresses = tuple(Address(host, port) for host in hosts)
-            self._directory.write_control(Service(addresses, credentials.shared).to_json())
+            await in_thread(self._write_control, port, credentials.shared)
             await service.wait_for_end()
         finally:
             await service.close()
-            self._directory.control.unlink(missing_ok=True)
+            await asyncio.wait({in_thread(self._remove_control)}, timeout=_LEAVE_SECONDS)
+
+    def _write_control(self, port: int, credentials: Credentials) -> None:
+        interface = None if self._lacking else self._settings.interface
+        hosts = (interface_address(interface),) if interface else host_addresses()
+        addresses = tuple(Address(host, port) for host in hosts)
+        self._directory.write_control(Service(addresses, credentials).to_json())
+
+    def _remove_control(self) -> None:
+        with contextlib.suppress(OSError):
+            self._directory.control.unlink()
 
 
 async def _wait_for_end(script: int) -> None:
@@ -180,6 +191,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # they are the script's: this process ends with it
     silence_grpc()
+    logging.basicConfig(handlers=(LogHandler(sys.stderr),), format="tf4slurm: %(levelname)s: %(message)s")
     request = json.loads(sys.argv[1])
     settings = JoinSettings(**{**request["settings"], "ports": tuple(request["settings"]["ports"])})
     try:
@@ -187,6 +199,7 @@ def main() -> None:
         asyncio.run(companion.run(os.getppid()))
     except Exception as error:
         _answer({"error": [type(error).__name__, str(error), vars(error)]})
+    logging.shutdown()
     os._exit(0)  # whoever reads our answer may be gone: nothing to tell
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -183,6 +184,7 @@ class Join:
         self.listener: socket.socket | None = None
         self.settings = settings
         self._find_service = find_service
+        self._choosing = threading.Lock()
         self._incarnation = f"{os.getpid()}-{time.time_ns():x}-{os.urandom(4).hex()}"
         self.membership = Membership(
             self._addresses,
@@ -269,22 +271,23 @@ class Join:
         return service.addresses, service.credentials
 
     def _make_hello(self, service: Address) -> Hello:
-        """Choose the address that suits this address of the service, and hold a port once.
+        """Choose the address that suits this address of the service, and hold a port once; called in a thread.
 
         A failure is reported to the launcher, which ends the job with it.
         """
         host, port, settings = "", 0, self.settings
-        self.failure = None
-        try:
-            host = (
-                interface_address(settings.interface, self.place.node)
-                if settings.interface
-                else route_address(service.host)
-            )
-            if self.held_port is None:
-                self._hold_port()
-            port = self.held_port.port if self.held_port is not None else 0
-        except (Tf4SlurmError, OSError) as error:
-            self.failure = error
+        with self._choosing:  # an earlier thread, whose caller has timed out, may still be at it
+            self.failure = None
+            try:
+                host = (
+                    interface_address(settings.interface, self.place.node)
+                    if settings.interface
+                    else route_address(service.host)
+                )
+                if self.held_port is None:
+                    self._hold_port()
+                port = self.held_port.port if self.held_port is not None else 0
+            except (Tf4SlurmError, OSError) as error:
+                self.failure = error
         failure = None if self.failure is None else str(self.failure)[:_FAILURE_CHARACTERS]
         return Hello(self.place.rank, self.place.node, host, port, self._incarnation, __version__, failure)

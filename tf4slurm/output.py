@@ -5,11 +5,14 @@ A terminal on hold (Ctrl-S) or a full pipe must not stop an agent's heartbeat, s
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
+import os
 import queue
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TextIO
 
 _MAX_WAITING_LINES = 10_000
 _CLOSE_SECONDS = 1.0
@@ -82,6 +85,29 @@ class LineWriter:
             self._stream.write(line)
         except UnicodeEncodeError as error:  # a terminal without UTF-8
             self._stream.write(line.encode(error.encoding, "backslashreplace").decode(error.encoding))
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Logs to a stream that may be slow: only the main thread outside of an event loop waits for it.
+
+    Call `close` (logging.shutdown does) before the process ends.
+    """
+
+    _writer: LineWriter | None = None
+    _process_id = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if threading.current_thread() is threading.main_thread() and asyncio._get_running_loop() is None:
+            super().emit(record)
+            return
+        if self._writer is None or self._process_id != os.getpid():  # a fork has no thread
+            self._writer, self._process_id = LineWriter(self.stream), os.getpid()
+        self._writer.write(self.format(record))
+
+    def close(self) -> None:
+        if self._writer is not None and self._process_id == os.getpid():
+            self._writer.close()
+        super().close()
 
 
 class LineSplitter:

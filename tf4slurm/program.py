@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from tf4slurm.errors import Tf4SlurmError
+from tf4slurm.output import LogHandler
 
 
 def silence_grpc() -> None:
@@ -33,7 +34,8 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
         if getattr(sys, name) is None:  # after `>&-`
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     level = environ.get("TF4SLURM_LOG", "WARNING").upper()
-    logging.basicConfig(stream=sys.stderr, level=level, format="tf4slurm: %(levelname)s: %(message)s")
+    handlers = (LogHandler(sys.stderr),)
+    logging.basicConfig(handlers=handlers, level=level, format="tf4slurm: %(levelname)s: %(message)s")
     try:
         exit_code = main(environ)
     except Tf4SlurmError as error:
@@ -42,6 +44,7 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
         exit_code = error.exit_code
     except SystemExit as end:  # how click ends, too
         exit_code = end.code
+    logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the reader is gone (`| head`): the exit code stays what it is
             stream.flush()

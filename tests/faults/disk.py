@@ -1,9 +1,11 @@
-"""A file system so small that it is soon full."""
+"""File systems that fail: one so small that it is soon full, one that can be frozen, one that never answers."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,3 +33,46 @@ def fill(path: Path) -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
+
+
+@contextlib.contextmanager
+def freezable_disk(path: Path) -> Iterator[None]:
+    """Mount an ext4 file system of its own at `path`, for `freeze` and `thaw`."""
+    path.mkdir(parents=True, exist_ok=True)
+    image = path.with_name(f"{path.name}.img")
+    with image.open("wb") as file:
+        file.truncate(32 * 2**20)
+    subprocess.run(["mkfs.ext4", "-q", "-E", "root_owner", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, path], check=True)
+    try:
+        (path / "lost+found").rmdir()
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", path], check=False, capture_output=True)
+        subprocess.run(["umount", "--lazy", path], check=True)
+        image.unlink()
+
+
+def freeze(path: Path) -> None:
+    """Hold up whoever writes to the file system at `path`, until `thaw`."""
+    subprocess.run(["fsfreeze", "--freeze", path], check=True)
+
+
+def thaw(path: Path) -> None:
+    subprocess.run(["fsfreeze", "--unfreeze", path], check=True)
+
+
+@contextlib.contextmanager
+def silent_disk(path: Path) -> Iterator[None]:
+    """Mount a file system that answers no question about a file in it; at the end it fails all of them at once."""
+    path.mkdir(parents=True, exist_ok=True)
+    libc = ctypes.CDLL(None, use_errno=True)
+    device = os.open("/dev/fuse", os.O_RDWR)  # a FUSE server that reads no request
+    try:
+        options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
+        if libc.mount(b"silent", os.fsencode(path), b"fuse", 0, options):
+            raise OSError(ctypes.get_errno(), "mount", str(path))
+        yield
+    finally:
+        os.close(device)
+        subprocess.run(["umount", "--lazy", path], check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,10 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from tests.faults.disk import silent_disk
 from tests.processes import wait_until
 from tf4slurm import exec_child
 from tf4slurm.child import Child
@@ -245,6 +248,50 @@ def test_a_stopped_child_is_killed_too() -> None:
         return await child.wait()
 
     assert asyncio.run(run()) == -signal.SIGKILL
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a file system")
+def test_python_on_a_file_system_that_does_not_answer_holds_up_its_child_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> int:
+        with silent_disk(tmp_path / "disk"):
+            monkeypatch.setattr(sys, "executable", str(tmp_path / "disk" / "python"))
+            starting = asyncio.create_task(Child.start(["true"], os.environ, Output()))
+            laps, before = 0, time.monotonic()
+            while time.monotonic() - before < 1:
+                await asyncio.sleep(0.01)
+                laps += 1
+            assert not starting.done()
+        with pytest.raises(OSError, match="python"):
+            await asyncio.wait_for(starting, 10)
+        return laps
+
+    assert asyncio.run(run()) > 10
+
+
+@pytest.mark.parametrize("turns", [1, 1_000])
+def test_child_whose_start_is_cancelled_is_killed(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def start_and_note(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    async def run() -> None:
+        monkeypatch.setattr(subprocess, "Popen", start_and_note)
+        starting = asyncio.create_task(Child.start(["sleep", "300"], os.environ, Output()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            child = await starting
+            child.signal(signal.SIGKILL)  # it was faster than this test
+        await poll(lambda: bool(started) and started[0].returncode is not None)
+
+    asyncio.run(run())
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_ending_a_child_that_has_ended_does_nothing() -> None:

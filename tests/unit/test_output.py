@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import logging
 import os
 import re
 import threading
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.processes import wait_until
 from tf4slurm import output
-from tf4slurm.output import LineSplitter, LineWriter
+from tf4slurm.output import LineSplitter, LineWriter, LogHandler
 
 MANY = 30_000  # more than fits into the queue and a pipe
 NOTICE = re.compile(r"\[(\d+) lines left out here; the log files have them\]")
@@ -153,6 +155,33 @@ def test_a_line_that_the_stream_cannot_encode_does_not_end_the_others(patient: N
     writer.write("after it")
     writer.close()
     assert b"after it\n" in raw.getvalue()
+
+
+def test_log_of_an_event_loop_does_not_wait_for_a_held_stream(patient: None) -> None:
+    pipe = HeldPipe()
+    logger = logging.Logger("test")
+    handler = LogHandler(pipe.writer)
+    logger.addHandler(handler)
+
+    async def log_much() -> None:
+        for number in range(2_000):
+            logger.warning("line %0100d", number)
+
+    before = time.monotonic()
+    asyncio.run(log_much())
+    seconds = time.monotonic() - before
+    pipe.start_reading()
+    handler.close()
+    assert seconds < 5
+    assert pipe.read_to_end() == [f"line {number:0100d}" for number in range(2_000)]
+
+
+def test_log_outside_of_an_event_loop_is_written_at_once() -> None:
+    stream = io.StringIO()
+    logger = logging.Logger("test")
+    logger.addHandler(LogHandler(stream))
+    logger.warning("one")
+    assert stream.getvalue() == "one\n"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.processes import wait_until
+from tf4slurm.background import OrderedThread
 from tf4slurm.cluster import Task
 from tf4slurm.control.limits import Limits
 from tf4slurm.control.state import JobState
@@ -25,7 +26,8 @@ def test_the_last_word_stands_however_long_the_one_before_takes(
 ) -> None:
     run = RunDirectory.create(tmp_path, "run")
     state = JobState([Task("worker", 0)], Limits(), time.monotonic(), lambda *_: None)
-    recorder = Recorder(run, state, time.monotonic())
+    files = OrderedThread()
+    recorder = Recorder(run, state, time.monotonic(), files)
     write_status = RunDirectory.write_status
     phases: list[str] = []
     goes_on = threading.Event()
@@ -41,10 +43,10 @@ def test_the_last_word_stands_however_long_the_one_before_takes(
         await asyncio.to_thread(wait_until, lambda: bool(phases), 10)
         recording.cancel()
         state.on_spawner_exit(Verdict(7, "srun ended."), time.monotonic())
-        last = asyncio.create_task(asyncio.to_thread(recorder.write))
-        await asyncio.to_thread(wait_until, lambda: len(phases) == 2, 0.3)  # not before the first has written
+        recorder.write()
+        assert phases == ["forming"]
         goes_on.set()
-        await last
+        await files.run(lambda: None)
 
     monkeypatch.setattr(RunDirectory, "write_status", write_slowly)
     asyncio.run(end_while_it_writes())

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tf4slurm.background import OrderedThread
 from tf4slurm.cluster import Task
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.observe.events import EventLog
@@ -97,7 +99,10 @@ def test_files_and_directories_that_grow_are_this_users_alone_whatever_the_umask
     old = os.umask(0)
     try:
         run = RunDirectory.create(tmp_path, "digits")
-        EventLog(run.events).add("joined", "worker/0", "It has joined.")
+        files, written = OrderedThread(), threading.Event()
+        EventLog(run.events, files).add("joined", "worker/0", "It has joined.")
+        files.submit(written.set)
+        assert written.wait(10)
         run.append_sample({"seconds": 1.0})
         run.write_last_state(Task("worker", 0), {"state": "ended"})
         open_to_append(run.log(Task("worker", 0), 1)).close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import Any
 
@@ -44,6 +43,6 @@ def _run_alone(environ: dict[str, str], options: dict[str, Any]) -> int:
     writer = LineWriter(sys.stdout)
     reporter = PlainReporter(plan.num_tasks, writer, writer)
     try:
-        return asyncio.run(run_self_hosted_task(plan, step, environ, writer, reporter))
+        return run_self_hosted_task(plan, step, environ, writer, reporter)
     finally:
         reporter.close()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from tf4slurm.background import in_thread
 from tf4slurm.cluster import Address
 from tf4slurm.control.credentials import TLS_NAME, Credentials
 from tf4slurm.control.limits import handshake_seconds
@@ -76,8 +77,10 @@ class Membership:
         """Create a membership that has not begun.
 
         Args:
-            find_service: Returns where the service may listen, and the job's credentials; called before each try.
+            find_service: Returns where the service may listen, and the job's credentials; called before each try, in a
+                thread, because it may read a file.
             make_hello: Returns the first message for the service at an address; not called again once it is accepted.
+                Called in a thread, because it may look up a name.
             dead_after_seconds: Heartbeat timeout: the launcher is lost after so many seconds without a message.
             join_seconds: How long the service is looked for.
             num_tasks: How many tasks the job has; a service of many gets more time to answer.
@@ -140,7 +143,7 @@ class Membership:
         """
         at = error = ""
         while time.monotonic() < self._deadline:
-            addresses, credentials = self._find_service()
+            addresses, credentials = await self._find_in_time()
             for address in sorted(addresses, key=lambda address: address != self._last_address):
                 if (left := self._deadline - time.monotonic()) <= 0 or credentials is None:
                     break
@@ -165,6 +168,13 @@ class Membership:
             address=at,
         )
 
+    async def _find_in_time(self) -> tuple[Sequence[Address], Credentials | None]:
+        """Return what `find_service` finds; nothing if it waits for a file system until the deadline."""
+        try:
+            return await asyncio.wait_for(in_thread(self._find_service), self._deadline - time.monotonic())
+        except asyncio.TimeoutError:
+            return (), None
+
     async def _connect(self, address: Address, credentials: Credentials, connect_seconds: float) -> bool:
         """Make one call and serve it to its end; return whether this task has left.
 
@@ -174,21 +184,23 @@ class Membership:
             asyncio.TimeoutError: The service does not answer.
             MessageError: The service sent something else than a message.
         """
+        hello = self._hello
+        if hello is None:
+            hello = await asyncio.wait_for(in_thread(self._make_hello, address), connect_seconds)
         tls = grpc.ssl_channel_credentials(credentials.certificate.encode())
         metadata = ((TOKEN_METADATA, credentials.token),)
         async with grpc.aio.secure_channel(_target(address), tls, options=_OPTIONS) as channel:
             call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=metadata)
             try:
-                await asyncio.wait_for(self._register(call, address), connect_seconds)
+                await asyncio.wait_for(self._register(call, hello, address), connect_seconds)
                 return await self._serve(call)
             except grpc.aio.AioRpcError as error:
                 raise _translate(error, address) from error
             finally:
                 call.cancel()
 
-    async def _register(self, call: _Call, address: Address) -> None:
+    async def _register(self, call: _Call, hello: Hello, address: Address) -> None:
         """Send the hello; TLS makes sure that only a service with the job's certificate gets it."""
-        hello = self._hello or self._make_hello(address)
         await call.write(encode(hello))
         await call.initial_metadata()  # the service sends it when it has registered this task
         await call.wait_for_connection()  # raises if the call has ended instead

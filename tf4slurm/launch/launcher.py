@@ -16,10 +16,11 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tf4slurm import __version__
 from tf4slurm.agent import STOP_SIGNALS
+from tf4slurm.background import OrderedThread, in_thread
 from tf4slurm.child import adopt_orphans, own_identity
 from tf4slurm.cluster import Address
 from tf4slurm.control.credentials import create_credentials
@@ -41,8 +42,11 @@ from tf4slurm.slurm.commands import ask_grant
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
+_PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before it is said that it does not answer
+_FILE_SYSTEM_SECONDS = 300.0  # then: a failover of a parallel file system takes 30 to 300 s
 _LOAD_SECONDS = 3.0
 _CHEAP_REPORT_BYTES = 1_000_000  # of events and samples: a report of these took 0.1 s
 _LOOPBACK = "127.0.0.1"
@@ -115,7 +119,8 @@ class Launcher:
         self._spawner = spawner
         self._run_directory = run_directory
         self._reporter = reporter
-        self._events = EventLog(run_directory.events)
+        self._files = OrderedThread()  # writes the run directory
+        self._events = EventLog(run_directory.events, self._files)
         self._started_at = time.monotonic()
         place = functools.partial(place_tasks, plan.counts, plan.placement)
         tasks = place([""] * plan.num_tasks)
@@ -123,7 +128,8 @@ class Launcher:
         self._state = JobState(tasks, plan.limits, self._started_at, self._on_event, place if needs_nodes else None)
         self._credentials = create_credentials()
         self._service = ControlService(self._state, self._credentials)
-        self._recorder = Recorder(run_directory, self._state, self._started_at)
+        self._recorder = Recorder(run_directory, self._state, self._started_at, self._files)
+        self._is_hurried = asyncio.Event()
 
     async def run(self) -> Result:
         """Form the cluster, watch it, end it; return how it went. Every wait in it ends by the plan's limits."""
@@ -138,17 +144,24 @@ class Launcher:
         if job_id is not None:  # a thread that nobody waits for: a controller may take its time
             threading.Thread(target=self._note_grant, args=(job_id,), daemon=True).start()
         try:
-            self._run_directory.write_job({**_describe(self._plan), **self._facts})
+            await self._in_time(self._files.run(self._write_job))
             self._reporter.on_run_directory(self._run_directory)
-            for doubt in self._requeue.find_doubts() if self._requeue is not None else ():
+            for doubt in await in_thread(self._requeue.find_doubts) if self._requeue is not None else ():
                 logger.warning("%s", doubt)
-            service = self._locate(await self._service.start(self._listen_host(), self._plan.service_ports))
+            port = await self._service.start(self._listen_host(), self._plan.service_ports)
+            service = await in_thread(self._locate, port)
             if self._spawner is None:  # those of a spawner are told by it
-                self._run_directory.write_control(service.to_json())
+                await self._in_time(self._files.run(self._write_control, service))
+            ending = asyncio.create_task(self._service.wait_for_end())
             if self._spawner is not None and self._state.verdict is None:
                 settings = self._plan.to_settings(self._run_directory.path)
-                await self._spawner.start({**service.to_environ(), **settings_to_environ(settings)}, self)
-            await self._service.wait_for_end()
+                environment = {**service.to_environ(), **settings_to_environ(settings)}
+                starting = asyncio.create_task(self._spawner.start(environment, self))
+                await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if starting.done():
+                    starting.result()
+                starting.cancel()
+            await ending
         finally:
             recording.cancel()
             try:
@@ -156,9 +169,8 @@ class Launcher:
                     await self._spawner.close(_CLOSE_SECONDS)
             finally:
                 await self._service.close()
-                with contextlib.suppress(OSError):
-                    self._run_directory.control.unlink()
-        return self._conclude()
+                await asyncio.wait({self._files.run(self._remove_control)}, timeout=_CLOSE_SECONDS)
+        return await self._conclude()
 
     # What the spawner sees
 
@@ -202,6 +214,8 @@ class Launcher:
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()
+        if self._state.phase is Phase.ENDED:
+            self._is_hurried.set()
         if number == signal.SIGINT and self._state.phase is Phase.STOPPING:
             self._state.hurry(now)  # Ctrl-C again
         self._state.on_stop(signal.Signals(number), f"the launcher got {signal.Signals(number).name}", now)
@@ -217,25 +231,61 @@ class Launcher:
     def _on_event(self, kind: str, task: str | None, text: str) -> None:
         self._reporter.on_event(self._events.add(kind, task, text), self._state)
 
-    def _conclude(self) -> Result:
+    # Files
+
+    def _write_job(self) -> None:
+        self._run_directory.write_job({**_describe(self._plan), **self._facts})
+
+    def _write_control(self, service: Service) -> None:
+        self._run_directory.write_control(service.to_json())
+
+    def _remove_control(self) -> None:
+        with contextlib.suppress(OSError):
+            self._run_directory.control.unlink()
+
+    async def _in_time(self, writing: asyncio.Future[_T]) -> _T:
+        """Wait for a file system that may not answer, until a signal comes after the job's end.
+
+        Raises:
+            RunDirectoryError: It did not answer in time.
+        """
+        hurry: asyncio.Future[Any] = asyncio.create_task(self._is_hurried.wait())
+        path = str(self._run_directory.path)
+        text = f"The file system of the run directory {path!r} does not answer"
+        try:
+            await asyncio.wait({writing}, timeout=_PATIENCE_SECONDS)
+            if not writing.done():
+                logger.warning("%s: waiting for it, at most %g s", text, _FILE_SYSTEM_SECONDS)
+                both: set[asyncio.Future[Any]] = {writing, hurry}
+                await asyncio.wait(both, timeout=_FILE_SYSTEM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurry.cancel()
+        if writing.done():
+            return writing.result()
+        raise RunDirectoryError(f"{text}: what was to be written there may be missing.", path=path)
+
+    async def _conclude(self) -> Result:
         verdict = self._state.verdict
         assert verdict is not None
         assert self._state.phase is Phase.ENDED
         seconds = time.monotonic() - self._started_at
         records = tuple(self._state.records)
         result = Result(verdict, records, self._run_directory, seconds, self._started_at, self._state.attempt)
-        if self._requeue is not None and self._state.was_stopped:
-            result = self._put_back(result, self._requeue)
-        self._write(result)
         self._recorder.write()
         self._events.close()
-        result = dataclasses.replace(result, report=self._write_report())
+        try:
+            if self._requeue is not None and self._state.was_stopped:
+                result = await self._put_back(result, self._requeue)
+            await self._in_time(self._files.run(self._write, result))  # the last: whoever finds it finds all else
+            result = dataclasses.replace(result, report=await self._in_time(self._files.run(self._write_report)))
+        except RunDirectoryError as error:  # a full disk, or one that hangs, does not change how the job went
+            logger.error("%s", error)
         self._reporter.on_result(result)
         return result
 
-    def _put_back(self, result: Result, requeue: Requeue) -> Result:
+    async def _put_back(self, result: Result, requeue: Requeue) -> Result:
         """Put the job back into the queue, if that is what its stop calls for; Slurm then ends this process."""
-        reason = requeue.find_reason(result.verdict, result.run_directory)
+        reason = await self._in_time(in_thread(requeue.find_reason, result.verdict, result.run_directory))
         if reason is None:
             return result
         signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)
@@ -243,8 +293,8 @@ class Launcher:
             result.verdict, exit_code=EXIT_REQUEUED, reason=f"{result.verdict.reason} It is requeued ({reason})."
         )
         requeued = dataclasses.replace(result, verdict=verdict, requeued=reason)
-        self._write(requeued)  # before Slurm knows: it may end us at once
-        return requeued if requeue.carry_out() else result
+        await self._in_time(self._files.run(self._write, requeued))  # before Slurm knows: it may end us at once
+        return requeued if await in_thread(requeue.carry_out) else result
 
     def _write(self, result: Result) -> None:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from tf4slurm.agent import Agent
 from tf4slurm.errors import EXIT_TASK_LOST, LaunchError
 from tf4slurm.join import Join, Place, Service
-from tf4slurm.launch.launcher import Launcher, Reporter
+from tf4slurm.launch.launcher import Launcher, Reporter, Result
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.observe.registry import remember
 from tf4slurm.output import LineWriter
@@ -24,7 +24,7 @@ from tf4slurm.slurm.step import SlurmStep
 logger = logging.getLogger(__name__)
 
 
-async def run_self_hosted_task(
+def run_self_hosted_task(
     plan: LaunchPlan, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, reporter: Reporter
 ) -> int:
     """Be one task of the step; return its exit code. On rank 0 that is the job's."""
@@ -34,21 +34,26 @@ async def run_self_hosted_task(
     join = Join(Place.from_environ(environ), plan.to_settings(path), lambda: Service.from_file(directory.control))
     agent = Agent(plan.command, join, environ, writer)
     if step.rank != 0:
-        exit_code = await agent.run(directory)
+        exit_code = asyncio.run(agent.run(directory))
         if exit_code == EXIT_TASK_LOST:  # rank 0 may be stopped, and srun would wait for it for ever
             _cancel(step)
         return exit_code
     remember(path.name, plan.runs_directory, environ, step.job_id)
-    hosting = asyncio.create_task(Launcher(plan, None, directory, reporter, facts={"job_id": step.job_id}).run())
-    acting = asyncio.create_task(agent.run(directory))
-    await asyncio.wait({hosting, acting}, return_when=asyncio.FIRST_EXCEPTION)
-    if acting.done():
-        acting.result()
-    result = await hosting
+    launcher = Launcher(plan, None, directory, reporter, facts={"job_id": step.job_id})
+    result = asyncio.run(_host(launcher, agent, directory))
     if any(record.has_joined and record.status.state != "left" for record in result.records):
         reporter.close()
         _cancel(step)  # a task that is lost may only be stopped, and srun would wait for it for ever
     return result.verdict.exit_code
+
+
+async def _host(launcher: Launcher, agent: Agent, directory: RunDirectory) -> Result:
+    hosting = asyncio.create_task(launcher.run())
+    acting = asyncio.create_task(agent.run(directory))
+    await asyncio.wait({hosting, acting}, return_when=asyncio.FIRST_EXCEPTION)
+    if acting.done():
+        acting.result()
+    return await hosting
 
 
 def _cancel(step: SlurmStep) -> None:

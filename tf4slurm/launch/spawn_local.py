@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from tf4slurm.agent import run_agent
+from tf4slurm.background import in_thread
 from tf4slurm.child import kill_descendants
 from tf4slurm.errors import LaunchError
 from tf4slurm.join import rank_to_environ
@@ -63,7 +64,7 @@ class LocalSpawner:
             agent.process.kill()
         if self._watching:
             await asyncio.wait(self._watching, timeout=_KILL_SECONDS)
-        kill_descendants()
+        await asyncio.wait({in_thread(kill_descendants)}, timeout=_KILL_SECONDS)
 
 
 class _ForkedAgent:
@@ -94,9 +95,7 @@ def _be_agent(command: Sequence[str], receiver: _Connection, sender: _Connection
 
 async def _watch(rank: int, agent: _ForkedAgent, listener: SpawnerListener) -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    stream = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), agent.output)
-    reading = asyncio.create_task(read_lines(stream, listener.on_output))
+    reading = asyncio.create_task(read_lines(agent.output, listener.on_output))
     loop.add_reader(agent.process.sentinel, ended.set)
     await ended.wait()
     loop.remove_reader(agent.process.sentinel)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tf4slurm import errors
+from tf4slurm.background import in_thread
 from tf4slurm.errors import LaunchError
 from tf4slurm.launch.spawner import SpawnerListener, read_lines
 from tf4slurm.slurm.allocation import SlurmAllocation
@@ -46,19 +49,22 @@ class SrunSpawner:
     ) -> None:
         self._environ = environ
         self._command = srun_command(allocation, num_tasks, (*_AGENT, *command), srun_options)
-        self._srun: asyncio.subprocess.Process | None = None
+        self._srun: subprocess.Popen[bytes] | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
+        start: functools.partial[subprocess.Popen[bytes]] = functools.partial(
+            subprocess.Popen,
+            self._command,
+            env={**self._environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
         try:
-            self._srun = await asyncio.create_subprocess_exec(
-                *self._command,
-                env={**self._environ, **environment},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
+            self._srun = await in_thread(start)
         except OSError as error:
             raise LaunchError(
                 f"srun cannot be started ({error}), but SLURM_JOB_ID says that this is a Slurm allocation. "
@@ -78,7 +84,7 @@ class SrunSpawner:
                 self._srun.send_signal(number)
                 await asyncio.wait({self._watching}, timeout=_SIGNAL_SECONDS)
 
-    async def _watch(self, srun: asyncio.subprocess.Process, listener: SpawnerListener) -> None:
+    async def _watch(self, srun: subprocess.Popen[bytes], listener: SpawnerListener) -> None:
         words: deque[str] = deque(maxlen=_WORDS_LINES)
 
         def on_error_line(line: str) -> None:
@@ -90,7 +96,7 @@ class SrunSpawner:
             asyncio.create_task(read_lines(srun.stdout, listener.on_output)),
             asyncio.create_task(read_lines(srun.stderr, on_error_line)),
         }
-        returncode = await srun.wait()
+        returncode = await in_thread(srun.wait)
         await asyncio.wait(reading, timeout=0.5)
         for task in reading:
             task.cancel()

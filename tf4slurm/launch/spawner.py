@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import IO, Protocol
 
 from tf4slurm.output import LineSplitter
 
@@ -34,10 +34,12 @@ class Spawner(Protocol):
         """Wait for the end of what was started, for `grace_seconds`; then kill it."""
 
 
-async def read_lines(stream: asyncio.StreamReader | None, on_line: Callable[[str], None]) -> None:
-    """Pass on a stream, line by line, to its end."""
-    splitter = LineSplitter()
-    while stream is not None and (data := await stream.read(65536)):
+async def read_lines(pipe: IO[bytes] | None, on_line: Callable[[str], None]) -> None:
+    """Pass on what comes through a pipe, line by line, to its end."""
+    assert pipe is not None
+    stream, splitter = asyncio.StreamReader(), LineSplitter()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
+    while data := await stream.read(65536):
         for line in splitter.split(data):
             on_line(line)
     for line in splitter.finish():

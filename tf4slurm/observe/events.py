@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from tf4slurm.background import OrderedThread
 from tf4slurm.run_directory import open_to_append
 
 logger = logging.getLogger(__name__)
@@ -25,27 +26,37 @@ class Event:
 
 
 class EventLog:
-    """Appends events to events.jsonl. A disk that is full ends the log, not the job."""
+    """Appends events to events.jsonl in a thread. A disk that is full ends the log, not the job."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: OrderedThread) -> None:
         self._started = time.monotonic()
         self._file: BinaryIO | None = None
+        self._files = files
+        files.submit(self._open, path)
+
+    def add(self, kind: str, task: str | None, text: str) -> Event:
+        event = Event(round(time.monotonic() - self._started, 4), kind, task, text)
+        self._files.submit(self._write, json.dumps({"time": round(time.time(), 3), **vars(event)}).encode() + b"\n")
+        return event
+
+    def close(self) -> None:
+        self._files.submit(self._close)
+
+    def _open(self, path: Path) -> None:
         try:
             self._file = open_to_append(path)
         except OSError as error:
             logger.warning("there is no events.jsonl: %s", error)
 
-    def add(self, kind: str, task: str | None, text: str) -> Event:
-        event = Event(round(time.monotonic() - self._started, 4), kind, task, text)
+    def _write(self, line: bytes) -> None:
         if self._file is not None:
             try:
-                self._file.write(json.dumps({"time": round(time.time(), 3), **vars(event)}).encode() + b"\n")
+                self._file.write(line)
             except OSError as error:
                 logger.warning("events.jsonl ends here: %s", error)
-                self.close()
-        return event
+                self._close()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         try:
             if self._file is not None:
                 self._file.close()

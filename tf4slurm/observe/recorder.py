@@ -18,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
-import threading
 import time
 from typing import Any
 
+from tf4slurm.background import OrderedThread
 from tf4slurm.control.record import TaskRecord
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import RunDirectoryError
@@ -37,41 +37,37 @@ _RATE_SECONDS = 20.0  # what "steps per second" looks back
 class Recorder:
     """Writes status.json and samples.jsonl of one job. A disk that is full, or hangs, costs them, not the job."""
 
-    def __init__(self, run_directory: RunDirectory, state: JobState, started_at: float) -> None:
+    def __init__(self, run_directory: RunDirectory, state: JobState, started_at: float, files: OrderedThread) -> None:
         self._run_directory = run_directory
+        self._files = files
         self._state = state
         self._started_at = started_at
         self._progress = [_Progress() for _ in state.records]
         self._sample_seconds = max(_STATUS_SECONDS, len(state.records) / _TASKS_PER_SECOND)
         self._sampled_at = float("-inf")
         self._has_failed = False
-        self._writing = threading.Lock()
-        self._written = 0.0
 
     async def run(self) -> None:
-        """Write every few seconds: cancel this, and `write` once more."""
+        """Write every few seconds, once the last has been written: cancel this, and `write` once more."""
         while True:
-            status, sample = self._status(), self._sample()
-            await asyncio.to_thread(self._write, status, sample)
+            await self._files.run(self._write, self._status(), self._sample())
             await asyncio.sleep(max(_STATUS_SECONDS, self._sample_seconds / 5))
 
     def write(self) -> None:
-        """Write where the job stands now."""
+        """Write where the job stands now, in the thread after all else."""
         self._sampled_at = float("-inf")
-        self._write(self._status(), self._sample())
+        self._files.submit(self._write, self._status(), self._sample())
 
     def _write(self, status: dict[str, Any], sample: dict[str, Any] | None) -> None:
-        with self._writing:  # a thread of `run` goes on when that is cancelled
-            if self._has_failed or status["seconds"] < self._written:
-                return
-            self._written = status["seconds"]
-            try:
-                self._run_directory.write_status(status)
-                if sample is not None:
-                    self._run_directory.append_sample(sample)
-            except RunDirectoryError as error:
-                self._has_failed = True
-                logger.warning("what the job does is no longer written down: %s", error)
+        if self._has_failed:
+            return
+        try:
+            self._run_directory.write_status(status)
+            if sample is not None:
+                self._run_directory.append_sample(sample)
+        except RunDirectoryError as error:
+            self._has_failed = True
+            logger.warning("what the job does is no longer written down: %s", error)
 
     def _status(self) -> dict[str, Any]:
         state, now = self._state, time.monotonic()

@@ -1,0 +1,36 @@
+"""Functions that may wait for a file system, run in a thread: an event loop never waits for one.
+
+A parallel file system may not answer for 30 to 300 s at a failover, and a thread that waits for it cannot be ended. So
+`asyncio.to_thread` would not do: asyncio.run waits for its threads when the event loop ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures.thread import ThreadPoolExecutor
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+def in_thread(function: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
+    """Run a function in a thread of its own. If the future is cancelled, the thread goes on; its result is dropped."""
+    thread = ThreadPoolExecutor(1)
+    result = asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
+    thread.shutdown(wait=False)
+    return result
+
+
+class OrderedThread:
+    """Runs functions one after the other, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+
+    def submit(self, function: Callable[..., object], *arguments: object) -> None:
+        """Run a function that handles its own errors; nothing waits for it."""
+        self._thread.submit(function, *arguments)
+
+    def run(self, function: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
