@@ -48,12 +48,25 @@ def kill_descendants() -> None:
 
 
 def reap_orphans(own_child: int) -> None:
-    """Take note of the end of adopted orphans, so that they do not stay as zombies; our own child's is asyncio's."""
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if ended.si_pid == own_child:
-                return
-            os.waitpid(ended.si_pid, os.WNOHANG)
+    """Reap the adopted orphans that have ended, and nothing else: whatever this process started is waited for.
+
+    Its subprocesses are in its own process group, where no orphan is: a child and its descendants leave that group.
+    """
+    with contextlib.suppress(OSError):
+        for each in children_of(os.getpid()):
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
+                if each != own_child and os.getpgid(each) != os.getpgrp():
+                    os.waitpid(each, os.WNOHANG)
+
+
+def children_of(process_id: int) -> list[int]:
+    """Return the ids of a process's children, zombies too.
+
+    Raises:
+        OSError: The process has ended, or /proc does not tell.
+    """
+    threads = Path(f"/proc/{process_id}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
 
 def own_identity() -> dict[str, str | int]:
@@ -194,10 +207,9 @@ def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arg
 
 def _ignores(process_id: int, number: int) -> bool:
     """Whether a process and all its descendants ignore a signal; False where /proc does not tell."""
-    own = Path(f"/proc/{process_id}")
     try:
-        (mask,) = re.findall(r"^SigIgn:\s*([0-9a-f]+)$", (own / "status").read_text(), re.MULTILINE)
-        descendants = (own / "task" / str(process_id) / "children").read_text().split()
+        (mask,) = re.findall(r"^SigIgn:\s*([0-9a-f]+)$", Path(f"/proc/{process_id}/status").read_text(), re.MULTILINE)
+        children = children_of(process_id)
     except (OSError, ValueError):
         return False
-    return bool(int(mask, 16) >> (number - 1) & 1) and all(_ignores(int(each), number) for each in descendants)
+    return bool(int(mask, 16) >> (number - 1) & 1) and all(_ignores(each, number) for each in children)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tf4slurm.child import children_of
 from tf4slurm.control.messages import Usage
 from tf4slurm.network.traffic import read_traffic
 
@@ -49,9 +51,6 @@ def _measure(process_id: int) -> tuple[int, float]:
 
 def _family(process_id: int) -> Iterator[int]:
     yield process_id
-    try:
-        for thread in Path(f"/proc/{process_id}/task").iterdir():
-            for child in (thread / "children").read_text().split():
-                yield from _family(int(child))
-    except OSError:  # ended meanwhile
-        return
+    with contextlib.suppress(OSError):  # ended meanwhile
+        for child in children_of(process_id):
+            yield from _family(child)

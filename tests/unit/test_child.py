@@ -49,6 +49,30 @@ async def main():
 asyncio.run(main())
 """
 
+REAPER = """
+import asyncio, os, signal, subprocess
+import psutil
+from tf4slurm.child import Child, adopt_orphans, reap_orphans
+
+ORPHANS = 'for i in 1 2 3 4 5 6 7 8; do (setsid sleep 0.1 & sleep 0.2 &); done; echo ready; exec sleep 300'
+
+def run_false(_):
+    return subprocess.run(["false"]).returncode
+
+async def main():
+    adopt_orphans()
+    child = await Child.start(["sh", "-c", ORPHANS], os.environ, lambda data: None)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, lambda: reap_orphans(child.process_id))
+    codes = await asyncio.gather(*(asyncio.to_thread(run_false, number) for number in range(60)))
+    print(codes.count(1), flush=True)
+    while len(psutil.Process().children()) > 1:  # a zombie is one, too
+        await asyncio.sleep(0.01)
+    child.signal(signal.SIGKILL)
+    print(await child.wait(), flush=True)
+
+asyncio.run(main())
+"""
+
 
 class Output:
     """What a child has printed so far."""
@@ -329,6 +353,12 @@ def test_orphans_of_another_session_are_adopted_and_killed() -> None:
         text, _ = owner.communicate(timeout=20)
     assert owner.returncode == 0
     assert wait_until(lambda: not is_alive(int(text)), timeout_seconds=2, poll_seconds=0.005)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def test_orphans_are_reaped_beside_other_subprocesses_which_keep_their_exit_codes() -> None:
+    done = subprocess.run([PYTHON, "-c", REAPER], capture_output=True, text=True, timeout=40)
+    assert done.stdout.split() == ["60", str(-signal.SIGKILL)], done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
