@@ -70,8 +70,9 @@ class Agent:
         self._writer = writer
         self._child: Child | None = None
         self._running: asyncio.Task[None] | None = None
-        self._line = Line(self._membership.note)
+        self._line = Line(self._on_script_report)
         self._was_told_to_stop = False
+        self._is_ending_child = False
         self._guard_is_lost = asyncio.Event()
 
     async def run(self, run_directory: RunDirectory) -> int:
@@ -247,8 +248,10 @@ class Agent:
             self._running.cancel()
         child = self._child
         if child is not None:
+            self._is_ending_child = True
             await child.end(grace_seconds)
             await child.wait()
+            self._is_ending_child = False
             self._child = None
 
     async def _write_last_state(self, run_directory: RunDirectory, cluster: Cluster) -> None:
@@ -275,6 +278,11 @@ class Agent:
     def _reap(self) -> None:
         if self._child is not None:  # else our own child may be among them, between its start and our knowing it
             reap_orphans(self._child.process_id)
+
+    def _on_script_report(self, report: Report) -> None:
+        self._membership.note(report)
+        if self._is_ending_child and report.stop_signal == "SIGTERM" and self._child is not None:
+            self._child.signal(signal.SIGKILL)  # it passes SIGTERM on, so it would not end by it
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._membership.report(stop_signal=signal.Signals(number).name)

@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
 from tf4slurm.control.messages import Order, Report, Waiting, decode, encode
@@ -55,8 +56,9 @@ def report(*, step: int | None = None, **metrics: float) -> None:
 def should_stop() -> bool:
     """Whether the job was asked to stop: save, and exit. Ask it at every step.
 
-    The job has its grace then (`tf4slurm run --grace`). From the first call on, and in the main thread, this process
-    ignores the SIGTERM, SIGUSR1 and SIGUSR2 that Slurm sends to every process of a job, unless it handles them itself.
+    The job has its grace then (`tf4slurm run --grace`). From the first call on, if that is in the main thread, SIGTERM,
+    SIGUSR1 and SIGUSR2 to this process do not end it, but stop the job: they are passed on to its agent. That is left
+    out for a signal that the process handles itself or ignores, as a ps does, and a worker under a chief.
     """
     line = find_line()
     if line is None:
@@ -69,7 +71,7 @@ def on_stop(save: Callable[[], object]) -> None:
     """Have `save()` called, in a thread of its own, when the job is asked to stop.
 
     When all such callbacks of all tasks that the job waits for have returned, the job is ended; so let it save, not
-    only note that it should. Signals are ignored as by `should_stop`.
+    only note that it should. Signals are passed on as by `should_stop`.
     """
     line = find_line()
     if line is not None:
@@ -263,11 +265,29 @@ def find_line() -> ScriptLine | None:
 
 
 def _heed(line: ScriptLine) -> None:
-    """Say that this script needs no signal; the agent tells it to stop, so Slurm's signals must not end it first."""
+    """Tell the agent that this script asks whether to stop, and pass on to it the signals that ask for that."""
     if line.report.heeds_stop:
         return
     line.say(heeds_stop=True)
     if threading.current_thread() is threading.main_thread():
-        for number in _SLURMS_SIGNALS:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, signal.SIG_IGN)
+        numbers = [number for number in _SLURMS_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+        if numbers:
+            _pass_on(numbers, line)
+
+
+def _pass_on(numbers: Sequence[signal.Signals], line: ScriptLine) -> None:
+    """Have a thread tell the agent of these signals: their handler may interrupt whatever the main thread sends."""
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(BlockingIOError):  # told often enough
+            os.write(writable, bytes([number]))
+
+    def tell() -> None:
+        while told := os.read(readable, 1):
+            line.say(stop_signal=signal.Signals(told[0]).name)
+
+    threading.Thread(target=tell, name="tf4slurm-signals", daemon=True).start()
+    for number in numbers:
+        signal.signal(number, handle)

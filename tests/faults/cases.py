@@ -158,7 +158,8 @@ _CHILDREN = (
     ),
     _ends("ps/0", "SIGSTOP", 7, "ps/0 on NODE was stopped for 10 s", SILENCE_SECONDS),
     _restarted("worker/1", "SIGSTOP", _STOPPED, QUICK_SILENCE_SECONDS, *_QUICK),
-    *(_goes_on(task, "SIGTERM") for task in _TASKS),
+    _stops("chief/0", "SIGTERM"),
+    *(_goes_on(task, "SIGTERM") for task in ("ps/0", "worker/1")),
     Case(
         "chief/0",
         "SIGTERM",

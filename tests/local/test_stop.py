@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import ROLES, Job
-from tests.processes import wait_until
+from tests.processes import child_of, wait_until
 
 PREAMBLE = """
 import json, os, pathlib, signal, sys, threading, time
@@ -65,6 +67,39 @@ mark("saved")
     wait_for(job, "chief-0-saved")
     assert f"the launcher got {number.name}" in job.stderr
     assert {task["task"]: task["returncode"] for task in job.result["tasks"]}["chief/0"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_signal_to_a_script_that_asks_stops_the_job(job: Job, number: signal.Signals) -> None:
+    script = (
+        SERVE
+        + """
+tf4slurm.should_stop()
+mark("ready")
+while not tf4slurm.should_stop():
+    time.sleep(0.02)
+mark("saved")
+"""
+    )
+    start(job, script)
+    wait_for(job, *CHIEF_READY)
+    os.kill(child_of("chief/0"), number)
+    assert job.wait() == 128 + number
+    wait_for(job, "chief-0-saved")
+    assert f"chief/0 on {socket.gethostname()} got {number.name}" in job.stderr.partition("Root cause:")[2]
+
+
+def test_script_that_has_asked_and_goes_on_is_ended_at_once_with_its_job(job: Job) -> None:
+    script = """
+tf4slurm.should_stop()
+mark("ready")
+while role == "worker" and index == 0 and not all((directory / f"worker-{each}-ready").exists() for each in range(2)):
+    time.sleep(0.02)
+sys.exit(3) if index == 0 and role == "worker" else threading.Event().wait()
+"""
+    start(job, script, "--no-chief")
+    assert job.wait() == 3
+    assert "did not end within" not in job.stdout + job.stderr
 
 
 def test_a_callback_saves_and_then_the_job_ends(job: Job) -> None:

@@ -82,6 +82,7 @@ class Report:
         has_saved: It was asked to stop, and all its callbacks have returned.
         done: It has signalled that it needs the others no more, and how its work ended.
         waiting: The barrier at which it waits.
+        stop_signal: Name of the last signal that asks the job to stop, and that the script's process has passed on.
     """
 
     step: int | None = None
@@ -90,6 +91,7 @@ class Report:
     has_saved: bool = False
     done: Literal["done", "failed"] | None = None
     waiting: Waiting | None = None
+    stop_signal: StopSignal | None = None
 
 
 @dataclass(frozen=True)

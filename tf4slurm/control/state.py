@@ -165,6 +165,9 @@ class JobState:
             record.status = dataclasses.replace(before, stop_signal=status.stop_signal)
         if status.stop_signal is not None and status.stop_signal != before.stop_signal:
             self.on_stop(signal.Signals[status.stop_signal], f"{record} got {status.stop_signal}", now)
+        passed_on = record.status.report.stop_signal
+        if passed_on is not None and passed_on != before.report.stop_signal and self._has_agents:
+            self.on_stop(signal.Signals[passed_on], f"the script of {record} got {passed_on}", now)
         if record.status.report != before.report:
             self._on_report(record, before.report, now)
         if record.status.serves and not before.serves:
