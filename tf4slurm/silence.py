@@ -11,6 +11,7 @@ from tf4slurm.cluster import Address
 from tf4slurm.network.answer import is_answering
 
 _CHECKS = 8  # in the dead time
+_FIRST_ANSWER_SECONDS = 0.25  # a server that nobody saw would be warned of as missing
 
 
 async def wait_for_silence(
@@ -23,7 +24,7 @@ async def wait_for_silence(
     """Return, in a clause, why the child counts as dead; a healthy child is watched for ever: cancel this.
 
     `serve_seconds` is how long it may take until its server answers for the first time; None for no limit.
-    `on_answer()` is told when it does, up to an eighth of the dead time later.
+    `on_answer()` is told when it does, up to a quarter of a second later.
     Time in which this process did not run itself (the whole job was suspended) does not count.
     """
     pause = dead_after_seconds / _CHECKS
@@ -31,7 +32,8 @@ async def wait_for_silence(
     has_answered = False
     why = ""
     while True:
-        await asyncio.sleep(pause)
+        nap = pause if has_answered else min(pause, _FIRST_ANSWER_SECONDS)
+        await asyncio.sleep(nap)
         is_alive = False
         if _is_stopped(process_id):
             why = "was stopped"
@@ -43,7 +45,7 @@ async def wait_for_silence(
             is_alive = answers is not False or not has_answered
             why = "did not answer at its port"
         now = time.monotonic()
-        lag = now - checked_at - 2 * pause  # the sleep, and an answer that did not come
+        lag = now - checked_at - nap - pause  # the sleep, and an answer that did not come
         if lag > 0:
             alive_at += lag
             started_at += lag

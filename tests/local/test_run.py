@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -334,6 +335,22 @@ def test_what_a_child_leaves_behind_is_ended(job: Job, process_mark: str) -> Non
     job.start("--ps", "1", "--workers", "1", command=("sh", "-c", daemon))
     assert job.wait() == 0
     assert wait_until_gone(process_mark, timeout_seconds=1) == []
+
+
+def test_scripts_that_open_no_server_complete_with_a_warning_in_summary_report_and_result(job: Job) -> None:
+    job.start(*ROLES, command=(sys.executable, "-c", "print('trained')"))
+    assert job.wait() == 0
+    (warning,) = job.result["warnings"]
+    assert warning.startswith("None of the 4 tasks in the cluster spec has opened a TensorFlow server")
+    assert f"WARNING: {warning}\n" in job.stderr.partition("logs: ")[2]
+    assert html.escape(warning) in (job.run_directory / "report.html").read_text()
+
+
+def test_scripts_that_open_no_required_server_fail(job: Job) -> None:
+    job.start(*ROLES, "--require-servers", command=("true",))
+    assert job.wait() == 6
+    assert "has opened a TensorFlow server" in job.stderr.partition("Root cause:")[2]
+    assert "The scripts ran, but not as one cluster" in (job.run_directory / "report.html").read_text()
 
 
 def test_two_jobs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_it_learns_and_everything_ends_by_itself(job: Job) -> None:
     assert {task["state"] for task in job.result["tasks"]} == {"left"}
     serving = {event["task"] for event in job.events if event["kind"] == "serving"}
     assert serving == {"chief/0", "ps/0", "worker/0", "worker/1"}
+    assert job.result["warnings"] == []
 
 
 @pytest.mark.long

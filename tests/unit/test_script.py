@@ -79,6 +79,7 @@ SCRIPTS = {
             "10",
             "--stall-after",
             "600",
+            "--require-servers",
             "--python",
             "/opt/py/bin/python",
         ),

@@ -834,6 +834,78 @@ def test_worker_that_waits_for_its_restart_at_a_stop_is_not_done() -> None:
     assert not job.state.records[2].is_done
 
 
+# Jobs in which no task opens a TensorFlow server
+
+
+def no_server(count: int, extra: str = "") -> str:
+    what = f"None of the {count} tasks in the cluster spec has opened a TensorFlow server"
+    return f"{what}: each has run the script by itself{extra}."
+
+
+@pytest.mark.parametrize(
+    ("roles", "count"), [(FULL, 4), ("ps worker worker", 3), ("chief worker evaluator data-dispatcher", 2)]
+)
+def test_job_that_ends_without_any_server_completes_with_a_warning(roles: str, count: int) -> None:
+    job = Job(roles).train()
+    for rank in job.ranks:
+        job.end_child(rank, 0) if job.state.verdict is None else None
+    assert job.verdict.is_success
+    assert job.state.warnings[0].startswith(no_server(count))
+    assert job.texts("warning") == list(job.state.warnings)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_one_server_of_any_task_is_enough_for_no_warning(rank: int) -> None:
+    job = Job().train()
+    job.say(rank, "running", serves=True)
+    job.turn(LIMITS.start_timeout_seconds + 61, tick=1.0)
+    job.end_child(0, 0)
+    assert (job.verdict.is_success, job.state.warnings) == (True, ())
+
+
+@pytest.mark.parametrize("roles", ["chief", "worker evaluator", "chief data-dispatcher data-worker"])
+def test_a_single_task_in_the_cluster_spec_needs_no_server(roles: str) -> None:
+    job = Job(roles, dataclasses.replace(LIMITS, require_servers=True)).train()
+    job.turn(LIMITS.start_timeout_seconds + 61, tick=1.0)
+    job.end_child(0, 0)
+    assert "warning" not in job.kinds
+
+
+def test_scripts_that_run_for_60_s_without_any_server_are_warned_of_once_until_one_comes() -> None:
+    job = Job(limits=dataclasses.replace(LIMITS, start_timeout_seconds=300)).train()
+    job.turn(59, tick=1.0)
+    assert job.state.warnings == ()
+    job.turn(30, tick=1.0)
+    assert job.state.warnings[0].startswith(no_server(4, ", unless it still imports TensorFlow"))
+    assert len(job.texts("warning")) == 1
+    job.say(1, "running", serves=True)
+    assert job.state.warnings == ()
+
+
+def test_failure_before_any_server_is_no_reason_for_a_warning() -> None:
+    job = Job().train()
+    job.end_child(0, 1)
+    assert job.state.warnings == ()
+
+
+def test_required_servers_that_never_come_are_a_failure() -> None:
+    job = Job(limits=dataclasses.replace(LIMITS, require_servers=True, max_attempts=2)).train()
+    job.end_child(0, 0)
+    assert job.verdict.exit_code == 6
+    assert job.verdict.reason.startswith(no_server(4))
+    assert job.state.warnings == ()
+
+
+def test_required_servers_have_the_start_timeout_to_come() -> None:
+    limits = dataclasses.replace(LIMITS, require_servers=True, start_timeout_seconds=100)
+    job = Job(limits=limits).train()
+    job.turn(99, tick=1.0)
+    assert job.phase() is Phase.TRAINING
+    job.turn(2, tick=1.0)
+    assert job.verdict.exit_code == 6
+    assert "within 100 s" in job.verdict.reason
+
+
 # Messages that are not accepted
 
 

@@ -150,6 +150,11 @@ _OPTIONS = (
         help="Seconds without a new step, once steps are reported; and a task that has no server after --start-timeout "
         "counts as dead. [default: no limit]",
     ),
+    click.option(
+        "--require-servers",
+        is_flag=True,
+        help="Fail, with exit code 6, if no task opens a TensorFlow server within --start-timeout. [default: a warning]",
+    ),
     click.argument("command", nargs=-1, type=click.UNPROCESSED),
 )
 
@@ -195,6 +200,7 @@ def make_plan(
     stop_signal: str,
     finish_timeout: float,
     stall_after: float | None,
+    require_servers: bool,
     command: tuple[str, ...],
 ) -> LaunchPlan:
     """Make the plan from the values of the options; `available_tasks` is what Slurm gives, None if not limited."""
@@ -216,6 +222,7 @@ def make_plan(
         grace_seconds=grace,
         finish_seconds=finish_timeout,
         stall_seconds=stall_after,
+        require_servers=require_servers,
         max_worker_restarts=max_worker_restarts,
         max_attempts=max_attempts,
     )

@@ -20,6 +20,7 @@ _SELDOM = (
     "training",
     "stopping",
     "overtime",
+    "warning",
     "attempt",
     "departed",
     "restarting",
@@ -146,6 +147,7 @@ def summary(result: Result) -> list[str]:
     lines = ["", *table, "", f"logs: {logs}"]
     if result.report is not None:
         lines.append(f"report: {result.report}")
+    lines += [f"WARNING: {text}" for text in result.warnings]
     verdict = result.verdict
     if verdict.is_success:
         return [*lines, f"COMPLETED in {result.seconds:.1f} s. {verdict.reason}"]

@@ -24,6 +24,7 @@ class Limits:
             after a ps has left by itself.
         grace_seconds: From the request to stop until every task is told to leave; 0 for at once.
         stall_seconds: No new step for so long, once steps are reported, counts as the job's failure; None for no limit.
+        require_servers: Whether a job in which no task opens a TensorFlow server is a failure, not only warned of.
         max_worker_restarts: Of each worker.
         max_attempts: How often the cluster is formed, the first time included.
     """
@@ -36,6 +37,7 @@ class Limits:
     finish_seconds: float = 300.0
     grace_seconds: float = 25.0
     stall_seconds: float | None = None
+    require_servers: bool = False
     max_worker_restarts: int = 3
     max_attempts: int = 1
 

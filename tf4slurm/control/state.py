@@ -35,6 +35,7 @@ class Phase(enum.Enum):
 
 
 _EVER = float("inf")
+_SERVER_SECONDS = 60.0  # to import TensorFlow and open a server, before a warning that there is none
 _LONG_WAIT_SECONDS = 1.0  # at a barrier: shorter ones, of which there may be one per step, are not told
 
 
@@ -82,6 +83,9 @@ class JobState:
         self._is_training_over = False
         self._failed: tuple[str, ...] = ()
         self._is_finishing = False
+        self._has_served = False
+        self._children_at: float | None = None  # when the children of this attempt were told to start
+        self.warnings: tuple[str, ...] = ()
         self._barriers = Barriers(self.records, lambda record: self._changed.add(record.rank), self._on_barrier)
 
     # What goes out
@@ -171,6 +175,7 @@ class JobState:
         if record.status.report != before.report:
             self._on_report(record, before.report, now)
         if record.status.serves and not before.serves:
+            self._has_served, self.warnings = True, ()
             self._emit("serving", record, "has a server that answers")
         if record.attempt < status.attempt == self.attempt and record.address is not None and status.port:
             self._take_address(record, Address(record.address.host, status.port))
@@ -265,6 +270,7 @@ class JobState:
         self._barriers.settle(now)
         if self._has_stalled(now):
             self._on_stall()
+        self._judge_servers(now)
         if now < self._phase_deadline:
             return
         if self.phase in (Phase.FORMING, Phase.PROVING):
@@ -337,7 +343,7 @@ class JobState:
     def _start_children(self) -> None:
         for record in self.records:
             record.wanted_starts = 1
-        self._phase_deadline = _EVER
+        self._phase_deadline, self._children_at = _EVER, self._now
         self._move_on(Phase.TRAINING, "every address is proved; starting the children")
 
     def _on_exit(self, record: TaskRecord, returncode: int, now: float) -> None:
@@ -407,6 +413,34 @@ class JobState:
             what += f"; the last was step {furthest.status.report.step}"
             self._fail(Verdict(EXIT_TASK_LOST, f"Training has stalled: {what} of {furthest}.", furthest.task))
 
+    @property
+    def _lacks_servers(self) -> bool:
+        """Whether several tasks should have a TensorFlow server, and none has had one in any attempt."""
+        return self._has_agents and not self._has_served and len(self._server_tasks) > 1
+
+    @property
+    def _server_tasks(self) -> list[TaskRecord]:
+        return [record for record in self.records if record.role.is_in_cluster]
+
+    def _judge_servers(self, now: float) -> None:
+        if self.phase is not Phase.TRAINING or self._children_at is None or not self._lacks_servers:
+            return
+        seconds, limit = now - self._children_at, self.limits.start_timeout_seconds
+        if self.limits.require_servers and seconds >= limit:
+            self._decide(Verdict(EXIT_NOT_FORMED, self._no_server(f" within {limit:g} s")))
+        elif seconds >= _SERVER_SECONDS:
+            self._warn(self._no_server("", ", unless it still imports TensorFlow"))
+
+    def _no_server(self, when: str = "", unless: str = "") -> str:
+        what = f"None of the {len(self._server_tasks)} tasks in the cluster spec has opened a TensorFlow server{when}"
+        todo = "Let it read TF_CONFIG, by TensorFlow or tf4slurm.tensorflow, or run one copy: --ps 0 --workers 0."
+        return f"{what}: each has run the script by itself{unless}. {todo}"
+
+    def _warn(self, text: str) -> None:
+        if not self.warnings:
+            self.warnings = (text,)
+            self._emit("warning", None, text)
+
     def _depart(self, record: TaskRecord, now: float) -> None:
         """A ps, or the last worker under a chief, has left by itself. If all are done, the others soon end too."""
         record.is_done = True
@@ -473,6 +507,11 @@ class JobState:
                 self._changed.update(range(len(self.records)))
 
     def _complete(self, what: str) -> None:
+        if self._lacks_servers and self.limits.require_servers:
+            self._decide(Verdict(EXIT_NOT_FORMED, self._no_server()))
+            return
+        if self._lacks_servers:
+            self._warn(self._no_server())
         self._decide(Verdict(0, f"Training is done: {what} exited with code 0."))
 
     def _lose(self, record: TaskRecord, why: str) -> None:
@@ -519,6 +558,8 @@ class JobState:
             self._phase_deadline += lag
             if self._stepped_at is not None:
                 self._stepped_at += lag
+            if self._children_at is not None:
+                self._children_at += lag
             for record in self.records:
                 record.heard_at += lag
                 record.disconnected_at += lag

@@ -63,6 +63,7 @@ class Result:
     started_at: float
     attempt: int = 1
     requeued: Reason | None = None
+    warnings: tuple[str, ...] = ()
     report: Path | None = None
 
     @property
@@ -270,7 +271,10 @@ class Launcher:
         assert self._state.phase is Phase.ENDED
         seconds = time.monotonic() - self._started_at
         records = tuple(self._state.records)
-        result = Result(verdict, records, self._run_directory, seconds, self._started_at, self._state.attempt)
+        result = Result(
+            *(verdict, records, self._run_directory, seconds, self._started_at, self._state.attempt),
+            warnings=self._state.warnings,
+        )
         self._recorder.write()
         self._events.close()
         try:
@@ -347,6 +351,7 @@ def _result_json(result: Result) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "attempts": result.attempt,
         "requeued": result.requeued,
+        "warnings": list(result.warnings),
         "tasks": [_task_json(record, result.started_at) for record in result.records],
     }
 

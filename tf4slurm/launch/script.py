@@ -25,6 +25,7 @@ _LIMIT_OPTIONS = {
     "grace_seconds": "--grace",
     "finish_seconds": "--finish-timeout",
     "stall_seconds": "--stall-after",
+    "require_servers": "--require-servers",
     "max_worker_restarts": "--max-worker-restarts",
     "max_attempts": "--max-attempts",
 }
@@ -166,7 +167,7 @@ def _run_options(plan: LaunchPlan, submission: Submission, srun: Sequence[str]) 
     for limit in dataclasses.fields(Limits):
         value = getattr(plan.limits, limit.name)
         if value != getattr(defaults, limit.name):
-            options += [_LIMIT_OPTIONS[limit.name], _number(value)]
+            options += [_LIMIT_OPTIONS[limit.name], *([] if value is True else [_number(value)])]
     if plan.stop_signal != signal.SIGTERM:
         options += ["--stop-signal", signal.Signals(plan.stop_signal).name]
     if submission.requeue is not None:

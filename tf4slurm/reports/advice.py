@@ -73,6 +73,8 @@ def explain_failure(result: Mapping[str, Any], grant: Mapping[str, Any]) -> list
         )
     elif returncode in (-11, -6, -7, -4):
         said.append("The process crashed inside a compiled library, not in Python. Run it with PYTHONFAULTHANDLER=1.")
+    elif code == 6 and any(task.get("starts") for task in tasks if isinstance(task, dict)):
+        said.append("The scripts ran, but not as one cluster: see the reason above.")
     elif code == 6:
         said.append("The cluster never formed, so training has not begun. What is missing stands in the reason above.")
     elif isinstance(code, int) and code > 128 and not cause:

@@ -64,6 +64,7 @@ def make_body(story: Story) -> str:
     parts = [
         _header(story),
         _cause(story),
+        _section("Warnings", _paragraphs(story.warnings)) if story.warnings else "",
         _timeline(story),
         _waits(story),
         _curves(story),

@@ -27,6 +27,7 @@ class Story:
         job, status, result, grant: job.json, status.json, result.json and slurm.json; empty if they are not there.
         names: The tasks by rank.
         tail: The last lines of what failed first.
+        warnings: What may be wrong with it, in sentences: of a job that has ended by its result, else by its events.
         missing: What the run directory does not tell, in sentences.
         loss: What was known last, if the launcher ended without a result; else empty.
     """
@@ -43,6 +44,7 @@ class Story:
     advice: tuple[Advice, ...]
     explanation: tuple[str, ...]
     tail: tuple[str, ...]
+    warnings: tuple[str, ...]
     missing: tuple[str, ...]
     loss: str = ""
 
@@ -83,6 +85,7 @@ def read_story(run: RunDirectory) -> Story:
         advice=tuple(give_advice(needs, timeline)),
         explanation=tuple(explain_failure(result, grant)) if has_failed else (),
         tail=_tail(run, result) if has_failed else (),
+        warnings=tuple(_warnings(result, events)),
         missing=tuple(_missing(run, job, status, has_ended=bool(result or loss))),
         loss=loss,
     )
@@ -95,6 +98,11 @@ def _names(*sources: Mapping[str, Any]) -> tuple[str, ...]:
         if isinstance(tasks, list) and tasks:
             return tuple(str(task.get("task")) if isinstance(task, dict) else "?" for task in tasks)
     return ()
+
+
+def _warnings(result: Mapping[str, Any], events: list[dict[str, Any]]) -> list[str]:
+    told = result.get("warnings") if result else [e.get("text") for e in events if e.get("kind") == "warning"]
+    return [str(text) for text in told] if isinstance(told, list) else []
 
 
 def _queued(grant: Mapping[str, Any], events: list[dict[str, Any]]) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ training    from then on; "running" in a job whose script reports no steps: then
 restarting  between the end of a child and its next start in place
 leaving     from the verdict, or from the child's own end, until the task is gone
 
-When a server answers is seen up to an eighth of the dead time late. Times are seconds since the job's start.
+When a server answers is seen up to a quarter of a second late. Times are seconds since the job's start.
 """
 
 from __future__ import annotations
