@@ -78,6 +78,81 @@ with tf4slurm.LocalCluster(ps=1, workers=2) as cluster:
         print("lost", error)
 """
 
+ENDED = """
+import os, signal, sys, threading, time
+import numpy as np
+import tf4slurm
+from tf4slurm.errors import TrainingError
+from tf4slurm.tensorflow import Checkpoints, run_steps
+
+with tf4slurm.LocalCluster(ps=1, workers=2) as cluster:
+    strategy = cluster.strategy()
+    import tensorflow as tf
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+        step = tf.Variable(0, dtype=tf.int64)
+
+    def step_fn():
+        weight.assign_add(1.0)
+        return {"loss": tf.constant(3.0), "error": tf.constant(0.5)}
+
+    done = run_steps(coordinator, step_fn, np.int64(21), step=step, steps_per_call=np.int32(4))
+    print("done", done.step, done.means, done.mean_loss)
+
+    wrong = [
+        {"steps": 30.0}, {"steps": -1}, {"steps_per_call": 2.0}, {"steps_per_call": 0}, {"timeout_seconds": "1"},
+        {"timeout_seconds": 0}, {"step": tf.Variable(0.0)}, {"checkpoints": "directory"}, {"step_fn": None},
+        {"dataset": tf.data.Dataset.range(3)}, {"coordinator": strategy},
+    ]
+    right = {"coordinator": coordinator, "step_fn": step_fn, "steps": 30, "step": step}
+    for options in wrong:
+        try:
+            run_steps(**{**right, **options})
+        except (TypeError, ValueError) as error:
+            print("refused", *options, str(error).startswith(f"{next(iter(options))} is "))
+    for options in ({"every_steps": 2.5}, {"every_steps": 0}, {"every_minutes": 0}, {"keep": 0.5}):
+        try:
+            Checkpoints("checkpoints", step=step, weight=weight, **options)
+        except (TypeError, ValueError) as error:
+            print("refused", *options, str(error).startswith(f"{next(iter(options))} is "))
+
+    def of(result):
+        def returning():
+            weight.assign_add(0.0)
+            return result()
+        return returning
+
+    for name, result in {
+        "tuple": lambda: (tf.constant(1.0), tf.constant(2.0)), "float": lambda: 0.5, "operation": tf.no_op,
+        "text": lambda: tf.constant("a"), "name": lambda: {"step": tf.constant(1)}, "value": lambda: {"loss": 0.5},
+    }.items():
+        try:
+            run_steps(coordinator, of(result), 30, step=step)
+        except TrainingError as error:
+            print("returned", name)
+    try:
+        run_steps(coordinator, of(lambda: sys.exit(5)), 30, step=step)
+    except SystemExit as error:
+        print("exit", error.code)
+
+    def interrupt():
+        while int(step.numpy()) < 500:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    try:
+        run_steps(coordinator, step_fn, 10_000_000, step=step)
+    except KeyboardInterrupt:
+        at, until = int(step.numpy()), time.monotonic() + 2
+        while time.monotonic() < until and int(step.numpy()) == at:
+            time.sleep(0.01)
+        print("interrupted", at >= 500, int(step.numpy()) == at == weight.numpy())
+    again = run_steps(coordinator, step_fn, at + 100, step=step)
+    print("again", again.steps, again.step - at, weight.numpy() - at)
+"""
+
 
 def start(job: Job, steps: int, every_steps: int) -> None:
     checkpoints = str(job.directory.parent / "checkpoints")
@@ -115,6 +190,21 @@ def test_steps_are_exact_and_errors_are_clear(tmp_path: Path) -> None:
     assert "refused 1" in ran.stdout
     assert "step_fn returned a loss of shape (2,), not one number" in ran.stdout
     assert said[-1].startswith("lost A ps is gone")
+
+
+def test_whatever_ends_run_steps_ends_its_training_and_arguments_are_checked_at_entry(tmp_path: Path) -> None:
+    environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    ran = subprocess.run(
+        [sys.executable, "-c", ENDED], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=170
+    )
+    said = ran.stdout.splitlines()
+    assert said[:1] == ["done 21 {'error': 0.5, 'loss': 3.0} 3.0"], ran.stdout + ran.stderr
+    names = ["steps", "steps", "steps_per_call", "steps_per_call", "timeout_seconds", "timeout_seconds", "step"]
+    names += ["checkpoints", "step_fn", "dataset", "coordinator", "every_steps", "every_steps", "every_minutes", "keep"]
+    assert [line for line in said if line.startswith("refused")] == [f"refused {name} True" for name in names]
+    returned = ["tuple", "float", "operation", "text", "name", "value"]
+    assert [line for line in said if line.startswith("returned")] == [f"returned {name}" for name in returned]
+    assert said[-3:] == ["exit 5", "interrupted True True", "again 100 100 100.0"], ran.stdout + ran.stderr
 
 
 def test_a_killed_workers_steps_run_again_and_the_counter_tells(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ def portions(ledger: Ledger, step_seconds: float, closures: int, most: int = 1_0
     for _ in range(closures):
         steps = ledger.take(most)
         now += steps * step_seconds
-        ledger.enter(0, steps, 2.0 * steps, steps, now)
+        ledger.enter(0, steps, {"loss": 2.0 * steps}, now)
         taken.append(steps)
     return taken
 
@@ -23,7 +23,7 @@ def test_closures_grow_until_they_take_as_long_as_they_should() -> None:
     assert taken[0] == 1
     assert taken[-1] == 32  # the power of two below 40
     assert len(set(taken)) <= 4  # each size is traced
-    assert ledger.done == sum(taken) == ledger.losses == ledger.loss_sum / 2
+    assert ledger.done == sum(taken) == ledger.sums["loss"] / 2
 
 
 def test_long_steps_go_one_by_one() -> None:
@@ -44,7 +44,7 @@ def test_the_last_closure_has_the_rest_and_then_there_is_none() -> None:
     assert [ledger.take(1) for _ in range(5)] == [4, 4, 2, 1, 0]
     ledger.open(13)
     assert [ledger.take(1) for _ in range(2)] == [2, 0]
-    ledger.enter(1, 4, 0.0, 0)
+    ledger.enter(1, 4, {})
     assert ledger.steps_by_worker == [0, 4]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import re
 import shutil
@@ -55,8 +56,8 @@ class Checkpoints:
 
         Args:
             directory: Where checkpoints are, or will be; nothing else should be there.
-            step: A tf.Variable of an integer type that `run_steps` adds to. Keras 3 miscounts `optimizer.iterations`
-                when several workers train at once, so it is no such counter.
+            step: A tf.Variable of an integer type that `run_steps` adds to; so not `optimizer.iterations`, to which the
+                optimizer adds.
             every_steps: Save whenever the counter has reached a multiple of it; where the steps of a lost worker, run
                 again, have carried the counter past one, at the next.
             every_minutes: Save so long after the last save.
@@ -65,7 +66,14 @@ class Checkpoints:
 
         Raises:
             CheckpointError: There are checkpoints but none can be read, or they are of other variables.
+            TypeError, ValueError: An argument is not what it should be; nothing was done.
         """
+        keep = to_index("keep", keep, at_least=1)
+        every_steps = None if every_steps is None else to_index("every_steps", every_steps, at_least=1)
+        if every_minutes is not None and not every_minutes > 0:
+            raise ValueError(f"every_minutes is {every_minutes!r}: expected a number greater than 0, or None.")
+        if not step.dtype.is_integer:
+            raise TypeError(f"step is {step!r}: expected a scalar tf.Variable of an integer type.")
         self.step = step
         self.latest: str | None = None
         self._directory = Path(directory)
@@ -132,6 +140,22 @@ class Checkpoints:
                 "remove them."
             )
         return None
+
+
+def to_index(name: str, value: Any, *, at_least: int) -> int:
+    """Return an argument as an int, from whatever type of whole numbers.
+
+    Raises:
+        TypeError: It is not of such a type.
+        ValueError: It is less than `at_least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}): expected an integer.") from error
+    if number < at_least:
+        raise ValueError(f"{name} is {number}: expected at least {at_least}.")
+    return number
 
 
 def _finished(directory: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
+from collections.abc import Mapping
 
 CLOSURE_SECONDS = 0.25
 """What a closure is to take where nobody says its steps.
@@ -22,7 +23,7 @@ class Ledger:
 
     Attributes:
         steps_by_worker: The steps of the closures that have come back, for each worker by its index.
-        losses: How many of these steps gave a loss; `loss_sum` is their sum.
+        sums: The sum over these steps of each number that they gave, by name.
         portion: What a closure gets next, if it may.
         changed_at: When a closure came back last, by the monotonic clock.
     """
@@ -30,8 +31,7 @@ class Ledger:
     def __init__(self, num_workers: int, steps_per_call: int | None = None, portion: int = 1) -> None:
         """`portion` is what the first closures get where nobody says it, such as that of an earlier account."""
         self.steps_by_worker = [0] * num_workers
-        self.losses = 0
-        self.loss_sum = 0.0
+        self.sums: dict[str, float] = {}
         self.changed_at = time.monotonic()
         self._steps_per_call = steps_per_call
         self.portion = portion
@@ -68,12 +68,17 @@ class Ledger:
             self._handed_out += steps
             return steps
 
-    def enter(self, worker: int, steps: int, loss_sum: float, losses: int, now: float | None = None) -> None:
-        """Note that a worker has done a closure of so many steps."""
+    def account(self) -> tuple[int, dict[str, float]]:
+        """Return `done` and `sums` of one moment."""
+        with self._lock:
+            return self.done, dict(self.sums)
+
+    def enter(self, worker: int, steps: int, sums: Mapping[str, float], now: float | None = None) -> None:
+        """Note that a worker has done a closure of so many steps, which gave these sums."""
         with self._lock:
             self.steps_by_worker[worker] += steps
-            self.loss_sum += loss_sum
-            self.losses += losses
+            for name, total in sums.items():
+                self.sums[name] = self.sums.get(name, 0.0) + total
             self.changed_at = time.monotonic() if now is None else now
             self._recent.append((self.changed_at, steps))
             self._set_portion()
