@@ -19,7 +19,7 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 FLOORS = [
     ["errors", "roles", "output", "exec_child", "background"],
-    ["cluster", "child", "guard", "input", "last_word", "program", "trust"],
+    ["cluster", "child", "guard", "input", "last_lines", "last_word", "program", "trust"],
     ["network", "placeholders", "placement", "profiles", "run_directory", "own_dictionary"],
     ["slurm"],
     ["control"],

@@ -6,7 +6,6 @@ It never imports TensorFlow, so it cannot hang in TensorFlow.
 from __future__ import annotations
 
 import asyncio
-import collections
 import importlib
 import json
 import logging
@@ -28,6 +27,7 @@ from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, RendezvousError, Run
 from tf4slurm.guard import GUARD_LOST
 from tf4slurm.input import SERVICES_VARIABLE
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
+from tf4slurm.last_lines import LastLines
 from tf4slurm.line import Line
 from tf4slurm.network.proxies import past_proxies
 from tf4slurm.output import LineSplitter, LineWriter
@@ -46,8 +46,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """What asks the whole job to save and stop, to whichever of its processes it is sent."""
 
 _HOME = Path(__file__).parent
-_TAIL_LINES = 20
-_TAIL_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
 _TIMES_SECONDS = 1.0
 _GOODBYE_SECONDS = 2.0
 _KILL_SECONDS = 2.0
@@ -345,7 +343,7 @@ class _ChildLog:
         self._name = name
         self._writer = writer
         self._splitter = LineSplitter()
-        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._tail = LastLines()
         self._file: BinaryIO | None = None
         self._times: BinaryIO | None = None
         self._timed_at = float("-inf")
@@ -388,9 +386,9 @@ class _ChildLog:
     def close(self) -> tuple[str, ...]:
         """Return the last lines."""
         self._show(self._splitter.finish())
-        return tuple(self._tail)
+        return self._tail.to_tuple()
 
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._tail.append(line[:_TAIL_CHARACTERS])
+            self._tail.append(line)
             self._writer.write(f"{self._name} | {line}")

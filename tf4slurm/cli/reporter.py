@@ -9,6 +9,7 @@ from typing import Any
 from tf4slurm.control.record import TaskRecord
 from tf4slurm.control.state import JobState
 from tf4slurm.control.verdict import describe_end
+from tf4slurm.last_lines import explain
 from tf4slurm.launch.launcher import Reporter, Result
 from tf4slurm.observe.events import Event
 from tf4slurm.output import LineWriter
@@ -157,6 +158,7 @@ def summary(result: Result) -> list[str]:
     ]
     if verdict.tail and result.cause_log is not None:
         lines += [f"The last lines of {result.cause_log}:", *(f"    {line}" for line in verdict.tail)]
+    lines += [f"What they mean: {meaning}" for meaning in explain(verdict.tail)]
     return [*lines, *(f"Then {what}." for what in result.collateral)]
 
 

@@ -30,6 +30,7 @@ from tf4slurm.control.state import JobState, Phase
 from tf4slurm.control.verdict import Verdict, describe_end
 from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_REQUEUED, EXIT_TASK_LOST, LaunchError, RunDirectoryError
 from tf4slurm.join import Service, settings_to_environ
+from tf4slurm.last_lines import explain
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.requeue import Reason, Requeue
 from tf4slurm.launch.spawner import Spawner
@@ -346,6 +347,7 @@ def _result_json(result: Result) -> dict[str, Any]:
         "reason": verdict.reason,
         "cause": str(verdict.cause) if verdict.cause else None,
         "tail": list(verdict.tail),
+        "meaning": explain(verdict.tail),
         "log": str(result.cause_log) if result.cause_log else None,
         "collateral": [] if verdict.is_success else result.collateral,
         "seconds": round(result.seconds, 3),

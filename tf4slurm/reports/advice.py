@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tf4slurm.last_lines import explain
 from tf4slurm.reports.needs import JobNeeds, TaskNeeds
 from tf4slurm.reports.quantities import format_bytes, format_number, format_seconds
 from tf4slurm.reports.timeline import Timeline
@@ -63,7 +64,7 @@ def explain_failure(result: Mapping[str, Any], grant: Mapping[str, Any]) -> list
     ends = [task.get("returncode") for task in tasks if isinstance(task, dict) and task.get("task") == cause]
     returncode = ends[0] if ends else None
     words = "\n".join(tail)
-    said = [text for pattern, text in _WORDS if re.search(pattern, words)]
+    said = explain(tail)
     if returncode == -9:
         memory = grant.get("memory_bytes")
         had = f" The job had {format_bytes(memory)} on all its nodes together." if type(memory) is int else ""
@@ -86,15 +87,6 @@ def explain_failure(result: Mapping[str, Any], grant: Mapping[str, Any]) -> list
     if result.get("collateral"):
         said.append("What ended after the cause followed from it, and needs no repair of its own.")
     return said
-
-
-_WORDS = (
-    (r"No module named '", "The job's Python lacks a package: start the job from the environment that has it."),
-    (r"(?i)out of memory|MemoryError|ResourceExhausted|OOM", "Memory ran out: ask for more, or take smaller batches."),
-    (r"No space left on device", "A disk is full: make room, or let the script write elsewhere."),
-    (r"(?i)Permission denied", "A file may not be read or written by this user: look at the path in the last lines."),
-    (r"No such file or directory", "A file is missing on that host: paths must be on a file system that all share."),
-)
 
 
 def _of_ps(needs: JobNeeds) -> Iterator[Advice]:

@@ -1,0 +1,95 @@
+"""The last lines that a child printed: kept short, and what they mean."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Sequence
+
+_LINES = 20
+_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
+_NUMBER_LINES = 2  # of a tensor
+_NUMBERS = 8  # of a tensor on one line
+
+_NUMBER = r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|\.\.\.)"
+_OF_A_TENSOR = re.compile(r"array\(|dtype=\w+|(?:shape|numpy)=|<tf\.Tensor:|[\[\](){}<>,:\s]+")
+_ONLY_NUMBERS = re.compile(rf"(?:{_NUMBER}|True|False)+")
+_MANY_NUMBERS = re.compile(rf"((?:{_NUMBER}[\s,\[\]()]+){{{_NUMBERS}}})(?:{_NUMBER}[\s,\[\]()]+){{{_NUMBERS},}}")
+
+
+class LastLines:
+    """The last lines of an output. Of a printed tensor it keeps the first numbers, so that they hide nothing else."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
+        self._num_number_lines = 0
+
+    def append(self, line: str) -> None:
+        is_numbers = _ONLY_NUMBERS.fullmatch(_OF_A_TENSOR.sub("", line)) is not None
+        self._num_number_lines = self._num_number_lines + 1 if is_numbers else 0
+        left_out = self._num_number_lines - _NUMBER_LINES
+        if left_out > 1:
+            self._lines.pop()
+        short = _MANY_NUMBERS.sub(r"\1[…] ", line)[:_CHARACTERS]
+        self._lines.append(f"[… {left_out} lines of numbers]" if left_out > 0 else short)
+
+    def to_tuple(self) -> tuple[str, ...]:
+        return tuple(self._lines)
+
+
+def explain(lines: Sequence[str]) -> list[str]:
+    """Return what known failures in these lines mean, and what to do: a sentence or two each, the likeliest first."""
+    text = "\n".join(lines)
+    return [meaning for pattern, meaning in _KNOWN if re.search(pattern, text)]
+
+
+_KERAS_2 = "Take the Keras before 3 (pip install 'tf4slurm[tf-keras]', and export TF_USE_LEGACY_KERAS=1 before the job)"
+_KNOWN = (
+    (
+        r"keras/src/[\s\S]*create_per_worker_dataset",
+        f"Keras 3's fit does not work under ParameterServerStrategy. {_KERAS_2}, or write the loop with "
+        "tf4slurm.tensorflow.run_steps.",
+    ),
+    (
+        r"keras/src/[\s\S]*unsupported type .*PerReplica",
+        "Keras 3's fit does not work under MultiWorkerMirroredStrategy with several workers. "
+        f"{_KERAS_2}, or write the loop with strategy.run in a tf.function.",
+    ),
+    (
+        r"module 'keras[\w.]*' has no attribute '(experimental|SidecarEvaluator)'"
+        r"|Argument\(s\) not recognized: \{'(lr|decay)'"
+        r"|must end in `\.weights\.h5`|Invalid filepath extension for saving",
+        f"The script is written for the Keras before 3, and this is Keras 3. {_KERAS_2}, or change that call.",
+    ),
+    (
+        r"ImportError: Keras cannot be imported",
+        "TF_USE_LEGACY_KERAS=1 needs the package tf-keras, of TensorFlow's own version: pip install "
+        "'tf4slurm[tf-keras]', or unset that variable.",
+    ),
+    (
+        r"module 'tensorflow[\w.]*' has no attribute '(estimator|contrib)'",
+        "The script needs a part that TensorFlow does not have any more: estimator went with 2.16, contrib with 2.0. "
+        "Run it with an older TensorFlow, or change that part.",
+    ),
+    (
+        r"module 'tensorflow[\w.]*' has no attribute "
+        r"'(Session|placeholder|app|flags|get_variable|global_variables_initializer|\w+Optimizer|MonitoredTrainingSession"
+        r"|logging|ConfigProto|Supervisor|replica_device_setter|SessionRunHook|disable_v2_behavior)'",
+        'The script is written for TensorFlow 1. Import it as "import tensorflow.compat.v1 as tf", and call '
+        "tf.disable_v2_behavior() first.",
+    ),
+    (
+        r"Could not start gRPC server",
+        "TensorFlow's server could not listen at its address: another server has the port, or it is another host's. "
+        "Start one server in each task, with cluster, type and index as TF_CONFIG says.",
+    ),
+    (
+        r"UnavailableError|failed to connect to all addresses",
+        "The server of another task was not reached, or is gone: look at how the other tasks ended, and at their logs.",
+    ),
+    (r"No module named '", "The job's Python lacks a package: start the job from the environment that has it."),
+    (r"(?i)out of memory|MemoryError|ResourceExhausted|OOM", "Memory ran out: ask for more, or take smaller batches."),
+    (r"No space left on device", "A disk is full: make room, or let the script write elsewhere."),
+    (r"(?i)Permission denied", "A file may not be read or written by this user: look at the path in the last lines."),
+    (r"No such file or directory", "A file is missing on that host: paths must be on a file system that all share."),
+)
