@@ -128,6 +128,55 @@ def test_those_who_say_nothing_do_not_keep_others_out_for_ever(served: Served, m
         connection.close()
 
 
+class SlowClients:
+    """Connections that send one byte of a request after the other, and never all of it."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self.connections = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(count)]
+        self.closed = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._trickle)
+        self._thread.start()
+
+    def _trickle(self) -> None:
+        text = b"GET / HTTP/1.1\r\nX-Slow: " + b"x" * 10_000
+        for place in range(len(text)):
+            for connection in [*self.connections]:
+                try:
+                    connection.send(text[place : place + 1])
+                except OSError:
+                    self.connections.remove(connection)
+                    self.closed += 1
+            if self._stop.wait(0.1):
+                return
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        for connection in self.connections:
+            connection.close()
+
+
+@pytest.mark.parametrize("count", [16, 200])
+def test_slow_clients_do_not_keep_the_user_out(served: Served, count: int) -> None:
+    slow = SlowClients(served.port, count)
+    try:
+        for _ in range(5):
+            assert served.get(served.path)[0] == 200
+    finally:
+        slow.close()
+
+
+def test_slow_request_is_closed_after_its_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "_REQUEST_SECONDS", 1.0)
+    slow = SlowClients(served.port, 3)
+    try:
+        assert wait_until(lambda: slow.closed == 3, 10)
+        assert served.get(served.path)[0] == 200
+    finally:
+        slow.close()
+
+
 def test_it_ends_once_the_end_was_seen(served: Served, run: Path) -> None:
     shutil.copy(RUNS / "digits" / "result.json", run)
     assert wait_until(lambda: json.loads(served.get(served.path + "content")[2])["ended"], 10, 0.5)

@@ -6,11 +6,13 @@ The address holds a token of 256 bits, made for this page. Any other address, an
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import logging
 import re
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -33,8 +35,8 @@ _LONGEST_SECONDS = 30.0
 _SHARE = 0.1  # of a processor, that making the page may take
 _LAST_LOOK_SECONDS = 10.0  # for a browser to fetch the end, once it is its turn
 _SILENCE_SECONDS = 60.0
-_REQUEST_SECONDS = 10.0
-_MOST_THREADS = 16
+_REQUEST_SECONDS = 10.0  # for a whole request, and again for its answer
+_MOST_UNAUTHENTICATED = 64
 
 
 def serve_page(
@@ -148,24 +150,45 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = False
+    request_queue_size = 128  # a burst of others' connections must not make the user's wait for a retry
 
     def __init__(self, address: tuple[str, int], page: _Page) -> None:
         self.page = page
-        self._places = threading.BoundedSemaphore(_MOST_THREADS)
+        self._unauthenticated: dict[socket.socket, float] = {}  # since when, the oldest first
+        self._lock = threading.Lock()
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve so many at a time and hang up on the rest: other users of this host may knock, too."""
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        """Serve each in a thread. Of many without a token so far, close the oldest: a browser sends it at once."""
+        with self._lock:
+            if len(self._unauthenticated) >= _MOST_UNAUTHENTICATED:
+                self._close(next(iter(self._unauthenticated)))
+            self._unauthenticated[request] = time.monotonic()
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self.authenticated(request)
+
+    def authenticated(self, request: socket.socket) -> None:
+        """Close this connection neither for others nor for the time it has taken so far."""
+        with self._lock:
+            self._unauthenticated.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Close the connections that have taken too long for their request; the server's loop calls this."""
+        with self._lock:
+            latest = time.monotonic() - _REQUEST_SECONDS
+            for request in [each for each, since in self._unauthenticated.items() if since < latest]:
+                self._close(request)
+
+    def _close(self, request: socket.socket) -> None:
+        """End the reading of a request; its thread does the rest."""
+        del self._unauthenticated[request]
+        with contextlib.suppress(OSError):  # it has just ended
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("a request to the live page failed", exc_info=True)
@@ -181,7 +204,9 @@ class _Handler(BaseHTTPRequestHandler):
         hosts = self.headers.get_all("Host") or []
         if not is_ours or len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
             self._answer(403, "text/plain", "This page is not for you: its whole address is needed.\n")
-        elif place == "":
+            return
+        self.server.authenticated(self.connection)
+        if place == "":
             self._answer(200, "text/html", self.server.page.html())
         elif place == "content":
             content = self.server.page.content()
