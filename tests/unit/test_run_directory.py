@@ -110,8 +110,8 @@ def test_files_and_directories_that_grow_are_this_users_alone_whatever_the_umask
         os.umask(old)
     modes = {str(path.relative_to(run.path)): mode_of(path) for path in run.path.rglob("*")}
     directories = {"logs": 0o700, "lost": 0o700}
-    files = (".result.json.reserved", "events.jsonl", "samples.jsonl", "logs/worker-0.1.log", "lost/worker-0.json")
-    assert modes == {**directories, **dict.fromkeys(files, 0o600)}
+    names = (".result.json.reserved", "events.jsonl", "samples.jsonl", "logs/worker-0.1.log", "lost/worker-0.json")
+    assert modes == {**directories, **dict.fromkeys(names, 0o600)}
 
 
 def test_draft_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

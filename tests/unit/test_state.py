@@ -874,9 +874,10 @@ def test_a_single_task_in_the_cluster_spec_needs_no_server(roles: str) -> None:
 def test_scripts_that_run_for_60_s_without_any_server_are_warned_of_once_until_one_comes() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, start_timeout_seconds=300)).train()
     job.turn(59, tick=1.0)
-    assert job.state.warnings == ()
+    assert not job.state.warnings
     job.turn(30, tick=1.0)
-    assert job.state.warnings[0].startswith(no_server(4, ", unless it still imports TensorFlow"))
+    (warning,) = job.state.warnings
+    assert warning.startswith(no_server(4, ", unless it still imports TensorFlow"))
     assert len(job.texts("warning")) == 1
     job.say(1, "running", serves=True)
     assert job.state.warnings == ()

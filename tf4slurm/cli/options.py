@@ -153,7 +153,7 @@ _OPTIONS = (
     click.option(
         "--require-servers",
         is_flag=True,
-        help="Fail, with exit code 6, if no task opens a TensorFlow server within --start-timeout. [default: a warning]",
+        help="Fail, with exit code 6, if no task opens a TensorFlow server within --start-timeout. [default: warn]",
     ),
     click.argument("command", nargs=-1, type=click.UNPROCESSED),
 )
