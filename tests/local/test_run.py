@@ -503,7 +503,7 @@ def test_result_on_a_full_disk_has_exit_code_and_reason_and_the_user_is_told(job
         job.wait_for_child("chief-0")
         wait_until(lambda: "status.json" in os.listdir(next((job.directory / "runs").glob("*-*"))), 20)
         fill(job.directory / "runs")
-        assert wait_until(lambda: "no longer written down" in job.stderr, 20)
+        assert wait_until(lambda: "written down" in job.stderr, 20)
         fill(job.directory / "runs")  # what the last status.json has left
         job.end_child("chief-0")
         assert job.wait() == 0
@@ -514,6 +514,22 @@ def test_result_on_a_full_disk_has_exit_code_and_reason_and_the_user_is_told(job
             done = subprocess.run([TF4SLURM, *verb, run], capture_output=True, text=True, timeout=60)
             assert done.returncode == 0, done.stderr
             assert "COMPLETED" in done.stdout + done.stderr or ">Completed</p>" in done.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
+def test_status_is_written_again_once_a_full_disk_has_space(job: Job) -> None:
+    with small_disk(job.directory / "runs"):
+        job.start("--ps", "0", "--workers", "0")
+        job.wait_for_child("chief-0")
+        fill(job.directory / "runs")
+        assert wait_until(lambda: "written down" in job.stderr, 20)
+        (job.directory / "runs" / "filling").unlink()
+        freed_at = time.time()
+        run = RunDirectory(next((job.directory / "runs").glob("*-*")))
+        assert wait_until(lambda: (run.read_status() or {}).get("time", 0) > freed_at, 20)
+        job.end_child("chief-0")
+        assert job.wait() == 0
+        assert (run.read_status() or {})["phase"] == "ended"
 
 
 def test_log_files_are_closed_when_the_child_ends(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

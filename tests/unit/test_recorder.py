@@ -54,4 +54,4 @@ def test_the_last_word_stands_however_long_the_one_before_takes(
     status = run.read_status()
     assert status is not None
     assert status["phase"] == "ended"
-    assert "no longer written down" not in caplog.text
+    assert "is not written down" not in caplog.text

@@ -99,9 +99,9 @@ def test_files_and_directories_that_grow_are_this_users_alone_whatever_the_umask
     old = os.umask(0)
     try:
         run = RunDirectory.create(tmp_path, "digits")
-        files, written = OrderedThread(), threading.Event()
-        EventLog(run.events, files).add("joined", "worker/0", "It has joined.")
-        files.submit(written.set)
+        thread, written = OrderedThread(), threading.Event()
+        EventLog(run.events, thread).add("joined", "worker/0", "It has joined.")
+        thread.submit(written.set)
         assert written.wait(10)
         run.append_sample({"seconds": 1.0})
         run.write_last_state(Task("worker", 0), {"state": "ended"})

@@ -45,7 +45,7 @@ class Recorder:
         self._progress = [_Progress() for _ in state.records]
         self._sample_seconds = max(_STATUS_SECONDS, len(state.records) / _TASKS_PER_SECOND)
         self._sampled_at = float("-inf")
-        self._has_failed = False
+        self._is_failing = False
 
     async def run(self) -> None:
         """Write every few seconds, once the last has been written: cancel this, and `write` once more."""
@@ -59,15 +59,15 @@ class Recorder:
         self._files.submit(self._write, self._status(), self._sample())
 
     def _write(self, status: dict[str, Any], sample: dict[str, Any] | None) -> None:
-        if self._has_failed:
-            return
         try:
             self._run_directory.write_status(status)
             if sample is not None:
                 self._run_directory.append_sample(sample)
+            self._is_failing = False
         except RunDirectoryError as error:
-            self._has_failed = True
-            logger.warning("what the job does is no longer written down: %s", error)
+            if not self._is_failing:
+                logger.warning("what the job does is not written down, until this ends: %s", error)
+            self._is_failing = True
 
     def _status(self) -> dict[str, Any]:
         state, now = self._state, time.monotonic()
