@@ -67,6 +67,7 @@ def test_killed_agent_leaves_nothing_and_its_guard_exits_with_7(process_mark: st
 def test_killed_guard_is_told_to_its_agent() -> None:
     with start() as guard:
         agent = agent_of(guard)
+        assert wait_until(lambda: len(agent.children(recursive=True)) == 3, 10)
         descendants = agent.children(recursive=True)
         guard.kill()
         assert wait_until(lambda: not Path(f"/proc/{agent.pid}").exists() or agent.status() == "zombie", 10)
