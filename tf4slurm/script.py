@@ -68,7 +68,7 @@ def should_stop() -> bool:
 
 
 def on_stop(save: Callable[[], object]) -> None:
-    """Have `save()` called, in a thread of its own, when the job is asked to stop.
+    """Have `save()` called, in a thread of its own, when the job is asked to stop: at once if it was asked already.
 
     When all such callbacks of all tasks that the job waits for have returned, the job is ended; so let it save, not
     only note that it should. Signals are passed on as by `should_stop`.
@@ -232,17 +232,22 @@ class ScriptLine:
             if self._is_saving or not (self.order.stop and self._callbacks):
                 return
             self._is_saving = True
+            if self.report.has_saved:  # earlier callbacks; the job waits for this one too
+                self.say(has_saved=False)
         threading.Thread(target=self._save, name="tf4slurm-on-stop").start()
 
     def _save(self) -> None:
-        done = 0
-        while done < len(self._callbacks):
+        while True:
+            with self._changed:
+                if not self._callbacks:
+                    self._is_saving = False
+                    self.say(has_saved=True)
+                    return
+                save = self._callbacks.pop(0)
             try:
-                self._callbacks[done]()
+                save()
             except Exception:
                 traceback.print_exc()
-            done += 1
-        self.say(has_saved=True)
 
 
 _warned: set[str] = set()

@@ -211,6 +211,28 @@ def test_node_names_that_are_no_host_names_do_no_harm(tmp_path: Path, slurm: Non
         check_truth(lab, found)
 
 
+OUTLIVES = """
+import atexit, os, pathlib, time
+atexit.register(lambda: print(time.monotonic() - ended, flush=True))  # the last to be called
+from tf4slurm import get_server_dictionary
+get_server_dictionary(["ps", "worker"])
+if os.environ["SLURM_PROCID"] == "1":
+    while not pathlib.Path("ended").exists():
+        time.sleep(0.05)
+ended = time.monotonic()
+"""
+
+
+def test_task_whose_script_outlives_that_of_rank_0_ends_with_its_script(tmp_path: Path, lab: SlurmLab) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(OUTLIVES)
+    shell = f'{sys.executable} {script}; [ "$SLURM_PROCID" = 1 ] || touch ended'
+    result = lab.run("srun", "-Q", "-N2", "-n2", "bash", "-c", shell, cwd=tmp_path)
+    seconds = list(map(float, result.stdout.split()))
+    assert len(seconds) == 2
+    assert max(seconds) < 5  # from the end of a script to that of its process
+
+
 def test_two_steps_at_once_each_have_their_own_map(tmp_path: Path, lab: SlurmLab) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=f"get_server_dictionary({ROLES})"))

@@ -122,6 +122,35 @@ def no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "_warned", set())
 
 
+def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once() -> None:
+    async def run() -> None:
+        reports: list[Report] = []
+        line = Line(reports.append)
+        await line.open()
+        script = await asyncio.to_thread(ScriptLine, line.name)
+        called, goes_on = [], threading.Event()
+
+        def save_late() -> None:
+            called.append("late")
+            assert goes_on.wait(10)
+
+        async def has(condition: Callable[[], bool]) -> bool:
+            return await asyncio.to_thread(wait_until, condition, 5)
+
+        script.add_callback(lambda: called.append("early"))
+        line.tell(Order(stop="The job was stopped.", grace_seconds=5))
+        assert await has(lambda: bool(reports) and reports[-1].has_saved)
+        script.add_callback(save_late)
+        assert await has(lambda: called == ["early", "late"])
+        assert await has(lambda: not reports[-1].has_saved)  # the job waits for it
+        goes_on.set()
+        assert await has(lambda: reports[-1].has_saved)
+        assert called == ["early", "late"]
+        line.close()
+
+    asyncio.run(run())
+
+
 def test_who_connects_late_hears_how_things_stand() -> None:
     async def run() -> None:
         line = Line(lambda report: None)

@@ -17,7 +17,7 @@ import grpc.aio
 from tf4slurm.background import in_thread
 from tf4slurm.cluster import Address
 from tf4slurm.control.credentials import TLS_NAME, Credentials
-from tf4slurm.control.limits import handshake_seconds
+from tf4slurm.control.limits import Limits, handshake_seconds
 from tf4slurm.control.messages import (
     HEARTBEAT,
     METHOD,
@@ -100,6 +100,7 @@ class Membership:
         self._is_due = asyncio.Event()
         self._is_heartbeat_due = False
         self._sent = Status()
+        self._disconnected_at = float("inf")
 
     @property
     def map(self) -> Map | None:
@@ -136,6 +137,8 @@ class Membership:
     async def run(self) -> None:
         """Be a member until this task has left.
 
+        A task that leaves waits for a lost service for `Limits.reconnect_seconds` only: then it counts as gone itself.
+
         Raises:
             RendezvousClosedError: The service refuses this task.
             RendezvousConnectionError: No service answers in time, or it sent nothing for the heartbeat timeout.
@@ -161,6 +164,9 @@ class Membership:
                     logger.debug("no connection to the control service at %s: %s", address, reason)
                 if not (error and is_cut_short):  # keep the earlier error if this try had too little time
                     at, error = str(address), reason
+            patience = Limits.reconnect_seconds if addresses else 0
+            if self.status.state == "left" and time.monotonic() - self._disconnected_at > patience:
+                return
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
             f"The launcher is gone, or was never there: no control service answers at {at or 'any address'} "
@@ -228,6 +234,7 @@ class Membership:
                 return False
             raise ConnectionError("the control service closed the connection")
         finally:
+            self._disconnected_at = time.monotonic()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
