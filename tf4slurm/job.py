@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from tf4slurm.run_directory import RunDirectory
 
 _LOOK_SECONDS = 1.0
 _SLURM_SECONDS = 5.0
+_LINE_SECONDS = 5.0
 
 
 class Job:
@@ -104,21 +107,19 @@ class Job:
     def wait(self, timeout_seconds: float | None = None) -> int:
         """Wait for the end, with a bar; return the job's exit code. Interrupting it leaves the job alone.
 
+        In a notebook the bar needs the package ipywidgets; without it there are lines of text.
+
         Raises:
             TimeoutError: It has not ended in time.
         """
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         reader = StatusReader([self._started()], ask_seconds=_SLURM_SECONDS)
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, transient=True) as progress:
-            bar = progress.add_task("")
+        with _shown_progress() as show:
             while True:
                 (status,) = reader.read()
                 steps = [task.step for task in status.tasks if task.step is not None]
                 reached = f"step {max(steps):,}" if steps else status.phase or status.reason
-                progress.update(bar, description=f"{status.name} {status.state} {reached}")
+                show(f"{status.name} {status.state} {reached}")
                 if status.exit_code is not None:
                     return status.exit_code
                 if deadline is not None and time.monotonic() > deadline:
@@ -216,6 +217,43 @@ class Picture:
 
     def _repr_svg_(self) -> str:
         return self.svg
+
+
+@contextlib.contextmanager
+def _shown_progress() -> Iterator[Callable[[str], None]]:
+    """Give a function that shows how far a job is."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console()
+    if console.is_jupyter and not _has_widgets():
+        yield _Lines().show
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("")
+        yield lambda text: progress.update(bar, description=text)
+
+
+def _has_widgets() -> bool:
+    try:
+        importlib.import_module("ipywidgets")
+    except ImportError:
+        return False
+    return True
+
+
+class _Lines:
+    """Prints a line when it has changed, but not each second."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+        self._next_at = 0.0
+
+    def show(self, text: str) -> None:
+        if text != self._shown and time.monotonic() >= self._next_at:
+            print(text, flush=True)
+            self._shown, self._next_at = text, time.monotonic() + _LINE_SECONDS
 
 
 def _options_of_run() -> list[str]:

@@ -147,6 +147,17 @@ def test_the_live_page_updates_itself_and_ends_with_the_job(browser: Browser, jo
         assert wait_until(lambda: ends == ["The job has ended."], 10)
 
 
+def test_a_loss_that_is_nan_is_named_in_the_report(job: Job, tmp_path: Path) -> None:
+    code, end = REPORTS.replace("1 / (step + 1)", "float('nan')"), tmp_path / "end"
+    job.start("--ps", "0", "--workers", "0", command=(sys.executable, "-c", code, str(end)))
+    assert wait_until(lambda: any("loss" in path.read_text() for path in tmp_path.rglob("samples.jsonl")), 30)
+    end.touch()
+    assert job.wait() == 0
+    assert "loss of chief/0 was NaN or infinite, first after" in make_report(
+        read_story(RunDirectory(job.run_directory))
+    )
+
+
 def test_the_launcher_writes_the_report_at_the_end(job: Job) -> None:
     job.start(*ROLES)
     job.wait_for_child("worker-1")

@@ -90,6 +90,21 @@ def test_a_job_is_watched_and_waited_for_from_another_directory(watched: Watched
     assert watched.status()["exit_code"] == 0
 
 
+def test_a_notebook_without_ipywidgets_shows_in_lines_how_a_job_goes_on(watched: Watched, tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="pip install nbformat nbclient ipykernel")
+    nbclient = pytest.importorskip("nbclient", reason="pip install nbformat nbclient ipykernel")
+    hidden = "import sys; sys.modules['ipywidgets'] = None"
+    waiting = f"import tf4slurm; job = tf4slurm.Job.find({str(watched.job.run_directory)!r})\n"
+    waiting += "try:\n    job.wait(2)\nexcept TimeoutError as error:\n    print('TimeoutError', error)"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in (hidden, waiting)])
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute(cwd=str(tmp_path))
+    first, last = "".join(output.text for output in notebook.cells[1].outputs).splitlines()
+    assert re.fullmatch(rf"{watched.name} RUNNING step [\d,]+", first)
+    assert last.startswith("TimeoutError")
+    watched.end.touch()
+    assert watched.job.wait() == 0
+
+
 def test_logs_of_some_tasks_and_all(watched: Watched) -> None:
     watched.end.touch()
     assert watched.job.wait() == 0

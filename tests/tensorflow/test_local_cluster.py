@@ -39,6 +39,36 @@ async def notebook():  # a cell runs in an event loop
 
 asyncio.run(notebook())
 """
+LEAD = """
+import math
+import tf4slurm
+from tf4slurm.tensorflow import parameter_server_strategy, run_steps
+
+with tf4slurm.LocalCluster(ps=1, workers=1) as cluster:
+    import tensorflow as tf
+    sharder = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    try:
+        parameter_server_strategy(sharding="min-size", variable_partitioner=sharder)
+    except ValueError as error:
+        print(error)
+    strategy, coordinator = parameter_server_strategy(variable_partitioner=sharder)
+    with strategy.scope():
+        table = tf.Variable(tf.zeros((4, 1)), name="table")
+    outside = tf.Variable(1.0, name="outside")
+
+    def step_fn():
+        outside.assign_add(1.5)
+        return tf.reduce_sum(tf.nn.embedding_lookup(table, [3])) + math.nan
+
+    done = run_steps(coordinator, step_fn, 8)
+    print("step", done.step, "parts", len(table.variables), "loss", done.mean_loss)
+    with tf.summary.create_file_writer("summaries").as_default():
+        tf.summary.scalar("loss", 0.5, step=8)
+try:
+    parameter_server_strategy()
+except Exception as error:
+    print(type(error).__name__)
+"""
 WAIT = """
 import pathlib, time
 import tf4slurm
@@ -57,6 +87,20 @@ def test_it_trains_and_ends_with_its_block(tmp_path: Path) -> None:
     before, after = (line for line in done.stdout.splitlines() if line.startswith("result"))
     assert before == "result None"
     assert "'exit_code': 0" in after
+
+
+def test_parameter_server_strategy_leads_it_and_run_steps_warns_of_what_is_wrong(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAD], cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False
+    )
+    assert done.stdout.splitlines() == [
+        "sharding='min-size' and variable_partitioner both say how to split variables: give one.",
+        "step 8 parts 2 loss nan",
+        "SlurmEnvironmentError",
+    ], done.stdout + done.stderr
+    assert done.stderr.count("made outside of the strategy's scope: outside:0.") == 1
+    assert done.stderr.count("loss is nan since step") == 1
+    assert list((tmp_path / "summaries").glob("events.*"))
 
 
 @pytest.mark.long

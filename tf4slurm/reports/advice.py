@@ -34,8 +34,10 @@ class Advice:
     todo: str
 
 
-def give_advice(needs: JobNeeds, timeline: Timeline) -> list[Advice]:
-    """Return what is worth telling, the weightiest first."""
+def give_advice(
+    needs: JobNeeds, timeline: Timeline, undefined: Mapping[tuple[str, int], float] | None = None
+) -> list[Advice]:
+    """Return what is worth telling, the weightiest first; `undefined` is that of the job's curves."""
     found = [*_of_waits(needs, timeline), *_of_restarts(timeline)]
     if needs.samples >= _FEWEST_SAMPLES:
         found = [
@@ -46,6 +48,7 @@ def give_advice(needs: JobNeeds, timeline: Timeline) -> list[Advice]:
             *_of_end(needs),
             *found,
         ]
+    found = [*_of_undefined(undefined or {}, needs), *found]
     if timeline.training_at is None and any(task.spans for task in timeline.tasks):
         found.append(
             Advice(
@@ -172,6 +175,16 @@ def _of_end(needs: JobNeeds) -> Iterator[Advice]:
             f"The job went on for {format_seconds(idle)} after the last reported step, {idle / needs.seconds:.0%} of "
             "its time.",
             "Look at what the script does then: evaluating, saving, or waiting for something at its exit.",
+        )
+
+
+def _of_undefined(undefined: Mapping[tuple[str, int], float], needs: JobNeeds) -> Iterator[Advice]:
+    for (name, rank), seconds in sorted(undefined.items(), key=lambda each: each[1])[:1]:
+        others = f", as {len(undefined) - 1} more of its metrics and tasks were" if len(undefined) > 1 else ""
+        yield Advice(
+            f"{name} of {needs.tasks[rank].name} was NaN or infinite, first after {format_seconds(seconds)}{others}.",
+            "Training has most likely diverged, whatever its exit code: lower the learning rate, clip gradients, or "
+            "find the first bad operation with tf.debugging.enable_check_numerics().",
         )
 
 

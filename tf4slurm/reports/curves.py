@@ -30,6 +30,7 @@ class Curves:
         seconds: Of the samples, since the job's start.
         metrics: What scripts reported: by the metric's name, then by rank.
         totals: Of each rank: bytes sent and received in all its starts.
+        undefined: When a metric was first NaN or infinite, in seconds, by the metric's name and rank.
         left_out: How many samples, and names of metrics, are not in these curves.
     """
 
@@ -40,6 +41,7 @@ class Curves:
     sent: list[Values]
     received: list[Values]
     metrics: dict[str, dict[int, Values]]
+    undefined: dict[tuple[str, int], float]
     totals: list[tuple[float, float]]
     peaks: list[float]
     left_out: tuple[int, int]
@@ -64,7 +66,7 @@ def make_curves(samples: Sequence[Mapping[str, Any]], num_tasks: int) -> Curves:
         return [[_number(value) for value in column] for column in zip(*padded, strict=True)] or _nothing(num_tasks)
 
     sent, received = columns("sent", shown), columns("received", shown)
-    metrics, unnamed = _metrics(shown, num_tasks)
+    metrics, undefined, unnamed = _metrics(shown, num_tasks)
     all_memory = columns("memory", good) if stride > 1 else None
     memory = columns("memory", shown)
     return Curves(
@@ -75,6 +77,7 @@ def make_curves(samples: Sequence[Mapping[str, Any]], num_tasks: int) -> Curves:
         sent=[_rate(column, seconds, _USAGE_PATIENCE) for column in sent],
         received=[_rate(column, seconds, _USAGE_PATIENCE) for column in received],
         metrics=metrics,
+        undefined=undefined,
         totals=[(_total(out), _total(into)) for out, into in zip(sent, received, strict=True)],
         peaks=[max(filter(None, column), default=0.0) for column in all_memory or memory],
         left_out=(len(good) - len(shown), unnamed),
@@ -130,8 +133,11 @@ def _total(column: Values) -> float:
     return total
 
 
-def _metrics(samples: Sequence[Mapping[str, Any]], num_tasks: int) -> tuple[dict[str, dict[int, Values]], int]:
+def _metrics(
+    samples: Sequence[Mapping[str, Any]], num_tasks: int
+) -> tuple[dict[str, dict[int, Values]], dict[tuple[str, int], float], int]:
     found: dict[str, dict[int, Values]] = {}
+    undefined: dict[tuple[str, int], float] = {}
     others: set[str] = set()
     for number, sample in enumerate(samples):
         by_rank = sample.get("metrics")
@@ -144,4 +150,6 @@ def _metrics(samples: Sequence[Mapping[str, Any]], num_tasks: int) -> tuple[dict
                     continue
                 curves = found.setdefault(name[:_MOST_NAME], {})
                 curves.setdefault(int(rank), [None] * len(samples))[number] = _number(value)
-    return found, len(others)
+                if value is None or (isinstance(value, float) and not math.isfinite(value)):
+                    undefined.setdefault((name[:_MOST_NAME], int(rank)), float(sample["seconds"]))
+    return found, undefined, len(others)

@@ -82,7 +82,7 @@ def read_story(run: RunDirectory) -> Story:
         timeline=timeline,
         curves=curves,
         needs=needs,
-        advice=tuple(give_advice(needs, timeline)),
+        advice=tuple(give_advice(needs, timeline, curves.undefined)),
         explanation=tuple(explain_failure(result, grant)) if has_failed else (),
         tail=_tail(run, result) if has_failed else (),
         warnings=tuple(_warnings(result, events)),

@@ -23,6 +23,7 @@ _RUN_DIRECTORY = "run directory "  # as the launcher says it
 _LOOK_SECONDS = 0.05
 _END_SECONDS = 15.0
 _TAIL_CHARACTERS = 2_000
+_running: list[LocalCluster] = []
 
 
 class LocalCluster:
@@ -81,6 +82,8 @@ class LocalCluster:
             self.cluster = json.loads((directory / "tf_config").read_text())["cluster"]
             said = (directory / "output").read_text(errors="replace")
             self.run_directory = RunDirectory(Path(said.partition(_RUN_DIRECTORY)[2].partition("\n")[0]))
+            _running.append(self)
+            stack.callback(_running.remove, self)
             self._cleanup = stack.pop_all()
         return self
 
@@ -114,6 +117,11 @@ class LocalCluster:
         where += ["--dead-after", "3", "--beat", "0.5", "--"]
         seat = [sys.executable, "-m", "tf4slurm.tensorflow.seat", str(directory)]
         return [*owned, sys.executable, "-m", "tf4slurm", *run, *where, *seat]
+
+
+def running_cluster() -> LocalCluster | None:
+    """Return the LocalCluster in whose block this process is; None if there is none."""
+    return _running[-1] if _running else None
 
 
 def _end(launcher: subprocess.Popen[bytes], directory: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import math
 import threading
 import time
 import weakref
@@ -19,6 +21,8 @@ from tf4slurm.tensorflow.checkpoints import Checkpoints, to_index
 from tf4slurm.tensorflow.keras_limits import tell_keras_limits
 from tf4slurm.tensorflow.leaving import let_leave
 from tf4slurm.tensorflow.ledger import Ledger
+
+logger = logging.getLogger(__name__)
 
 _SLOTS_PER_WORKER = 2  # while a worker computes one closure, the next waits for it
 _LOOK_SECONDS = 0.05
@@ -179,6 +183,7 @@ class _Run:
         self._timeout_seconds = timeout_seconds
         self._num_workers = _count_workers()
         self._ledger = Ledger(self._num_workers, steps_per_call, self._closure.portion)
+        self._progress = _Progress(self._ledger)
         self._scheduling = threading.Lock()  # ClusterCoordinator.schedule is for one thread at a time
         self._errors: list[BaseException] = []
         self._is_given_up = False
@@ -225,10 +230,9 @@ class _Run:
         """Wait for the end of the slots, or until it is time to give them up; return whether the job is to stop."""
         ledger = self._ledger
         is_stopped, give_up_at = False, float("inf")
-        progress = _Progress(ledger, first)
         while any(slot.is_alive() for slot in slots) and time.monotonic() < give_up_at and not self._errors:
             max(slots, key=threading.Thread.is_alive).join(_LOOK_SECONDS)
-            progress.tell()
+            self._progress.tell(first)
             if not is_stopped and should_stop():
                 is_stopped, give_up_at = True, time.monotonic() + _STOP_SECONDS
                 ledger.close()
@@ -240,7 +244,7 @@ class _Run:
                     f"{ledger.steps_by_worker} steps. TensorFlow waits until all lost workers are back. Look at the "
                     "logs of the workers, or raise timeout_seconds."
                 )
-        progress.tell()
+        self._progress.tell(first)
         return is_stopped
 
     def _give_up(self, slots: list[threading.Thread]) -> None:
@@ -282,18 +286,26 @@ class _Run:
 class _Progress:
     """Tells the job how far training is, with the mean of loss and other numbers since it was last told."""
 
-    def __init__(self, ledger: Ledger, first: int) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._first = first
         self._told = ledger.account()
+        self._has_warned = False
 
-    def tell(self) -> None:
+    def tell(self, first: int) -> None:
+        """Tell it; `first` is the step at which the ledger began."""
         done, sums = self._ledger.account()
         done_before, sums_before = self._told
         if done > done_before:
             latest = {name: total - sums_before.get(name, 0.0) for name, total in sums.items()}
-            report(step=self._first + done, **{name: total / (done - done_before) for name, total in latest.items()})
+            report(step=first + done, **{name: total / (done - done_before) for name, total in latest.items()})
             self._told = done, sums
+            wrong = [f"{name} is {total}" for name, total in latest.items() if not math.isfinite(total)]
+            if wrong and not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "%s since step %d or a little before: training has most likely diverged.",
+                    *(", ".join(wrong), first + done),
+                )
 
 
 class _Closure:
@@ -308,6 +320,7 @@ class _Closure:
         self.most_steps = 1
         self.portion = 1  # of the latest account
         self.names: tuple[str, ...] | None = None  # of the numbers that step_fn returns
+        self._has_warned = False
         self._strategy = strategy
         self._step_fn = step_fn
         self._counter = counter_reference.deref()
@@ -330,8 +343,21 @@ class _Closure:
             with tf.control_dependencies([each for each in operations if each.op_def.is_stateful]):
                 self._counter.assign_add(1)  # the ps would count all steps at once, before any is applied
             self.most_steps = max(1, min(_MAX_OPERATIONS // len(operations), _MAX_STEPS))
+        self._warn_of_variables_outside(graph)
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         return tf.stack([tf.cast(worker, tf.float64), *sums.values()])
+
+    def _warn_of_variables_outside(self, graph: Any) -> None:
+        """Say which variables of the step are on no ps, once."""
+        used = getattr(graph, "_watched_variables", ())  # `graph.variables` has them when the graph is complete
+        outside = sorted({variable.name for variable in used if "/job:ps/" not in variable.device})
+        if outside and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "The step uses variables that were made outside of the strategy's scope: %s. They are in the chief, "
+                "and every step of each worker goes there. Make them in `with strategy.scope():`.",
+                ", ".join(outside),
+            )
 
 
 @functools.lru_cache(maxsize=8)

@@ -14,6 +14,7 @@ from tf4slurm.server_dictionary import get_server_dictionary
 from tf4slurm.tensorflow.forming import lead_servers, own_run_directory
 from tf4slurm.tensorflow.keras_limits import tell_keras_limits
 from tf4slurm.tensorflow.leaving import let_leave
+from tf4slurm.tensorflow.local_cluster import running_cluster
 from tf4slurm.tensorflow.serving import serve, signal_end_at_exit
 
 _NEEDED = ("chief", "ps", "worker")
@@ -33,12 +34,13 @@ def parameter_server_strategy(
     sharding: str = "none",
     min_shard_bytes: int = 256 * 1024,
     max_shards: int | None = None,
+    variable_partitioner: Any = None,
     timeout_seconds: float = 300.0,
 ) -> Lead:
     """Form the cluster of this job: return strategy and coordinator in its chief, and serve in its ps and workers.
 
     In a ps or worker it never returns: the process is ended with the job. Call it before anything that only the chief
-    should do, such as loading data.
+    should do, such as loading data. In the block of a `LocalCluster` it leads that one.
 
     That a server belongs to this job is proved as follows. Under "tf4slurm run", and after get_server_dictionary() with
     its exchange: each port was free when it was taken for this job, was proved from another host, and is held, so that
@@ -53,6 +55,7 @@ def parameter_server_strategy(
             have a first axis).
         min_shard_bytes: The least size of a part with "min-size".
         max_shards: The largest number of parts; by default the number of ps.
+        variable_partitioner: One of tf.distribute.experimental.partitioners or of your own, in place of `sharding`.
         timeout_seconds: How long the servers of ps and workers may take to answer, their import of TensorFlow included.
 
     Returns:
@@ -63,10 +66,19 @@ def parameter_server_strategy(
             hangs although all answer, where no exception can be raised, the process exits with 6 and says so.
         PlacementError: The cluster lacks a chief, ps or worker, or this process is an evaluator.
         SlurmEnvironmentError: This process knows of no cluster.
-        ValueError: There is no such sharding.
+        ValueError: There is no such sharding, or there is a partitioner, too.
     """
     if sharding not in SHARDINGS:
         raise ValueError(f"{sharding!r} is no sharding: expected one of {', '.join(map(repr, SHARDINGS))}.")
+    if variable_partitioner is not None and sharding != "none":
+        raise ValueError(f"sharding={sharding!r} and variable_partitioner both say how to split variables: give one.")
+
+    def partitioner(num_ps: int) -> Any:
+        return variable_partitioner or _partitioner(sharding, min_shard_bytes, max_shards or num_ps)
+
+    local = running_cluster() if tasks is None else None
+    if local is not None:
+        return _lead(local.strategy(variable_partitioner=partitioner(len(local.cluster["ps"]))))
     own = own_dictionary() if tasks is None else get_server_dictionary(tasks)
     _check(own)
     line = None if launched_dictionary() is not None else find_line()  # an agent ends its child; a companion does not
@@ -75,8 +87,11 @@ def parameter_server_strategy(
     if line is not None:
         signal_end_at_exit(own, line)
     tell_keras_limits()
-    partitioner = _partitioner(sharding, min_shard_bytes, max_shards or len(own.ps_addresses))
-    strategy = lead_servers(own.cluster, own_run_directory(), timeout_seconds, variable_partitioner=partitioner)
+    options = {"variable_partitioner": partitioner(len(own.ps_addresses))}
+    return _lead(lead_servers(own.cluster, own_run_directory(), timeout_seconds, **options))
+
+
+def _lead(strategy: Any) -> Lead:
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     let_leave(coordinator)
     return Lead(strategy, coordinator)
