@@ -72,6 +72,12 @@ class Agent:
         self._was_told_to_stop = False
         self._is_ending_child = False
         self._guard_is_lost = asyncio.Event()
+        self.has_lost_launcher = False
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the launcher told this task to leave, after it had taken part."""
+        return self._membership.status.state == "left" and self._join.failure is None
 
     async def run(self, run_directory: RunDirectory) -> int:
         """Live the task's life; return the exit code of this process.
@@ -86,7 +92,6 @@ class Agent:
         asyncio.get_running_loop().add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
         await self._line.open()
         member = asyncio.create_task(self._membership.run())
-        has_lost_launcher = False
         obedience = asyncio.create_task(self._obey(run_directory))
         guard_loss = asyncio.create_task(self._guard_is_lost.wait())
         try:
@@ -102,7 +107,7 @@ class Agent:
             return self._exit_code()
         except RendezvousError as error:
             logger.error("%s: %s", self._name, error)
-            has_lost_launcher = True
+            self.has_lost_launcher = True
             return EXIT_TASK_LOST if self._membership.map else error.exit_code
         finally:
             guard_loss.cancel()
@@ -111,7 +116,7 @@ class Agent:
             await self._end_child(_ORPHAN_SECONDS)
             self._line.close()
             await asyncio.wait({in_thread(kill_descendants)}, timeout=_KILL_SECONDS)
-            if has_lost_launcher and self._membership.map:
+            if self.has_lost_launcher and self._membership.map:
                 await self._write_last_state(run_directory, self._membership.map.to_cluster())
 
     async def _obey(self, run_directory: RunDirectory) -> None:

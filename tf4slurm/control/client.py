@@ -109,6 +109,11 @@ class Membership:
             self._map = decode_map(self.encoded_map)
         return self._map
 
+    @property
+    def service_address(self) -> Address | None:
+        """The address at which the service last registered this task."""
+        return self._last_address
+
     def report(self, **changes: Any) -> None:
         """Change fields of `status` and send it; without a connection, as soon as there is one again."""
         self.status = dataclasses.replace(self.status, **changes)

@@ -15,6 +15,7 @@ class TaskRecord:
 
     Attributes:
         is_placed: Whether its task is known already; before, it only stands for the number of them.
+        is_connected: Whether its connection stands, or stood when its agent left or was lost.
         is_gone: Its agent has left or is lost.
         attempt: The last forming of the cluster for which it has an address.
         is_done: Its child has ended and nobody waits for it any more.

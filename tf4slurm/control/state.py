@@ -565,7 +565,7 @@ class JobState:
                 record.disconnected_at += lag
 
     def _set_gone(self, record: TaskRecord) -> None:
-        record.is_gone, record.is_connected = True, False
+        record.is_gone = True
         self._here.discard(record.rank)
         if record.has_joined and record.ended_at is None:
             record.ended_at = self._now

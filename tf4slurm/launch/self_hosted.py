@@ -2,19 +2,28 @@
 
 The tasks find it through the run directory, which all of them derive from the step: control.json there (0600) tells
 where the service listens, and the job's credentials, sealed with MUNGE for this user where that works.
+
+srun exits with the highest exit code of its tasks; a killed task has 128 and the number of its signal. So rank 0 exits
+with the job's exit code, the others with 0, and the step is cancelled only for a task that does not end by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import threading
+import time
 from collections.abc import Mapping
 
 from tf4slurm.agent import Agent
-from tf4slurm.errors import EXIT_TASK_LOST, LaunchError
+from tf4slurm.cluster import Address
+from tf4slurm.control.client import Membership
+from tf4slurm.errors import EXIT_TASK_LOST, LaunchError, RunDirectoryError
 from tf4slurm.join import Join, Place, Service
 from tf4slurm.launch.launcher import Launcher, Reporter, Result
 from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.loss import last_known
 from tf4slurm.observe.registry import remember
 from tf4slurm.output import LineWriter
 from tf4slurm.run_directory import RunDirectory
@@ -22,6 +31,10 @@ from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.step import SlurmStep
 
 logger = logging.getLogger(__name__)
+
+_FILE_SYSTEM_SECONDS = 5.0
+_RESULT_SECONDS, _POLL_SECONDS = 2.0, 0.05
+_CONNECT_SECONDS = 1.0
 
 
 def run_self_hosted_task(
@@ -35,15 +48,15 @@ def run_self_hosted_task(
     agent = Agent(plan.command, join, environ, writer)
     if step.rank != 0:
         exit_code = asyncio.run(agent.run(directory))
-        if exit_code == EXIT_TASK_LOST:  # rank 0 may be stopped, and srun would wait for it for ever
-            _cancel(step)
-        return exit_code
+        if agent.has_lost_launcher and join.membership.map is not None:
+            _end_without_rank_0(join.membership, directory, step)
+        return 0 if agent.has_left else exit_code
     remember(path.name, plan.runs_directory, environ, step.job_id)
     launcher = Launcher(plan, None, directory, reporter, facts={"job_id": step.job_id})
     result = asyncio.run(_host(launcher, agent, directory))
-    if any(record.has_joined and record.status.state != "left" for record in result.records):
+    if any(record.has_joined and record.is_connected and record.status.state != "left" for record in result.records):
         reporter.close()
-        _cancel(step)  # a task that is lost may only be stopped, and srun would wait for it for ever
+        _cancel(step)  # its agent may only be stopped, and srun would wait for it for ever
     return result.verdict.exit_code
 
 
@@ -54,6 +67,54 @@ async def _host(launcher: Launcher, agent: Agent, directory: RunDirectory) -> Re
     if acting.done():
         acting.result()
     return await hosting
+
+
+def _end_without_rank_0(membership: Membership, directory: RunDirectory, step: SlurmStep) -> None:
+    """Write the result that rank 0 could not write, and see to the end of the step."""
+    thread = threading.Thread(target=_write_result, args=(membership, directory), daemon=True)
+    thread.start()
+    thread.join(_FILE_SYSTEM_SECONDS)
+    if not _has_ended(membership.service_address):
+        _cancel(step)  # rank 0 may only be stopped, and srun would wait for it for ever
+
+
+def _write_result(membership: Membership, directory: RunDirectory) -> None:
+    """Write the result in the task that removes control.json; in the others wait for it."""
+    try:
+        directory.control.unlink()
+    except OSError:
+        deadline = time.monotonic() + _RESULT_SECONDS
+        while directory.read_result() is None and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return
+    assert membership.map is not None
+    rank_0 = membership.map.to_cluster().members[0]
+    status = directory.read_status() or {}
+    what = f"The agent of {rank_0.task} on {rank_0.node}, which hosted the control service, is lost."
+    content = {
+        "exit_code": EXIT_TASK_LOST,
+        "reason": f"{what} {last_known(directory)}".strip(),
+        "cause": str(rank_0.task),
+        "seconds": status.get("seconds"),
+        "attempts": membership.status.attempt,
+        "requeued": None,
+    }
+    try:
+        directory.write_result(content)
+    except RunDirectoryError as error:
+        logger.error("%s", error)
+
+
+def _has_ended(address: Address | None) -> bool:
+    """Whether the process that listened there has ended: its host refuses a connection. A stopped one accepts it."""
+    try:
+        if address is not None:
+            socket.create_connection((address.host, address.port), _CONNECT_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _cancel(step: SlurmStep) -> None:
