@@ -36,7 +36,7 @@ FLOORS = [
 
 INSIDE = {
     "network": [
-        ["answer", "interfaces", "ports", "proof", "proxies", "traffic"],
+        ["answer", "interfaces", "isolation", "ports", "proof", "proxies", "traffic"],
     ],
     "slurm": [
         ["allocation", "job", "layout", "nodelist", "queue"],

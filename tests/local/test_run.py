@@ -353,6 +353,45 @@ def test_scripts_that_open_no_required_server_fail(job: Job) -> None:
     assert "The scripts ran, but not as one cluster" in (job.run_directory / "report.html").read_text()
 
 
+OPEN_SERVERS = "TensorFlow's servers listen on all interfaces of this host"
+
+
+def test_servers_of_an_isolated_job_are_not_reached_from_outside(job: Job) -> None:
+    job.start(*ROLES, "--isolated")
+    if job.process is not None and not wait_until((job.children / "chief-0.1").exists, 20) and job.process.poll() == 3:
+        pytest.skip("no user namespaces here")
+    child = job.wait_for_child("ps-0")
+    port = int(child["config"]["cluster"]["ps"][0].rpartition(":")[2])
+    assert os.readlink(f"/proc/{child['pid']}/ns/net") != os.readlink("/proc/self/ns/net")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    job.end_child("chief-0")
+    assert job.wait() == 0
+    assert OPEN_SERVERS not in job.stderr
+
+
+def test_local_job_says_that_its_servers_are_open_to_others(job: Job) -> None:
+    job.start("--ps", "0", "--workers", "0", command=("true",))
+    assert job.wait() == 0
+    assert job.stderr.count(OPEN_SERVERS) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to forbid itself namespaces")
+def test_isolated_without_user_namespaces_says_what_to_do(tmp_path: Path) -> None:
+    forbid = (
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "sh",
+        "-c",
+        'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"',
+    )
+    command = (TF4SLURM, "run", "--workers", "1", "--isolated", "--", "true")
+    done = subprocess.run([*forbid, "sh", *command], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 3
+    assert "does not let this user make a network namespace" in done.stderr
+
+
 def test_two_jobs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     jobs = []
     for name in ("one", "two"):

@@ -25,6 +25,7 @@ from tf4slurm.launch.spawn_local import LocalSpawner
 from tf4slurm.launch.spawn_srun import SrunSpawner
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import interface_address
+from tf4slurm.network.isolation import isolate
 from tf4slurm.observe.registry import remember
 from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.allocation import SlurmAllocation
@@ -36,6 +37,11 @@ logger = logging.getLogger(__name__)
 @click.command()
 @click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
 @click.option(
+    "--isolated",
+    is_flag=True,
+    help="Run local processes in a network of their own, which has only loopback: no other host or user reaches them.",
+)
+@click.option(
     "--requeue",
     type=click.IntRange(min=0),
     metavar="N",
@@ -46,7 +52,9 @@ logger = logging.getLogger(__name__)
 @site_option
 @job_options
 @click.pass_context
-def run(context: click.Context, /, local: bool, requeue: int | None, srun: tuple[str, ...], **options: Any) -> None:
+def run(
+    context: click.Context, /, local: bool, isolated: bool, requeue: int | None, srun: tuple[str, ...], **options: Any
+) -> None:
     """Run COMMAND once per task as one TensorFlow cluster, and end it whatever happens.
 
     On a laptop the tasks are local processes; inside a Slurm allocation they are started with srun. COMMAND stands
@@ -65,6 +73,15 @@ def run(context: click.Context, /, local: bool, requeue: int | None, srun: tuple
     if allocation is not None and allocation.restart_count:
         logger.warning("this job was put back into the queue %d times", allocation.restart_count)
     plan = make_plan(allocation.num_tasks if allocation else None, **options)
+    if isolated and allocation is not None:
+        raise click.UsageError("--isolated is for local processes: the hosts of an allocation must reach each other.")
+    if isolated:
+        isolate()
+    elif allocation is None:
+        logger.warning(
+            "TensorFlow's servers listen on all interfaces of this host, without authentication: --isolated closes "
+            "them to other hosts and users"
+        )
     result = launch(plan, environ, allocation, make_reporter, requeue, parse_srun(srun))
     sys.exit(result.verdict.exit_code)
 

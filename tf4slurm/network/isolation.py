@@ -1,0 +1,46 @@
+"""A network of this process's own, with nothing in it but loopback: no other process reaches what listens there."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+
+from tf4slurm.errors import InterfaceError
+
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, linux/if.h
+
+
+def isolate() -> None:
+    """Move this process, and so what it starts from now on, into a user and a network namespace of its own.
+
+    It needs no privilege where the system lets users make user namespaces. The process keeps its user and group. Call
+    it while the process has one thread.
+
+    Raises:
+        InterfaceError: The system does not allow it, or is not Linux.
+    """
+    if sys.platform != "linux":
+        raise InterfaceError("--isolated needs Linux's network namespaces. Leave it out here.", interface="lo")
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        with socket.socket() as any_socket:
+            fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _IFF_UP))
+    except OSError as error:
+        raise InterfaceError(
+            f"This system does not let this user make a network namespace ({error.strerror}), which --isolated needs. "
+            "Let root allow it (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone or "
+            "kernel.apparmor_restrict_unprivileged_userns), or leave --isolated out on a host that you trust.",
+            interface="lo",
+        ) from error
