@@ -52,7 +52,7 @@ INSIDE = {
         ["access"],
         ["client", "service"],
     ],
-    "observe": [["environment", "events", "logs", "recorder", "registry"], ["status"]],
+    "observe": [["environment", "events", "idle", "logs", "recorder", "registry"], ["status"]],
     "reports": [
         ["quantities", "drawing", "timeline", "curves"],
         ["needs", "lifelines", "chart"],

@@ -124,6 +124,8 @@ def fill_counts(
     total = count + workers
     if available is not None and total != available:
         change = "lower a count" if total > available else "raise a count"
+        if total == available + chiefs:
+            change += ", or give --no-chief if worker 0 leads in the script"
         raise PlacementError(
             f"{_sum_text(counts)} {'needs' if total == 1 else 'need'} {total} tasks, but Slurm gives {available}. "
             f"Ask Slurm for --ntasks={total} or {change}.",

@@ -149,3 +149,15 @@ def test_hash_tables_on_each_ps_are_trained_saved_and_restored(job: Job, kind: s
     assert job.wait(SECONDS) == 0, job.stdout + job.stderr
     assert "begins with step 20 rows 10" in job.stdout
     assert "trained to step 40 rows 10" in job.stdout
+
+
+@pytest.mark.long
+def test_a_job_whose_tasks_all_wait_for_a_chief_is_told_so(job: Job) -> None:
+    options = ("--no-chief", "--ps", "2", "--workers", "2", "--grace", "0")
+    start(job, "parameter_server_training.py", "loop", HERE, options=options)
+    assert wait_until(lambda: "starting the children" in job.stderr, 60), job.stderr
+    job.wait_for_event("idle", timeout_seconds=160)
+    assert "as ParameterServerStrategy does, start it without --no-chief" in job.stderr
+    assert job.process is not None
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143

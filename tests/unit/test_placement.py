@@ -83,7 +83,8 @@ def test_a_data_service_has_one_dispatcher_and_the_last_ranks() -> None:
     [
         (
             *(1, 2, 4, 0, 6),
-            "1 chief + 2 ps + 4 worker need 7 tasks, but Slurm gives 6. Ask Slurm for --ntasks=7 or lower a count.",
+            "1 chief + 2 ps + 4 worker need 7 tasks, but Slurm gives 6. Ask Slurm for --ntasks=7 or lower a count, "
+            "or give --no-chief if worker 0 leads in the script.",
             7,
         ),
         (

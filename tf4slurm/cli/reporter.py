@@ -24,6 +24,7 @@ _SELDOM = (
     "warning",
     "attempt",
     "departed",
+    "idle",
     "restarting",
     "given_up",
     "disconnected",

@@ -36,6 +36,7 @@ from tf4slurm.launch.requeue import Reason, Requeue
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.observe.events import Event, EventLog
+from tf4slurm.observe.idle import IdleWatch
 from tf4slurm.observe.recorder import Recorder
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.run_directory import RunDirectory
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
+_IDLE_LOOK_SECONDS = 5.0
 _PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before it is said that it does not answer
 _FILE_SYSTEM_SECONDS = 300.0  # then: a failover of a parallel file system takes 30 to 300 s
 _LOAD_SECONDS = 3.0
@@ -139,6 +141,7 @@ class Launcher:
         if self._spawner is not None:
             self._take_signals()
         recording = asyncio.create_task(self._recorder.run())
+        idle_watch = asyncio.create_task(self._watch_for_idleness())
         # What the report needs is loaded while the job trains: neither its start nor its end waits for that.
         loading = threading.Thread(target=importlib.import_module, args=("tf4slurm.reports.report",), daemon=True)
         asyncio.get_running_loop().call_later(_LOAD_SECONDS, loading.start)
@@ -166,6 +169,7 @@ class Launcher:
             await ending
         finally:
             recording.cancel()
+            idle_watch.cancel()
             try:
                 if self._spawner is not None:
                     await self._spawner.close(_CLOSE_SECONDS)
@@ -222,6 +226,15 @@ class Launcher:
             self._state.hurry(now)  # Ctrl-C again
         self._state.on_stop(signal.Signals(number), f"the launcher got {signal.Signals(number).name}", now)
         self._service.publish()
+
+    async def _watch_for_idleness(self) -> None:
+        """Tell when all tasks only wait: cancel this."""
+        watch = IdleWatch()
+        while True:
+            await asyncio.sleep(_IDLE_LOOK_SECONDS)
+            text = watch.look(self._state.records, time.monotonic())
+            if text is not None:
+                self._on_event("idle", None, text)
 
     def _note_grant(self, job_id: str) -> None:
         """Write down what Slurm has given the job: it forgets jobs a few minutes after their end."""

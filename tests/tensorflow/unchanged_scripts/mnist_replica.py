@@ -43,7 +43,7 @@ with tf.device(
     if flags.sync_replicas:
         local_init_op = optimizer.chief_init_op if is_chief else optimizer.local_step_init_op
         ready_for_local_init_op = optimizer.ready_for_local_init_op
-        queue_runner, tokens_op = optimizer.get_chief_queue_runner(), optimizer.get_init_tokens_op()
+        queue_runner, tokens_op = optimizer.get_chief_queue_runner(), optimizer.get_init_tokens_op(0)
     supervisor = tf.train.Supervisor(
         is_chief=is_chief,
         init_op=tf.global_variables_initializer(),

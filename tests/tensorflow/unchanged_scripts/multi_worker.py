@@ -57,7 +57,7 @@ else:
         return strategy.reduce("SUM", strategy.run(replica_step, args=next(batches)), axis=None)
 
     losses = []
-    while int(epoch) < EPOCHS:
+    while epoch.numpy() < EPOCHS:
         losses += [float(train_step()) for _ in range(STEPS)]
         epoch.assign_add(1)
         manager.save()

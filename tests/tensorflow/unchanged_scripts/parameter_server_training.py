@@ -48,8 +48,8 @@ strategy = tf.distribute.ParameterServerStrategy(
     resolver, variable_partitioner=sizes if arguments.how == "loop" else None
 )
 
-loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 if arguments.how == "fit":
+    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     with strategy.scope():
         model = make_model()
         model.compile(tf.keras.optimizers.SGD(0.5), loss_of, metrics=["accuracy"], steps_per_execution=5)

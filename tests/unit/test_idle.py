@@ -1,0 +1,65 @@
+"""When a job whose tasks run is told to wait only, and for what."""
+
+from __future__ import annotations
+
+import pytest
+
+from tf4slurm.cluster import Task
+from tf4slurm.control.messages import Report, Status, Usage
+from tf4slurm.control.record import TaskRecord
+from tf4slurm.observe.idle import IdleWatch
+from tf4slurm.roles import role_of
+
+
+def records_of(*names: str, cpu: float = 10.0, step: int | None = None, starts: int = 1) -> list[TaskRecord]:
+    has_chief = "chief" in names
+    records = [TaskRecord(rank, Task(name, 0), role_of(name, has_chief=has_chief)) for rank, name in enumerate(names)]
+    for record in records:
+        record.status = Status("running", starts, usage=Usage(cpu_seconds=cpu), report=Report(step=step))
+    return records
+
+
+def told(*looks: tuple[float, list[TaskRecord]]) -> list[float]:
+    """Return the times of these looks at which something is told."""
+    watch = IdleWatch()
+    return [now for now, records in looks if watch.look(records, now) is not None]
+
+
+@pytest.mark.parametrize(
+    ("roles", "words"),
+    [
+        (("ps", "worker"), "no chief: if the script waits for one, as ParameterServerStrategy does, start it without"),
+        (("chief", "ps", "worker"), "if worker 0 leads in the script, start it with --no-chief"),
+    ],
+)
+def test_tasks_that_wait_for_a_minute_are_told_and_what_for(roles: tuple[str, ...], words: str) -> None:
+    watch = IdleWatch()
+    assert watch.look(records_of(*roles, cpu=10), 100) is None
+    assert watch.look(records_of(*roles, cpu=10.5), 159) is None
+    assert words in (watch.look(records_of(*roles, cpu=10.5), 160) or "")
+
+
+WAITING = records_of("ps", "worker")
+
+
+def test_it_is_told_once_for_each_start() -> None:
+    again = records_of("ps", "worker", starts=2)
+    assert told((0, WAITING), (60, WAITING), (200, WAITING), (210, again), (269, again), (270, again)) == [60, 270]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        records_of("ps", "worker", cpu=13),
+        records_of("ps", "worker", step=3),
+        records_of("ps", "worker", cpu=0.0),
+        records_of("ps", "worker", starts=2),
+    ],
+    ids=["computes", "reports steps", "is not measured", "was started again"],
+)
+def test_a_task_that_does_something_or_is_not_known_is_not_told(later: list[TaskRecord]) -> None:
+    assert told((0, WAITING), (60, later), (61, WAITING)) == []
+
+
+def test_without_ps_nothing_is_told() -> None:
+    assert told((0, records_of("worker")), (100, records_of("worker"))) == []
