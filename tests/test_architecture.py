@@ -39,9 +39,9 @@ INSIDE = {
         ["answer", "interfaces", "isolation", "ports", "proof", "proxies", "traffic"],
     ],
     "slurm": [
-        ["allocation", "job", "layout", "nodelist", "queue"],
+        ["job", "layout", "nodelist", "queue"],
         ["variables", "grant", "site"],
-        ["step"],
+        ["allocation", "step"],
         ["batch", "commands", "gpus"],
     ],
     "control": [

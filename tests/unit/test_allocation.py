@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tf4slurm.errors import SlurmEnvironmentError
 from tf4slurm.slurm.allocation import HetComponent, SlurmAllocation
 
 DATA = Path(__file__).parent.parent / "data"
@@ -64,7 +65,6 @@ def test_outside_of_an_allocation_there_is_none(environ: dict[str, str]) -> None
         (batch_without(SLURM_NTASKS_PER_NODE="4"), 7),
         (batch_without("SLURM_NTASKS", "SLURM_JOB_NUM_NODES", SLURM_NTASKS_PER_NODE="4"), None),
         (batch_without(SLURM_NTASKS=""), None),
-        (batch_without("SLURM_NTASKS", SLURM_NTASKS_PER_NODE="4(x3)"), None),
     ],
 )
 def test_the_number_of_tasks(environ: dict[str, str], num_tasks: int | None) -> None:
@@ -77,3 +77,20 @@ def test_the_cpus_per_task_that_srun_does_not_inherit() -> None:
     allocation = SlurmAllocation.from_environ({**BATCH, "SLURM_CPUS_PER_TASK": "4"})
     assert allocation is not None
     assert allocation.cpus_per_task == 4
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SLURM_NTASKS", "seven"),
+        ("SLURM_NTASKS", "-1"),
+        ("SLURM_NTASKS", "9" * 10),
+        ("SLURM_JOB_NUM_NODES", "3(x2)"),
+        ("SLURM_CPUS_PER_TASK", "4.5"),
+        ("SLURM_RESTART_COUNT", "often"),
+    ],
+)
+def test_unreadable_count_is_refused_by_name(variable: str, value: str) -> None:
+    with pytest.raises(SlurmEnvironmentError, match=f"^{variable} is ") as caught:
+        SlurmAllocation.from_environ({**BATCH, variable: value})
+    assert (caught.value.variable, caught.value.value) == (variable, value)

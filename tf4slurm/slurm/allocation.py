@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tf4slurm.slurm.variables import Variables
+
 _JOB_ID = "SLURM_JOB_ID"
 _NUM_TASKS = "SLURM_NTASKS"
 _NUM_NODES = "SLURM_JOB_NUM_NODES"
@@ -48,40 +50,42 @@ class SlurmAllocation:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SlurmAllocation | None:
-        """Read the allocation from an environment; None outside of one."""
+        """Read the allocation from an environment; None outside of one.
+
+        Raises:
+            SlurmEnvironmentError: A variable does not read.
+        """
         job_id = environ.get(_JOB_ID)
         if not job_id:
             return None
-        size = _number(environ, _HET_SIZE) or 0
-        if environ.get(f"{_JOB_ID}{_HET_GROUP}0") != job_id:
-            size = 0  # left from a heterogeneous job from which this one was submitted
-        components = tuple(_component(environ, f"{_HET_GROUP}{n}") for n in range(size))
-        whole = _component(environ, "")
+        variables = Variables(environ)
+        size = 0  # a size may be left from a heterogeneous job from which this one was submitted
+        if environ.get(f"{_JOB_ID}{_HET_GROUP}0") == job_id:
+            size = variables.optional_number(_HET_SIZE) or 0
+        components = tuple(_component(variables, f"{_HET_GROUP}{n}") for n in range(size))
+        whole = _component(variables, "")
         counts = [component.num_tasks for component in components] or [whole.num_tasks]
         return cls(
             job_id,
             None if None in counts else sum(filter(None, counts)),
             whole.cpus_per_task,
             components,
-            _number(environ, _RESTART_COUNT) or 0,
-            _element(environ),
-            _number(environ, _NUM_NODES),
+            variables.optional_number(_RESTART_COUNT) or 0,
+            _element(variables),
+            variables.optional_number(_NUM_NODES),
         )
 
 
-def _element(environ: Mapping[str, str]) -> str | None:
-    array, element = environ.get(_ARRAY_JOB_ID), _number(environ, _ARRAY_TASK_ID)
+def _element(variables: Variables) -> str | None:
+    array, element = variables.optional_text(_ARRAY_JOB_ID), variables.optional_number(_ARRAY_TASK_ID)
     return None if array is None or element is None else f"{array}_{element}"
 
 
-def _component(environ: Mapping[str, str], suffix: str) -> HetComponent:
-    num_tasks = _number(environ, _NUM_TASKS + suffix)
-    per_node, num_nodes = _number(environ, _TASKS_PER_NODE + suffix), _number(environ, _NUM_NODES + suffix)
-    if num_tasks is None and per_node is not None and num_nodes is not None:
-        num_tasks = per_node * num_nodes
-    return HetComponent(num_tasks, _number(environ, _CPUS_PER_TASK + suffix))
-
-
-def _number(environ: Mapping[str, str], variable: str) -> int | None:
-    text = environ.get(variable, "")
-    return int(text) if text.isdecimal() and len(text) < 10 else None
+def _component(variables: Variables, suffix: str) -> HetComponent:
+    num_tasks = variables.optional_number(_NUM_TASKS + suffix)
+    if num_tasks is None:
+        per_node = variables.optional_number(_TASKS_PER_NODE + suffix)
+        num_nodes = variables.optional_number(_NUM_NODES + suffix)
+        if per_node is not None and num_nodes is not None:
+            num_tasks = per_node * num_nodes
+    return HetComponent(num_tasks, variables.optional_number(_CPUS_PER_TASK + suffix))
