@@ -141,6 +141,8 @@ class Service:
             AuthenticationError: MUNGE does not open the credentials on this host.
         """
         try:
+            if path.name not in os.listdir(path.parent):  # NFS remembers for a minute that a file was not there
+                return None
             with open(os.open(path, _READ_FLAGS), encoding="utf-8") as file:
                 facts = os.fstat(file.fileno())
                 if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & _OTHERS_WRITE:
