@@ -155,7 +155,7 @@ class Companion:
 
     def _write_control(self, port: int, credentials: Credentials) -> None:
         interface = None if self._lacking else self._settings.interface
-        hosts = (interface_address(interface),) if interface else host_addresses()
+        hosts = (interface_address(interface, self._place.node),) if interface else host_addresses()
         addresses = tuple(Address(host, port) for host in hosts)
         self._directory.write_control(Service(addresses, credentials).to_json())
 

@@ -26,7 +26,7 @@ from tf4slurm.errors import PlacementError, Tf4SlurmError
 from tf4slurm.network.interfaces import interface_address, route_address
 from tf4slurm.network.ports import HeldPort, hold_port
 from tf4slurm.network.proof import ProofServer, find_unproved, members_to_prove
-from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.slurm.step import SlurmStep, own_node_name
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Place:
             SlurmEnvironmentError: Neither is there.
         """
         if _RANK in environ:
-            return cls(int(environ[_RANK]), socket.gethostname())
+            return cls(int(environ[_RANK]), own_node_name(environ))
         return cls.from_step(SlurmStep.from_environ(environ))
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,16 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs import TF4SLURM
 from tests.slurm.lab import SlurmLab
 
 NODE = "r1-n9"
 TAP = Path(__file__).with_name("tap.py")
-CHOOSE = "import sys; from tf4slurm.network.interfaces import interface_address; print(interface_address(sys.argv[1]))"
+CHOOSE = (
+    "import sys; from tf4slurm.network.interfaces import interface_address; print(interface_address(*sys.argv[1:]))"
+)
 
 
 def choose(lab: SlurmLab, interface: str, node: str = NODE) -> str:
     """Return the chosen address, or the last line of the error."""
-    result = lab.on(node, sys.executable, "-c", CHOOSE, interface, check=False)
+    result = lab.on(node, sys.executable, "-c", CHOOSE, interface, node, check=False)
     return (result.stdout or result.stderr).strip().splitlines()[-1]
 
 
@@ -89,3 +93,26 @@ def test_ipv6_is_used_where_there_is_no_ipv4(lab: SlurmLab) -> None:
     finally:
         lab.on(NODE, "ip", "-6", "addr", "del", "fd00:29::2/64", "dev", "ib0")
         lab.on(NODE, "ip", "addr", "add", "172.29.0.2/16", "dev", "ib0")
+
+
+DICTIONARY = (
+    "from tf4slurm import get_server_dictionary;"
+    "print(get_server_dictionary(['ps', 'worker'], interface='{host}-ib')[0]['worker'])"
+)
+
+
+def test_rule_for_host_names_is_about_names_of_nodes(slurm: None, tmp_path: Path) -> None:
+    """Where host names are others: launcher, agents, plain srun, doctor and `tf4slurm env` agree."""
+    with SlurmLab(["x1", "x2"], host_suffix=".lab.example", resolve_names=False) as lab:
+        step, wish = ("srun", "-Q", "-N2", "-n2"), ("--interface", "{host}-ib")
+        show = ("sh", "-c", 'echo "$TF_CONFIG"')
+        task = lab.run(*step, TF4SLURM, "task", "--no-chief", "--ps", "1", *wish, "--", *show, cwd=tmp_path)
+        assert '"worker": ["172.29.0.2:' in task.stdout
+        assert lab.run(*step, sys.executable, "-c", DICTIONARY, cwd=tmp_path).stdout.count("172.29.0.2:") == 2
+        env = lab.run(*step, TF4SLURM, "env", "--json", *wish).stdout
+        assert '"172.29.0.1"' in env
+        assert '"172.29.0.2"' in env
+        check = (TF4SLURM, "doctor", "--on-nodes", "--quick", "--json", *wish, "--runs-directory", tmp_path / "runs")
+        findings = json.loads(lab.run("salloc", "-Q", "-N2", "-n2", *check, check=False).stdout)["findings"]
+        levels = {finding["topic"]: finding["level"] for finding in findings}
+        assert (levels["interfaces"], levels["reach"]) == ("ok", "ok"), findings

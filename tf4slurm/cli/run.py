@@ -29,7 +29,7 @@ from tf4slurm.network.isolation import isolate
 from tf4slurm.observe.registry import remember
 from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.allocation import SlurmAllocation
-from tf4slurm.slurm.step import SlurmStep, is_in_step
+from tf4slurm.slurm.step import SlurmStep, is_in_step, own_node_name
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def launch(
     if allocation is None:
         check_ports(plan.ports, plan.num_tasks, plan.control_port)
         if plan.interface is not None:
-            interface_address(plan.interface)
+            interface_address(plan.interface, own_node_name(environ))
     signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the launcher can take them
     job_id = allocation.job_id if allocation else None
     name = f"{plan.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"

@@ -13,6 +13,7 @@ from tf4slurm.doctor.finding import Finding
 from tf4slurm.errors import InterfaceError, PlacementError
 from tf4slurm.network.interfaces import Interface, interface_address, is_loopback, list_interfaces
 from tf4slurm.network.ports import HeldPort, format_ports, hold_port
+from tf4slurm.slurm.step import own_node_name
 
 # Measured: of 3 tasks each has 13 open, and one more for each further task; with 40 they run, with 24 none starts.
 _FEW_FILES, _TOO_FEW_FILES = 1024, 64
@@ -26,7 +27,7 @@ _PORTS = 64  # as many of a range are tried
 def check_host(environ: Mapping[str, str], interface: str | None, ports: Sequence[int]) -> list[Finding]:
     """Look at this host; `interface` and `ports` are what a job would be told."""
     return [
-        check_interfaces(interface),
+        check_interfaces(interface, own_node_name(environ)),
         check_proxies(environ, [address for each in network_interfaces() for address in each.addresses]),
         check_open_files(),
         check_ports(ports),
@@ -39,14 +40,14 @@ def network_interfaces() -> list[Interface]:
     return [each for each in list_interfaces() if each.addresses and not is_loopback(each.addresses[0])]
 
 
-def check_interfaces(interface: str | None) -> Finding:
+def check_interfaces(interface: str | None, node: str) -> Finding:
     """Tell which interfaces there are, and whether the one that is asked for is."""
     found = network_interfaces()
     names = ", ".join(f"{each.name} (InfiniBand)" if each.hardware_type == 32 else each.name for each in found)
     detail = ", ".join(f"{each.name} {each.addresses[0]}" for each in found)
     if interface is not None:
         try:
-            interface_address(interface)
+            interface_address(interface, node)
         except InterfaceError as error:
             todo = "Bring it up, leave the node out (sbatch --exclude), or choose another interface."
             return Finding("fail", "interfaces", " ".join(str(error).split(". ")[:1]), todo)

@@ -77,7 +77,7 @@ def _examine(environ: Mapping[str, str], step: SlurmStep, task: Mapping[str, Any
         "findings": [finding.to_json() for finding in findings],
         "skew": skew,
         "addresses": {address: each.name for each in network_interfaces() for address in each.addresses},
-        "address": _own_address(wishes.interface, task["launcher"]),
+        "address": _own_address(wishes.interface, step.node_name, task["launcher"]),
     }
 
 
@@ -98,10 +98,10 @@ def _check_credential(credential: str) -> Finding:
     return Finding("ok", "munge between nodes", "what another host sealed is opened")
 
 
-def _own_address(interface: str | None, launcher: list[str]) -> str | None:
+def _own_address(interface: str | None, node: str, launcher: list[str]) -> str | None:
     """Return the address that a task of a job would take here; None if none can be told."""
     try:
-        return interface_address(interface) if interface is not None else route_address(launcher[0])
+        return interface_address(interface, node) if interface is not None else route_address(launcher[0])
     except (InterfaceError, OSError, IndexError):
         return None
 

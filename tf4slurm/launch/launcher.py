@@ -112,11 +112,14 @@ class Launcher:
         reporter: Reporter,
         requeue: Requeue | None = None,
         facts: Mapping[str, Any] | None = None,
+        node: str = "",
     ) -> None:
         """Without a spawner the tasks come by themselves (plain srun), and find the service in the run directory.
 
-        `facts` are more of what job.json should tell, such as the job's id in Slurm.
+        `facts` are more of what job.json should tell, such as the job's id in Slurm. `node` is Slurm's name of this
+        node, which is used without a spawner.
         """
+        self._node = node
         self._facts = facts or {}
         self._requeue = requeue
         self._plan = plan
@@ -213,7 +216,7 @@ class Launcher:
         if self._listen_host() == _LOOPBACK:
             hosts: tuple[str, ...] = (_LOOPBACK,)
         elif self._plan.interface is not None and self._spawner is None:
-            hosts = (interface_address(self._plan.interface),)
+            hosts = (interface_address(self._plan.interface, self._node),)
         else:
             hosts = host_addresses() or (socket.gethostname(),)
         return Service(tuple(Address(host, port) for host in hosts), self._credentials.shared)

@@ -52,7 +52,7 @@ def run_self_hosted_task(
             _end_without_rank_0(join.membership, directory, step)
         return 0 if agent.has_left else exit_code
     remember(path.name, plan.runs_directory, environ, step.job_id)
-    launcher = Launcher(plan, None, directory, reporter, facts={"job_id": step.job_id})
+    launcher = Launcher(plan, None, directory, reporter, facts={"job_id": step.job_id}, node=step.node_name)
     result = asyncio.run(_host(launcher, agent, directory))
     if any(record.has_joined and record.is_connected and record.status.state != "left" for record in result.records):
         reporter.close()

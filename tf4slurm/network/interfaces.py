@@ -34,7 +34,7 @@ class Interface:
     speed: int
 
 
-def interface_address(interface: str, host: str | None = None) -> str:
+def interface_address(interface: str, node: str) -> str:
     """Return the address of this host on the interface that is asked for, IPv4 before IPv6.
 
     Args:
@@ -42,16 +42,16 @@ def interface_address(interface: str, host: str | None = None) -> str:
             a name ("ib0"), a glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (by hardware type, else named ib*
             or hsn*), "fastest" (by link speed), or a rule for sites that give the network other host names
             ("{host}-ib0").
-        host: This host's name for such a rule; the system's by default.
+        node: Slurm's name of this node, which such a rule is about; outside of Slurm the host name.
 
     Raises:
         InterfaceError: None fits, or several do where one was asked for; the text lists what there is.
     """
     found = list_interfaces()
     for wish in interface.split(","):
-        addresses = _addresses_of(wish.strip(), found, host or socket.gethostname())
+        addresses = _addresses_of(wish.strip(), found, node)
         if len(addresses) > 1:
-            what = f"Interface {wish!r} fits several on node {socket.gethostname()}: {_describe(found, addresses)}"
+            what = f"Interface {wish!r} fits several on node {node}: {_describe(found, addresses)}"
             raise InterfaceError(f"{what}. Name one, or several in order of preference.", interface=wish, available=())
         if addresses:
             return addresses[0]
@@ -59,7 +59,7 @@ def interface_address(interface: str, host: str | None = None) -> str:
     exists = any(each.name == interface for each in found)
     raise InterfaceError(
         f"Interface {interface!r} {'has no address or is down' if exists else 'does not exist'} on node "
-        f"{socket.gethostname()}. Found: {', '.join(usable) or 'none'}. "
+        f"{node}. Found: {', '.join(usable) or 'none'}. "
         "Choose one of these, or leave it out for the route to the launcher.",
         interface=interface,
         available=usable,
@@ -107,10 +107,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _addresses_of(wish: str, found: Sequence[Interface], host: str) -> list[str]:
+def _addresses_of(wish: str, found: Sequence[Interface], node: str) -> list[str]:
     """Return one address of each interface that one wish fits."""
     if "{host}" in wish:
-        named = _resolve(wish.replace("{host}", host))
+        named = _resolve(wish.replace("{host}", node))
         return [address for each in found for address in each.addresses if address in named][:1]
     if "/" in wish:
         network = _network(wish)

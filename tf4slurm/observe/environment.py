@@ -11,7 +11,7 @@ from tf4slurm.network.interfaces import interface_address, is_loopback, list_int
 from tf4slurm.network.ports import format_ports
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import layout_of
-from tf4slurm.slurm.step import SlurmStep, is_in_step
+from tf4slurm.slurm.step import SlurmStep, is_in_step, own_node_name
 
 
 def describe_environment(environ: Mapping[str, str], interface: str | None = None) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def describe_environment(environ: Mapping[str, str], interface: str | None = Non
         "where": _where(environ, step),
         "step": _describe_step(step, doubts) if step else None,
         "nodes_by_rank": _find_layout(step, doubts) if step else None,
-        "address": _find_address(step, interface, doubts),
+        "address": _find_address(environ, step, interface, doubts),
         "interfaces": {each.name: list(each.addresses) for each in list_interfaces()},
         "tf_config": json.loads(environ["TF_CONFIG"]) if "TF_CONFIG" in environ else None,
         "doubts": doubts,
@@ -69,10 +69,12 @@ def _find_layout(step: SlurmStep, doubts: list[str]) -> list[str] | None:
         return None
 
 
-def _find_address(step: SlurmStep | None, interface: str | None, doubts: list[str]) -> str | None:
+def _find_address(
+    environ: Mapping[str, str], step: SlurmStep | None, interface: str | None, doubts: list[str]
+) -> str | None:
     try:
         if interface is not None:
-            address = interface_address(interface, step.node_name if step else None)
+            address = interface_address(interface, own_node_name(environ))
         else:
             address = route_address(step.launch_address if step and step.launch_address else "127.0.0.1")
     except (Tf4SlurmError, OSError) as error:

@@ -10,6 +10,7 @@ A sample, from `srun -N3 -n8 -m cyclic --gres=gpu:2` of Slurm 22.05:
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -287,6 +288,11 @@ class StepOutline:
 def _visible_devices(variables: Variables) -> Mapping[str, tuple[str, ...]]:
     texts = {name: variables.text(name) for name in VISIBLE_DEVICES if variables.has(name)}
     return {name: () if text in _NO_DEVICES else tuple(text.split(",")) for name, text in texts.items()}
+
+
+def own_node_name(environ: Mapping[str, str]) -> str:
+    """Return Slurm's name of this node, which need not be its host name; the host name outside of Slurm."""
+    return environ.get(_NODE_NAME) or socket.gethostname()
 
 
 def is_in_step(environ: Mapping[str, str]) -> bool:
