@@ -39,7 +39,7 @@ INSIDE = {
         ["answer", "interfaces", "isolation", "ports", "proof", "proxies", "traffic"],
     ],
     "slurm": [
-        ["job", "layout", "nodelist", "queue"],
+        ["job", "layout", "nodelist", "queue", "slurmstepd"],
         ["variables", "grant", "site"],
         ["allocation", "step"],
         ["batch", "commands", "gpus"],

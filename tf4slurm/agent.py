@@ -38,6 +38,7 @@ from tf4slurm.run_directory import TIMES_SUFFIX, RunDirectory, open_to_append
 from tf4slurm.script import LINE_VARIABLE
 from tf4slurm.silence import wait_for_silence
 from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
+from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.usage import watch_usage
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class Agent:
         member = asyncio.create_task(self._membership.run())
         obedience = asyncio.create_task(self._obey(run_directory))
         guard_loss = asyncio.create_task(self._guard_is_lost.wait())
+        slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
         try:
             await asyncio.wait({member, obedience, guard_loss}, return_when=asyncio.FIRST_COMPLETED)
             if guard_loss.done():
@@ -111,6 +113,7 @@ class Agent:
             return EXIT_TASK_LOST if self._membership.map else error.exit_code
         finally:
             guard_loss.cancel()
+            slurmstepd_watch.cancel()
             obedience.cancel()
             member.cancel()
             await self._end_child(_ORPHAN_SECONDS)
@@ -118,6 +121,12 @@ class Agent:
             await asyncio.wait({in_thread(kill_descendants)}, timeout=_KILL_SECONDS)
             if self.has_lost_launcher and self._membership.map:
                 await self._write_last_state(run_directory, self._membership.map.to_cluster())
+
+    async def _watch_slurmstepd(self) -> None:
+        """Leave once the slurmstepd of this task's step is killed: Slurm does not end the task then. Cancel this."""
+        if self._join.place.step is not None:  # a local agent ends with its launcher, which saves first
+            process_id = await wait_for_slurmstepd_loss()
+            self._membership.report(state="left", detail=f"its slurmstepd (process {process_id}) was killed")
 
     async def _obey(self, run_directory: RunDirectory) -> None:
         """Do what the launcher's latest order says, attempt by attempt, until that is to leave."""

@@ -70,12 +70,17 @@ def children_of(process_id: int) -> list[int]:
 
 
 def own_identity() -> dict[str, str | int]:
-    """Return what tells this process from all others, later ones of its number too: see `is_alive`."""
-    return {"host": os.uname().nodename, "id": os.getpid(), "started": _start_ticks(os.getpid())}
+    """Return the `identity_of` this process."""
+    return identity_of(os.getpid())
+
+
+def identity_of(process_id: int) -> dict[str, str | int]:
+    """Return what tells a process from all others, later ones of its number too: see `is_alive`."""
+    return {"host": os.uname().nodename, "id": process_id, "started": _start_ticks(process_id)}
 
 
 def is_alive(identity: Mapping[str, str | int]) -> bool:
-    """Whether the process of this `own_identity` runs, on this host."""
+    """Whether the process of this `identity_of` runs, on this host."""
     same_host = identity.get("host") == os.uname().nodename
     started = _start_ticks(int(identity.get("id", 0))) if same_host else 0
     return bool(started) and started == identity.get("started")

@@ -116,7 +116,7 @@ class Status:
         starts: How often the child was started in this attempt.
         process_id: Of the child's last start.
         returncode: Of the child's last end: its exit code, or minus the number of the signal that ended it.
-        detail: What is `unproved`, or why the agent killed a silent child, in a clause.
+        detail: What is `unproved`, why the agent killed a silent child, or why it has left by itself, in a clause.
         tail: The last lines the child printed, once it has failed.
         stop_signal: Name of the signal that asks the job to stop, once the agent has got one.
         attempt: Which forming of the cluster it is in, from 1. In a later one than the first, `port` is where its child

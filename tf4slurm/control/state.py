@@ -196,7 +196,7 @@ class JobState:
         elif status.state == "exited":
             self._on_exit(record, status.returncode or 0, now)
         elif status.state == "left" and self.verdict is None and self._has_agents:
-            self._lose(record, "it left without being told to")
+            self._lose(record, status.detail or "it left without being told to")
         elif status.state == "left":
             self._set_gone(record)
             self._emit("left", record, "left")

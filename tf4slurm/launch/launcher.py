@@ -41,6 +41,7 @@ from tf4slurm.observe.recorder import Recorder
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.commands import ask_grant
+from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +146,7 @@ class Launcher:
             self._take_signals()
         recording = asyncio.create_task(self._recorder.run())
         idle_watch = asyncio.create_task(self._watch_for_idleness())
+        slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
         # What the report needs is loaded while the job trains: neither its start nor its end waits for that.
         loading = threading.Thread(target=importlib.import_module, args=("tf4slurm.reports.report",), daemon=True)
         asyncio.get_running_loop().call_later(_LOAD_SECONDS, loading.start)
@@ -173,6 +175,7 @@ class Launcher:
         finally:
             recording.cancel()
             idle_watch.cancel()
+            slurmstepd_watch.cancel()
             try:
                 if self._spawner is not None:
                     await self._spawner.close(_CLOSE_SECONDS)
@@ -238,6 +241,17 @@ class Launcher:
             text = watch.look(self._state.records, time.monotonic())
             if text is not None:
                 self._on_event("idle", None, text)
+
+    async def _watch_slurmstepd(self) -> None:
+        """Stop the job once the slurmstepd of the batch script is killed: Slurm does not end it then. Cancel this."""
+        if self._spawner is None:  # the agent in this process sees to it
+            return
+        process_id = await wait_for_slurmstepd_loss()
+        job_id = self._facts.get("job_id")
+        advice = f" (Slurm may keep the job: scancel {job_id})" if job_id is not None else ""
+        what = f"the slurmstepd above the launcher (process {process_id}) was killed{advice}"
+        self._state.on_stop(signal.SIGHUP, what, time.monotonic())
+        self._service.publish()
 
     def _note_grant(self, job_id: str) -> None:
         """Write down what Slurm has given the job: it forgets jobs a few minutes after their end."""

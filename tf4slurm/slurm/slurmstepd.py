@@ -1,0 +1,42 @@
+"""slurmstepd, which starts and waits for the processes of a job step on each node, and the batch script."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from tf4slurm.child import identity_of, is_alive
+
+_POLL_SECONDS = 1.0
+
+
+async def wait_for_slurmstepd_loss() -> int:
+    """Wait until the slurmstepd above this process has been killed; return its process id.
+
+    It ends before the processes that it has started only if it is killed, and these run on. Without a slurmstepd, or
+    where /proc does not show it (hidepid), this does not return: cancel it.
+    """
+    process_id = _find_slurmstepd()
+    if process_id is None:
+        never: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        return await never
+    identity = identity_of(process_id)
+    while is_alive(identity):
+        await asyncio.sleep(_POLL_SECONDS)
+    return process_id
+
+
+def _find_slurmstepd() -> int | None:
+    """Return the process id of the nearest ancestor of that name; None if there is none."""
+    process_id = os.getppid()
+    while process_id > 1:
+        try:
+            text = Path(f"/proc/{process_id}/stat").read_text(errors="replace")
+        except OSError:
+            return None
+        name, _, fields = text.partition("(")[2].rpartition(")")
+        if name == "slurmstepd":
+            return process_id
+        process_id = int(fields.split()[1])
+    return None
