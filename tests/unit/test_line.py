@@ -100,7 +100,7 @@ def test_metrics_beyond_the_limit_are_left_out_with_one_warning(monkeypatch: pyt
 
     with pytest.warns(RuntimeWarning) as told:
         with_line(story)
-    assert [str(each.message) for each in told] == [
+    assert [str(each.message) for each in told if each.category is RuntimeWarning] == [
         "report() got 2701 metrics: the job keeps 100, with names of at most 100 characters. Report fewer."
     ]
 
