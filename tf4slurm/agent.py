@@ -168,12 +168,12 @@ class Agent:
         """Start the child and watch it to its end; while a file system holds up its start, the launcher is obeyed."""
         task = cluster.members[self._join.place.rank].task
         role = role_of(task.task_type, has_chief=cluster.has_chief)
-        log = await in_thread(_ChildLog, run_directory.log(task, attempt), str(task), self._writer)
         try:
+            log = await in_thread(_ChildLog, run_directory.log(task, attempt), str(task), self._writer)
             environment = self._child_environment(cluster, task, attempt)
             command = self._command_of(role, cluster, task, run_directory.work(task, attempt))
             self._child = await Child.start(command, environment, log.write, is_shielded=not role.is_waited_for)
-        except (Tf4SlurmError, OSError) as error:
+        except (Tf4SlurmError, OSError, RuntimeError) as error:  # the last: no thread can be started
             returncode = getattr(error, "exit_code", _CANNOT_START)
             self._membership.report(state="exited", starts=starts, returncode=returncode, tail=(str(error),))
             return

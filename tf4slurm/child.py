@@ -122,6 +122,7 @@ class Child:
 
         Raises:
             OSError: This process cannot start any: no memory is left, or its own Python is gone.
+            RuntimeError: It cannot start a thread: a limit of processes is reached.
         """
         arguments = ("-I", "-S", exec_child.__file__, str(os.getpid()), str(int(is_shielded)), *command)
         loop = asyncio.get_running_loop()
@@ -129,6 +130,7 @@ class Child:
 
         def own() -> None:
             """Start the child and wait for it: the kernel kills a child when the thread that started it ends."""
+            child = None
             try:
                 process = subprocess.Popen(
                     (sys.executable, *arguments),
@@ -138,12 +140,15 @@ class Child:
                     stderr=subprocess.STDOUT,
                     bufsize=0,
                 )
-            except OSError as error:
+                child = cls(process)
+                reading = (process.stdout, on_output, functools.partial(_tell, loop, child._has_drained.set))
+                threading.Thread(target=_read, args=reading, name="child-output", daemon=True).start()
+            except (OSError, RuntimeError) as error:
+                if child is not None:  # nobody would read its output
+                    child.signal(signal.SIGKILL)
+                    child._process.wait()
                 starting.set_exception(error)
                 return
-            child = cls(process)
-            reading = (process.stdout, on_output, functools.partial(_tell, loop, child._has_drained.set))
-            threading.Thread(target=_read, args=reading, name="child-output", daemon=True).start()
             if starting.set_running_or_notify_cancel():
                 starting.set_result(child)
             else:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from tests.faults.disk import silent_disk
 from tests.processes import wait_until
 from tf4slurm import exec_child
-from tf4slurm.child import Child
+from tf4slurm.child import Child, children_of
 
 PYTHON = sys.executable
 
@@ -316,6 +317,25 @@ def test_child_whose_start_is_cancelled_is_killed(turns: int, monkeypatch: pytes
 
     asyncio.run(run())
     assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("thread", ["child", "child-output"])
+def test_child_is_not_started_where_no_thread_can_be(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of processes is simulated: it does not hold for root."""
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == thread:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    async def run() -> None:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        await asyncio.wait_for(Child.start(["sleep", "300"], os.environ, Output()), 10)
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        asyncio.run(run())
+    assert children_of(os.getpid()) == []
 
 
 def test_ending_a_child_that_has_ended_does_nothing() -> None:

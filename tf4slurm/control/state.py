@@ -359,9 +359,6 @@ class JobState:
         if returncode == 0 and not record.role.serves:
             record.is_done = True
             self._complete_if_done(now)
-            workers = [r for r in self.records if r.role.is_restarted and r.role.is_in_cluster]
-            if record in workers and not record.status.report.done and all(worker.is_done for worker in workers):
-                self._depart(record, now)
         elif record.role.is_restarted and record.wanted_starts <= self.limits.max_worker_restarts:
             record.wanted_starts += 1
             self._changed.add(record.rank)
@@ -442,7 +439,7 @@ class JobState:
             self._emit("warning", None, text)
 
     def _depart(self, record: TaskRecord, now: float) -> None:
-        """A ps, or the last worker under a chief, has left by itself. If all are done, the others soon end too."""
+        """A ps has left by itself. If all are done, the others soon end too."""
         record.is_done = True
         if self._departed is None and not self._is_finishing:
             self._departed = record
