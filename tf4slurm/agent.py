@@ -23,7 +23,14 @@ from tf4slurm.child import Child, adopt_orphans, kill_descendants, reap_orphans
 from tf4slurm.cluster import Address, Cluster, Task
 from tf4slurm.control.messages import Report, Usage
 from tf4slurm.control.verdict import exit_code_of
-from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, RendezvousError, RunDirectoryError, Tf4SlurmError
+from tf4slurm.errors import (
+    EXIT_TASK_LOST,
+    PlacementError,
+    RendezvousClosedError,
+    RendezvousError,
+    RunDirectoryError,
+    Tf4SlurmError,
+)
 from tf4slurm.guard import GUARD_LOST
 from tf4slurm.input import SERVICES_VARIABLE
 from tf4slurm.join import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
@@ -109,7 +116,7 @@ class Agent:
             return self._exit_code()
         except RendezvousError as error:
             logger.error("%s: %s", self._name, error)
-            self.has_lost_launcher = True
+            self.has_lost_launcher = not isinstance(error, RendezvousClosedError)
             return EXIT_TASK_LOST if self._membership.map else error.exit_code
         finally:
             guard_loss.cancel()

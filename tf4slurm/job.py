@@ -227,7 +227,11 @@ def _shown_progress() -> Iterator[Callable[[str], None]]:
 
     console = Console()
     if console.is_jupyter and not _has_widgets():
-        yield _Lines().show
+        lines = _Lines()
+        try:
+            yield lines.show
+        finally:
+            lines.finish()
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -247,13 +251,19 @@ class _Lines:
     """Prints a line when it has changed, but not each second."""
 
     def __init__(self) -> None:
-        self._shown = ""
+        self._shown = self._latest = ""
         self._next_at = 0.0
 
     def show(self, text: str) -> None:
-        if text != self._shown and time.monotonic() >= self._next_at:
-            print(text, flush=True)
-            self._shown, self._next_at = text, time.monotonic() + _LINE_SECONDS
+        self._latest = text
+        if time.monotonic() >= self._next_at:
+            self.finish()
+
+    def finish(self) -> None:
+        """Print the latest line, if it was not."""
+        if self._latest != self._shown:
+            print(self._latest, flush=True)
+            self._shown, self._next_at = self._latest, time.monotonic() + _LINE_SECONDS
 
 
 def _options_of_run() -> list[str]:

@@ -88,7 +88,10 @@ _KNOWN = (
         "The server of another task was not reached, or is gone: look at how the other tasks ended, and at their logs.",
     ),
     (r"No module named '", "The job's Python lacks a package: start the job from the environment that has it."),
-    (r"(?i)out of memory|MemoryError|ResourceExhausted|OOM", "Memory ran out: ask for more, or take smaller batches."),
+    (
+        r"(?i:out of memory)|MemoryError|ResourceExhausted|\bOOM\b",
+        "Memory ran out: ask for more, or take smaller batches.",
+    ),
     (r"No space left on device", "A disk is full: make room, or let the script write elsewhere."),
     (r"(?i)Permission denied", "A file may not be read or written by this user: look at the path in the last lines."),
     (r"No such file or directory", "A file is missing on that host: paths must be on a file system that all share."),

@@ -98,7 +98,7 @@ def test_a_notebook_without_ipywidgets_shows_in_lines_how_a_job_goes_on(watched:
     waiting += "try:\n    job.wait(2)\nexcept TimeoutError as error:\n    print('TimeoutError', error)"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in (hidden, waiting)])
     nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute(cwd=str(tmp_path))
-    first, last = "".join(output.text for output in notebook.cells[1].outputs).splitlines()
+    first, *_, last = "".join(output.text for output in notebook.cells[1].outputs).splitlines()
     assert re.fullmatch(rf"{watched.name} RUNNING step [\d,]+", first)
     assert last.startswith("TimeoutError")
     watched.end.touch()

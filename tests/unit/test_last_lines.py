@@ -91,3 +91,11 @@ def test_a_known_failure_has_one_line_of_cause_and_what_to_do(text: str, meaning
 
 def test_a_dataset_of_ones_own_loop_is_not_taken_for_keras_fit() -> None:
     assert explain(["ValueError: … pass this dataset to ClusterCoordinator.create_per_worker_dataset."]) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_memory"),
+    [("OOM when allocating tensor", True), ("CUDA out of Memory", True), ("BloomEmbedding in room.py: ZOOM", False)],
+)
+def test_memory_is_named_only_where_it_ran_out(line: str, is_memory: bool) -> None:
+    assert any(said.startswith("Memory ran out") for said in explain([line])) is is_memory

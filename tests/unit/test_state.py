@@ -534,9 +534,7 @@ def test_barrier_breaks_at_once_for_a_worker_that_has_finished() -> None:
 
 
 @pytest.mark.parametrize(("returncode", "exit_code"), [(0, 0), (1, 1)])
-def test_chief_may_go_on_for_long_after_its_workers_and_is_the_cause_if_it_fails(
-    returncode: int, exit_code: int
-) -> None:
+def test_chief_may_go_on_after_its_workers_and_is_the_cause_if_it_fails(returncode: int, exit_code: int) -> None:
     job = Job("chief ps worker worker").train()
     job.end_child(2, 0)
     job.end_child(3, 0)

@@ -77,7 +77,7 @@ def run(
         raise click.UsageError("--isolated is for local processes: the hosts of an allocation must reach each other.")
     if isolated:
         isolate()
-    elif allocation is None:
+    elif allocation is None and plan.num_tasks > 1 and sys.platform == "linux":
         logger.warning(
             "TensorFlow's servers listen on all interfaces of this host, without authentication: --isolated closes "
             "them to other hosts and users"

@@ -71,22 +71,28 @@ async def _host(launcher: Launcher, agent: Agent, directory: RunDirectory) -> Re
 
 def _end_without_rank_0(membership: Membership, directory: RunDirectory, step: SlurmStep) -> None:
     """Write the result that rank 0 could not write, and see to the end of the step."""
-    thread = threading.Thread(target=_write_result, args=(membership, directory), daemon=True)
+    has_written: list[bool] = []
+    thread = threading.Thread(target=lambda: has_written.append(_write_result(membership, directory)), daemon=True)
     thread.start()
     thread.join(_FILE_SYSTEM_SECONDS)
-    if not _has_ended(membership.service_address):
+    if has_written != [False] and not _has_ended(membership.service_address):  # one scancel, not one of each task
         _cancel(step)  # rank 0 may only be stopped, and srun would wait for it for ever
 
 
-def _write_result(membership: Membership, directory: RunDirectory) -> None:
-    """Write the result in the task that removes control.json; in the others wait for it."""
+def _write_result(membership: Membership, directory: RunDirectory) -> bool:
+    """Write the result in the task that removes control.json; in the others wait for it. Return whether it is that one.
+
+    A result that is there already is rank 0's own, and stays.
+    """
     try:
         directory.control.unlink()
     except OSError:
         deadline = time.monotonic() + _RESULT_SECONDS
         while directory.read_result() is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        return
+        return False
+    if directory.read_result() is not None:
+        return True
     assert membership.map is not None
     rank_0 = membership.map.to_cluster().members[0]
     status = directory.read_status() or {}
@@ -103,6 +109,7 @@ def _write_result(membership: Membership, directory: RunDirectory) -> None:
         directory.write_result(content)
     except RunDirectoryError as error:
         logger.error("%s", error)
+    return True
 
 
 def _has_ended(address: Address | None) -> bool:

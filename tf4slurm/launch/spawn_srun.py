@@ -63,8 +63,12 @@ class SrunSpawner:
             bufsize=0,
             start_new_session=True,
         )
+        starting = in_thread(start)
         try:
-            self._srun = await in_thread(start)
+            self._srun = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_terminate)
+            raise
         except OSError as error:
             raise LaunchError(
                 f"srun cannot be started ({error}), but SLURM_JOB_ID says that this is a Slurm allocation. "
@@ -101,3 +105,9 @@ class SrunSpawner:
         for task in reading:
             task.cancel()
         listener.on_all_exit(returncode, "\n".join(words))
+
+
+def _terminate(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
+    """End an srun that a stalled file system has let start only after the job had ended."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().terminate()
