@@ -11,7 +11,8 @@ The later wins:
 
 A file is TOML: the long names of options and their values, such as partition = "short". `site` names the profile.
 A list takes the place of one that is said earlier; it is not added to it. Settings become commands, so a file that
-others own or may write is refused (`trust.py`), but for the profiles that come with tf4slurm.
+others own or may write is refused (`trust.py`), but for the profiles that come with tf4slurm. No file of settings can
+set TF4SLURM_TRUST, which names the directories whose files are used all the same.
 """
 
 from __future__ import annotations

@@ -10,13 +10,16 @@ from pathlib import Path
 
 from tf4slurm.errors import UntrustedFileError
 
+TRUST = "TF4SLURM_TRUST"
+
 
 def check_trusted(path: Path, instead: str) -> None:
     """Refuse a file or directory that anyone but this user and root could have put there or changed.
 
     That is so if it, or the directory it is in, has another owner or may be written by others. A group that may write
     counts as others, unless it is the owner's private group: one of the owner's name, without other members. (POSIX
-    ACLs show as permissions of the group.)
+    ACLs show as permissions of the group.) Not checked is what is in a directory, at any depth, that the environment
+    variable TF4SLURM_TRUST names: absolute paths, separated by colons (os.pathsep).
 
     Args:
         path: What was found. Links are followed.
@@ -27,7 +30,10 @@ def check_trusted(path: Path, instead: str) -> None:
         OSError: It is not there.
     """
     for each in dict.fromkeys((path, path.parent, path.resolve().parent)):
-        facts = each.stat()
+        facts, real = each.stat(), each.resolve()
+        directory = real if stat.S_ISDIR(facts.st_mode) else real.parent
+        if any(directory.is_relative_to(trusted) for trusted in _trusted_directories()):
+            continue
         if facts.st_uid not in (os.getuid(), 0):
             owner = _user_name(facts.st_uid)
             why = f"{str(each)!r} belongs to the user {owner!r}, not to you or root. Use a copy of your own."
@@ -38,9 +44,14 @@ def check_trusted(path: Path, instead: str) -> None:
             why = f"the group {group!r} may write {str(each)!r}. Take that permission away: chmod g-w."
         else:
             continue
+        trust = f"If you trust all who may write there, add {str(directory)!r} to the environment variable {TRUST}."
         raise UntrustedFileError(
-            f"{str(path)!r} is refused, as it could run commands as you: {why} {instead}", path=str(path)
+            f"{str(path)!r} is refused, as it could run commands as you: {why} {trust} {instead}", path=str(path)
         )
+
+
+def _trusted_directories() -> list[Path]:
+    return [Path(text).resolve() for text in os.environ.get(TRUST, "").split(os.pathsep) if os.path.isabs(text)]
 
 
 def _is_private_group(group_id: int, user_id: int) -> bool:

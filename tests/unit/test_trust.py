@@ -14,7 +14,7 @@ import pytest
 
 from tests.jobs import TF4SLURM
 from tf4slurm.child import is_alive, own_identity
-from tf4slurm.errors import UntrustedFileError
+from tf4slurm.errors import UnknownJobError, UntrustedFileError
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.script import make_script
 from tf4slurm.launch.submission import Submission
@@ -85,6 +85,43 @@ def test_link_counts_as_the_file_and_the_directory_it_leads_to(file: Path, tmp_p
     file.parent.chmod(0o755)
     os.chown(file, NOBODY, NOBODY)
     refusal(tmp_path / "link.toml")
+
+
+@pytest.mark.parametrize(
+    ("trusted", "is_used"),
+    [
+        ("{0}/directory", True),
+        ("/elsewhere:{0}", True),  # what is below is trusted, too
+        ("{0}/link/", True),
+        ("{0}/direct", False),
+        ("directory:.:", False),  # relative to whatever directory a command is typed in
+        ("{0}/directory/tf4slurm.toml", False),
+    ],
+)
+def test_directory_in_the_variable_trust_is_used_whoever_may_write_it(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: str, is_used: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("directory")
+    file.chmod(0o666)
+    file.parent.chmod(0o2777)
+    assert f"add {str(file.parent)!r} to the environment variable TF4SLURM_TRUST." in refusal(file)
+    monkeypatch.setenv("TF4SLURM_TRUST", trusted.format(tmp_path))
+    if is_used:
+        check_trusted(file, "")
+    else:
+        refusal(file)
+
+
+def test_link_out_of_a_trusted_directory_is_refused_if_others_may_write_where_it_leads(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trusted").mkdir()
+    (tmp_path / "trusted/tf4slurm.toml").symlink_to(file)
+    monkeypatch.setenv("TF4SLURM_TRUST", str(tmp_path / "trusted"))
+    check_trusted(tmp_path / "trusted/tf4slurm.toml", "")
+    file.parent.chmod(0o777)
+    refusal(tmp_path / "trusted/tf4slurm.toml")
 
 
 @as_root
@@ -177,6 +214,24 @@ def test_project_file_of_another_user_ends_the_command(project: Path) -> None:
 
 
 @as_root
+def test_group_writable_project_is_used_with_the_users_own_settings_once_it_is_trusted(
+    project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tf4slurm").mkdir()
+    (tmp_path / "tf4slurm/config.toml").write_text("partition = 'mine'")
+    for path, mode in ((project, 0o2775), (project / "tf4slurm.toml", 0o664)):
+        os.chown(path, 0, GROUP)
+        path.chmod(mode)
+    refused = script(project / "below", XDG_CONFIG_HOME=str(tmp_path))
+    assert refused.returncode == 3
+    assert f"add {str(project)!r} to the environment variable TF4SLURM_TRUST" in refused.stderr
+    used = script(project / "below", XDG_CONFIG_HOME=str(tmp_path), TF4SLURM_TRUST=str(project))
+    assert used.returncode == 0, used.stderr
+    assert "PLANTED" in used.stdout
+    assert "--partition=mine" in used.stdout
+
+
+@as_root
 def test_user_config_and_site_profile_of_another_user_end_the_command(tmp_path: Path) -> None:
     (tmp_path / "tf4slurm/sites").mkdir(parents=True)
     for name in ("tf4slurm/config.toml", "tf4slurm/sites/mine.toml"):
@@ -258,13 +313,25 @@ def test_batch_script_ends_where_its_snapshot_belongs_to_another_user(tmp_path: 
 
 @as_root
 @pytest.mark.parametrize("change", [lambda path: os.chown(path, NOBODY, 0), lambda path: path.chmod(0o777)])
-def test_registry_that_others_could_have_written_is_refused(tmp_path: Path, change: Callable[[Path], None]) -> None:
+def test_registry_that_others_could_have_written_is_left_out_with_one_warning(
+    tmp_path: Path, change: Callable[[Path], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environ = {"HOME": str(tmp_path)}
     run = RunDirectory.create(tmp_path / "runs", "train")
     remember("train", tmp_path / "runs", environ)
-    assert [job.name for job in known_jobs(environ)] == ["train"]
-    change(tmp_path / ".local/state/tf4slurm/jobs")
+    remember("other", tmp_path / "runs", environ)
+    assert [job.name for job in known_jobs(environ)] == ["other", "train"]
+    registry = tmp_path / ".local/state/tf4slurm/jobs"
+    change(registry)
+    assert known_jobs(environ) == []
+    (warning,) = caplog.messages
+    assert "2 remembered jobs are left out" in warning
+    assert f"add {str(registry)!r} to the environment variable TF4SLURM_TRUST" in warning
     for text in (None, "train"):
-        with pytest.raises(UntrustedFileError):
+        with pytest.raises(UnknownJobError):
             find_job(text, environ)
+    remember("third", tmp_path / "runs", environ)
+    assert {path.name for path in registry.iterdir()} == {"train.json", "other.json"}
+    monkeypatch.setenv("TF4SLURM_TRUST", str(tmp_path))
+    assert [job.name for job in known_jobs(environ)] == ["other", "train"]
     assert isinstance(find_job(str(run.path), environ), KnownJob)

@@ -61,10 +61,14 @@ def remember(name: str, runs_directory: Path, environ: Mapping[str, str], job_id
     directory = _directory(environ)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=directory, delete=False, encoding="utf-8") as file:
-            json.dump(asdict(job), file)
-        check_trusted(Path(file.name), _INSTEAD)
-        os.replace(file.name, directory / f"{_key(name)}.json")
+        descriptor, draft = tempfile.mkstemp(dir=directory)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                json.dump(asdict(job), file)
+            check_trusted(Path(draft), _INSTEAD)
+            os.replace(draft, directory / f"{_key(name)}.json")
+        finally:
+            Path(draft).unlink(missing_ok=True)
         for path in sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MAX_JOBS]:
             path.unlink(missing_ok=True)
     except (OSError, UntrustedFileError) as error:
@@ -72,17 +76,19 @@ def remember(name: str, runs_directory: Path, environ: Mapping[str, str], job_id
 
 
 def known_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
-    """Return all that are remembered, the latest first.
-
-    Raises:
-        UntrustedFileError: Another user could have written what is remembered.
-    """
-    jobs = []
+    """Return all that are remembered, the latest first; those that another user could have written are left out."""
+    jobs, refused = [], []
     with contextlib.suppress(OSError):
         for path in _directory(environ).glob("*.json"):
-            with contextlib.suppress(OSError, ValueError, TypeError):  # half written, or of another version
+            try:
                 check_trusted(path, _INSTEAD)
                 jobs.append(KnownJob(**json.loads(path.read_text(encoding="utf-8"))))
+            except UntrustedFileError as error:
+                refused.append(error)
+            except (OSError, ValueError, TypeError):  # half written, or of another version
+                continue
+    if refused:
+        logger.warning("%d remembered jobs are left out. The first: %s", len(refused), refused[0])
     return sorted(jobs, key=lambda job: job.started, reverse=True)
 
 
