@@ -52,7 +52,8 @@ class Companion:
         self._settings = settings
         self._place = place
         path = Path(settings.run_directory)
-        self._directory = RunDirectory.open(path) if place.rank == 0 else RunDirectory(path.absolute())
+        hosts = place.rank == 0
+        self._directory = RunDirectory.open(path, reserve_result=False) if hosts else RunDirectory(path.absolute())
         self._join = Join(place, settings, lambda: Service.from_file(self._directory.control))
         self._line = Line(self._join.membership.note)
         self._lacking = self._lacking_interface()

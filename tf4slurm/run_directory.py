@@ -57,7 +57,8 @@ class RunDirectory:
             try:
                 make_parent(parent)
                 path.mkdir(mode=0o700)
-                _fill(path)
+                (path / "logs").mkdir(mode=0o700)
+                _reserve_result(path)
             except FileExistsError:
                 if parent.is_dir():
                     continue
@@ -68,8 +69,11 @@ class RunDirectory:
         raise _cannot_write(parent / name, "9,999 runs of that name exist")
 
     @classmethod
-    def open(cls, path: Path) -> RunDirectory:
+    def open(cls, path: Path, *, reserve_result: bool = True) -> RunDirectory:
         """Make the run directory at exactly this path, or take the one that is there if it is this user's own.
+
+        Args:
+            reserve_result: Reserve the space for result.json: whether the caller will write it.
 
         Raises:
             RunDirectoryError: It cannot be made, or someone else has made it, or a link in its place.
@@ -81,7 +85,9 @@ class RunDirectory:
                 raise _cannot_write(path, "a link, or another user's directory, is in its place")
             if facts.st_mode & 0o077:
                 path.chmod(0o700)
-            _fill(path)
+            (path / "logs").mkdir(mode=0o700, exist_ok=True)
+            if reserve_result:
+                _reserve_result(path)
         except OSError as error:
             raise _cannot_write(path, error.strerror) from error
         return cls(path.absolute())
@@ -109,6 +115,8 @@ class RunDirectory:
     def write_result(self, content: Mapping[str, Any]) -> None:
         """Write result.json; on a full disk the exit code and the reason alone, into the space reserved for it.
 
+        On a full disk a second call writes into the space of the result.json that is there.
+
         Raises:
             RunDirectoryError: It cannot be written, or not whole.
         """
@@ -119,9 +127,12 @@ class RunDirectory:
             kept = {name: content.get(name) for name in ("exit_code", "cause", "seconds", "attempts", "requeued")}
             text = json.dumps({**kept, "reason": str(content.get("reason", ""))[:_SHORT_REASON]})
             try:
-                with reserved.open("r+b") as file:  # in place: that takes no space on most file systems
+                space = reserved if reserved.exists() else path
+                # In place: that takes no space on most file systems.
+                with open(os.open(space, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
                     file.write(text.encode().ljust(_RESERVED_BYTES))
-                reserved.replace(path)
+                    file.truncate()
+                space.replace(path)
             except OSError:
                 raise error from None
             raise RunDirectoryError(f"{error} It has the exit code and the reason alone.", path=str(path)) from error
@@ -203,9 +214,9 @@ class RunDirectory:
         return _read_lines(self.path / "samples.jsonl")
 
 
-def _fill(path: Path) -> None:
-    (path / "logs").mkdir(mode=0o700, exist_ok=True)
-    with open_to_append(path / _RESERVED) as file:
+def _reserve_result(path: Path) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+    with open(os.open(path / _RESERVED, flags, 0o600), "wb", buffering=0) as file:
         file.write(b" " * _RESERVED_BYTES)
 
 

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.disk import fill, small_disk
 from tf4slurm.background import OrderedThread
 from tf4slurm.cluster import Task
+from tf4slurm.companion import Companion
 from tf4slurm.errors import RunDirectoryError
+from tf4slurm.join import JoinSettings, Place
 from tf4slurm.observe.events import EventLog
 from tf4slurm.run_directory import RunDirectory, open_to_append
 
@@ -69,6 +72,43 @@ def test_open_makes_it_or_takes_the_one_that_is_there(tmp_path: Path) -> None:
     assert RunDirectory.open(path) == made
     assert mode_of(path) == 0o700
     assert json.loads((path / "job.json").read_text()) == {"name": "digits"}
+
+
+def test_space_for_the_result_is_4_kb_however_often_it_is_opened_and_none_where_none_is_written(tmp_path: Path) -> None:
+    reserved = tmp_path / "digits-1.0" / ".result.json.reserved"
+    for _ in range(3):
+        RunDirectory.open(reserved.parent, reserve_result=False)
+    assert not reserved.exists()
+    for _ in range(3):
+        RunDirectory.open(reserved.parent)
+    assert reserved.stat().st_size == 4096
+
+
+def test_companion_of_rank_0_leaves_no_space_for_a_result(tmp_path: Path) -> None:
+    path = tmp_path / "step-1.0"
+    Companion({"worker": 1}, "block", JoinSettings(str(path)), Place(0, "n1"))
+    assert [each.name for each in path.iterdir()] == ["logs"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
+@pytest.mark.parametrize("first", ["on the full disk", "before it is full", "before it is full, and long"])
+def test_second_result_on_a_full_disk_replaces_the_first(tmp_path: Path, first: str) -> None:
+    """As where Slurm refuses the requeue that the first one tells."""
+    with small_disk(tmp_path / "runs"):
+        run = RunDirectory.create(tmp_path / "runs", "digits")
+        requeued = {"exit_code": 75, "requeued": "time limit", "tasks": "x" * (20_000 if "long" in first else 1)}
+        if first == "on the full disk":
+            fill(tmp_path / "runs")
+            with pytest.raises(RunDirectoryError, match="the exit code and the reason alone"):
+                run.write_result(requeued)
+        else:
+            run.write_result(requeued)
+            fill(tmp_path / "runs")
+        assert (run.read_result() or {})["exit_code"] == 75
+        with pytest.raises(RunDirectoryError, match="the exit code and the reason alone"):
+            run.write_result({"exit_code": 143, "reason": "The job was stopped.", "requeued": None})
+        result = run.read_result() or {}
+        assert (result["exit_code"], result["reason"], result["requeued"]) == (143, "The job was stopped.", None)
 
 
 def test_a_directory_of_the_users_own_is_closed_to_others(tmp_path: Path) -> None:

@@ -72,9 +72,40 @@ def test_copy_outside_of_a_checkout_takes_everything(tmp_path: Path) -> None:
 
 def test_copy_in_a_checkout_that_git_cannot_read_is_refused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SubmissionError, match=r"git does not list the files .* leave --snapshot out"):
-        take_snapshot("copy", source, source / "runs" / "train.code")
+    for kind in ("copy", "git"):
+        with pytest.raises(
+            SubmissionError, match=r"git does not list the files .* git is not installed.* --snapshot none"
+        ):
+            take_snapshot(kind, source, source / "runs" / "train.code")
     assert not (source / "runs" / "train.code").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("kind", ["git", "copy"])
+def test_checkout_of_another_user_is_refused_with_the_words_of_git_and_what_to_do(
+    source: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for name, value in (("GIT_CONFIG_GLOBAL", "/dev/null"), ("GIT_CONFIG_NOSYSTEM", "1")):
+        monkeypatch.setenv(name, value)
+    os.chown(source, 65534, 65534)
+    with pytest.raises(SubmissionError, match="dubious ownership") as refused:
+        take_snapshot(kind, source / "model", source / "runs" / "train.code")
+    todo = f"git config --global --add safe.directory {source}. Or --snapshot none."
+    assert str(refused.value).endswith(todo)
+
+
+@pytest.mark.parametrize("ignored", ["*", "/home"])
+@pytest.mark.parametrize("name", ["project", "project/model"])
+def test_copy_takes_everything_where_an_outer_repository_ignores_the_source(
+    tmp_path: Path, ignored: str, name: str
+) -> None:
+    source = tmp_path / "home" / name
+    source.mkdir(parents=True)
+    (source / "train.py").write_text("train")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text(ignored)
+    take_snapshot("copy", source, tmp_path / "runs/train.code", ("python", "train.py"))
+    assert files(tmp_path / "runs/train.code") == {"train.py": "train"}
 
 
 @pytest.mark.parametrize("kind", ["git", "copy"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -36,7 +37,8 @@ def place_snapshot(plan: LaunchPlan, submission: Submission) -> tuple[LaunchPlan
 def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:
     """Copy a directory: of "git" the files that git tracks, as they are now; of "copy" all but .git and the runs.
 
-    In a checkout of git "copy" leaves out what git ignores. Elsewhere it takes files with secrets too, such as .env.
+    In a checkout of git "copy" leaves out what git ignores. Elsewhere, and where git ignores every file of the source
+    (as a repository of dotfiles may), it takes all files, also those with secrets, such as .env.
 
     Args:
         target: Must not exist; its parent is where runs are kept.
@@ -75,30 +77,35 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
 
 
 def _tracked_files(source: Path) -> list[str]:
-    names = [name for name in _list_files(source, _COPY, "--cached") if (source / name).is_file()]
+    names = [name for name in _list_files(source, "--cached") if (source / name).is_file()]
     if not names:
         raise SubmissionError(f"git tracks no file in {source}. {_COPY}", option="snapshot")
     return names
 
 
 def _ignored_files(source: Path) -> list[Path]:
-    """Return the files and directories that git ignores; none outside of a checkout."""
-    if repository_of(source) is None:
+    """Return the files and directories that git ignores; none outside of a checkout, or where it ignores all."""
+    if repository_of(source) is None or not _list_files(source, "--cached", "--others", "--exclude-standard"):
         return []
     options = ("--others", "--ignored", "--exclude-standard", "--directory")
-    return [source / name for name in _list_files(source, "Make that work, or leave --snapshot out.", *options)]
+    return [source / name for name in _list_files(source, *options)]
 
 
-def _list_files(source: Path, todo: str, *options: str) -> list[str]:
+def _list_files(source: Path, *options: str) -> list[str]:
     command = ("git", "-C", str(source), "ls-files", "-z", *options)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="surrogateescape", timeout=_TIMEOUT_SECONDS
         )
         why = done.stderr.strip() if done.returncode else ""
+    except FileNotFoundError:
+        why = "git is not installed, or not in PATH"
     except (OSError, subprocess.TimeoutExpired) as error:
         why = str(error)
     if why:
+        repository = repository_of(source.resolve())
+        trust = f"git config --global --add safe.directory {shlex.quote(str(repository))}"
+        todo = _COPY if repository is None else f"If you trust a checkout that others own: {trust}. Or --snapshot none."
         raise SubmissionError(f"git does not list the files in {source}: {why}. {todo}", option="snapshot")
     return [name for name in done.stdout.split("\0") if name]
 
