@@ -6,6 +6,7 @@ It never imports TensorFlow, so it cannot hang in TensorFlow.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 import json
 import logging
@@ -97,7 +98,8 @@ class Agent:
         for number in STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
-        asyncio.get_running_loop().add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
+        if self._join.place.step is not None:  # a local agent has no guard
+            asyncio.get_running_loop().add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
         await self._line.open()
         member = asyncio.create_task(self._membership.run())
         obedience = asyncio.create_task(self._obey(run_directory))
@@ -147,6 +149,7 @@ class Agent:
                 self._membership.report(state="left")
                 return
             await in_thread(kill_descendants)  # what the child left behind may hold its port, or its GPU
+            self._line.disconnect()
             await self._join.renew(order.attempt)
 
     async def _train(self, cluster: Cluster, run_directory: RunDirectory) -> None:
@@ -155,6 +158,7 @@ class Agent:
         while (order := self._membership.order).attempt == attempt and not order.leave:
             if order.starts > starts:
                 starts += 1
+                self._line.disconnect()
                 self._running = asyncio.create_task(self._run_child(cluster, attempt, starts, run_directory))
             self._line.tell(order)
             self._tell_to_stop(cluster)
@@ -299,9 +303,10 @@ class Agent:
             reap_orphans(self._child.process_id)
 
     def _on_script_report(self, report: Report) -> None:
-        self._membership.note(report)
         if self._is_ending_child and report.stop_signal == "SIGTERM" and self._child is not None:
-            self._child.signal(signal.SIGKILL)  # it passes SIGTERM on, so it would not end by it
+            self._child.signal(signal.SIGKILL)  # it passes the agent's SIGTERM on, so it would not end by it
+            report = dataclasses.replace(report, stop_signal=None)
+        self._membership.note(report)
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._membership.report(stop_signal=signal.Signals(number).name)

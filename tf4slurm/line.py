@@ -59,11 +59,16 @@ class Line:
             for writer in self._writers:
                 _write(writer, order)
 
+    def disconnect(self) -> None:
+        """Close the connections of the processes of an earlier child, and ignore what they have reported."""
+        for writer in self._writers:
+            writer.close()
+        self._writers.clear()
+
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for writer in self._writers:
-            writer.close()
+        self.disconnect()
         if self._directory is not None:
             self._directory.cleanup()
 
@@ -75,16 +80,16 @@ class Line:
             self.was_used = True
             self._writers.add(writer)
             _write(writer, self._order)
-            while line := await reader.readline():
+            while (line := await reader.readline()) and writer in self._writers:
                 report = decode(line, Report)
                 self._on_report(report)
         except (OSError, MessageError, ValueError):  # ValueError: a line that is too long
             pass  # not a script that uses tf4slurm as it is meant
         finally:
+            if report is not None and writer in self._writers:  # the process has ended or gone: it waits nowhere
+                self._on_report(dataclasses.replace(report, waiting=None, stop_signal=None))
             self._writers.discard(writer)
             writer.close()
-            if report is not None:  # the process has ended or gone: it waits nowhere
-                self._on_report(dataclasses.replace(report, waiting=None))
 
 
 def _write(writer: asyncio.StreamWriter, order: Order) -> None:

@@ -58,7 +58,8 @@ def should_stop() -> bool:
 
     The job has its grace then (`tf4slurm run --grace`). From the first call on, if that is in the main thread, SIGTERM,
     SIGUSR1 and SIGUSR2 to this process do not end it, but stop the job: they are passed on to its agent. That is left
-    out for a signal that the process handles itself or ignores, as a ps does, and a worker under a chief.
+    out for a signal that the process handles itself or ignores, as a ps does, and a worker under a chief. A forked
+    process, such as one of multiprocessing, is ended by these signals, unless it asks too.
     """
     line = find_line()
     if line is None:
@@ -284,6 +285,7 @@ def _pass_on(numbers: Sequence[signal.Signals], line: ScriptLine) -> None:
     """Have a thread tell the agent of these signals: their handler may interrupt whatever the main thread sends."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
+    held = threading.local()
 
     def handle(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(BlockingIOError):  # told often enough
@@ -293,6 +295,20 @@ def _pass_on(numbers: Sequence[signal.Signals], line: ScriptLine) -> None:
         while told := os.read(readable, 1):
             line.say(stop_signal=signal.Signals(told[0]).name)
 
+    def hold() -> None:
+        held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
+
+    def release_fork() -> None:
+        for number in numbers:
+            if signal.getsignal(number) is handle:
+                signal.signal(number, signal.SIG_DFL)
+        release()
+
     threading.Thread(target=tell, name="tf4slurm-signals", daemon=True).start()
     for number in numbers:
         signal.signal(number, handle)
+    # A signal to a fork, such as that of Process.terminate(), ends the fork and not the job, however early it comes.
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_fork)

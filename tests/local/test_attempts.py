@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.jobs import NAMES, ROLES, Job
-from tests.processes import wait_until, wait_until_gone
+from tests.processes import child_of, wait_until, wait_until_gone
 
 
 def addresses(child: dict[str, object]) -> set[str]:
@@ -113,3 +113,28 @@ def test_with_a_stall_limit_a_task_must_have_a_server_in_time(job: Job) -> None:
     )
     assert job.wait() == 7
     assert "had no server at its port 5 s after its start." in job.stderr.partition("Root cause:")[2]
+
+
+FORKING = """
+import os, signal, sys, threading, time
+import tf4slurm
+if os.environ["TF4SLURM_TASK"] == "chief/0":
+    if os.environ["TF4SLURM_ATTEMPT"] == "2":
+        time.sleep(2)
+        sys.exit(0)
+    tf4slurm.should_stop()
+    if os.fork() == 0:
+        os.setsid()
+        memory = bytearray(200_000_000)  # so that it takes a while to end
+        open(sys.argv[1] + "/ready", "w").close()
+        time.sleep(1000)
+threading.Event().wait()
+"""
+
+
+def test_signal_at_the_end_of_an_attempt_does_not_stop_the_next(job: Job) -> None:
+    job.start(*ROLES, "--max-attempts", "2", command=(sys.executable, "-c", FORKING, str(job.children)))
+    assert wait_until((job.children / "ready").exists, 30), job.stderr
+    os.kill(child_of("ps/0"), signal.SIGKILL)
+    assert job.wait() == 0, job.stderr
+    assert job.result["attempts"] == 2

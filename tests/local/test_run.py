@@ -461,10 +461,10 @@ def test_an_early_ctrl_c_is_not_lost(tmp_path: Path) -> None:
 
 def test_nohup_keeps_a_job_when_its_terminal_closes(job: Job) -> None:
     job.start(*ROLES, prefix=("nohup",))
-    for name in NAMES:
-        job.wait_for_child(name)
+    children = [job.wait_for_child(name)["pid"] for name in NAMES]
     assert job.process is not None
-    job.process.send_signal(signal.SIGHUP)
+    for process_id in (*children, *(agent_of(child).pid for child in children), job.process.pid):
+        os.kill(process_id, signal.SIGHUP)
     job.end_child("chief-0")
     assert job.wait() == 0
 

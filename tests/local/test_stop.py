@@ -181,6 +181,36 @@ threading.Event().wait()
     assert "no task has reported a new step for 4 s; the last was step 4 of chief/0" in job.stderr
 
 
+def test_report_of_an_earlier_start_is_not_that_of_the_next(job: Job) -> None:
+    script = """
+def wait_for(name):
+    while not (directory / name).exists():
+        time.sleep(0.02)
+if (role, index) == ("chief", 0):
+    wait_for("helper-ends")
+    time.sleep(1)
+    sys.exit(0)
+if (role, index) == ("worker", 0):
+    if not (directory / "forked").exists():
+        tf4slurm.report(step=7)
+        if os.fork() == 0:
+            os.setsid()
+            (directory / "forked").touch()
+            wait_for("reported")
+            (directory / "helper-ends").touch()
+            os._exit(0)
+        wait_for("forked")
+        sys.exit(1)
+    tf4slurm.report(step=3)
+    (directory / "reported").touch()
+threading.Event().wait()
+"""
+    start(job, script)
+    assert job.wait() == 0, job.stderr
+    texts = [event["text"] for event in job.events if event["kind"] == "stepping"]
+    assert [text.partition(" reports ")[2] for text in texts] == ["step 7, its first", "step 3, its first"]
+
+
 BARRIER = """
 for turn in range(3):
     tf4slurm.barrier("turn", timeout_seconds=20)
@@ -236,3 +266,40 @@ def test_without_an_agent_a_report_is_nothing_and_a_barrier_is_refused() -> None
     assert tf4slurm.should_stop() is False
     with pytest.raises(RendezvousConnectionError, match="has no agent"):
         tf4slurm.barrier("start")
+
+
+def test_fork_of_a_script_that_asks_is_ended_by_a_signal_and_its_job_goes_on(job: Job) -> None:
+    script = (
+        SERVE
+        + """
+import multiprocessing
+tf4slurm.should_stop()
+fork = multiprocessing.get_context("fork")
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2) * 10:  # SIGUSR2 after a while, the others at once
+    helper = fork.Process(target=time.sleep, args=(1000,), daemon=True)
+    helper.start()
+    time.sleep(0.05 if number == signal.SIGUSR2 else 0)
+    os.kill(helper.pid, number)
+    helper.join(10)
+    assert helper.exitcode == -number, helper
+with fork.Pool(2) as pool:
+    assert pool.map(abs, [-1, -2]) == [1, 2]
+def ask():
+    tf4slurm.should_stop()
+    mark("asks")
+    while not tf4slurm.should_stop():
+        time.sleep(0.02)
+helper = fork.Process(target=ask)
+helper.start()
+while not (directory / "chief-0-asks").exists():
+    time.sleep(0.02)
+assert not tf4slurm.should_stop()
+helper.terminate()
+helper.join(10)
+assert helper.exitcode == 0, helper
+mark("ended")
+"""
+    )
+    start(job, script)
+    assert job.wait() == 143, job.stderr
+    wait_for(job, "chief-0-ended")
