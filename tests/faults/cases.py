@@ -240,7 +240,7 @@ _DISK = (
         Outcome.IS_REFUSED,
         {"gone": GONE_SECONDS},
         3,
-        "cannot be written: No space left on device",
+        "cannot be made: No space left on device",
     ),
 )
 

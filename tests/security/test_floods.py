@@ -156,7 +156,7 @@ class Served:
             member.report(state="proved")
         await until(lambda: all(member.order.starts == 1 for member in self.members), timeout_seconds=30)
         for member in self.members:
-            member.report(state="running", starts=1)
+            member.report(state="running", starts=1, serves=True)
         await until(lambda: self.kinds().count("started") == self._num_tasks)
 
     async def check_that_the_job_ends(self) -> None:

@@ -28,6 +28,7 @@ with tf.device(tf.train.replica_device_setter(worker_device=f"/job:worker/task:{
 with tf.train.MonitoredTrainingSession(
     master=server.target,
     is_chief=task_index == 0,
+    config=tf.ConfigProto(device_filters=["/job:ps", f"/job:worker/task:{task_index}"]),
     checkpoint_dir=arguments.directory,
     save_checkpoint_steps=20,
     hooks=[tf.train.StopAtStepHook(last_step=arguments.steps)],
