@@ -116,7 +116,7 @@ def count(job: Job, pattern: str) -> int:
 
 @pytest.mark.keras
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(560)
 @pytest.mark.usefixtures("tf_keras")
 @pytest.mark.parametrize(
     ("script", "arguments", "options", "began"),
@@ -134,7 +134,7 @@ def test_after_the_kill_of_each_role_it_resumes_and_ends(
         wanted = count(job, began) + 2
         assert wait_until(functools.partial(lambda least: count(job, began) >= least, wanted), 120), job.stdout
         os.kill(child_of(task), signal.SIGKILL)
-    assert job.wait(250) == 0, job.stdout + job.stderr
+    assert job.wait(400) == 0, job.stdout + job.stderr
     assert job.result["attempts"] > 1
     assert any(int(step) > 0 for step in re.findall(began, job.stdout))
 
