@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def in_thread(function: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
-    """Run a function in a thread of its own. If the future is cancelled, the thread goes on; its result is dropped."""
+    """Run a function in a new thread. If the future is cancelled, the thread goes on; its result is dropped."""
     thread = ThreadPoolExecutor(1)
     result = asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
     thread.shutdown(wait=False)

@@ -144,7 +144,7 @@ class Child:
                 reading = (process.stdout, on_output, functools.partial(_tell, loop, child._has_drained.set))
                 threading.Thread(target=_read, args=reading, name="child-output", daemon=True).start()
             except (OSError, RuntimeError) as error:
-                if child is not None:  # nobody would read its output
+                if child is not None:  # no thread would read its output
                     child.signal(signal.SIGKILL)
                     child._process.wait()
                 starting.set_exception(error)

@@ -305,7 +305,7 @@ sleep 1001 & setsid sleep 1002 & (setsid setsid sleep 1003 &)
 sh -c "trap '' TERM HUP INT; sleep 1004; sleep 1005" &
 exec "$@"
 """
-"""A grandchild, one in a session of its own, a daemon, and one that ignores signals."""
+"""A grandchild, one in another session, a daemon, and one that ignores signals."""
 
 
 def left_behind(mark: str, host: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""When a job whose tasks run is told to wait only, and for what."""
+"""When a message says that the tasks of a job only wait, and for what."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Launcher:
     ) -> None:
         """Without a spawner the tasks come by themselves (plain srun), and find the service in the run directory.
 
-        `facts` are more of what job.json should tell, such as the job's id in Slurm. `node` is Slurm's name of this
+        `facts` are added to job.json, such as the job's id in Slurm. `node` is Slurm's name of this
         node, which is used without a spawner.
         """
         self._node = node

@@ -60,6 +60,6 @@ class EventLog:
         try:
             if self._file is not None:
                 self._file.close()
-        except OSError as error:  # a full disk behind NFS is told only now
+        except OSError as error:  # NFS reports a full disk only now
             logger.warning("events.jsonl may be incomplete: %s", error)
         self._file = None
