@@ -370,10 +370,13 @@ def test_servers_of_an_isolated_job_are_not_reached_from_outside(job: Job) -> No
     assert OPEN_SERVERS not in job.stderr
 
 
-def test_local_job_says_that_its_servers_are_open_to_others(job: Job) -> None:
-    job.start("--ps", "0", "--workers", "0", command=("true",))
+@pytest.mark.parametrize(("workers", "times"), [("1", 1), ("0", 0)])
+def test_local_job_of_several_tasks_says_that_its_servers_are_open_to_others(
+    job: Job, workers: str, times: int
+) -> None:
+    job.start("--ps", "0", "--workers", workers, command=("true",))
     assert job.wait() == 0
-    assert job.stderr.count(OPEN_SERVERS) == 1
+    assert job.stderr.count(OPEN_SERVERS) == times
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to forbid itself namespaces")
