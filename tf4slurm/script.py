@@ -69,7 +69,7 @@ def should_stop() -> bool:
 
 
 def on_stop(save: Callable[[], object]) -> None:
-    """Have `save()` called, in a thread of its own, when the job is asked to stop: at once if it was asked already.
+    """Have `save()` called, in a new thread, when the job is asked to stop: at once if it was asked already.
 
     When all such callbacks of all tasks that the job waits for have returned, the job is ended; so let it save, not
     only note that it should. Signals are passed on as by `should_stop`.

@@ -11,7 +11,7 @@ from tf4slurm.cluster import Address
 from tf4slurm.network.answer import is_answering
 
 _CHECKS = 8  # in the dead time
-_FIRST_ANSWER_SECONDS = 0.25  # a server that nobody saw would be warned of as missing
+_FIRST_ANSWER_SECONDS = 0.25  # a server that was never seen would be reported as missing
 
 
 async def wait_for_silence(

@@ -44,23 +44,21 @@ def send(job: Job, number: signal.Signals) -> None:
     job.process.send_signal(number)
 
 
+ASKS = (
+    SERVE
+    + """
+tf4slurm.should_stop()
+mark("ready")
+while not tf4slurm.should_stop():
+    time.sleep(0.02)
+"""
+)
 CHIEF_READY = ("chief-0-ready", "ps-0-ready", "worker-0-ready", "worker-1-ready")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_script_that_asks_saves_and_stops(job: Job, number: signal.Signals) -> None:
-    script = (
-        SERVE
-        + """
-tf4slurm.should_stop()
-mark("ready")
-while not tf4slurm.should_stop():
-    time.sleep(0.02)
-time.sleep(1)
-mark("saved")
-"""
-    )
-    start(job, script)
+    start(job, ASKS + 'time.sleep(1)\nmark("saved")\n')
     wait_for(job, *CHIEF_READY)
     send(job, number)
     assert job.wait() == 128 + number
@@ -71,17 +69,7 @@ mark("saved")
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_signal_to_a_script_that_asks_stops_the_job(job: Job, number: signal.Signals) -> None:
-    script = (
-        SERVE
-        + """
-tf4slurm.should_stop()
-mark("ready")
-while not tf4slurm.should_stop():
-    time.sleep(0.02)
-mark("saved")
-"""
-    )
-    start(job, script)
+    start(job, ASKS + 'mark("saved")\n')
     wait_for(job, *CHIEF_READY)
     os.kill(child_of("chief/0"), number)
     assert job.wait() == 128 + number

@@ -19,8 +19,8 @@ def records_of(*names: str, cpu: float = 10.0, step: int | None = None, starts: 
     return records
 
 
-def told(*looks: tuple[float, list[TaskRecord]]) -> list[float]:
-    """Return the times of these looks at which something is told."""
+def warning_times(*looks: tuple[float, list[TaskRecord]]) -> list[float]:
+    """Return the times of these looks at which there is a warning."""
     watch = IdleWatch()
     return [now for now, records in looks if watch.look(records, now) is not None]
 
@@ -32,7 +32,7 @@ def told(*looks: tuple[float, list[TaskRecord]]) -> list[float]:
         (("chief", "ps", "worker"), "if worker 0 leads in the script, start it with --no-chief"),
     ],
 )
-def test_tasks_that_wait_for_a_minute_are_told_and_what_for(roles: tuple[str, ...], words: str) -> None:
+def test_tasks_that_wait_for_a_minute_are_warned_of_with_the_reason(roles: tuple[str, ...], words: str) -> None:
     watch = IdleWatch()
     assert watch.look(records_of(*roles, cpu=10), 100) is None
     assert watch.look(records_of(*roles, cpu=10.5), 159) is None
@@ -42,9 +42,10 @@ def test_tasks_that_wait_for_a_minute_are_told_and_what_for(roles: tuple[str, ..
 WAITING = records_of("ps", "worker")
 
 
-def test_it_is_told_once_for_each_start() -> None:
+def test_warning_comes_once_for_each_start() -> None:
     again = records_of("ps", "worker", starts=2)
-    assert told((0, WAITING), (60, WAITING), (200, WAITING), (210, again), (269, again), (270, again)) == [60, 270]
+    looks = ((0, WAITING), (60, WAITING), (200, WAITING), (210, again), (269, again), (270, again))
+    assert warning_times(*looks) == [60, 270]
 
 
 @pytest.mark.parametrize(
@@ -57,9 +58,9 @@ def test_it_is_told_once_for_each_start() -> None:
     ],
     ids=["computes", "reports steps", "is not measured", "was started again"],
 )
-def test_a_task_that_does_something_or_is_not_known_is_not_told(later: list[TaskRecord]) -> None:
-    assert told((0, WAITING), (60, later), (61, WAITING)) == []
+def test_no_warning_while_a_task_computes_or_is_not_known(later: list[TaskRecord]) -> None:
+    assert warning_times((0, WAITING), (60, later), (61, WAITING)) == []
 
 
-def test_without_ps_nothing_is_told() -> None:
-    assert told((0, records_of("worker")), (100, records_of("worker"))) == []
+def test_no_warning_without_ps() -> None:
+    assert warning_times((0, records_of("worker")), (100, records_of("worker"))) == []
