@@ -2,11 +2,12 @@
 
 A line that begins with `$ ` is a command; what follows is what it printed. The tool types the commands, in the
 directory of the notebook, in a fresh lab of four hosts, and writes their output. `# some time later` waits until no job
-is left.
+is left, `# when all its tasks run` until each task of the last job runs its script.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.tutorials.notebook import clean_text, environment
 
 NODES = ("n1", "n2", "n3", "n4")
 LATER = "# some time later"
+ALL_RUN = "# when all its tasks run"
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 _TYPING_SECONDS = 1.0  # Slurm shows a job as it is after a person's pause, not in its first millisecond
 _COMMAND_SECONDS = 300
@@ -46,6 +48,10 @@ def _type(block: str, lab: SlurmLab, directory: Path) -> str:
             if not wait_until(lambda: not lab.queue(), _QUEUE_SECONDS, poll_seconds=0.5):
                 raise TimeoutError(f"Jobs are left after {_QUEUE_SECONDS} s: {lab.queue()}")
             said.append(line)
+        elif line == ALL_RUN:
+            if not wait_until(lambda: _all_run(directory), _QUEUE_SECONDS, poll_seconds=0.5):
+                raise TimeoutError(f"Not all tasks of the last job run their script after {_QUEUE_SECONDS} s.")
+            said.append(line)
         elif line.startswith("$ "):
             time.sleep(_TYPING_SECONDS)
             done = lab.run(
@@ -57,6 +63,13 @@ def _type(block: str, lab: SlurmLab, directory: Path) -> str:
             )
             said += [line, *_clean(done.stdout, directory).splitlines()]
     return "".join(f"{line.rstrip()}\n" for line in said)
+
+
+def _all_run(directory: Path) -> bool:
+    """Whether each task of the last job runs its script, as that job's status.json has it."""
+    last = max(directory.glob("TUTORIALS/runs/*/status.json"), key=lambda path: path.stat().st_mtime, default=None)
+    tasks = json.loads(last.read_text(encoding="utf-8"))["tasks"] if last else []
+    return bool(tasks) and all(task["state"] == "running" for task in tasks)
 
 
 def _clean(text: str, directory: Path) -> str:
