@@ -88,7 +88,7 @@ def measure_start(directory: Path, runs: int) -> list[Figure]:
 
 def measure_imports(runs: int) -> list[Figure]:
     figures = []
-    for module, bound in (("tf4slurm", "< 30"), ("tf4slurm.agent", "< 150")):
+    for module, bound in (("tf4slurm", "< 30"), ("tf4slurm.agent.agent", "< 150")):
         code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
         values = tuple(
             1000 * float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)

@@ -40,7 +40,7 @@ class Figure:
         return statistics.median(self.values)
 
     @property
-    def verdict(self) -> str:
+    def outcome(self) -> str:
         """Whether the median keeps the bound: "met", "not met", or "no bound"."""
         if not self.bound:
             return "no bound"
@@ -63,7 +63,7 @@ class Figure:
             "high": max(self.values),
             "values": list(self.values),
             "bound": self.bound,
-            "verdict": self.verdict,
+            "outcome": self.outcome,
         }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.measure import Figure
 from tests.jobs import TF4SLURM
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.run_directory import RunDirectory
 
 _PS, _WORKERS, _SECONDS, _SAMPLE_SECONDS = 16, 983, 3600.0, 10.0
 NAMES = ["chief/0", *(f"ps/{index}" for index in range(_PS)), *(f"worker/{index}" for index in range(_WORKERS))]
@@ -75,7 +75,7 @@ def _make_events(chance: random.Random) -> list[dict[str, Any]]:
             add(at + 1, "reconnected", name)
         add(_SECONDS - chance.uniform(0, 4), "left", name)
     add(140.0, "stepping", "chief/0")
-    add(_SECONDS - 5, "verdict", None, "Training is done.")
+    add(_SECONDS - 5, "outcome", None, "Training is done.")
     return events
 
 

@@ -18,7 +18,7 @@ from tf4slurm.cluster import Address
 from tf4slurm.control.client import Membership
 from tf4slurm.control.credentials import Credentials
 from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Hello, Report, Usage, Waiting, encode_map
+from tf4slurm.control.messages import BarrierArrival, Registration, ScriptState, Usage, encode_map
 
 PATIENCE_SECONDS = 120.0
 _CROWD = 1_000  # of more, those of one process get no turn within the usual dead time
@@ -29,7 +29,7 @@ _STEADY_SECONDS = 20.0  # or one pause of the tasks, if that is longer
 def limits_of(num_tasks: int) -> Limits:
     """Return the usual limits, but for what so many tasks in so few processes need."""
     limits = Limits(start_timeout_seconds=PATIENCE_SECONDS, max_attempts=2)
-    return limits if num_tasks <= _CROWD else dataclasses.replace(limits, dead_after_seconds=60.0)
+    return limits if num_tasks <= _CROWD else dataclasses.replace(limits, heartbeat_timeout_seconds=60.0)
 
 
 def be_tasks(pipe: Connection, port: int, credentials: Credentials, ranks: range, num_tasks: int) -> None:
@@ -50,11 +50,11 @@ class _Tasks:
 
     def _member(self, rank: int) -> Membership:
         host = f"10.{rank >> 16}.{rank >> 8 & 255}.{rank & 255}"
-        hello = Hello(rank, f"node{rank:05}", host, _port(), "1", __version__)
+        hello = Registration(rank, f"node{rank:05}", host, _port(), "1", __version__)
         return Membership(
             lambda: self._service,
             lambda _: hello,
-            dead_after_seconds=self._limits.dead_after_seconds,
+            heartbeat_timeout_seconds=self._limits.heartbeat_timeout_seconds,
             join_seconds=PATIENCE_SECONDS,
             num_tasks=self._num_tasks,
         )
@@ -98,7 +98,7 @@ class _Tasks:
         member.report(state="running", starts=1, process_id=1)
 
     async def _barrier(self, member: Membership) -> None:
-        member.note(dataclasses.replace(Report(), waiting=Waiting("all", "here", PATIENCE_SECONDS)))
+        member.note(dataclasses.replace(ScriptState(), waiting=BarrierArrival("all", "here", PATIENCE_SECONDS)))
         await _wait(member, lambda: member.order.released == "here")
 
     async def _steady(self, member: Membership) -> None:

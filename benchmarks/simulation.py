@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from benchmarks.simulated_tasks import PATIENCE_SECONDS, be_tasks, limits_of
+from tf4slurm.agent.registration import Place, Service
 from tf4slurm.cluster import Task
 from tf4slurm.control.credentials import create_credentials
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
-from tf4slurm.join import Place, Service
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import Launcher, Reporter
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.spawner import SpawnerListener
-from tf4slurm.run_directory import RunDirectory
 
 PROCESSES = 4
 """Over so many the tasks are spread, ours as those of the peers."""
@@ -175,7 +175,7 @@ class _NoSpawner:
         service = Service.from_environ(environment, Place(0, ""))
         self._pipe.send((service.addresses[0].port, service.credentials))
 
-    async def close(self, grace_seconds: float) -> None:
+    async def close(self, grace_period_seconds: float) -> None:
         pass
 
 

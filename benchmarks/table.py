@@ -1,4 +1,4 @@
-"""Figures as one table: what, beside whom, what was asked, what was measured, and the verdict."""
+"""Figures as one table: what, beside whom, what was asked, what was measured, and the outcome."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from benchmarks.measure import Figure
 
 _SMALLEST = 100  # tasks; what is measured with fewer is for the curves
-_HEADS = ("what", "beside", "asked", "median", "spread", "runs", "verdict")
+_HEADS = ("what", "beside", "asked", "median", "spread", "runs", "outcome")
 
 
 def text_table(figures: Sequence[Figure]) -> str:
@@ -22,15 +22,15 @@ def markdown_table(figures: Sequence[Figure]) -> str:
     """Return the table for a page; what misses its bound is bold."""
     rows = [_HEADS, ("---",) * len(_HEADS)]
     for figure in _told(figures):
-        *others, verdict = _cells(figure)
-        rows.append((*others, f"**{verdict}**" if verdict == "not met" else verdict))
+        *others, outcome = _cells(figure)
+        rows.append((*others, f"**{outcome}**" if outcome == "not met" else outcome))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def summary(figures: Sequence[Figure]) -> str:
     """Return how many bounds are kept, in a sentence."""
-    verdicts = [figure.verdict for figure in figures]
-    met, missed = verdicts.count("met"), verdicts.count("not met")
+    outcomes = [figure.outcome for figure in figures]
+    met, missed = outcomes.count("met"), outcomes.count("not met")
     return f"{met} of {met + missed} bounds are met."
 
 
@@ -57,5 +57,5 @@ def _cells(figure: Figure) -> tuple[str, ...]:
         f"{number(figure.median)} {figure.unit}",
         f"{number(low)} to {number(high)}" if len(figure.values) > 1 else "",
         str(len(figure.values)),
-        figure.verdict,
+        figure.outcome,
     )

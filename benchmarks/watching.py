@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.measure import Figure
 from tests.jobs import TF4SLURM
-from tf4slurm.observe.registry import remember
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.registry import remember
+from tf4slurm.jobs.run_directory import RunDirectory
 
 _TASKS = 1_000
 
@@ -56,7 +56,13 @@ def _status() -> dict[str, object]:
         }
         for rank, name in enumerate(names)
     ]
-    facts = {"phase": "training", "attempt": 1, "max_attempts": 1, "interval_seconds": 2, "dead_after_seconds": 1e6}
+    facts = {
+        "phase": "training",
+        "attempt": 1,
+        "max_attempts": 1,
+        "interval_seconds": 2,
+        "heartbeat_timeout_seconds": 1e6,
+    }
     return {"time": time.time(), "seconds": 100.0, **facts, "tasks": tasks}
 
 

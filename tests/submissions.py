@@ -13,7 +13,7 @@ from tf4slurm.cli.options import job_options
 from tf4slurm.cli.recorded import RecordedCommand, made_by
 from tf4slurm.cli.submission_options import make_job, submission_options
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.launch.submission import Submission
+from tf4slurm.submission.options import Submission
 
 PROGRAM = "/opt/tf4slurm/bin/tf4slurm"
 

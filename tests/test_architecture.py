@@ -1,8 +1,9 @@
-"""The promises of ARCHITECTURE.md that a machine can keep: floors, light imports, one reader of the environment."""
+"""What ARCHITECTURE.md promises: layers, light imports, one reader of Slurm's variables."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -17,88 +18,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tf4slurm"
 PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
-FLOORS = [
-    ["errors", "roles", "output", "exec_child", "background"],
-    ["cluster", "child", "guard", "input", "last_lines", "last_word", "program", "trust"],
-    ["network", "placeholders", "placement", "profiles", "run_directory", "own_dictionary"],
-    ["slurm"],
-    ["control"],
-    ["join", "loss", "script", "silence", "usage"],
-    ["line"],
-    ["agent", "agreement", "companion", "observe", "reports"],
-    ["server_dictionary"],
-    ["launch", "tensorflow", "ServerDictionary"],
-    ["doctor"],
-    ["cli", "shutdown", "DistributedTFQueueHook"],
-    ["__main__", "job"],
-]
-"""A file imports from lower floors only."""
-
-INSIDE = {
-    "network": [
-        ["answer", "interfaces", "isolation", "ports", "proof", "proxies", "traffic"],
-    ],
-    "slurm": [
-        ["job", "layout", "nodelist", "queue", "slurmstepd"],
-        ["variables", "grant", "site"],
-        ["allocation", "step"],
-        ["batch", "commands", "gpus"],
-    ],
-    "control": [
-        ["credentials", "limits", "messages", "munge", "verdict"],
-        ["record"],
-        ["barriers"],
-        ["state"],
-        ["access"],
-        ["client", "service"],
-    ],
-    "observe": [["environment", "events", "idle", "logs", "recorder", "registry"], ["status"]],
-    "reports": [
-        ["quantities", "drawing", "timeline", "curves"],
-        ["needs", "lifelines", "chart"],
-        ["advice"],
-        ["story"],
-        ["gallery"],
-        ["report", "picture"],
-        ["file", "web"],
-    ],
-    "launch": [
-        ["plan", "requeue", "spawner"],
-        ["submission", "spawn_local", "spawn_srun", "launcher"],
-        ["request"],
-        ["script", "snapshot", "self_hosted"],
-        ["submit"],
-    ],
-    "tensorflow": [
-        ["serving"],
-        [
-            *("checkpoints", "data_service", "evaluator", "files", "forming", "keras_limits"),
-            *("leaving", "ledger", "resolver", "queues", "paths", "seat", "smoke"),
-        ],
-        ["local_cluster"],
-        ["done", "mirrored", "muster", "steps", "strategy"],
-        ["hooks"],
-    ],
-    "shutdown": [["method"], ["barrier", "queues"], ["choice"], ["ps", "worker"]],
-    "doctor": [
-        ["finding", "plain_smoke", "wire"],
-        ["directory", "host", "reach", "scheduler", "software", "text"],
-        ["here"],
-        ["node"],
-        ["nodes"],
-    ],
-    "cli": [
-        ["jobs", "main", "options", "reporter", "recorded"],
-        ["submission_options"],
-        ["settings"],
-        [
-            *("cancel", "completion", "config", "doctor", "env", "list", "logs", "nodes", "report", "resume"),
-            *("run", "script", "status", "submit", "task", "tensorboard", "wait"),
-        ],
-        ["test"],
-    ],
-}
-"""The same inside each folder."""
+ROWS = re.findall(r"^\| (`[^|]*`) \|", PAGE, re.MULTILINE)
+LAYERS = [[name.rstrip("/") for name in re.findall(r"`([^`]+)`", row)] for row in ROWS]
+"""Packages and modules, as the table of ARCHITECTURE.md has them: each imports from earlier rows, or its own row."""
 
 USERS_OF_TENSORFLOW = {"shutdown.queues", "DistributedTFQueueHook"}
 """Those that import it through the room tensorflow."""
@@ -108,10 +30,6 @@ MODULES = sorted(
     for path in PACKAGE.rglob("*.py")
     if path.name != "__init__.py"
 )
-
-
-def floor_of(name: str, floors: list[list[str]]) -> int:
-    return next(number for number, floor in enumerate(floors) if name in floor)
 
 
 def imports_of(module: str) -> set[str]:
@@ -129,25 +47,27 @@ def imports_of(module: str) -> set[str]:
     return {match for name in inside for match in MODULES if name == match or name.startswith(match + ".")}
 
 
+def test_every_package_is_in_the_table_once() -> None:
+    names = [name for row in LAYERS for name in row]
+    assert sorted(names) == sorted({module.partition(".")[0] for module in MODULES})
+
+
 @pytest.mark.parametrize("module", MODULES)
-def test_a_file_imports_from_lower_floors_only(module: str) -> None:
-    room, _, file = module.partition(".")
+def test_module_imports_from_earlier_rows_of_the_table(module: str) -> None:
+    layers = {name: number for number, row in enumerate(LAYERS) for name in row}
+    package = module.partition(".")[0]
     for imported in imports_of(module):
-        other_room, _, other_file = imported.partition(".")
-        if other_room == room:
-            assert floor_of(other_file, INSIDE[room]) < floor_of(file, INSIDE[room]), f"{module} imports {imported}"
-        else:
-            assert floor_of(other_room, FLOORS) < floor_of(room, FLOORS), f"{module} imports {imported}"
+        other = imported.partition(".")[0]
+        assert layers[other] <= layers[package], f"{module} imports {imported}"
+
+
+def test_no_import_cycle() -> None:
+    graphlib.TopologicalSorter({module: imports_of(module) for module in MODULES}).prepare()
 
 
 def test_the_import_check_sees_imports() -> None:
-    assert {"agent", "join"} <= imports_of("launch.self_hosted")
+    assert {"control.state", "jobs.recorder"} <= imports_of("launch.launcher")
     assert "control.state" in imports_of("control.service")
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_the_page_names_every_file(module: str) -> None:
-    assert f"`{module.rpartition('.')[2]}.py`" in PAGE
 
 
 def test_the_page_names_no_file_that_is_not_there() -> None:
@@ -185,9 +105,9 @@ def test_importing_the_room_shutdown_is_light() -> None:
 
 
 def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
-    loaded = imported_by("import tf4slurm.agent, tf4slurm.cli.task")
+    loaded = imported_by("import tf4slurm.agent.agent, tf4slurm.cli.task")
     assert not loaded & {"tensorflow", "rich", "psutil", "tf4slurm.launch.launcher"}
-    assert not imported_by("import tf4slurm.agent") & {"click", "cryptography"}
+    assert not imported_by("import tf4slurm.agent.agent") & {"click", "cryptography"}
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("tensorflow.")])

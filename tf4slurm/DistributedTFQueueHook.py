@@ -8,8 +8,8 @@ import gc
 import warnings
 from typing import Any
 
+from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import PlacementError
-from tf4slurm.own_dictionary import own_dictionary
 from tf4slurm.tensorflow.done import done_queue_name
 from tf4slurm.tensorflow.hooks import DoneHook
 from tf4slurm.tensorflow.queues import make_queue
@@ -38,7 +38,7 @@ def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | No
         PlacementError: The numbers are not those of the cluster.
     """
     _warn("QueueManagementHook", "tf4slurm.tensorflow.hooks.DoneHook")
-    own = own_dictionary()
+    own = current_server_dictionary()
     for asked, given, role in (
         (NumberOfPS, len(own.ps_addresses), "ps"),
         (NumberOfWorkers, len(own.training_tasks), "workers"),

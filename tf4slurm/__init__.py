@@ -15,13 +15,13 @@ _LAZY = {
     "Job": "tf4slurm.job",
     "LocalCluster": "tf4slurm.tensorflow.local_cluster",
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
-    "barrier": "tf4slurm.script",
+    "barrier": "tf4slurm.script_api",
     "data_service": "tf4slurm.input",
     "get_server_dictionary": "tf4slurm.server_dictionary",
-    "on_stop": "tf4slurm.script",
-    "report": "tf4slurm.script",
+    "on_stop": "tf4slurm.script_api",
+    "report": "tf4slurm.script_api",
     "share_of": "tf4slurm.input",
-    "should_stop": "tf4slurm.script",
+    "should_stop": "tf4slurm.script_api",
 }
 _ROOMS = ("shutdown",)
 __all__ = [

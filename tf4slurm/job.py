@@ -19,18 +19,18 @@ from tf4slurm.cli.script import script
 from tf4slurm.cli.settings import known_options
 from tf4slurm.cli.submission_options import make_job
 from tf4slurm.errors import SubmissionError, UnknownJobError
+from tf4slurm.jobs.logs import LogReader, find_logs, merge
+from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, latest_run
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.status import JobStatus, StatusReader
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.launch.script import make_script
-from tf4slurm.launch.submission import Submission
-from tf4slurm.launch.submit import submit
-from tf4slurm.observe.logs import LogReader, find_logs, merge
-from tf4slurm.observe.registry import KnownJob, find_job, known_jobs, latest_run
-from tf4slurm.observe.status import JobStatus, StatusReader
 from tf4slurm.reports.drawing import escape
 from tf4slurm.reports.file import make_file
+from tf4slurm.reports.job_summary import read_story
 from tf4slurm.reports.picture import make_picture
-from tf4slurm.reports.story import read_story
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.submission.batch_script import make_script
+from tf4slurm.submission.options import Submission
+from tf4slurm.submission.submit import submit
 
 _LOOK_SECONDS = 1.0
 _SLURM_SECONDS = 5.0
@@ -133,11 +133,11 @@ class Job:
         lines = merge([LogReader(log) for log in logs])
         return "".join(f"{line.task} | {line.text}\n" if has_names else f"{line.text}\n" for line in lines)
 
-    def cancel(self, grace_seconds: float | None = None) -> None:
+    def cancel(self, grace_period_seconds: float | None = None) -> None:
         """Ask the job to save and stop, and end it after its grace; see `tf4slurm cancel`."""
         known = self._started()
-        grace = [] if grace_seconds is None else ["--grace", f"{grace_seconds:g}"]
-        words = [sys.executable, "-m", "tf4slurm", "cancel", known.job_id or known.name, *grace]
+        grace_period = [] if grace_period_seconds is None else ["--grace-period", f"{grace_period_seconds:g}"]
+        words = [sys.executable, "-m", "tf4slurm", "cancel", known.job_id or known.name, *grace_period]
         subprocess.run(words, check=True, capture_output=True)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tf4slurm.agreement import agree
+from tf4slurm.agent.registration import JoinSettings
+from tf4slurm.agent.rendezvous import agree
 from tf4slurm.cluster import Address, Cluster, Member
+from tf4slurm.current_cluster import ServerDictionary, launched_server_dictionary, set_current_server_dictionary
 from tf4slurm.errors import InterfaceError, PlacementError
-from tf4slurm.join import JoinSettings
 from tf4slurm.network.interfaces import INFINIBAND
 from tf4slurm.network.proxies import past_proxies
-from tf4slurm.own_dictionary import ServerDictionary, keep_dictionary, launched_dictionary
 from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import SCRIPT_TASK_TYPES
 from tf4slurm.slurm.step import SlurmStep
@@ -33,7 +33,7 @@ def get_server_dictionary(
     """Return the address map of the step this process is a task of, agreed upon by all its tasks.
 
     Under an agent of tf4slurm it is the map that the launcher agreed on. Under plain srun the tasks agree among
-    themselves: each has a companion process from then on, that of rank 0 hosts the control service. The companion holds
+    themselves: each has a sidecar process from then on, that of rank 0 hosts the control service. The sidecar holds
     the port, and this process's environment is told: TF_GRPC_REUSE_PORT, so that TensorFlow's server can take it, and
     no_proxy, where there is a proxy.
 
@@ -62,10 +62,10 @@ def get_server_dictionary(
         RendezvousError: The tasks did not agree; the text says why.
     """
     counts = count_roles(tasks)
-    launched = launched_dictionary()
+    launched = launched_server_dictionary()
     if launched is not None:
         _check_counts(launched, counts)
-        return keep_dictionary(launched)
+        return set_current_server_dictionary(launched)
     if not isinstance(tasks, Mapping):
         placement = ",".join(tasks)
     step = SlurmStep.from_environ(os.environ)
@@ -80,13 +80,15 @@ def get_server_dictionary(
     interface = INFINIBAND if infiniband else interface
     if not exchange:
         cluster = _from_environment(step, counts, placement, interface, ports)
-        return keep_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))
+        return set_current_server_dictionary(
+            ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task)
+        )
     cluster = form_cluster(
         counts, placement, step, interface=interface, ports=ports, timeout_seconds=timeout_seconds, directory=directory
     )
     os.environ["TF_GRPC_REUSE_PORT"] = "true"
     os.environ.update(past_proxies(os.environ, (member.address.host for member in cluster.members)))
-    return keep_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))
+    return set_current_server_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))
 
 
 def form_cluster(

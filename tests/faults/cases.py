@@ -12,7 +12,7 @@ QUICK_SILENCE_SECONDS = 5.0
 GONE_SECONDS = 5.0
 RESTART_SECONDS = 1.0
 ATTEMPT_SECONDS = 3.0
-_QUICK = ("--dead-after", "3", "--beat", "0.5")
+_QUICK = ("--heartbeat-timeout", "3", "--heartbeat-interval", "0.5")
 _QUICK_DEAD_SECONDS, _DEAD_SECONDS = 3.0, 10.0
 _CUT_OFF_SECONDS = 2.0
 _START_TIMEOUT_SECONDS = 6.0
@@ -74,7 +74,7 @@ class Case:
             words.append("plain script")
         if self.outcome is Outcome.IS_FORMED_ANEW or "--max-attempts" in self.options:
             words.append("attempts left")
-        if self.outcome is Outcome.ENDS and _is_silence(self.fault) and "--dead-after" not in self.options:
+        if self.outcome is Outcome.ENDS and _is_silence(self.fault) and "--heartbeat-timeout" not in self.options:
             words.append("defaults")
         return ", ".join(words)
 
@@ -102,13 +102,13 @@ def _ends(
     *options: str,
     form: Form = Form.BATCH,
 ) -> Case:
-    within = {"verdict": verdict_seconds, "gone": GONE_SECONDS}
+    within = {"outcome": verdict_seconds, "gone": GONE_SECONDS}
     return Case(victim, fault, Outcome.ENDS, within, exit_code, cause, options, form)
 
 
 def _stops(victim: str, fault: str, form: Form = Form.BATCH) -> Case:
     """The chief is asked to save, and has its grace for it."""
-    within = {"verdict": _GRACE_SECONDS, "gone": GONE_SECONDS}
+    within = {"outcome": _GRACE_SECONDS, "gone": GONE_SECONDS}
     return Case(victim, fault, Outcome.ENDS, within, 143, "got SIGTERM", form=form, saves=True)
 
 
@@ -131,7 +131,7 @@ def _loses_host(task: str, fault: str, *options: str, form: Form = Form.BATCH) -
     silence_seconds, dead_seconds = (
         (QUICK_SILENCE_SECONDS, _QUICK_DEAD_SECONDS) if options else (SILENCE_SECONDS, _DEAD_SECONDS)
     )
-    within = {"verdict": silence_seconds, "gone": GONE_SECONDS}
+    within = {"outcome": silence_seconds, "gone": GONE_SECONDS}
     if fault == "cable pulled":
         within["child of the cut-off host"] = dead_seconds + _CUT_OFF_SECONDS
     return Case(f"host of {task}", fault, Outcome.ENDS, within, 7, f"{task} on NODE is lost", options, form)
@@ -164,7 +164,7 @@ _CHILDREN = (
         "chief/0",
         "SIGTERM",
         Outcome.ENDS,
-        {"verdict": CRASH_SECONDS, "gone": GONE_SECONDS},
+        {"outcome": CRASH_SECONDS, "gone": GONE_SECONDS},
         143,
         "chief/0 on NODE was killed by signal 15 (SIGTERM)",
         knows_tf4slurm=False,

@@ -26,14 +26,23 @@ import psutil
 from tests.jobs import NAMES, ROLES, Job
 from tests.processes import MARK_VARIABLE, kill_leftovers, marked_processes, read_process, wait_until, wait_until_gone
 
-DEAD_AFTER_SECONDS = 1.5
-_OPTIONS = ("--dead-after", f"{DEAD_AFTER_SECONDS}", "--beat", "0.3", "--start-timeout", "8", "--grace", "1")
+HEARTBEAT_TIMEOUT_SECONDS = 1.5
+_OPTIONS = (
+    "--heartbeat-timeout",
+    f"{HEARTBEAT_TIMEOUT_SECONDS}",
+    "--heartbeat-interval",
+    "0.3",
+    "--start-timeout",
+    "8",
+    "--grace-period",
+    "1",
+)
 _LIVES_SECONDS = (0.4, 4.0)  # from the start of the job until the chief is told to end
 _AFTERLIFE_SECONDS = 0.4  # so long after that a fault may still come
 _END_SECONDS = 30.0  # the slowest end: an agent is stopped before it joins, and the start times out
-_GONE_SECONDS = DEAD_AFTER_SECONDS + 2.0
+_GONE_SECONDS = HEARTBEAT_TIMEOUT_SECONDS + 2.0
 _NOTICED_SECONDS = 1.0  # a death is noticed at once; this is for a busy machine
-_SILENCE_SECONDS = DEAD_AFTER_SECONDS + 2.0
+_SILENCE_SECONDS = HEARTBEAT_TIMEOUT_SECONDS + 2.0
 _CHILD_CODE = 3
 _MAYBE = float("inf")
 
@@ -106,7 +115,9 @@ def mishap_of(seed: int, number: int) -> Mishap:
     victim = {"child": name, "agent": f"agent of {name}", "launcher": "launcher"}[kind]
     life_seconds = dice.uniform(*_LIVES_SECONDS)
     at_seconds = dice.uniform(0.0, life_seconds + _AFTERLIFE_SECONDS)
-    return Mishap(victim, dice.choice(faults), at_seconds, dice.uniform(0.1, 2 * DEAD_AFTER_SECONDS), life_seconds)
+    return Mishap(
+        victim, dice.choice(faults), at_seconds, dice.uniform(0.1, 2 * HEARTBEAT_TIMEOUT_SECONDS), life_seconds
+    )
 
 
 def run_job(seed: int, number: int, directory: Path) -> str:

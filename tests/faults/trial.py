@@ -107,12 +107,12 @@ class Trial:
 
     def _judge_end(self, faulted_at: float) -> None:
         case, job = self._case, self._job
-        verdict_at = job.wait_for_event("verdict", _PATIENCE_SECONDS)
+        verdict_at = job.wait_for_event("outcome", _PATIENCE_SECONDS)
         if case.fault.startswith("never "):
-            faulted_at = verdict_at - float((job.event("verdict") or {})["seconds"])
+            faulted_at = verdict_at - float((job.event("outcome") or {})["seconds"])
         elif case.fault in _FROM_THE_START:
             faulted_at = job.time_in("faulted") or 0.0
-        self._measure("verdict", verdict_at - faulted_at)
+        self._measure("outcome", verdict_at - faulted_at)
         if "child of the cut-off host" in case.within:
             gone = wait_until(lambda: not job.children_on(self._node), _PATIENCE_SECONDS)
             assert gone, f"children are left on {self._node}"
@@ -130,7 +130,7 @@ class Trial:
         job.wait_for(lambda: any(at > settled_at for _, _, at in job.steps()), 150, "training did not go on")
         if self._case.victim == "batch script":  # it hears of the end of the job when it may go on itself
             self._job.finish()
-            job.wait_for_event("verdict", _PATIENCE_SECONDS)
+            job.wait_for_event("outcome", _PATIENCE_SECONDS)
             script = job.process_of("batch script")
             job.wait_for(lambda: (job.run_directory / "result.json").exists(), 10, "there was no result")
             os.kill(script, signal.SIGCONT)
@@ -218,7 +218,7 @@ class Trial:
 
     def _end_in_order(self) -> None:
         self._job.finish()
-        verdict_at = self._job.wait_for_event("verdict", _PATIENCE_SECONDS)
+        verdict_at = self._job.wait_for_event("outcome", _PATIENCE_SECONDS)
         self._wait_until_gone(since=verdict_at)
         self._check_result()
 

@@ -62,7 +62,7 @@ def test_a_narrow_range_of_ports_is_enough_for_a_second_attempt(job: Job) -> Non
 
 @pytest.mark.parametrize(("victim", "code"), [("ps-0", 7), ("chief-0", 7)])
 def test_a_stopped_child_counts_as_dead(job: Job, victim: str, code: int, process_mark: str) -> None:
-    job.start(*ROLES, "--dead-after", "4", "--beat", "0.2")
+    job.start(*ROLES, "--heartbeat-timeout", "4", "--heartbeat-interval", "0.2")
     for name in NAMES:
         job.wait_for_child(name)
     os.kill(job.wait_for_child(victim)["pid"], signal.SIGSTOP)
@@ -73,7 +73,7 @@ def test_a_stopped_child_counts_as_dead(job: Job, victim: str, code: int, proces
 
 
 def test_a_stopped_worker_is_started_again(job: Job) -> None:
-    job.start(*ROLES, "--dead-after", "4", "--beat", "0.2")
+    job.start(*ROLES, "--heartbeat-timeout", "4", "--heartbeat-interval", "0.2")
     os.kill(job.wait_for_child("worker-1")["pid"], signal.SIGSTOP)
     assert job.wait_for_child("worker-1", number=2)
     job.end_child("chief-0")
@@ -98,7 +98,7 @@ time.sleep(1000)
 
 def test_a_server_that_has_answered_and_falls_silent_counts_as_dead(job: Job) -> None:
     command = (sys.executable, "-c", ANSWERING, str(job.children))
-    job.start("--ps", "1", "--workers", "1", "--dead-after", "4", "--beat", "0.2", command=command)
+    job.start("--ps", "1", "--workers", "1", "--heartbeat-timeout", "4", "--heartbeat-interval", "0.2", command=command)
     assert wait_until((job.children / "ps-0").exists, 30), job.stderr
     job.wait_for_event("serving", "ps/0")  # its agent has had the answer in time
     (job.children / "silent").touch()
@@ -107,7 +107,7 @@ def test_a_server_that_has_answered_and_falls_silent_counts_as_dead(job: Job) ->
 
 
 def test_with_a_stall_limit_a_task_must_have_a_server_in_time(job: Job) -> None:
-    options = ("--stall-after", "5", "--start-timeout", "5", "--dead-after", "4", "--beat", "0.2")
+    options = ("--stall-after", "5", "--start-timeout", "5", "--heartbeat-timeout", "4", "--heartbeat-interval", "0.2")
     job.start(
         *ROLES, *options, "--max-worker-restarts", "0", command=(sys.executable, "-c", "import time; time.sleep(1000)")
     )

@@ -46,7 +46,11 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
         ([*ROLES, "--ports", "40000-39999", "--", "true"], 2, "is not a range of ports"),
         ([*ROLES, "--ports", "40000-40001", "--", "true"], 3, "2 ports (40000-40001) are too few for 3 tasks"),
         ([*ROLES, "--interface", "ib99", "--", "true"], 3, "'ib99' does not exist"),
-        ([*ROLES, "--beat", "10", "--", "true"], 2, "--beat 10 is not shorter than --dead-after 10"),
+        (
+            [*ROLES, "--heartbeat-interval", "10", "--", "true"],
+            2,
+            "--heartbeat-interval 10 is not shorter than --heartbeat-timeout 10",
+        ),
         ([*ROLES, "--start-timeout", "0", "--", "true"], 2, "0.0 is not in the range"),
         ([*ROLES, "--no-such-option", "--", "true"], 2, "--no-such-option"),
         ([*ROLES, "--", "no-such-program"], 3, "'no-such-program' does not exist"),

@@ -16,10 +16,10 @@ import pytest
 from tests.browser import Browser
 from tests.jobs import ROLES, Job
 from tests.processes import wait_until
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.reports.job_summary import read_story
+from tf4slurm.reports.live_page import serve_page
 from tf4slurm.reports.report import make_body, make_page, make_report, read_part
-from tf4slurm.reports.story import read_story
-from tf4slurm.reports.web import serve_page
-from tf4slurm.run_directory import RunDirectory
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 TRAINING, BAD, PAPER, DARK = (bytes.fromhex(colour) for colour in ("009e73", "b93a00", "ffffff", "12161d"))

@@ -13,8 +13,8 @@ from typing import Any
 from tests.jobs import ROLES, TF4SLURM, Job
 from tests.processes import wait_until
 from tf4slurm.job import Job as FoundJob
-from tf4slurm.observe.registry import find_job
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.registry import find_job
+from tf4slurm.jobs.run_directory import RunDirectory
 
 REPORTS = """
 import os, sys, time, pathlib, tf4slurm

@@ -22,9 +22,9 @@ import pytest
 from tests.faults.disk import fill, small_disk
 from tests.jobs import CHILD, NAMES, ROLES, TF4SLURM, Job, know_secret
 from tests.processes import marked_processes, wait_until, wait_until_gone
-from tf4slurm.agent import _ChildLog
-from tf4slurm.output import LineWriter
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.agent.agent import _ChildLog
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.system.output import LineWriter
 
 
 def agent_of(child: int) -> psutil.Process:
@@ -215,7 +215,7 @@ def test_a_signal_to_one_agent_ends_the_job(job: Job) -> None:
 
 
 def test_a_killed_launcher_leaves_nothing(job: Job, process_mark: str) -> None:
-    job.start(*ROLES, "--dead-after", "2")
+    job.start(*ROLES, "--heartbeat-timeout", "2")
     for name in NAMES:
         job.wait_for_child(name)
     assert job.process is not None
@@ -225,7 +225,7 @@ def test_a_killed_launcher_leaves_nothing(job: Job, process_mark: str) -> None:
 
 
 def test_job_whose_launcher_was_killed_is_lost_with_the_time_and_the_exit_codes(job: Job, process_mark: str) -> None:
-    job.start(*ROLES, "--dead-after", "3")
+    job.start(*ROLES, "--heartbeat-timeout", "3")
     for name in NAMES:
         job.wait_for_child(name)
     assert wait_until(lambda: (read_status(job) or {}).get("phase") == "training", 20)
@@ -281,7 +281,7 @@ def test_a_killed_agent_ends_the_job_and_its_child(job: Job, victim: str, proces
 
 
 def test_a_stopped_agent_is_silence_and_silence_is_death(job: Job, process_mark: str) -> None:
-    job.start(*ROLES, "--dead-after", "4", "--beat", "0.5")
+    job.start(*ROLES, "--heartbeat-timeout", "4", "--heartbeat-interval", "0.5")
     for name in NAMES:
         job.wait_for_child(name)
     agent_of(job.wait_for_child("ps-0")["pid"]).suspend()
@@ -292,7 +292,7 @@ def test_a_stopped_agent_is_silence_and_silence_is_death(job: Job, process_mark:
 
 
 def test_a_stopped_launcher_that_goes_on_blames_nobody(job: Job) -> None:
-    job.start(*ROLES, "--dead-after", "6", "--beat", "0.5")
+    job.start(*ROLES, "--heartbeat-timeout", "6", "--heartbeat-interval", "0.5")
     for name in NAMES:
         job.wait_for_child(name)
     assert job.process is not None
@@ -306,7 +306,7 @@ def test_a_stopped_launcher_that_goes_on_blames_nobody(job: Job) -> None:
 
 
 def test_a_job_that_is_stopped_as_a_whole_goes_on(job: Job) -> None:
-    job.start(*ROLES, "--dead-after", "4", "--beat", "0.5")
+    job.start(*ROLES, "--heartbeat-timeout", "4", "--heartbeat-interval", "0.5")
     for name in NAMES:
         job.wait_for_child(name)
     assert job.process is not None
@@ -489,7 +489,7 @@ def test_the_root_cause_is_shown_after_a_burst_of_output(tmp_path: Path) -> None
 
 LATE = """
 import asyncio
-from tf4slurm.child import Child
+from tf4slurm.system.child_process import Child
 start = Child.start
 async def start_late(*words, **options):
     child = await start(*words, **options)

@@ -17,7 +17,7 @@ from tests.processes import wait_until
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a file system")
 
-DEAD_AFTER_SECONDS = 3
+HEARTBEAT_TIMEOUT_SECONDS = 3
 _RECORD = """
 import os, sys
 _record = os.open({path!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -51,20 +51,20 @@ def runs(job: Job) -> Iterator[Path]:
 
 @needs_root
 def test_job_survives_stall_longer_than_heartbeat_timeout(job: Job, runs: Path) -> None:
-    job.start(*ROLES, "--dead-after", str(DEAD_AFTER_SECONDS))
+    job.start(*ROLES, "--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_SECONDS))
     children = {name: job.wait_for_child(name) for name in NAMES}
     job.wait_for_event("started", "worker/1")
     freeze(runs)
     os.kill(children["worker-1"]["pid"], signal.SIGKILL)
     with pytest.raises(subprocess.TimeoutExpired):
-        job.wait(2.5 * DEAD_AFTER_SECONDS)
+        job.wait(2.5 * HEARTBEAT_TIMEOUT_SECONDS)
     thaw(runs)
     job.wait_for_child("worker-1", number=2)
     job.end_child("chief-0")
     assert job.wait() == 0, job.stderr
     kinds = [event["kind"] for event in job.events]
     assert not {"lost", "disconnected"} & set(kinds)
-    assert kinds.index("restarting") < kinds.index("verdict")
+    assert kinds.index("restarting") < kinds.index("outcome")
     seconds = [event["seconds"] for event in job.events]
     assert seconds == sorted(seconds)
 
@@ -86,7 +86,7 @@ def test_job_stopped_during_stall_ends_its_tasks_and_is_recorded_after_it(job: J
     thaw(runs)
     assert job.wait() == 128 + signal.SIGTERM
     assert job.result["exit_code"] == 128 + signal.SIGTERM
-    assert job.events[-1]["kind"] in ("left", "verdict")
+    assert job.events[-1]["kind"] in ("left", "outcome")
 
 
 @needs_root

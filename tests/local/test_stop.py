@@ -134,7 +134,7 @@ while True:
 
 
 def test_after_the_grace_all_is_ended(job: Job) -> None:
-    start(job, SERVE + "tf4slurm.should_stop()\nmark('ready')\nthreading.Event().wait()", "--grace", "1")
+    start(job, SERVE + "tf4slurm.should_stop()\nmark('ready')\nthreading.Event().wait()", "--grace-period", "1")
     wait_for(job, *CHIEF_READY)
     asked = time.monotonic()
     send(job, signal.SIGTERM)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import TF4SLURM
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.run_directory import RunDirectory
 
 EVENTS = "events.out.tfevents.1"
 

@@ -29,7 +29,7 @@ from tf4slurm.control.access import _UNAUTHENTICATED_CONNECTIONS
 from tf4slurm.control.client import Membership
 from tf4slurm.control.credentials import Credentials, create_credentials
 from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Report
+from tf4slurm.control.messages import ScriptState
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 
@@ -141,7 +141,7 @@ class Served:
             member = Membership(
                 lambda address=address: ([address], self._credentials),  # type: ignore[misc]
                 lambda _, rank=rank: make_hello(rank),  # type: ignore[misc]
-                dead_after_seconds=10,
+                heartbeat_timeout_seconds=10,
                 join_seconds=60,
                 num_tasks=self._num_tasks,
             )
@@ -333,7 +333,7 @@ def test_disconnected_task_is_registered_again_while_connections_reconnect(
                 while time.monotonic() < next_cut:
                     step += 1
                     for member in job.members:
-                        member.note(Report(step=step))
+                        member.note(ScriptState(step=step))
                     meter.measure()
                     await asyncio.sleep(0.25)  # the steps' period
             reports = await asyncio.to_thread(floods.reports)
@@ -345,7 +345,7 @@ def test_disconnected_task_is_registered_again_while_connections_reconnect(
             assert meter.files < connections + 2 * num_tasks + OWN_FILES
             kinds = job.kinds()
             assert kinds.count("disconnected") == kinds.count("reconnected") == len(cut)
-            assert not {"lost", "verdict"} & set(kinds)
+            assert not {"lost", "outcome"} & set(kinds)
             await job.check_that_the_job_ends()
 
     run(scenario)

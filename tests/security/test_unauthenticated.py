@@ -36,7 +36,7 @@ from tests.unit.test_service_and_client import (
 from tf4slurm.cluster import Address
 from tf4slurm.control.access import _UNAUTHENTICATED_CONNECTIONS, _raise_file_limit
 from tf4slurm.control.credentials import TLS_NAME, ServiceCredentials
-from tf4slurm.control.messages import METHOD, SERVICE, TOKEN_METADATA, Hello, encode
+from tf4slurm.control.messages import METHOD, SERVICE, TOKEN_METADATA, Registration, encode
 from tf4slurm.errors import RendezvousClosedError, RendezvousConnectionError
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -113,7 +113,7 @@ def test_hello_without_the_token_does_not_end_the_job_that_forms(first: dict[str
         async with serving() as job:
             hello = make_hello(0, **first) if "rank" not in first else make_hello(first["rank"])
             assert await asyncio.to_thread(call_without_token, job.port, encode(hello)) == (UNAUTHENTICATED, "", 0)
-            assert job.state.verdict is None
+            assert job.state.outcome is None
             await job.check_undisturbed(await job.form(2))
 
     run_scenario(scenario)
@@ -306,7 +306,7 @@ async def refuse(context: Any) -> None:
 
 async def order_to_leave(context: Any) -> None:
     await context.read()
-    await context.write(b'["Order",{"leave":true}]')
+    await context.write(b'["DesiredState",{"leave":true}]')
     await context.read()
 
 
@@ -360,7 +360,7 @@ IMPOSTORS = {
 def check_no_secret(received: Received) -> None:
     """Check that neither the token nor a hello was sent."""
     everything = b"".join(received)
-    for secret in (SHARED.token.encode(), b"Hello", b"incarnation", make_hello(0).host.encode()):
+    for secret in (SHARED.token.encode(), b"Registration", b"incarnation", make_hello(0).host.encode()):
         assert secret not in everything
 
 
@@ -420,7 +420,7 @@ def test_impostor_does_not_keep_a_task_from_its_job_at_another_address(impostor:
         async with serving("worker") as job, impostor(received) as address:
             asked: list[Address] = []
 
-            def hello(service: Address) -> Hello:
+            def hello(service: Address) -> Registration:
                 asked.append(service)
                 return make_hello(0, port=service.port)
 

@@ -19,13 +19,13 @@ from typing import Any
 
 from tests.processes import marked_processes
 from tf4slurm import __version__
+from tf4slurm.agent.registration import Service
 from tf4slurm.cluster import Address
 from tf4slurm.control import munge
 from tf4slurm.control.client import Membership
 from tf4slurm.control.credentials import Credentials
-from tf4slurm.control.messages import Hello
+from tf4slurm.control.messages import Registration
 from tf4slurm.errors import Tf4SlurmError
-from tf4slurm.join import Service
 
 NOBODY = 65534
 
@@ -41,8 +41,8 @@ def attempt(what: Any, *arguments: Any) -> str:
 def join(address: Address) -> str:
     """Join with the certificate that the service shows to any client, and a guessed token."""
     credentials = Credentials(ssl.get_server_certificate(address), "0" * 64)
-    hello = Hello(0, "n", "h", 1, "intruder", __version__)
-    member = Membership(lambda: ([address], credentials), lambda _: hello, dead_after_seconds=3, join_seconds=2)
+    hello = Registration(0, "n", "h", 1, "intruder", __version__)
+    member = Membership(lambda: ([address], credentials), lambda _: hello, heartbeat_timeout_seconds=3, join_seconds=2)
     try:
         asyncio.run(member.run())
         return f"joined {member.map}"

@@ -141,7 +141,7 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(job: Job, process_mark: st
 
 
 def test_a_cut_off_host_is_death_and_its_agent_ends_its_child(job: Job, lab: SlurmLab, process_mark: str) -> None:
-    job.start(*ROLES, "--dead-after", "3", "--beat", "0.5", prefix=SALLOC)
+    job.start(*ROLES, "--heartbeat-timeout", "3", "--heartbeat-interval", "0.5", prefix=SALLOC)
     host = children_by_host(job)["ps-0"]
     lab.partition(host)
     try:
@@ -341,7 +341,16 @@ def test_killed_agent_or_guard_leaves_no_process_of_its_script_before_the_step_e
 def test_killed_agent_of_a_task_without_a_launcher_leaves_no_process(
     job: Job, lab: SlurmLab, process_mark: str, victim: str
 ) -> None:
-    options = ("--runs-directory", str(job.directory / "runs"), "--ps", "1", "--dead-after", "2", "--beat", "0.5")
+    options = (
+        "--runs-directory",
+        str(job.directory / "runs"),
+        "--ps",
+        "1",
+        "--heartbeat-timeout",
+        "2",
+        "--heartbeat-interval",
+        "0.5",
+    )
     command = (TF4SLURM, "task", *options, "--", "bash", "-c", LEAVES_PROCESSES, "bash", sys.executable, str(CHILD))
     step = lab.popen("srun", "-Q", "-N4", "-n4", *command, str(job.children), stdout=subprocess.DEVNULL)
     host = children_by_host(job)[victim]
@@ -367,7 +376,16 @@ def test_failed_evaluator_without_a_launcher_does_not_change_the_exit_code(job: 
 
 @pytest.mark.parametrize("stopped", ["chief-0", "worker-1"])
 def test_a_stopped_task_without_a_launcher_does_not_keep_srun_waiting(job: Job, lab: SlurmLab, stopped: str) -> None:
-    options = ("--runs-directory", str(job.directory / "runs"), "--ps", "1", "--dead-after", "2", "--beat", "0.5")
+    options = (
+        "--runs-directory",
+        str(job.directory / "runs"),
+        "--ps",
+        "1",
+        "--heartbeat-timeout",
+        "2",
+        "--heartbeat-interval",
+        "0.5",
+    )
     command = [TF4SLURM, "task", *options, "--", sys.executable, str(CHILD), str(job.children)]
     step = lab.popen("srun", "-Q", "-N4", "-n4", *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     children_by_host(job)

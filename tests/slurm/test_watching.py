@@ -17,7 +17,7 @@ import pytest
 from tests.jobs import TF4SLURM
 from tests.processes import wait_until
 from tests.slurm.lab import SlurmLab
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.run_directory import RunDirectory
 
 SCRIPT = """
 import os, sys, time, tf4slurm
@@ -88,7 +88,7 @@ def test_a_pending_job_says_why_and_is_cancelled(watcher: Watcher) -> None:
 
 
 def test_a_running_job_is_watched_cancelled_and_resumed(watcher: Watcher) -> None:
-    job_id = watcher.submit("-N4", "--workers", "2", "--grace", "20")
+    job_id = watcher.submit("-N4", "--workers", "2", "--grace-period", "20")
     watcher.wait_for_steps(job_id)
     status = watcher.status(job_id)
     assert (status["state"], status["phase"], status["limit"]) == ("RUNNING", "training", "5:00")
@@ -106,7 +106,7 @@ def test_a_running_job_is_watched_cancelled_and_resumed(watcher: Watcher) -> Non
     again = watcher.run("resume", job_id)
     assert again.returncode == 0, again.stderr
     watcher.wait_for_steps(again.stdout.strip())
-    assert watcher.run("cancel", again.stdout.strip(), "--grace", "0").returncode == 0
+    assert watcher.run("cancel", again.stdout.strip(), "--grace-period", "0").returncode == 0
 
 
 def test_what_is_cancelled_is_not_put_back_into_the_queue(watcher: Watcher) -> None:
@@ -155,7 +155,7 @@ def test_a_step_without_a_launcher_is_found_by_the_jobs_id(watcher: Watcher) -> 
 
 @pytest.mark.long
 def test_without_a_result_slurms_word_counts(watcher: Watcher) -> None:
-    job_id = watcher.submit("-N4", "--workers", "2", "--dead-after", "2")  # less than Slurm's KillWait
+    job_id = watcher.submit("-N4", "--workers", "2", "--heartbeat-timeout", "2")  # less than Slurm's KillWait
     watcher.wait_for_steps(job_id)
     watcher.lab.run("scancel", "--signal=KILL", "--batch", job_id)
     assert wait_until(lambda: watcher.status(job_id)["exit_code"] is not None, 60, poll_seconds=0.5)

@@ -21,10 +21,10 @@ BY_HAND = """
 import pathlib, sys, time
 import tensorflow.compat.v1 as tf
 from tf4slurm import DistributedTFQueueHook
-from tf4slurm.own_dictionary import own_dictionary
+from tf4slurm.current_cluster import current_server_dictionary
 
 tf.disable_v2_behavior()
-cluster, job_name, task_index = own_dictionary()
+cluster, job_name, task_index = current_server_dictionary()
 server = tf.train.Server(cluster, job_name=job_name, task_index=task_index)
 told = pathlib.Path(sys.argv[1])
 if job_name == "ps":

@@ -107,7 +107,7 @@ def test_a_first_save_that_was_killed_while_it_wrote_its_index_is_as_none(tmp_pa
 def test_a_kill_in_the_middle_of_a_save_costs_no_checkpoint(job: Job, kills: int) -> None:
     """With keep=1, split over two ps; chief and ps are killed in turn, and each attempt checks what it restores."""
     checkpoints = job.directory / "checkpoints"
-    roles = ("--ps", "2", "--workers", "1", "--max-attempts", str(kills + 1), "--grace", "60")
+    roles = ("--ps", "2", "--workers", "1", "--max-attempts", str(kills + 1), "--grace-period", "60")
     job.start(*roles, command=(sys.executable, str(SAVING), str(checkpoints)))
     caught = 0
     for number, task in enumerate(("chief/0", "ps/1") * (kills // 2), start=1):

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.tensorflow.tasks import Tasks
+from tf4slurm.current_cluster import ServerDictionary
 from tf4slurm.errors import ShutdownError
-from tf4slurm.own_dictionary import ServerDictionary
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
@@ -23,9 +23,9 @@ PS = """
 import os, signal
 import tensorflow as tf
 import tf4slurm
-from tf4slurm.own_dictionary import own_dictionary
+from tf4slurm.current_cluster import current_server_dictionary
 signal.signal(signal.SIGTERM, lambda *_: os._exit(77))  # not through TensorFlow's exit, which may abort
-server = tf.distribute.Server(*own_dictionary())
+server = tf.distribute.Server(*current_server_dictionary())
 print("serving")
 ending = tf4slurm.shutdown.serve_until_done(server, method="queue", timeout_seconds={timeout})
 print("done:", *ending.done, "failed:", *ending.failed)
@@ -109,8 +109,10 @@ def test_the_queues_have_the_word_before_the_control_service(monkeypatch: pytest
             raise ShutdownError("no ps")
 
     monkeypatch.setattr(done.DoneQueues, "signal", signal_queues)
-    monkeypatch.setattr(done, "find_line", lambda: SimpleNamespace(say=lambda **changes: said.append(changes["done"])))
-    monkeypatch.setattr("tf4slurm.last_word._words", {})
+    monkeypatch.setattr(
+        done, "find_script_channel", lambda: SimpleNamespace(say=lambda **changes: said.append(changes["done"]))
+    )
+    monkeypatch.setattr("tf4slurm.completion_signal._words", {})
     word = done.done_word(ServerDictionary({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}, "worker", 0))
     with contextlib.nullcontext() if takes else pytest.raises(ShutdownError):
         word.say()

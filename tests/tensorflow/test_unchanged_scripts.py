@@ -153,7 +153,7 @@ def test_hash_tables_on_each_ps_are_trained_saved_and_restored(job: Job, kind: s
 
 @pytest.mark.long
 def test_a_job_whose_tasks_all_wait_for_a_chief_is_told_so(job: Job) -> None:
-    options = ("--no-chief", "--ps", "2", "--workers", "2", "--grace", "0")
+    options = ("--no-chief", "--ps", "2", "--workers", "2", "--grace-period", "0")
     start(job, "parameter_server_training.py", "loop", HERE, options=options)
     assert wait_until(lambda: "starting the children" in job.stderr, 60), job.stderr
     job.wait_for_event("idle", timeout_seconds=160)

@@ -8,7 +8,7 @@ import pytest
 
 from tf4slurm.reports.advice import explain_failure, give_advice
 from tf4slurm.reports.curves import make_curves
-from tf4slurm.reports.needs import JobNeeds, TaskNeeds, make_needs
+from tf4slurm.reports.resource_usage import JobNeeds, TaskNeeds, make_needs
 from tf4slurm.reports.timeline import Mark, TaskLife, Timeline, Wait
 
 QUIET = Timeline(0, 100, (), (), (), 10)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tf4slurm.agent import _check_length
+from tf4slurm.agent.agent import _check_length
 from tf4slurm.errors import PlacementError
 
 LONGEST = 32 * os.sysconf("SC_PAGE_SIZE") - len("TF_CONFIG=") - 1

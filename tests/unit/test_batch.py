@@ -74,8 +74,8 @@ def test_inside_a_job_nothing_of_it_leaks() -> None:
             "TF_CONFIG": "{}",
         },
         **{
-            "TF4SLURM_LINE": "@x",
-            "TF4SLURM_SECRET": "s",
+            "TF4SLURM_SCRIPT_CHANNEL": "@x",
+            "TF4SLURM_TOKEN": "s",
             "SLURM_CONF": "/c",
             "CUDA_VISIBLE_DEVICES": "2",
             "PATH": "/bin",

@@ -1,4 +1,4 @@
-"""What is pure in the benchmarks: verdicts, the table, the curves, how things grow, and whether two runs agree."""
+"""What is pure in the benchmarks: outcomes, the table, the curves, how things grow, and whether two runs agree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.table import markdown_table, number, summary, text_table
 
 
 @pytest.mark.parametrize(
-    ("values", "bound", "verdict"),
+    ("values", "bound", "outcome"),
     [
         ((0.4, 0.49, 9.0), "< 0.5", "met"),
         ((0.5,), "< 0.5", "not met"),
@@ -26,8 +26,8 @@ from benchmarks.table import markdown_table, number, summary, text_table
         ((5.0,), "", "no bound"),
     ],
 )
-def test_the_median_is_what_the_bound_is_for(values: tuple[float, ...], bound: str, verdict: str) -> None:
-    assert Figure("what", "s", values, bound).verdict == verdict
+def test_the_median_is_what_the_bound_is_for(values: tuple[float, ...], bound: str, outcome: str) -> None:
+    assert Figure("what", "s", values, bound).outcome == outcome
 
 
 def test_a_ratio_is_made_pair_by_pair() -> None:
@@ -43,7 +43,7 @@ def test_a_ratio_is_made_pair_by_pair() -> None:
         "high": 3.0,
         "values": [2.0, 3.0],
         "bound": ">= 2",
-        "verdict": "met",
+        "outcome": "met",
     }
 
 
@@ -57,7 +57,7 @@ FIGURES = [
 
 def test_the_table_as_text() -> None:
     assert text_table(FIGURES).splitlines() == [
-        "what                  beside  asked  median    spread          runs  verdict",
+        "what                  beside  asked  median    spread          runs  outcome",
         "--------------------  ------  -----  --------  --------------  ----  --------",
         "1,000 tasks: barrier          < 0.2  0.250 s   0.200 to 0.500  3     not met",
         "rendezvous / JAX      JAX     >= 2   3.00 x                    1     met",
@@ -100,9 +100,9 @@ def test_growth_is_for_each_task_more() -> None:
     ]
     slow, all_maps = growth_of(figures, 1_000, 10_000)
     assert slow.median == pytest.approx(2.0)
-    assert slow.verdict == "not met"
+    assert slow.outcome == "not met"
     assert all_maps.median == pytest.approx(10.0)
-    assert all_maps.verdict == "no bound"
+    assert all_maps.outcome == "no bound"
 
 
 FACTS = {"processors": 2, "model": "a processor", "memory_gigabytes": 24.7, "date": "2026-11-21 21:21 UTC"}

@@ -19,8 +19,8 @@ import pytest
 
 from tests.faults.disk import silent_disk
 from tests.processes import wait_until
-from tf4slurm import exec_child
-from tf4slurm.child import Child, children_of
+from tf4slurm.system import exec_child
+from tf4slurm.system.child_process import Child, children_of
 
 PYTHON = sys.executable
 
@@ -35,7 +35,7 @@ HEEDS = (
 )
 OWNER = """
 import asyncio, os, sys
-from tf4slurm.child import Child, adopt_orphans, kill_descendants
+from tf4slurm.system.child_process import Child, adopt_orphans, kill_descendants
 
 async def main():
     adopt_orphans()
@@ -53,7 +53,7 @@ asyncio.run(main())
 REAPER = """
 import asyncio, os, signal, subprocess
 import psutil
-from tf4slurm.child import Child, adopt_orphans, reap_orphans
+from tf4slurm.system.child_process import Child, adopt_orphans, reap_orphans
 
 ORPHANS = 'for i in 1 2 3 4 5 6 7 8; do (setsid sleep 0.1 & sleep 0.2 &); done; echo ready; exec sleep 300'
 
@@ -199,7 +199,7 @@ def test_sigterm_is_asked_first() -> None:
     asyncio.run(run())
 
 
-def seconds_to_end(script: str, grace_seconds: float, *, is_shielded: bool = False) -> tuple[float, int]:
+def seconds_to_end(script: str, grace_period_seconds: float, *, is_shielded: bool = False) -> tuple[float, int]:
     """Start a shell script, end it once it has said "ready"; return how long that took, and its return code."""
 
     async def run() -> tuple[float, int]:
@@ -207,7 +207,7 @@ def seconds_to_end(script: str, grace_seconds: float, *, is_shielded: bool = Fal
         child = await Child.start(["sh", "-c", script], os.environ, output, is_shielded=is_shielded)
         await output.wait_for(b"ready")
         before = time.monotonic()
-        await child.end(grace_seconds)
+        await child.end(grace_period_seconds)
         returncode = await child.wait()
         return time.monotonic() - before, returncode
 

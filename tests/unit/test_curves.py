@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.reports.chart import Chart, draw_chart, make_lines
 from tf4slurm.reports.curves import MOST_POINTS, make_curves
-from tf4slurm.run_directory import RunDirectory
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.servers import http2_server
 from tf4slurm.cluster import Address, Task
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.tensorflow.forming import describe_silent, find_silent, servers_of
 
 HANG = """

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 
 AGENT = """
 import os, signal, subprocess, sys, time
-from tf4slurm.guard import GUARD_LOST, start_guard
+from tf4slurm.system.guard import GUARD_LOST, start_guard
 start_guard()
 for number in (GUARD_LOST, *((signal.SIGTERM, signal.SIGUSR1) if "handles" in sys.argv else ())):
     signal.signal(number, lambda number, frame: os._exit(40 + number))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tf4slurm.cluster import Task
-from tf4slurm.control.messages import Report, Status, Usage
-from tf4slurm.control.record import TaskRecord
-from tf4slurm.observe.idle import IdleWatch
+from tf4slurm.control.idle_watch import IdleWatch
+from tf4slurm.control.messages import ObservedState, ScriptState, Usage
+from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.roles import role_of
 
 
@@ -15,7 +15,7 @@ def records_of(*names: str, cpu: float = 10.0, step: int | None = None, starts: 
     has_chief = "chief" in names
     records = [TaskRecord(rank, Task(name, 0), role_of(name, has_chief=has_chief)) for rank, name in enumerate(names)]
     for record in records:
-        record.status = Status("running", starts, usage=Usage(cpu_seconds=cpu), report=Report(step=step))
+        record.status = ObservedState("running", starts, usage=Usage(cpu_seconds=cpu), report=ScriptState(step=step))
     return records
 
 

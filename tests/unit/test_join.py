@@ -15,21 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_service_and_client import CREDENTIALS, OTHER_JOB, SHARED, cancel, serving, until
-from tf4slurm.cluster import Address, Task
-from tf4slurm.control import munge
-from tf4slurm.control.credentials import Credentials
-from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Hello
-from tf4slurm.control.service import ControlService
-from tf4slurm.control.state import JobState
-from tf4slurm.errors import (
-    AuthenticationError,
-    InterfaceError,
-    PlacementError,
-    RendezvousConnectionError,
-    SlurmEnvironmentError,
-)
-from tf4slurm.join import (
+from tf4slurm.agent.registration import (
     LAUNCHER_VARIABLES,
     Join,
     JoinSettings,
@@ -40,6 +26,20 @@ from tf4slurm.join import (
     settings_from_environ,
     settings_to_environ,
 )
+from tf4slurm.cluster import Address, Task
+from tf4slurm.control import munge
+from tf4slurm.control.credentials import Credentials
+from tf4slurm.control.limits import Limits
+from tf4slurm.control.messages import Registration
+from tf4slurm.control.service import ControlService
+from tf4slurm.control.state import JobState
+from tf4slurm.errors import (
+    AuthenticationError,
+    InterfaceError,
+    PlacementError,
+    RendezvousConnectionError,
+    SlurmEnvironmentError,
+)
 from tf4slurm.network.interfaces import is_loopback, list_interfaces
 from tf4slurm.network.ports import hold_port
 from tf4slurm.slurm.step import SlurmStep
@@ -48,7 +48,7 @@ DATA = Path(__file__).parent.parent / "data"
 STEP: dict[str, str] = json.loads((DATA / "step-3-nodes-7-tasks.json").read_text())["environments"][1]
 SERVICE = Service((Address("10.0.0.1", 5000), Address("fd00::1", 5000)), SHARED)
 HERE = Place(0, "laptop")
-LIMITS = Limits(beat_seconds=0.05, dead_after_seconds=2)
+LIMITS = Limits(heartbeat_interval_seconds=0.05, heartbeat_timeout_seconds=2)
 
 
 # The place
@@ -106,7 +106,14 @@ def test_the_address_that_slurm_knows_comes_first(launch_address: str | None, ho
     "settings",
     [
         JoinSettings("/runs/x"),
-        JoinSettings("/runs/x y", "ib0", (40000, 40002), beat_seconds=0.5, dead_after_seconds=7.5, join_seconds=9),
+        JoinSettings(
+            "/runs/x y",
+            "ib0",
+            (40000, 40002),
+            heartbeat_interval_seconds=0.5,
+            heartbeat_timeout_seconds=7.5,
+            join_seconds=9,
+        ),
     ],
 )
 def test_settings_survive_the_environment(settings: JoinSettings) -> None:
@@ -258,7 +265,7 @@ def test_hello_made_for_several_addresses_holds_one_port() -> None:
             ports: list[int] = []
             make = join.membership._make_hello
 
-            def record(address: Address) -> Hello:
+            def record(address: Address) -> Registration:
                 ports.append(make(address).port)
                 return make(address)
 
@@ -354,9 +361,9 @@ def test_ports_that_are_asked_for_come_before_those_that_slurm_reserves(asked: b
 def test_an_interface_that_does_not_exist_is_told_to_the_launcher() -> None:
     def check(join: Join, state: JobState) -> None:
         assert isinstance(join.failure, InterfaceError)
-        assert state.verdict is not None
-        assert state.verdict.exit_code == 3
-        assert state.verdict.reason == f"worker/0 on laptop cannot take part. {join.failure}"
+        assert state.outcome is not None
+        assert state.outcome.exit_code == 3
+        assert state.outcome.reason == f"worker/0 on laptop cannot take part. {join.failure}"
 
     check_joined(JoinSettings("/runs/x", interface="ib-nowhere"), HERE, check)
 
@@ -366,8 +373,8 @@ def test_a_range_without_a_free_port_is_told_to_the_launcher() -> None:
 
         def check(join: Join, state: JobState) -> None:
             assert isinstance(join.failure, PlacementError)
-            assert state.verdict is not None
-            assert "None of the 1 ports" in state.verdict.reason
+            assert state.outcome is not None
+            assert "None of the 1 ports" in state.outcome.reason
 
         check_joined(JoinSettings("/runs/x", ports=(taken.port,)), HERE, check)
 

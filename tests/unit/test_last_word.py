@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from tf4slurm.last_word import LastWord, last_word
+from tf4slurm.completion_signal import CompletionSignal, completion_signal
 
 SCRIPT = """
 import os, sys
-from tf4slurm.last_word import LastWord
-word = LastWord(lambda failed: print("failed" if failed else "done", flush=True))
+from tf4slurm.completion_signal import CompletionSignal
+word = CompletionSignal(lambda failed: print("failed" if failed else "done", flush=True))
 word.say_at_exit()
 word.say_at_exit()
 """
@@ -20,7 +20,7 @@ word.say_at_exit()
 
 def test_the_first_word_stands() -> None:
     told: list[bool] = []
-    word = LastWord(told.append)
+    word = CompletionSignal(told.append)
     word.say(failed=True)
     word.say()
     assert told == [True]
@@ -28,8 +28,8 @@ def test_the_first_word_stands() -> None:
 
 def test_a_process_has_one_word_of_a_name() -> None:
     told: list[bool] = []
-    last_word("of this test", told.append).say()
-    last_word("of this test", told.append).say()
+    completion_signal("of this test", told.append).say()
+    completion_signal("of this test", told.append).say()
     assert told == [False]
 
 

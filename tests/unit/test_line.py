@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 
 from tests.processes import wait_until
-from tf4slurm import script
-from tf4slurm.control.messages import Order, Report
+from tf4slurm import script_api as script
+from tf4slurm.agent.script_channel import ScriptChannelServer
+from tf4slurm.control.messages import DesiredState, ScriptState
 from tf4slurm.errors import RendezvousConnectionError
-from tf4slurm.line import Line
-from tf4slurm.script import LINE_VARIABLE, ScriptLine, barrier, report, to_path
+from tf4slurm.script_api import SCRIPT_CHANNEL_VARIABLE, ScriptChannel, barrier, report, to_path
 
 
-def with_line(story: Callable[[Line, list[Report]], Any]) -> Any:
+def with_line(story: Callable[[ScriptChannelServer, list[ScriptState]], Any]) -> Any:
     """Run a story in a thread, beside an open line in an event loop."""
-    reports: list[Report] = []
+    reports: list[ScriptState] = []
 
     async def run() -> Any:
-        line = Line(reports.append)
+        line = ScriptChannelServer(reports.append)
         await line.open()
         try:
             return await asyncio.wait_for(asyncio.to_thread(story, line, reports), 20)
@@ -39,14 +39,14 @@ def with_line(story: Callable[[Line, list[Report]], Any]) -> Any:
 
 
 def test_reports_go_up_and_the_last_of_many_is_told() -> None:
-    def story(line: Line, reports: list[Report]) -> None:
-        script = ScriptLine(line.name)
+    def story(line: ScriptChannelServer, reports: list[ScriptState]) -> None:
+        script = ScriptChannel(line.name)
         for step in range(1000):
             script.say_soon(step=step, metrics=(("loss", 0.5),))
         assert wait_until(lambda: bool(reports) and reports[-1].step == 999, 5)
         assert len(reports) < 20
         script.say(done="done")
-        assert wait_until(lambda: reports[-1] == Report(step=999, metrics=(("loss", 0.5),), done="done"), 5)
+        assert wait_until(lambda: reports[-1] == ScriptState(step=999, metrics=(("loss", 0.5),), done="done"), 5)
 
     with_line(story)
 
@@ -76,8 +76,8 @@ def test_report_of_what_is_no_number_warns_and_does_not_raise_without_an_agent()
 
 @pytest.mark.usefixtures("no_line")
 def test_report_of_what_is_no_number_keeps_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def story(line: Line, reports: list[Report]) -> None:
-        monkeypatch.setenv(LINE_VARIABLE, line.name)
+    def story(line: ScriptChannelServer, reports: list[ScriptState]) -> None:
+        monkeypatch.setenv(SCRIPT_CHANNEL_VARIABLE, line.name)
         report(step=7, loss=0.25)
         report(step="eight", loss=0.5, **NOT_NUMBERS)  # type: ignore[arg-type]
         assert wait_until(lambda: bool(reports) and reports[-1].metrics == (("loss", 0.5),), 5)
@@ -91,8 +91,8 @@ def test_report_of_what_is_no_number_keeps_the_rest(monkeypatch: pytest.MonkeyPa
 def test_metrics_beyond_the_limit_are_left_out_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = {f"metric {number}": float(number) for number in range(2700)} | {"n" * 101: 0.0}
 
-    def story(line: Line, reports: list[Report]) -> None:
-        monkeypatch.setenv(LINE_VARIABLE, line.name)
+    def story(line: ScriptChannelServer, reports: list[ScriptState]) -> None:
+        monkeypatch.setenv(SCRIPT_CHANNEL_VARIABLE, line.name)
         for step in range(2):
             report(step=step, **metrics)
         assert wait_until(lambda: bool(reports) and reports[-1].step == 1, 5)
@@ -101,14 +101,14 @@ def test_metrics_beyond_the_limit_are_left_out_with_one_warning(monkeypatch: pyt
     with pytest.warns(RuntimeWarning) as told:
         with_line(story)
     assert [str(each.message) for each in told if each.category is RuntimeWarning] == [
-        "report() got 2701 metrics: the job keeps 100, with names of at most 100 characters. Report fewer."
+        "report() got 2701 metrics: the job keeps 100, with names of at most 100 characters. ScriptState fewer."
     ]
 
 
 @pytest.mark.usefixtures("no_line")
 def test_barrier_name_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def story(line: Line, reports: list[Report]) -> None:
-        monkeypatch.setenv(LINE_VARIABLE, line.name)
+    def story(line: ScriptChannelServer, reports: list[ScriptState]) -> None:
+        monkeypatch.setenv(SCRIPT_CHANNEL_VARIABLE, line.name)
         with pytest.raises(ValueError, match="has at most 1000 characters, this one 1001"):
             barrier("n" * 1001)
 
@@ -124,10 +124,10 @@ def no_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once() -> None:
     async def run() -> None:
-        reports: list[Report] = []
-        line = Line(reports.append)
+        reports: list[ScriptState] = []
+        line = ScriptChannelServer(reports.append)
         await line.open()
-        script = await asyncio.to_thread(ScriptLine, line.name)
+        script = await asyncio.to_thread(ScriptChannel, line.name)
         called, goes_on = [], threading.Event()
 
         def save_late() -> None:
@@ -138,7 +138,7 @@ def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once(
             return await asyncio.to_thread(wait_until, condition, 5)
 
         script.add_callback(lambda: called.append("early"))
-        line.tell(Order(stop="The job was stopped.", grace_seconds=5))
+        line.tell(DesiredState(stop="The job was stopped.", grace_period_seconds=5))
         assert await has(lambda: bool(reports) and reports[-1].has_saved)
         script.add_callback(save_late)
         assert await has(lambda: called == ["early", "late"])
@@ -153,13 +153,13 @@ def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once(
 
 def test_who_connects_late_hears_how_things_stand() -> None:
     async def run() -> None:
-        line = Line(lambda report: None)
+        line = ScriptChannelServer(lambda report: None)
         await line.open()
-        line.tell(Order(stop="The job was stopped.", grace_seconds=5))
-        script = await asyncio.to_thread(ScriptLine, line.name)
+        line.tell(DesiredState(stop="The job was stopped.", grace_period_seconds=5))
+        script = await asyncio.to_thread(ScriptChannel, line.name)
         heard = await asyncio.to_thread(script.wait_until, lambda: bool(script.order.stop), 5)
         assert heard
-        line.tell(Order(stop="The job was stopped.", grace_seconds=5, released="token"))
+        line.tell(DesiredState(stop="The job was stopped.", grace_period_seconds=5, released="token"))
         assert await asyncio.to_thread(script.wait_until, lambda: script.order.released == "token", 5)
         line.close()
         with pytest.raises(RendezvousConnectionError, match="agent of this process is gone"):
@@ -171,11 +171,11 @@ def test_who_connects_late_hears_how_things_stand() -> None:
 def test_callbacks_are_called_once_in_a_thread_of_their_own() -> None:
     called: list[str] = []
 
-    async def run() -> list[Report]:
-        reports: list[Report] = []
-        line = Line(reports.append)
+    async def run() -> list[ScriptState]:
+        reports: list[ScriptState] = []
+        line = ScriptChannelServer(reports.append)
         await line.open()
-        script = await asyncio.to_thread(ScriptLine, line.name)
+        script = await asyncio.to_thread(ScriptChannel, line.name)
 
         def fail() -> None:
             called.append(threading.current_thread().name)
@@ -184,7 +184,7 @@ def test_callbacks_are_called_once_in_a_thread_of_their_own() -> None:
         script.add_callback(fail)
         script.add_callback(lambda: called.append("second"))
         for token in ("a", "b"):
-            line.tell(Order(stop="stop", released=token))
+            line.tell(DesiredState(stop="stop", released=token))
         await asyncio.to_thread(wait_until, lambda: bool(reports) and reports[-1].has_saved, 5)
         line.close()
         return reports
@@ -194,9 +194,9 @@ def test_callbacks_are_called_once_in_a_thread_of_their_own() -> None:
     assert reports[-1].has_saved
 
 
-@pytest.mark.parametrize("words", [b"nonsense\n", b'["Order",{}]\n', b"x" * 100_000, b"\xff\n"])
+@pytest.mark.parametrize("words", [b"nonsense\n", b'["DesiredState",{}]\n', b"x" * 100_000, b"\xff\n"])
 def test_what_is_no_report_ends_the_connection_only(words: bytes) -> None:
-    def story(line: Line, reports: list[Report]) -> None:
+    def story(line: ScriptChannelServer, reports: list[ScriptState]) -> None:
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.settimeout(5)
             stranger.connect(to_path(line.name))
@@ -206,8 +206,8 @@ def test_what_is_no_report_ends_the_connection_only(words: bytes) -> None:
                 assert stranger.recv(1000) == b""
             except (BrokenPipeError, ConnectionResetError):
                 pass  # it was ended before it had been read to its end
-        ScriptLine(line.name).say(step=1)
-        assert wait_until(lambda: reports == [Report(step=1)], 5)
+        ScriptChannel(line.name).say(step=1)
+        assert wait_until(lambda: reports == [ScriptState(step=1)], 5)
 
     with_line(story)
 
@@ -217,13 +217,13 @@ def test_another_user_is_not_heard_and_hears_nothing() -> None:
     code = (
         "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.settimeout(5)\n"
         "s.connect('\\0' + sys.argv[1][1:])\n"
-        'try: s.sendall(b\'["Report",{"step":1}]\\n\')\n'
+        'try: s.sendall(b\'["ScriptState",{"step":1}]\\n\')\n'
         "except OSError: pass\n"
         "try: print(s.recv(1000))\n"
         "except ConnectionError: print(b'')\n"
     )
 
-    def story(line: Line, reports: list[Report]) -> str:
+    def story(line: ScriptChannelServer, reports: list[ScriptState]) -> str:
         done = subprocess.run(
             [sys.executable, "-c", code, line.name], capture_output=True, text=True, timeout=15, check=True
         )

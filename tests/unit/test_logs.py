@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf4slurm.observe.logs import LogReader, find_logs, merge
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.logs import LogReader, find_logs, merge
+from tf4slurm.jobs.run_directory import RunDirectory
 
 
 @pytest.fixture

@@ -18,15 +18,15 @@ from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.messages import (
     HEARTBEAT,
     MAX_STATUS_BYTES,
-    Hello,
+    BarrierArrival,
+    DesiredState,
     Map,
     Message,
-    Order,
-    Report,
-    Status,
+    ObservedState,
+    Registration,
+    ScriptState,
     TaskState,
     Usage,
-    Waiting,
     decode,
     decode_map,
     encode,
@@ -37,7 +37,7 @@ from tf4slurm.control.messages import (
 from tf4slurm.errors import MessageError
 
 KINDS: tuple[type[Message], ...] = typing.get_args(Message)
-HELLO = Hello(3, "n1", "10.0.0.1", 4000, "17-ab", "0.1.0")
+REGISTRATION = Registration(3, "n1", "10.0.0.1", 4000, "17-ab", "0.1.0")
 MANY = Map(
     1, tuple(("worker", index, f"node{index:05}", f"10.1.{index >> 8}.{index & 255}", 40001) for index in range(10_000))
 )
@@ -47,7 +47,7 @@ NUMBER = st.integers(-(2**63), 2**63)
 ENTRY = st.tuples(WORDS, NUMBER, WORDS, WORDS, NUMBER)
 STATE = st.sampled_from(typing.get_args(TaskState))
 STATUSES = st.builds(
-    Status,
+    ObservedState,
     state=STATE,
     starts=NUMBER,
     process_id=st.none() | NUMBER,
@@ -55,13 +55,13 @@ STATUSES = st.builds(
     detail=st.none() | WORDS,
     tail=st.lists(WORDS, max_size=3).map(tuple),
     stop_signal=st.sampled_from([None, "SIGTERM", "SIGINT"]),
-    report=st.builds(Report, step=st.none() | NUMBER, has_saved=st.booleans()),
+    report=st.builds(ScriptState, step=st.none() | NUMBER, has_saved=st.booleans()),
     usage=st.builds(Usage, NUMBER),
 )
 MESSAGES = st.one_of(
-    st.builds(Hello, NUMBER, WORDS, WORDS, NUMBER, WORDS, WORDS, st.none() | WORDS),
+    st.builds(Registration, NUMBER, WORDS, WORDS, NUMBER, WORDS, WORDS, st.none() | WORDS),
     STATUSES,
-    st.builds(Order, NUMBER, NUMBER, st.booleans(), st.floats(allow_nan=False)),
+    st.builds(DesiredState, NUMBER, NUMBER, st.booleans(), st.floats(allow_nan=False)),
 )
 MAPS = st.builds(Map, NUMBER, st.lists(ENTRY, min_size=1, max_size=5).map(tuple))
 JSON = st.recursive(
@@ -83,24 +83,24 @@ def test_message_survives_encoding(message: Message) -> None:
 
 
 @given(STATUSES, STATUSES)
-def test_status_survives_as_its_differences_from_the_one_before(before: Status, status: Status) -> None:
-    assert decode(encode(status, before), Status, before) == status
+def test_status_survives_as_its_differences_from_the_one_before(before: ObservedState, status: ObservedState) -> None:
+    assert decode(encode(status, before), ObservedState, before) == status
 
 
 def test_unchanged_fields_are_not_encoded() -> None:
-    before = Status("running", starts=2, process_id=7, report=Report(step=1, heeds_stop=True))
-    after = dataclasses.replace(before, report=Report(step=2, heeds_stop=True), process_id=None)
-    assert encode(after, before) == b'["Status",{"process_id":null,"report":{"step":2,"heeds_stop":true}}]'
-    assert encode(after, after) == b'["Status",{}]'
+    before = ObservedState("running", starts=2, process_id=7, report=ScriptState(step=1, heeds_stop=True))
+    after = dataclasses.replace(before, report=ScriptState(step=2, heeds_stop=True), process_id=None)
+    assert encode(after, before) == b'["ObservedState",{"process_id":null,"report":{"step":2,"heeds_stop":true}}]'
+    assert encode(after, after) == b'["ObservedState",{}]'
 
 
 @pytest.mark.parametrize(
     ("message", "wire"),
     [
-        (Status(), b'["Status",{}]'),
+        (ObservedState(), b'["ObservedState",{}]'),
         (
-            Status("exited", starts=1, process_id=7, returncode=-9, tail=("a", "b")),
-            b'["Status",{"state":"exited","starts":1,"process_id":7,"returncode":-9,"tail":["a","b"]}]',
+            ObservedState("exited", starts=1, process_id=7, returncode=-9, tail=("a", "b")),
+            b'["ObservedState",{"state":"exited","starts":1,"process_id":7,"returncode":-9,"tail":["a","b"]}]',
         ),
     ],
 )
@@ -122,13 +122,15 @@ def test_map_converts_to_cluster_and_back() -> None:
 
 
 def test_message_of_any_expected_kind_is_decoded() -> None:
-    either: tuple[type[Hello | Status], ...] = (Hello, Status)
-    assert decode(encode(Status()), either) == Status()
-    with pytest.raises(MessageError, match="Order is not expected here"):
-        decode(encode(Order()), either)
+    either: tuple[type[Registration | ObservedState], ...] = (Registration, ObservedState)
+    assert decode(encode(ObservedState()), either) == ObservedState()
+    with pytest.raises(MessageError, match="DesiredState is not expected here"):
+        decode(encode(DesiredState()), either)
 
 
-@pytest.mark.parametrize("message", [HELLO, Status(), Report(), Order()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "message", [REGISTRATION, ObservedState(), ScriptState(), DesiredState()], ids=lambda m: type(m).__name__
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_message_of_another_kind_is_refused(message: Message, kind: type[Message]) -> None:
     if isinstance(message, kind):
@@ -141,38 +143,38 @@ def test_message_of_another_kind_is_refused(message: Message, kind: type[Message
 @pytest.mark.parametrize(
     ("payload", "kind"),
     [
-        (b"", Order),
-        (b"\xff\xfe", Order),
-        (b"[" * 100_000, Order),
-        (b"9" * 10_000, Order),
-        (b"null", Order),
-        (b"3", Order),
-        (b'"Or"', Order),
-        (b'["Order"]', Order),
-        (b'["Order",{},{}]', Order),
-        (b'["Order",[]]', Order),
-        (b'["Order",null]', Order),
-        (b'[["Order"],{}]', Order),
-        (b'["Bogus",{}]', Order),
-        (b'["Order",{"more":1}]', Order),
-        (b'["Hello",{}]', Hello),
-        (b'["Status",{"state":"dead"}]', Status),
-        (b'["Status",{"state":["joined"]}]', Status),
-        (b'["Status",{"state":null}]', Status),
-        (b'["Status",{"starts":"1"}]', Status),
-        (b'["Status",{"starts":1.0}]', Status),
-        (b'["Status",{"starts":true}]', Status),
-        (b'["Status",{"tail":"ab"}]', Status),
-        (b'["Status",{"tail":["a",1]}]', Status),
-        (b'["Status",{"detail":1}]', Status),
-        (b'["Map",{"attempt":1,"entries":[]}]', Order),
-        (b'["Report",{"metrics":[["loss",1,2]]}]', Report),
-        (b'["Report",{"metrics":[["loss"]]}]', Report),
-        (b'["Report",{"metrics":{}}]', Report),
-        (b'["Report",{"waiting":{"name":"loaded"}}]', Report),
-        (b'["Order",{"leave":1}]', Order),
-        (b'["Order",{"leave":null}]', Order),
-        (b'["Order",{"leave_seconds":"5"}]', Order),
+        (b"", DesiredState),
+        (b"\xff\xfe", DesiredState),
+        (b"[" * 100_000, DesiredState),
+        (b"9" * 10_000, DesiredState),
+        (b"null", DesiredState),
+        (b"3", DesiredState),
+        (b'"Or"', DesiredState),
+        (b'["DesiredState"]', DesiredState),
+        (b'["DesiredState",{},{}]', DesiredState),
+        (b'["DesiredState",[]]', DesiredState),
+        (b'["DesiredState",null]', DesiredState),
+        (b'[["DesiredState"],{}]', DesiredState),
+        (b'["Bogus",{}]', DesiredState),
+        (b'["DesiredState",{"more":1}]', DesiredState),
+        (b'["Registration",{}]', Registration),
+        (b'["ObservedState",{"state":"dead"}]', ObservedState),
+        (b'["ObservedState",{"state":["joined"]}]', ObservedState),
+        (b'["ObservedState",{"state":null}]', ObservedState),
+        (b'["ObservedState",{"starts":"1"}]', ObservedState),
+        (b'["ObservedState",{"starts":1.0}]', ObservedState),
+        (b'["ObservedState",{"starts":true}]', ObservedState),
+        (b'["ObservedState",{"tail":"ab"}]', ObservedState),
+        (b'["ObservedState",{"tail":["a",1]}]', ObservedState),
+        (b'["ObservedState",{"detail":1}]', ObservedState),
+        (b'["Map",{"attempt":1,"entries":[]}]', DesiredState),
+        (b'["ScriptState",{"metrics":[["loss",1,2]]}]', ScriptState),
+        (b'["ScriptState",{"metrics":[["loss"]]}]', ScriptState),
+        (b'["ScriptState",{"metrics":{}}]', ScriptState),
+        (b'["ScriptState",{"waiting":{"name":"loaded"}}]', ScriptState),
+        (b'["DesiredState",{"leave":1}]', DesiredState),
+        (b'["DesiredState",{"leave":null}]', DesiredState),
+        (b'["DesiredState",{"leave_seconds":"5"}]', DesiredState),
     ],
 )
 def test_other_bytes_are_refused_with_an_explanation(payload: bytes, kind: type[Message]) -> None:
@@ -249,7 +251,7 @@ ENTRY_TEXT = b'["ps",0,"n","h",4]'
         zlib.compress(b"[" * 100),
         zlib.compress(b"[" * 100_000),
         zlib.compress(b"\xff\xfe"),
-        zlib.compress(encode(Order())),
+        zlib.compress(encode(DesiredState())),
         zlib.compress(b'[1,[["ps",0,"n","h"]]]'),
         zlib.compress(b'[1,[["ps",0,"n","h",4,5]]]'),
         zlib.compress(b"[1,[" + ENTRY_TEXT + b',["ps","1","n","h",4]]]'),
@@ -310,10 +312,10 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def status_of_bytes(size: int) -> Status:
+def status_of_bytes(size: int) -> ObservedState:
     """Return a status whose message has exactly this many bytes, all but few of them in its tail."""
-    rest = len(encode(Status(tail=("",))))
-    return Status(tail=("x" * (size - rest),))
+    rest = len(encode(ObservedState(tail=("",))))
+    return ObservedState(tail=("x" * (size - rest),))
 
 
 def test_status_within_the_limit_is_not_shrunk(caplog: pytest.LogCaptureFixture) -> None:
@@ -324,12 +326,14 @@ def test_status_within_the_limit_is_not_shrunk(caplog: pytest.LogCaptureFixture)
 
 
 def test_status_one_byte_above_the_limit_is_shrunk_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert shrink(status_of_bytes(MAX_STATUS_BYTES + 1)) == Status()
+    assert shrink(status_of_bytes(MAX_STATUS_BYTES + 1)) == ObservedState()
     assert len(warnings_in(caplog)) == 1
 
 
 def test_log_lines_are_left_out_before_metrics_and_the_last_lines_are_kept() -> None:
-    status = Status("exited", returncode=3, report=Report(step=9, metrics=METRICS[:1000]), tail=(*LINES, "last"))
+    status = ObservedState(
+        "exited", returncode=3, report=ScriptState(step=9, metrics=METRICS[:1000]), tail=(*LINES, "last")
+    )
     found = shrink(status)
     assert len(encode(found)) <= MAX_STATUS_BYTES
     assert found == dataclasses.replace(status, tail=found.tail)
@@ -338,9 +342,9 @@ def test_log_lines_are_left_out_before_metrics_and_the_last_lines_are_kept() -> 
 
 
 def test_metrics_are_left_out_from_the_end_once_there_are_no_log_lines() -> None:
-    waiting = Waiting("loaded", "token", 3.0, ("worker",))
-    report = Report(step=9, metrics=METRICS, has_saved=True, done="failed", waiting=waiting)
-    status = Status("exited", starts=2, process_id=7, returncode=3, detail="why", tail=LINES, report=report)
+    waiting = BarrierArrival("loaded", "token", 3.0, ("worker",))
+    report = ScriptState(step=9, metrics=METRICS, has_saved=True, done="failed", waiting=waiting)
+    status = ObservedState("exited", starts=2, process_id=7, returncode=3, detail="why", tail=LINES, report=report)
     found = shrink(status)
     assert len(encode(found)) <= MAX_STATUS_BYTES
     kept = found.report.metrics
@@ -350,7 +354,9 @@ def test_metrics_are_left_out_from_the_end_once_there_are_no_log_lines() -> None
 
 
 @given(STATUSES, st.lists(st.text(max_size=300), max_size=8), st.integers(0, 40), st.integers(500, 3000))
-def test_shrunk_status_fits_and_keeps_the_rest(status: Status, lines: list[str], metrics: int, max_bytes: int) -> None:
+def test_shrunk_status_fits_and_keeps_the_rest(
+    status: ObservedState, lines: list[str], metrics: int, max_bytes: int
+) -> None:
     report = dataclasses.replace(status.report, metrics=METRICS[:metrics])
     status = dataclasses.replace(status, tail=tuple(lines), report=report)
     found = shrink(status, max_bytes)

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tf4slurm import agent
+from tf4slurm.agent import agent
 from tf4slurm.cli.options import STOP_SIGNALS, job_options, make_plan
 from tf4slurm.control.limits import Limits
 from tf4slurm.errors import PlacementError
@@ -55,7 +55,16 @@ def test_every_option() -> None:
     options = [
         *("--ps", "2", "--workers", "1", "--evaluators", "1", "--no-chief", "--name", "digits"),
         *("--runs-directory", "/scratch/runs", "--interface", "ib0", "--ports", "40000-40002,40010"),
-        *("--start-timeout", "60", "--dead-after", "5", "--beat", "0.5", "--max-worker-restarts", "0"),
+        *(
+            "--start-timeout",
+            "60",
+            "--heartbeat-timeout",
+            "5",
+            "--heartbeat-interval",
+            "0.5",
+            "--max-worker-restarts",
+            "0",
+        ),
         *("--placement", "spread"),
     ]
     assert plan_of(*options, "--", "./train", "--ps", "x") == LaunchPlan(
@@ -63,7 +72,9 @@ def test_every_option() -> None:
         command=("./train", "--ps", "x"),
         name="digits",
         runs_directory=Path("/scratch/runs"),
-        limits=Limits(start_timeout_seconds=60, dead_after_seconds=5, beat_seconds=0.5, max_worker_restarts=0),
+        limits=Limits(
+            start_timeout_seconds=60, heartbeat_timeout_seconds=5, heartbeat_interval_seconds=0.5, max_worker_restarts=0
+        ),
         interface="ib0",
         ports=(40000, 40001, 40002, 40010),
         placement="spread",
@@ -114,15 +125,21 @@ def test_a_job_is_named_after_its_script(command: tuple[str, ...], name: str) ->
         (("--workers", "-1", "--", "x"), "-1 is not in the range x>=0"),
         (("--workers", "two", "--", "x"), "'two' is not a valid integer"),
         (("--start-timeout", "0", "--workers", "1", "--", "x"), "0.0 is not in the range x>0"),
-        (("--dead-after", "-1", "--workers", "1", "--", "x"), "-1.0 is not in the range x>0"),
-        (("--beat", "10", "--workers", "1", "--", "x"), "--beat 10 is not shorter than --dead-after 10: every task"),
-        (("--beat", "2", "--dead-after", "1", "--workers", "1", "--", "x"), "--beat 2 is not shorter than"),
+        (("--heartbeat-timeout", "-1", "--workers", "1", "--", "x"), "-1.0 is not in the range x>0"),
+        (
+            ("--heartbeat-interval", "10", "--workers", "1", "--", "x"),
+            "--heartbeat-interval 10 is not shorter than --heartbeat-timeout 10: every task",
+        ),
+        (
+            ("--heartbeat-interval", "2", "--heartbeat-timeout", "1", "--workers", "1", "--", "x"),
+            "--heartbeat-interval 2 is not shorter than",
+        ),
         (("--no-chief", "--workers", "0", "--", "x"), "Nobody would lead: --no-chief needs at least one worker."),
         (("--ports", "40010-40000", "--workers", "1", "--", "x"), "'40010-40000' is not a range of ports"),
         (("--ports", "http", "--workers", "1", "--", "x"), "'http' is not a range of ports"),
         (("--data-workers", "1", "--workers", "1", "--", "bash", "x"), "'bash' is not one. Name it with --data-python"),
         (("--wokers", "1", "--", "x"), "No such option"),
-        (("--beat", "nan", "--workers", "1", "--", "x"), "nan"),
+        (("--heartbeat-interval", "nan", "--workers", "1", "--", "x"), "nan"),
         (("--start-timeout", "nan", "--workers", "1", "--", "x"), "nan"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

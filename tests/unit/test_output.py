@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.processes import wait_until
-from tf4slurm import output
-from tf4slurm.output import LineSplitter, LineWriter, LogHandler
+from tf4slurm.system import output
+from tf4slurm.system.output import LineSplitter, LineWriter, LogHandler
 
 MANY = 30_000  # more than fits into the queue and a pipe
 NOTICE = re.compile(r"\[(\d+) lines left out here; the log files have them\]")

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from tf4slurm import own_dictionary as module
+from tf4slurm import current_cluster as module
 from tf4slurm.cluster import Task
+from tf4slurm.current_cluster import ServerDictionary, current_server_dictionary, set_current_server_dictionary
 from tf4slurm.errors import SlurmEnvironmentError
-from tf4slurm.own_dictionary import ServerDictionary, keep_dictionary, own_dictionary
 
 CLUSTER = {"worker": ["h:3", "h:4"], "ps": ["h:1"], "chief": ["h:2"]}
 
@@ -23,21 +23,21 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_given_comes_first_then_what_was_kept_then_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"cluster": CLUSTER, "task": {"type": "ps", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    assert own_dictionary() == (CLUSTER, "ps", 0)
-    keep_dictionary(ServerDictionary(CLUSTER, "worker", 1))
-    assert own_dictionary() == (CLUSTER, "worker", 1)
-    assert own_dictionary({"ps": ("a:1",)}, "ps", 0) == ({"ps": ["a:1"]}, "ps", 0)
+    assert current_server_dictionary() == (CLUSTER, "ps", 0)
+    set_current_server_dictionary(ServerDictionary(CLUSTER, "worker", 1))
+    assert current_server_dictionary() == (CLUSTER, "worker", 1)
+    assert current_server_dictionary({"ps": ("a:1",)}, "ps", 0) == ({"ps": ["a:1"]}, "ps", 0)
 
 
 def test_a_process_without_a_cluster_is_told_what_to_do() -> None:
     with pytest.raises(SlurmEnvironmentError, match="get_server_dictionary") as caught:
-        own_dictionary()
+        current_server_dictionary()
     assert caught.value.variable == "TF_CONFIG"
 
 
 def test_a_part_is_refused() -> None:
     with pytest.raises(ValueError, match="all three or none"):
-        own_dictionary(CLUSTER, task_index=0)
+        current_server_dictionary(CLUSTER, task_index=0)
 
 
 def test_everyone_but_the_ps_trains_and_the_chief_leads() -> None:

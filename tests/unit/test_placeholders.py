@@ -7,9 +7,9 @@ import logging
 import pytest
 from click.testing import CliRunner
 
+from tf4slurm.agent.placeholders import fill_in
 from tf4slurm.cli.script import script
 from tf4slurm.cluster import Task
-from tf4slurm.placeholders import fill_in
 
 SPEC = {"chief": ["c:1"], "ps": ["a:1", "[::1]:2"], "worker": ["b:3"]}
 FLAGS = ("--ps={ps_hosts}", "--workers={worker_hosts}", "--job={task_type}", "--index={task_index}")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tf4slurm.agent.registration import JoinSettings
 from tf4slurm.control.limits import Limits
 from tf4slurm.errors import CommandError, PlacementError
-from tf4slurm.join import JoinSettings
 from tf4slurm.launch.plan import LaunchPlan, check_command, check_ports
 
 
@@ -28,7 +28,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_settings_of_the_tasks_are_those_of_the_plan() -> None:
-    limits = Limits(start_timeout_seconds=30, beat_seconds=0.5, dead_after_seconds=4)
+    limits = Limits(start_timeout_seconds=30, heartbeat_interval_seconds=0.5, heartbeat_timeout_seconds=4)
     plan = LaunchPlan({"worker": 1}, ("x",), "name", Path("runs"), limits, "ib0", (4000, 4001))
     assert plan.to_settings(Path("/runs/name-1")) == JoinSettings("/runs/name-1", "ib0", (4000, 4001), 0.5, 4, 30)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tf4slurm.errors import ProfileError
-from tf4slurm.profiles import SHIPPED, Places, read_settings
+from tf4slurm.settings import SHIPPED, Places, read_settings
 
 KNOWN = ("partition", "time", "mem", "mem-per-cpu", "module", "site", "gpus-per-node")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.network.ports import HeldPort, hold_port
-from tf4slurm.network.proof import ProofServer, find_unproved, members_to_prove
+from tf4slurm.network.reachability import ReachabilityServer, find_unreachable, members_to_check
 
 SECRET = "the secret of this job"
 
@@ -28,7 +28,7 @@ def member(rank: int, port: int) -> Member:
 @contextlib.asynccontextmanager
 async def answering(rank: int, secret: str = SECRET) -> AsyncIterator[HeldPort]:
     """An agent of this rank that answers on a held port."""
-    held, server = hold_port(), ProofServer()
+    held, server = hold_port(), ReachabilityServer()
     await server.start(held.listen(), secret, rank)
     try:
         yield held
@@ -40,20 +40,20 @@ async def answering(rank: int, secret: str = SECRET) -> AsyncIterator[HeldPort]:
 def test_agents_of_this_job_are_proved_all_at_once() -> None:
     async def run() -> list[str]:
         async with answering(0) as first, answering(1) as second:
-            return await find_unproved([member(0, first.port), member(1, second.port)], SECRET, 5)
+            return await find_unreachable([member(0, first.port), member(1, second.port)], SECRET, 5)
 
     assert asyncio.run(run()) == []
 
 
 def test_no_member_is_nothing_to_prove() -> None:
-    assert asyncio.run(find_unproved([], SECRET, 5)) == []
+    assert asyncio.run(find_unreachable([], SECRET, 5)) == []
 
 
 @pytest.mark.parametrize(("rank", "secret"), [(1, "another job's"), (2, SECRET)], ids=["secret", "rank"])
 def test_something_else_is_told(rank: int, secret: str) -> None:
     async def run() -> None:
         async with answering(rank, secret) as held:
-            faults = await find_unproved([member(1, held.port)], SECRET, 5)
+            faults = await find_unreachable([member(1, held.port)], SECRET, 5)
             assert faults == [f"something else than worker/1 on n1 answers at 127.0.0.1:{held.port}"]
 
     asyncio.run(run())
@@ -63,7 +63,7 @@ def test_who_says_nothing_takes_nobodys_place() -> None:
     async def run() -> None:
         async with answering(1) as held:
             silent = [await asyncio.open_connection("127.0.0.1", held.port) for _ in range(300)]
-            assert await find_unproved([member(1, held.port)], SECRET, 4) == []
+            assert await find_unreachable([member(1, held.port)], SECRET, 4) == []
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.wait_for(silent[0][0].read(1), 4) == b""
             for _, writer in silent:
@@ -80,7 +80,7 @@ def test_who_says_nothing_takes_nobodys_place() -> None:
 
 def test_nobody_there_is_told() -> None:
     with contextlib.closing(hold_port()) as held:
-        faults = asyncio.run(find_unproved([member(1, held.port)], SECRET, 5))
+        faults = asyncio.run(find_unreachable([member(1, held.port)], SECRET, 5))
     assert len(faults) == 1
     assert faults[0].startswith(f"worker/1 on n1 is not reached at 127.0.0.1:{held.port}: ")
     assert "refused" in faults[0] or "Connect call failed" in faults[0]
@@ -89,7 +89,7 @@ def test_nobody_there_is_told() -> None:
 def test_who_accepts_and_says_nothing_is_told_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        faults = asyncio.run(find_unproved([member(1, port)], SECRET, 0.1))
+        faults = asyncio.run(find_unreachable([member(1, port)], SECRET, 0.1))
     assert faults == [f"worker/1 on n1 does not answer at 127.0.0.1:{port} within 0.1 s"]
 
 
@@ -102,7 +102,7 @@ def test_who_hangs_up_early_is_told() -> None:
     async def run() -> list[str]:
         server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
         async with server:
-            return await find_unproved([member(1, server.sockets[0].getsockname()[1])], SECRET, 5)
+            return await find_unreachable([member(1, server.sockets[0].getsockname()[1])], SECRET, 5)
 
     (fault,) = asyncio.run(run())
     assert fault.startswith("worker/1 on n1 is not reached at 127.0.0.1:")
@@ -111,7 +111,7 @@ def test_who_hangs_up_early_is_told() -> None:
 def test_only_the_faulty_ones_are_told() -> None:
     async def run() -> list[str]:
         async with answering(0) as right, answering(1, "another job's") as wrong:
-            return await find_unproved([member(0, right.port), member(1, wrong.port)], SECRET, 5)
+            return await find_unreachable([member(0, right.port), member(1, wrong.port)], SECRET, 5)
 
     (fault,) = asyncio.run(run())
     assert fault.startswith("something else than worker/1 on n1")
@@ -123,7 +123,7 @@ def test_a_stranger_does_not_stop_the_server_from_answering_others() -> None:
             with socket.create_connection(("127.0.0.1", held.port)) as stranger:
                 stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 with socket.create_connection(("127.0.0.1", held.port)):
-                    return await find_unproved([member(1, held.port)], SECRET, 5)
+                    return await find_unreachable([member(1, held.port)], SECRET, 5)
 
     assert asyncio.run(run()) == []
 
@@ -131,28 +131,28 @@ def test_a_stranger_does_not_stop_the_server_from_answering_others() -> None:
 def test_starting_again_changes_nothing_and_closing_hands_the_port_over() -> None:
     async def run() -> None:
         with contextlib.closing(hold_port()) as held:
-            server = ProofServer()
+            server = ReachabilityServer()
             listener = held.listen()
             await server.start(listener, SECRET, 1)
             await server.start(listener, "another", 2)
-            assert await find_unproved([member(1, held.port)], SECRET, 5) == []
+            assert await find_unreachable([member(1, held.port)], SECRET, 5) == []
             server.close()
-            (fault,) = await find_unproved([member(1, held.port)], SECRET, 5)
+            (fault,) = await find_unreachable([member(1, held.port)], SECRET, 5)
             assert "is not reached" in fault
 
     asyncio.run(run())
 
 
 def test_closing_what_never_started_does_nothing() -> None:
-    server = ProofServer()
+    server = ReachabilityServer()
     server.close()
-    assert asyncio.run(find_unproved([], SECRET, 1)) == []
+    assert asyncio.run(find_unreachable([], SECRET, 1)) == []
 
 
 def test_a_port_that_was_proved_can_be_held_again_by_the_next_job() -> None:
     async def run() -> int:
         async with answering(1) as held:
-            assert await find_unproved([member(1, held.port)] * 3, SECRET, 5) == []
+            assert await find_unreachable([member(1, held.port)] * 3, SECRET, 5) == []
             return held.port
 
     port = asyncio.run(run())
@@ -182,7 +182,7 @@ def test_who_proves_whom(nodes: str, provers: list[int | None]) -> None:
     cluster = cluster_on(list(nodes))
     found: list[int | None] = [None] * len(nodes)
     for rank in range(len(nodes)):
-        for proved in members_to_prove(cluster, rank):
+        for proved in members_to_check(cluster, rank):
             found[proved.rank] = rank
     assert found == provers
 
@@ -190,7 +190,7 @@ def test_who_proves_whom(nodes: str, provers: list[int | None]) -> None:
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=20))
 def test_every_member_is_proved_once_by_a_task_on_another_node(nodes: list[str]) -> None:
     cluster = cluster_on(nodes)
-    pairs = [(rank, proved.rank) for rank in range(len(nodes)) for proved in members_to_prove(cluster, rank)]
+    pairs = [(rank, proved.rank) for rank in range(len(nodes)) for proved in members_to_check(cluster, rank)]
     counts = Counter(proved for _, proved in pairs)
     assert counts == ({} if len(set(nodes)) == 1 else dict.fromkeys(range(len(nodes)), 1))
     assert all(nodes[prover] != nodes[proved] for prover, proved in pairs)

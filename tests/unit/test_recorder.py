@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from tests.processes import wait_until
-from tf4slurm.background import OrderedThread
 from tf4slurm.cluster import Task
 from tf4slurm.control.limits import Limits
+from tf4slurm.control.outcome import Outcome
 from tf4slurm.control.state import JobState
-from tf4slurm.control.verdict import Verdict
-from tf4slurm.observe.recorder import Recorder
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.recorder import Recorder
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.system.background import OrderedThread
 
 
 def test_the_last_word_stands_however_long_the_one_before_takes(
@@ -42,7 +42,7 @@ def test_the_last_word_stands_however_long_the_one_before_takes(
         recording = asyncio.create_task(recorder.run())
         await asyncio.to_thread(wait_until, lambda: bool(phases), 10)
         recording.cancel()
-        state.on_spawner_exit(Verdict(7, "srun ended."), time.monotonic())
+        state.on_spawner_exit(Outcome(7, "srun ended."), time.monotonic())
         recorder.write()
         assert phases == ["forming"]
         goes_on.set()

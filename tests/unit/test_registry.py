@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.errors import RunDirectoryError, UnknownJobError
-from tf4slurm.observe import registry
-from tf4slurm.observe.registry import find_job, find_run, known_jobs, remember
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs import registry
+from tf4slurm.jobs.registry import find_job, find_run, known_jobs, remember
+from tf4slurm.jobs.run_directory import RunDirectory
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from benchmarks.report import write_large_run
 from tests.png import count_colours
 from tf4slurm.cli.main import cli
 from tf4slurm.errors import MissingDependencyError, RunDirectoryError
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.reports.job_summary import read_story
 from tf4slurm.reports.picture import make_picture
 from tf4slurm.reports.report import make_report
-from tf4slurm.reports.story import read_story
-from tf4slurm.run_directory import RunDirectory
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 HOSTILE = "</script></title></style><script>evil()</script><img src=x onerror=evil()>\"'&\x00\u202e\ud800"

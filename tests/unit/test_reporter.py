@@ -11,13 +11,13 @@ from tf4slurm import __version__
 from tf4slurm.cli.reporter import PlainReporter, summary
 from tf4slurm.cluster import Task
 from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Hello, Status
+from tf4slurm.control.messages import ObservedState, Registration
+from tf4slurm.control.outcome import Outcome
 from tf4slurm.control.state import JobState
-from tf4slurm.control.verdict import Verdict
+from tf4slurm.jobs.events import Event
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import Result
-from tf4slurm.observe.events import Event
-from tf4slurm.output import LineWriter
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.system.output import LineWriter
 
 TASKS = (Task("chief", 0), Task("ps", 0), Task("worker", 0), Task("worker", 1))
 START = 500.0
@@ -28,40 +28,40 @@ def trained() -> JobState:
     """A job whose children run: joined at 0 s, started at 1 s."""
     state = JobState(TASKS, Limits(), START, lambda *_: None)
     for rank in range(4):
-        hello = Hello(rank, f"n{rank // 2}", f"10.0.0.{rank // 2}", 40000 + rank, f"i{rank}", __version__)
+        hello = Registration(rank, f"n{rank // 2}", f"10.0.0.{rank // 2}", 40000 + rank, f"i{rank}", __version__)
         state.on_hello(hello, START)
     for rank in range(4):
-        state.on_status(rank, Status("proved"), START + 0.5)
+        state.on_status(rank, ObservedState("proved"), START + 0.5)
     for rank in range(4):
-        state.on_status(rank, Status("running", 1, 100 + rank), START + 1)
+        state.on_status(rank, ObservedState("running", 1, 100 + rank), START + 1)
     return state
 
 
 def result_of(state: JobState, seconds: float) -> Result:
-    assert state.verdict is not None
-    return Result(state.verdict, tuple(state.records), DIRECTORY, seconds, START)
+    assert state.outcome is not None
+    return Result(state.outcome, tuple(state.records), DIRECTORY, seconds, START)
 
 
 def succeeded() -> Result:
     state = trained()
-    state.on_status(3, Status("exited", 1, 103, -9), START + 2)
-    state.on_status(3, Status("running", 2, 203), START + 2.5)
-    state.on_status(0, Status("exited", 1, 100, 0), START + 3)
-    state.on_status(0, Status("left", 1, 100, 0), START + 3.1)
-    state.on_status(1, Status("left", 1, 101), START + 3.2)
-    state.on_status(2, Status("left", 1, 102), START + 3.25)
-    state.on_status(3, Status("left", 2, 203), START + 3.3)
+    state.on_status(3, ObservedState("exited", 1, 103, -9), START + 2)
+    state.on_status(3, ObservedState("running", 2, 203), START + 2.5)
+    state.on_status(0, ObservedState("exited", 1, 100, 0), START + 3)
+    state.on_status(0, ObservedState("left", 1, 100, 0), START + 3.1)
+    state.on_status(1, ObservedState("left", 1, 101), START + 3.2)
+    state.on_status(2, ObservedState("left", 1, 102), START + 3.25)
+    state.on_status(3, ObservedState("left", 2, 203), START + 3.3)
     return result_of(state, 3.456)
 
 
 def failed() -> Result:
     state = trained()
-    state.on_status(1, Status("exited", 1, 101, -9, tail=("Loading", "Killed: out of memory")), START + 2)
-    state.on_status(0, Status("exited", 1, 100, 1, tail=("UnavailableError",)), START + 2.1)
-    state.on_status(1, Status("left", 1, 101, -9), START + 2.2)
-    state.on_status(0, Status("left", 1, 100, 1), START + 2.2)
-    state.on_status(2, Status("left", 1, 102), START + 2.3)
-    state.on_spawner_exit(Verdict(7, "srun ended."), START + 3)
+    state.on_status(1, ObservedState("exited", 1, 101, -9, tail=("Loading", "Killed: out of memory")), START + 2)
+    state.on_status(0, ObservedState("exited", 1, 100, 1, tail=("UnavailableError",)), START + 2.1)
+    state.on_status(1, ObservedState("left", 1, 101, -9), START + 2.2)
+    state.on_status(0, ObservedState("left", 1, 100, 1), START + 2.2)
+    state.on_status(2, ObservedState("left", 1, 102), START + 2.3)
+    state.on_spawner_exit(Outcome(7, "srun ended."), START + 3)
     return result_of(state, 3.0)
 
 
@@ -117,18 +117,18 @@ Root cause: The job was stopped: the launcher got SIGINT."""
 
 def missing() -> Result:
     state = JobState(TASKS, Limits(), START, lambda *_: None)
-    state.on_hello(Hello(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
+    state.on_hello(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
     for tick in range(1, 302):
-        state.on_status(0, Status("joined"), START + tick)
+        state.on_status(0, ObservedState("joined"), START + tick)
         state.on_tick(START + tick)
     return result_of(state, 300.1)
 
 
 def stopped() -> Result:
     state = JobState(TASKS, Limits(), START, lambda *_: None)
-    state.on_hello(Hello(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
-    state.on_spawner_exit(Verdict(130, "The job was stopped: the launcher got SIGINT."), START + 2)
-    state.on_status(0, Status("left"), START + 2)
+    state.on_hello(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
+    state.on_spawner_exit(Outcome(130, "The job was stopped: the launcher got SIGINT."), START + 2)
+    state.on_status(0, ObservedState("left"), START + 2)
     return result_of(state, 2.0)
 
 

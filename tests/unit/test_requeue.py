@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.control.verdict import Verdict
+from tf4slurm.control.outcome import Outcome
 from tf4slurm.errors import LaunchError
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch import requeue
 from tf4slurm.launch.requeue import Requeue
-from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.job import SlurmJob, parse_job
 
 ANSWER = """JobId=7 JobName=wrap
@@ -22,7 +22,7 @@ ANSWER = """JobId=7 JobName=wrap
    NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
 """
 RUNNING = SlurmJob("RUNNING", is_batch=True, can_requeue=True, is_preempted=False, partition="low")
-STOPPED = Verdict(143, "The job was stopped: the launcher got SIGTERM.")
+STOPPED = Outcome(143, "The job was stopped: the launcher got SIGTERM.")
 
 
 def test_what_the_controller_says_is_read() -> None:
@@ -57,7 +57,7 @@ def test_why_a_job_goes_back(
     monkeypatch: pytest.MonkeyPatch, directory: RunDirectory, exit_code: int, job: SlurmJob, reason: str | None
 ) -> None:
     answer_with(monkeypatch, job)
-    assert Requeue("7", 1).find_reason(Verdict(exit_code, ""), directory) == reason
+    assert Requeue("7", 1).find_reason(Outcome(exit_code, ""), directory) == reason
 
 
 def test_the_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

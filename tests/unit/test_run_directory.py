@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.faults.disk import fill, small_disk
-from tf4slurm.background import OrderedThread
+from tf4slurm.agent.registration import JoinSettings, Place
+from tf4slurm.agent.sidecar import Sidecar
 from tf4slurm.cluster import Task
-from tf4slurm.companion import Companion
 from tf4slurm.errors import RunDirectoryError
-from tf4slurm.join import JoinSettings, Place
-from tf4slurm.observe.events import EventLog
-from tf4slurm.run_directory import RunDirectory, open_to_append
+from tf4slurm.jobs.events import EventLog
+from tf4slurm.jobs.run_directory import RunDirectory, open_to_append
+from tf4slurm.system.background import OrderedThread
 
 MAKERS = {"create": lambda path: RunDirectory.create(path.parent, path.name), "open": RunDirectory.open}
 UNUSABLE = {"parent is a file": "file/runs/digits", "itself a file's child": "file/digits", "kernel's": "/proc/runs/x"}
@@ -86,7 +86,7 @@ def test_space_for_the_result_is_4_kb_however_often_it_is_opened_and_none_where_
 
 def test_companion_of_rank_0_leaves_no_space_for_a_result(tmp_path: Path) -> None:
     path = tmp_path / "step-1.0"
-    Companion({"worker": 1}, "block", JoinSettings(str(path)), Place(0, "n1"))
+    Sidecar({"worker": 1}, "block", JoinSettings(str(path)), Place(0, "n1"))
     assert [each.name for each in path.iterdir()] == ["logs"]
 
 

@@ -15,8 +15,8 @@ SITE = parse_site(CONFIG, PARTITIONS)
 GOOD = Partition("work", True, "UP", "2-00:00:00", "01:00:00", "OFF", 0)
 
 
-def judge(topic: str, site: SlurmSite, grace_seconds: float = 25.0) -> Finding:
-    (found,) = (finding for finding in judge_site(site, grace_seconds) if finding.topic == topic)
+def judge(topic: str, site: SlurmSite, grace_period_seconds: float = 25.0) -> Finding:
+    (found,) = (finding for finding in judge_site(site, grace_period_seconds) if finding.topic == topic)
     return found
 
 
@@ -45,9 +45,9 @@ def test_a_setting(changes: dict[str, object], topic: str, level: str, words: st
     [
         ({}, "ok", "work (default): at most 2-00:00:00, 01:00:00 without --time"),
         ({"state": "DOWN"}, "warn", "is DOWN"),
-        ({"preempt_mode": "REQUEUE", "grace_seconds": 60}, "ok", "REQUEUE after 60 s"),
-        ({"preempt_mode": "REQUEUE", "grace_seconds": 8}, "warn", "REQUEUE after 8 s"),
-        ({"preempt_mode": "CANCEL", "grace_seconds": 60}, "warn", "CANCEL after 60 s"),
+        ({"preempt_mode": "REQUEUE", "grace_period_seconds": 60}, "ok", "REQUEUE after 60 s"),
+        ({"preempt_mode": "REQUEUE", "grace_period_seconds": 8}, "warn", "REQUEUE after 8 s"),
+        ({"preempt_mode": "CANCEL", "grace_period_seconds": 60}, "warn", "CANCEL after 60 s"),
     ],
 )
 def test_a_partition(changes: dict[str, object], level: str, words: str) -> None:

@@ -22,8 +22,8 @@ from tests.submissions import job_of
 from tf4slurm.cli.options import job_options, make_plan
 from tf4slurm.control.limits import Limits
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.launch.script import make_script, quote
-from tf4slurm.launch.submission import Submission
+from tf4slurm.submission.batch_script import make_script, quote
+from tf4slurm.submission.options import Submission
 
 GOLDEN = Path(__file__).parent.parent / "data" / "scripts"
 TRAIN = ("--", "python", "train.py")
@@ -70,8 +70,8 @@ SCRIPTS = {
         *("--no-sbatch", "qos", "--srun", "cpu-bind=cores", "--srun", "label", "--ps", "2", "--evaluators", "1"),
         *("--no-chief", "--placement", "spread", "--gpus-per-worker", "1", "--runs-directory", "/scratch/my runs"),
         *("--interface", "ib*", "--ports", "40000-40009,40020", "--control-port", "40500"),
-        *("--start-timeout", "60", "--dead-after", "5.5"),
-        *("--beat", "0.25", "--max-worker-restarts", "0", "--max-attempts", "3", "--grace", "0"),
+        *("--start-timeout", "60", "--heartbeat-timeout", "5.5"),
+        *("--heartbeat-interval", "0.25", "--max-worker-restarts", "0", "--max-attempts", "3", "--grace-period", "0"),
         *(
             "--stop-signal",
             "SIGUSR1",
@@ -256,8 +256,8 @@ def test_modules_are_loaded_in_order_by_the_sites_own_function(tmp_path: Path) -
         limits=st.builds(
             Limits,
             start_timeout_seconds=st.floats(1, 1e9),
-            dead_after_seconds=st.floats(2, 1e6),
-            beat_seconds=st.floats(0.001, 1.5),
+            heartbeat_timeout_seconds=st.floats(2, 1e6),
+            heartbeat_interval_seconds=st.floats(0.001, 1.5),
             stall_seconds=st.none() | st.floats(0.1, 1e6),
             max_attempts=st.integers(1, 99),
         ),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tf4slurm.cluster import Address
 from tf4slurm.control.client import Membership
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.self_hosted import _write_result
-from tf4slurm.run_directory import RunDirectory
 
 
 def test_result_of_rank_0_stays_and_one_task_alone_sees_to_the_step(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_result_of_rank_0_stays_and_one_task_alone_sees_to_the_step(tmp_path: Pa
         raise AssertionError
 
     directory = RunDirectory.open(tmp_path / "job")
-    member = Membership(lambda: ([], None), never, dead_after_seconds=1, join_seconds=1)  # type: ignore[arg-type]
+    member = Membership(lambda: ([], None), never, heartbeat_timeout_seconds=1, join_seconds=1)  # type: ignore[arg-type]
     directory.write_control({"munge": "s"})
     directory.write_result({"exit_code": 3})
     assert [_write_result(member, directory) for _ in range(2)] == [True, False]

@@ -31,12 +31,12 @@ from tf4slurm.control.messages import (
     METHOD,
     SERVICE,
     TOKEN_METADATA,
-    Hello,
+    DesiredState,
     Map,
     Message,
-    Order,
-    Report,
-    Status,
+    ObservedState,
+    Registration,
+    ScriptState,
     Usage,
     decode,
     decode_map,
@@ -104,7 +104,7 @@ def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-def make_hello(rank: int, /, **changes: Any) -> Hello:
+def make_hello(rank: int, /, **changes: Any) -> Registration:
     fields: dict[str, Any] = {
         "rank": rank,
         "node": f"n{rank}",
@@ -113,31 +113,34 @@ def make_hello(rank: int, /, **changes: Any) -> Hello:
         "incarnation": f"incarnation-{rank}",
         "version": __version__,
     }
-    return Hello(**{**fields, **changes})
+    return Registration(**{**fields, **changes})
 
 
 def make_membership(
     *addresses: Address,
     credentials: Credentials = SHARED,
-    hello: Callable[[Address], Hello] = lambda _: make_hello(0),
-    dead_after_seconds: float = DEAD,
+    hello: Callable[[Address], Registration] = lambda _: make_hello(0),
+    heartbeat_timeout_seconds: float = DEAD,
     join_seconds: float = 10,
 ) -> Membership:
     """Return a membership that has not begun, with the service at one of these addresses."""
     return Membership(
-        lambda: (addresses, credentials), hello, dead_after_seconds=dead_after_seconds, join_seconds=join_seconds
+        lambda: (addresses, credentials),
+        hello,
+        heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+        join_seconds=join_seconds,
     )
 
 
 class Job:
     """A control service that runs, and the memberships of its tasks."""
 
-    def __init__(self, roles: str, dead_after_seconds: float, credentials: ServiceCredentials) -> None:
+    def __init__(self, roles: str, heartbeat_timeout_seconds: float, credentials: ServiceCredentials) -> None:
         limits = Limits(
             start_timeout_seconds=20,
-            beat_seconds=BEAT,
-            dead_after_seconds=dead_after_seconds,
-            reconnect_seconds=dead_after_seconds / 2,
+            heartbeat_interval_seconds=BEAT,
+            heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+            reconnect_seconds=heartbeat_timeout_seconds / 2,
             leave_seconds=0.5,
         )
         counts: Counter[str] = Counter()
@@ -170,7 +173,7 @@ class Job:
             Address("127.0.0.1", port or self.port),
             credentials=credentials,
             hello=lambda _: make_hello(rank, **changes),
-            dead_after_seconds=self.state.limits.dead_after_seconds,
+            heartbeat_timeout_seconds=self.state.limits.heartbeat_timeout_seconds,
             join_seconds=join_seconds,
         )
 
@@ -195,11 +198,11 @@ class Job:
 
     async def check_undisturbed(self, members: list[Membership]) -> None:
         """Check that no member lost its connection, then let the first end the job."""
-        assert not {kind for kind, _ in self.events} & {"lost", "disconnected", "reconnected", "exited", "verdict"}
+        assert not {kind for kind, _ in self.events} & {"lost", "disconnected", "reconnected", "exited", "outcome"}
         members[0].report(state="exited", starts=1, returncode=0)
         await until(lambda: all(member.order.leave for member in members))
-        assert self.state.verdict is not None
-        assert self.state.verdict.exit_code == 0
+        assert self.state.outcome is not None
+        assert self.state.outcome.exit_code == 0
 
     async def close(self) -> None:
         await cancel(*self._running)
@@ -208,9 +211,9 @@ class Job:
 
 @contextlib.asynccontextmanager
 async def serving(
-    roles: str = PAIR, dead_after_seconds: float = DEAD, credentials: ServiceCredentials = CREDENTIALS
+    roles: str = PAIR, heartbeat_timeout_seconds: float = DEAD, credentials: ServiceCredentials = CREDENTIALS
 ) -> AsyncIterator[Job]:
-    job = Job(roles, dead_after_seconds, credentials)
+    job = Job(roles, heartbeat_timeout_seconds, credentials)
     job.port = await job.service.start()
     try:
         yield job
@@ -343,8 +346,8 @@ def test_job_of_two_tasks_forms_trains_and_ends() -> None:
             await job.service.wait_for_end()
             await asyncio.gather(*running)
             assert job.state.phase is Phase.ENDED
-            assert job.state.verdict is not None
-            assert job.state.verdict.exit_code == 0
+            assert job.state.outcome is not None
+            assert job.state.outcome.exit_code == 0
             kinds = Counter(kind for kind, _ in job.events)
             assert (kinds["joined"], kinds["started"], kinds["left"]) == (2, 2, 2)
             assert not kinds.keys() & {"lost", "disconnected", "reconnected", "stragglers"}
@@ -354,10 +357,10 @@ def test_job_of_two_tasks_forms_trains_and_ends() -> None:
 
 def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -> None:
     async def scenario() -> None:
-        slow = Limits(beat_seconds=30, dead_after_seconds=100, grace_seconds=0)
+        slow = Limits(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100, grace_period_seconds=0)
         state = JobState([Task("worker", 0)], slow, time.monotonic(), lambda *_: None)
         service = ControlService(state, CREDENTIALS)
-        member = make_membership(Address("127.0.0.1", await service.start()), dead_after_seconds=100)
+        member = make_membership(Address("127.0.0.1", await service.start()), heartbeat_timeout_seconds=100)
         running = asyncio.create_task(member.run())
         before = time.monotonic()
         await until(lambda: member.map)
@@ -422,7 +425,7 @@ def test_wait_for_change_returns_at_the_next_order_and_not_at_heartbeats() -> No
 
 def test_members_that_send_only_heartbeats_are_not_lost() -> None:
     async def scenario() -> None:
-        async with serving(dead_after_seconds=SOON_DEAD) as job:
+        async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job:
             await job.form(2)
             end = time.monotonic() + 1.5 * SOON_DEAD
             await until(lambda: time.monotonic() > end)
@@ -433,18 +436,18 @@ def test_members_that_send_only_heartbeats_are_not_lost() -> None:
 
 def test_task_that_answers_with_empty_messages_lives_until_it_stops() -> None:
     async def scenario() -> None:
-        async with serving("worker worker", dead_after_seconds=SOON_DEAD) as job, raw_client(job.port) as raw:
+        async with serving("worker worker", heartbeat_timeout_seconds=SOON_DEAD) as job, raw_client(job.port) as raw:
             job.begin(job.membership(1))
             await raw.send(make_hello(0))
             end = time.monotonic() + 2 * SOON_DEAD
             while time.monotonic() < end:
                 if await raw.call.read() == HEARTBEAT:
                     await raw.send(HEARTBEAT)
-            assert job.state.verdict is None
+            assert job.state.outcome is None
             while await raw.call.read() == HEARTBEAT:
                 pass  # the service requests heartbeats until the task is lost
-            assert job.state.verdict is not None
-            assert job.state.verdict.cause == Task("worker", 0)
+            assert job.state.outcome is not None
+            assert job.state.outcome.cause == Task("worker", 0)
 
     run_scenario(scenario)
 
@@ -455,7 +458,7 @@ def test_usage_and_step_are_sent_with_a_heartbeat() -> None:
             (member,) = await job.form(1)
             for number in (1, 2):
                 member.mention(Usage(memory_bytes=number))
-                member.note(Report(step=number))
+                member.note(ScriptState(step=number))
                 await until(lambda number=number: job.state.records[0].status.report.step == number)  # type: ignore[misc]
                 assert job.state.records[0].status == member.status
 
@@ -468,10 +471,10 @@ def test_failed_child_with_the_longest_tail_is_reported() -> None:
             chief, _ = await job.form(2)
             tail = ("\U0001f600" * 500,) * 20  # as the agent cuts it, in the longest characters
             chief.report(state="exited", starts=1, returncode=3, tail=tail)
-            await until(lambda: job.state.verdict, timeout_seconds=3)
-            assert job.state.verdict is not None
-            assert job.state.verdict.exit_code == 3
-            assert job.state.verdict.tail == tail
+            await until(lambda: job.state.outcome, timeout_seconds=3)
+            assert job.state.outcome is not None
+            assert job.state.outcome.exit_code == 3
+            assert job.state.outcome.tail == tail
 
     run_scenario(scenario)
 
@@ -482,11 +485,15 @@ LINES = ("\U0001f600" * 20_000,) * 10
 
 @pytest.mark.parametrize(
     ("report", "tail"),
-    [(Report(step=7, metrics=METRICS), ()), (Report(step=7), LINES), (Report(step=7, metrics=METRICS), LINES)],
+    [
+        (ScriptState(step=7, metrics=METRICS), ()),
+        (ScriptState(step=7), LINES),
+        (ScriptState(step=7, metrics=METRICS), LINES),
+    ],
     ids=["metrics", "lines", "both"],
 )
 def test_status_above_the_limit_is_shrunk_with_a_warning_and_accepted(
-    report: Report, tail: tuple[str, ...], caplog: pytest.LogCaptureFixture
+    report: ScriptState, tail: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         async with serving() as job:
@@ -548,7 +555,7 @@ def test_refused_task_gets_the_reason_and_does_not_retry(changes: dict[str, Any]
                 await late.run()
             assert caught.value.reason == reason
             assert f"127.0.0.1:{relay.port}" in str(caught.value)
-            assert (late.order, late.map) == (Order(), None)
+            assert (late.order, late.map) == (DesiredState(), None)
             assert relay.connections == 1
             await job.check_undisturbed(members)
 
@@ -593,7 +600,7 @@ def test_task_that_the_service_cannot_read_is_refused_with_the_reason() -> None:
         async with serving() as job:
             members = await job.form(2)
             late = job.membership(0, port=job.port)
-            late._make_hello = lambda _: Status()  # type: ignore[assignment, return-value]
+            late._make_hello = lambda _: ObservedState()  # type: ignore[assignment, return-value]
             with pytest.raises(RendezvousClosedError, match="Install the same version"):
                 await late.run()
             await job.check_undisturbed(members)
@@ -674,7 +681,7 @@ async def send_truncated_hello(raw: RawClient) -> None:
 
 
 async def send_status(raw: RawClient) -> None:
-    await raw.send(Status("left"))
+    await raw.send(ObservedState("left"))
 
 
 async def send_large_hello(raw: RawClient) -> None:
@@ -726,13 +733,13 @@ def test_client_whose_first_message_is_no_hello_is_refused_and_members_go_on(
 @pytest.mark.parametrize(
     "payload",
     [
-        encode(Order(leave=True)),
+        encode(DesiredState(leave=True)),
         encode(make_hello(0)),
-        encode(Status("left"))[:12],
+        encode(ObservedState("left"))[:12],
         b"nonsense",
-        b'["Status",{"state":"dead"}]',
-        b'["Status",{"starts":"one"}]',
-        b'["Status",{"more":1}]',
+        b'["ObservedState",{"state":"dead"}]',
+        b'["ObservedState",{"starts":"one"}]',
+        b'["ObservedState",{"more":1}]',
         b"[" * 50_000,
         bytes(100),
     ],
@@ -742,7 +749,7 @@ def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_told(
     payload: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async with serving(dead_after_seconds=100) as job:
+        async with serving(heartbeat_timeout_seconds=100) as job:
             ps = job.membership(1)
             job.begin(ps)
             async with raw_client(job.port) as raw:
@@ -756,11 +763,11 @@ def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_told(
             await until(lambda: ps.order.leave)
             assert time.monotonic() - before < 5  # and not after the heartbeat timeout
             assert ("lost", "chief/0") in job.events
-            assert job.state.verdict is not None
-            assert job.state.verdict.cause == Task("chief", 0)
-            assert "its message was not accepted: " in job.state.verdict.reason
-            assert "is not a control message of this version of tf4slurm" in job.state.verdict.reason
-            assert ps.order.reason == job.state.verdict.reason
+            assert job.state.outcome is not None
+            assert job.state.outcome.cause == Task("chief", 0)
+            assert "its message was not accepted: " in job.state.outcome.reason
+            assert "is not a control message of this version of tf4slurm" in job.state.outcome.reason
+            assert ps.order.reason == job.state.outcome.reason
             async with raw_client(job.port) as raw:  # it is lost for good
                 await raw.send(make_hello(0))
                 code, detail, _ = await raw.end()
@@ -773,7 +780,7 @@ def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_told(
 
 def test_membership_whose_every_status_is_rejected_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        async with serving(dead_after_seconds=100) as job:
+        async with serving(heartbeat_timeout_seconds=100) as job:
             chief, ps = job.membership(0), job.membership(1)
             job.begin(ps)
             before = time.monotonic()
@@ -795,9 +802,9 @@ def test_repeated_status_has_no_effect() -> None:
     async def scenario() -> None:
         async with serving() as job, raw_client(job.port) as raw:
             await raw.send(make_hello(0))
-            await raw.send(Status("running", starts=1))
-            await raw.send(Status("running", starts=1))
-            await raw.send(Status("running", starts=2))
+            await raw.send(ObservedState("running", starts=1))
+            await raw.send(ObservedState("running", starts=1))
+            await raw.send(ObservedState("running", starts=2))
             await until(lambda: job.state.records[0].status.starts == 2)
             assert job.events.count(("started", "chief/0")) == 2
 
@@ -815,9 +822,9 @@ def test_message_above_the_limit_ends_the_call_and_its_task_may_reconnect(
             async with raw_client(job.port) as raw:
                 await raw.send(make_hello(0))
                 await until(lambda: ps.map)
-                short = len(encode(Status("left", detail="x")))
+                short = len(encode(ObservedState("left", detail="x")))
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    await raw.send(Status("left", detail="x" * (size - short + 1)))
+                    await raw.send(ObservedState("left", detail="x" * (size - short + 1)))
                 code, detail, _ = await raw.end()
                 assert code is EXHAUSTED
                 assert str(MAX_STATUS_BYTES) in detail
@@ -837,8 +844,8 @@ def test_message_of_the_largest_size_is_accepted() -> None:
     async def scenario() -> None:
         async with serving() as job, raw_client(job.port) as raw:
             await raw.send(make_hello(0))
-            short = len(encode(Status(detail="x")))
-            await raw.send(Status(detail="x" * (MAX_STATUS_BYTES - short + 1)))
+            short = len(encode(ObservedState(detail="x")))
+            await raw.send(ObservedState(detail="x" * (MAX_STATUS_BYTES - short + 1)))
             await until(lambda: job.state.records[0].status.detail)
 
     run_scenario(scenario)
@@ -850,10 +857,10 @@ def test_late_message_of_a_replaced_connection_is_ignored() -> None:
             for connection, event in ((old, "joined"), (new, "reconnected")):
                 await connection.send(make_hello(0))
                 await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
-            await new.send(Status("running", starts=1))
+            await new.send(ObservedState("running", starts=1))
             await until(lambda: job.state.records[0].status.state == "running")
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await old.send(Status("exited", starts=1, returncode=9))
+                await old.send(ObservedState("exited", starts=1, returncode=9))
             await asyncio.wait_for(old.end(), 3)  # the service has ended it
             assert job.state.records[0].is_connected
             assert job.state.records[0].status.state == "running"
@@ -945,8 +952,8 @@ def test_connection_lost_is_made_again_without_losing_state() -> None:
             await until(lambda: job.events.count(("disconnected", "chief/0")) == 2)
             chief.report(state="exited", starts=1, returncode=0)
             await until(lambda: chief.order.leave)
-            assert job.state.verdict is not None
-            assert job.state.verdict.exit_code == 0
+            assert job.state.outcome is not None
+            assert job.state.outcome.exit_code == 0
             assert job.events.count(("reconnected", "chief/0")) == 2
             assert job.events.count(("started", "chief/0")) == 1
             assert ("lost", "chief/0") not in job.events
@@ -976,7 +983,7 @@ def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
     """It may have little of the heartbeat timeout left."""
 
     async def scenario() -> None:
-        slow = Limits(beat_seconds=30, dead_after_seconds=100)
+        slow = Limits(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100)
         state = JobState([Task("worker", 0), Task("worker", 1)], slow, time.monotonic(), lambda *_: None)
         service = ControlService(state, CREDENTIALS)
         port = await service.start()
@@ -995,23 +1002,23 @@ def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
 
 def test_task_that_reconnects_but_sends_nothing_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
-        async with serving(dead_after_seconds=SOON_DEAD) as job:
+        async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job:
             ps = job.membership(1)
             job.begin(ps)
             before, reconnections = time.monotonic(), 0
-            while job.state.verdict is None:
+            while job.state.outcome is None:
                 async with raw_client(job.port) as raw:
                     await raw.send(make_hello(0))
-                    await until(lambda: job.state.records[0].is_connected or job.state.verdict)
+                    await until(lambda: job.state.records[0].is_connected or job.state.outcome)
                 await until(lambda: not job.state.records[0].is_connected)
                 reconnections += 1
                 assert time.monotonic() - before < 3 * SOON_DEAD
             assert time.monotonic() - before >= SOON_DEAD
             assert reconnections > 2
-            assert job.state.verdict.cause == Task("chief", 0)
-            assert f"nothing was heard of it for {SOON_DEAD:g} s" in job.state.verdict.reason
+            assert job.state.outcome.cause == Task("chief", 0)
+            assert f"nothing was heard of it for {SOON_DEAD:g} s" in job.state.outcome.reason
             await until(lambda: ps.order.leave)
-            assert ps.order.reason == job.state.verdict.reason
+            assert ps.order.reason == job.state.outcome.reason
 
     run_scenario(scenario)
 
@@ -1021,7 +1028,7 @@ def test_accepted_hello_is_not_made_again() -> None:
         async with serving() as job, Relay(job.port) as relay:
             asked: list[Address] = []
 
-            def hello(address: Address) -> Hello:
+            def hello(address: Address) -> Registration:
                 asked.append(address)
                 return make_hello(0)
 
@@ -1041,7 +1048,7 @@ def test_hello_is_made_for_each_address_until_one_is_accepted() -> None:
         async with serving() as job, serving(credentials=OTHER_JOB) as other, Relay(job.port) as relay:
             asked: list[Address] = []
 
-            def hello(address: Address) -> Hello:
+            def hello(address: Address) -> Registration:
                 asked.append(address)
                 return make_hello(0, port=address.port)
 
@@ -1060,7 +1067,7 @@ def test_hello_is_made_for_each_address_until_one_is_accepted() -> None:
 
 def test_silent_service_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
-        async with serving(dead_after_seconds=SOON_DEAD) as job, Relay(job.port) as relay:
+        async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job, Relay(job.port) as relay:
             chief, ps = job.membership(0, port=relay.port), job.membership(1)
             before = time.monotonic()
             running = job.begin(chief)
@@ -1081,10 +1088,10 @@ def test_silent_service_is_lost_after_the_heartbeat_timeout() -> None:
 
 def test_silent_service_is_not_looked_for_at_its_other_addresses() -> None:
     async def scenario() -> None:
-        async with serving(dead_after_seconds=2) as job, Relay(job.port) as relay, Relay(job.port) as other:
+        async with serving(heartbeat_timeout_seconds=2) as job, Relay(job.port) as relay, Relay(job.port) as other:
             other.pause()
             member = make_membership(
-                Address("127.0.0.1", relay.port), Address("127.0.0.1", other.port), dead_after_seconds=2
+                Address("127.0.0.1", relay.port), Address("127.0.0.1", other.port), heartbeat_timeout_seconds=2
             )
             running = job.begin(member)
             await until(lambda: is_registered(member))
@@ -1100,7 +1107,7 @@ def test_silent_service_is_not_looked_for_at_its_other_addresses() -> None:
 
 def test_closed_service_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
-        async with serving(dead_after_seconds=SOON_DEAD) as job:
+        async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job:
             chief = job.membership(0)
             running = job.begin(chief)
             await until(lambda: is_registered(chief))
@@ -1115,15 +1122,15 @@ def test_closed_service_is_lost_after_the_heartbeat_timeout() -> None:
 
 def test_silent_task_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
-        async with serving(dead_after_seconds=SOON_DEAD) as job, Relay(job.port) as relay:
+        async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job, Relay(job.port) as relay:
             chief, ps = job.membership(0), job.membership(1, port=relay.port)
             job.begin(chief)
             job.begin(ps)
             await until(lambda: chief.map and ps.map)
             relay.pause()
             await until(lambda: chief.order.leave)
-            assert job.state.verdict is not None
-            assert job.state.verdict.cause == Task("ps", 0)
+            assert job.state.outcome is not None
+            assert job.state.outcome.cause == Task("ps", 0)
 
     run_scenario(scenario)
 
@@ -1153,7 +1160,7 @@ def test_without_credentials_no_address_is_tried() -> None:
         async with serving() as job, Relay(job.port) as relay:
             address = Address("127.0.0.1", relay.port)
             member = Membership(
-                lambda: ([address], None), lambda _: make_hello(0), dead_after_seconds=DEAD, join_seconds=0.3
+                lambda: ([address], None), lambda _: make_hello(0), heartbeat_timeout_seconds=DEAD, join_seconds=0.3
             )
             with pytest.raises(RendezvousConnectionError, match="no address is known yet"):
                 await member.run()
@@ -1177,7 +1184,7 @@ def test_service_that_starts_later_is_found() -> None:
         async with serving() as job:
             known: list[Address] = []
             member = Membership(
-                lambda: (known, SHARED), lambda _: make_hello(0), dead_after_seconds=DEAD, join_seconds=10
+                lambda: (known, SHARED), lambda _: make_hello(0), heartbeat_timeout_seconds=DEAD, join_seconds=10
             )
             job.begin(member)
             await asyncio.sleep(0)
@@ -1262,7 +1269,7 @@ def test_service_that_sends_no_message_of_ours_counts_as_unreachable() -> None:
 
     async def scenario() -> None:
         async with grpc_server(handle) as address:
-            member = make_membership(address, dead_after_seconds=1, join_seconds=1)
+            member = make_membership(address, heartbeat_timeout_seconds=1, join_seconds=1)
             with pytest.raises(RendezvousConnectionError, match="is not a control message of this version"):
                 await asyncio.wait_for(member.run(), 10)
 
@@ -1282,7 +1289,7 @@ def test_task_that_is_not_registered_yet_waits_until_the_join_timeout() -> None:
             await context.read()
 
         async with grpc_server(handle) as address:
-            member = make_membership(address, dead_after_seconds=0.3)
+            member = make_membership(address, heartbeat_timeout_seconds=0.3)
             running = asyncio.create_task(member.run())
             waiting = asyncio.create_task(member.wait_for_change())
             await asyncio.wait({running, waiting}, timeout=1)
@@ -1300,8 +1307,8 @@ def test_map_is_sent_before_any_order() -> None:
         async with serving("worker") as job, raw_client(job.port) as raw:
             await raw.send(make_hello(0))
             assert isinstance(await raw.receive(Map), Map)
-            await raw.send(Status("proved"))
-            assert await raw.receive(Order) == Order(starts=1, leave_seconds=0.5)
+            await raw.send(ObservedState("proved"))
+            assert await raw.receive(DesiredState) == DesiredState(starts=1, leave_seconds=0.5)
 
     run_scenario(scenario)
 
@@ -1309,7 +1316,7 @@ def test_map_is_sent_before_any_order() -> None:
 class FakeContext:
     """The service's end of a call, of which a test decides when each await returns."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Registration) -> None:
         self.messages: asyncio.Queue[object] = asyncio.Queue()
         self.messages.put_nowait(encode(hello))
         self.may_confirm = asyncio.Event()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tf4slurm import profiles
+from tf4slurm import settings as profiles
 from tf4slurm.cli.main import cli
 from tf4slurm.cli.settings import known_options
 from tf4slurm.errors import ProfileError
@@ -106,7 +106,7 @@ def test_no_option_has_the_name_of_a_variable_that_tasks_have() -> None:
     ("text", "words"),
     [
         ("ps = 'two'", "sets --ps: 'two' is not a valid integer"),
-        ("beat = -1", "sets --beat: "),
+        ("heartbeat-interval = -1", "sets --heartbeat-interval: "),
         ("snapshot = 'all'", "sets --snapshot: "),
         ("chief = 'perhaps'", "sets --chief: "),
         ("ports = '9-1'", "sets --ports: "),

@@ -7,8 +7,8 @@ import os
 import socket
 import time
 
+from tf4slurm.agent.liveness import wait_for_silence
 from tf4slurm.cluster import Address
-from tf4slurm.silence import wait_for_silence
 
 
 def test_time_in_which_the_agent_did_not_run_is_not_its_childs_silence() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from tf4slurm.errors import RunDirectoryError, SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.launch.snapshot import place_snapshot, take_snapshot
-from tf4slurm.launch.submission import Submission
+from tf4slurm.submission.options import Submission
+from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 
 
 @pytest.fixture

@@ -15,23 +15,23 @@ from hypothesis import strategies as st
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Hello, Order, Report, Status, TaskState, Waiting
-from tf4slurm.control.record import TaskRecord
+from tf4slurm.control.messages import BarrierArrival, DesiredState, ObservedState, Registration, ScriptState, TaskState
+from tf4slurm.control.outcome import Outcome
 from tf4slurm.control.state import JobState, Phase
-from tf4slurm.control.verdict import Verdict
+from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.errors import RendezvousClosedError
 
 LIMITS = Limits(
     start_timeout_seconds=60,
-    beat_seconds=1,
-    dead_after_seconds=10,
+    heartbeat_interval_seconds=1,
+    heartbeat_timeout_seconds=10,
     reconnect_seconds=1.5,
     leave_seconds=5,
     finish_seconds=30,
-    grace_seconds=0,
+    grace_period_seconds=0,
     max_worker_restarts=2,
 )
-GRACEFUL = dataclasses.replace(LIMITS, grace_seconds=20)
+GRACEFUL = dataclasses.replace(LIMITS, grace_period_seconds=20)
 TWO_ATTEMPTS = dataclasses.replace(LIMITS, max_attempts=2)
 TICK = 0.2
 FULL = "chief ps worker worker"
@@ -59,9 +59,9 @@ class Job:
         return self.state.phase
 
     @property
-    def verdict(self) -> Verdict:
-        assert self.state.verdict is not None
-        return self.state.verdict
+    def outcome(self) -> Outcome:
+        assert self.state.outcome is not None
+        return self.state.outcome
 
     @property
     def kinds(self) -> list[str]:
@@ -70,7 +70,7 @@ class Job:
     def texts(self, kind: str) -> list[str]:
         return [text for found, _, text in self.events if found == kind]
 
-    def order(self, rank: int) -> Order:
+    def order(self, rank: int) -> DesiredState:
         return self.state.order_for(rank)
 
     def times(self, rank: int) -> tuple[float | None, float | None]:
@@ -79,7 +79,7 @@ class Job:
     # What happens
 
     def hello(self, rank: int, **changes: Any) -> TaskRecord:
-        hello = Hello(rank, f"n{rank}", f"10.0.0.{rank}", 4000 + rank, f"incarnation-{rank}", __version__)
+        hello = Registration(rank, f"n{rank}", f"10.0.0.{rank}", 4000 + rank, f"incarnation-{rank}", __version__)
         return self.state.on_hello(dataclasses.replace(hello, **changes), self.now)
 
     def say(self, rank: int, state: TaskState, **fields: Any) -> None:
@@ -119,7 +119,7 @@ class Job:
         """These tasks have a new port for the attempt they are told of."""
         for rank in ranks:
             attempt = self.order(rank).attempt
-            self.state.on_status(rank, Status(attempt=attempt, port=5000 + rank), self.now)
+            self.state.on_status(rank, ObservedState(attempt=attempt, port=5000 + rank), self.now)
         return self
 
     def prove_and_run(self) -> Job:
@@ -145,8 +145,8 @@ class Job:
 def test_a_new_job_waits_for_its_tasks() -> None:
     job = Job()
     assert job.phase() is Phase.FORMING
-    assert job.state.verdict is None
-    assert [job.order(rank) for rank in job.ranks] == [Order(leave_seconds=5)] * 4
+    assert job.state.outcome is None
+    assert [job.order(rank) for rank in job.ranks] == [DesiredState(leave_seconds=5)] * 4
 
 
 def test_a_task_that_joins_is_noted() -> None:
@@ -170,7 +170,7 @@ def test_when_every_task_has_joined_all_prove_the_same_map(order: tuple[int, ...
         ("worker", 1, "n3", "10.0.0.3", 4003),
     )
     assert job.state.take_changed() == {0, 1, 2, 3}
-    assert [job.order(rank) for rank in job.ranks] == [Order(leave_seconds=5)] * 4
+    assert [job.order(rank) for rank in job.ranks] == [DesiredState(leave_seconds=5)] * 4
 
 
 def test_when_every_task_has_proved_all_children_start() -> None:
@@ -182,14 +182,14 @@ def test_when_every_task_has_proved_all_children_start() -> None:
     job.say(1, "proved")
     assert job.phase() is Phase.TRAINING
     assert job.state.take_changed() == {0, 1, 2, 3}
-    assert [job.order(rank) for rank in job.ranks] == [Order(starts=1, leave_seconds=5)] * 4
+    assert [job.order(rank) for rank in job.ranks] == [DesiredState(starts=1, leave_seconds=5)] * 4
 
 
 def test_one_task_alone_is_a_job() -> None:
     job = Job("worker").train()
     job.end_child(0, 0)
     job.say(0, "left")
-    assert (job.phase(), job.verdict.exit_code) == (Phase.ENDED, 0)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
 
 
 def test_the_changed_ranks_are_told_once() -> None:
@@ -216,8 +216,8 @@ def test_the_start_timeout_names_who_is_missing(joined: tuple[int, ...], words: 
     job.turn(59.9)
     assert job.phase() in (Phase.FORMING, Phase.PROVING)
     job.turn(0.2)
-    assert job.verdict.exit_code == 6
-    assert job.verdict.reason == (
+    assert job.outcome.exit_code == 6
+    assert job.outcome.reason == (
         f"The cluster did not form within 60 s: {words}. Look at the log of each, or raise --start-timeout."
     )
 
@@ -242,7 +242,7 @@ def test_who_can_never_be_a_task_of_this_job_ends_it_while_it_forms(changes: dic
         job.hello(**{"rank": 2, **changes})
     assert caught.value.reason == reason
     rank = changes.get("rank", 2)
-    assert job.verdict == Verdict(6, f"The process of rank {rank} on n{rank} cannot take part: {reason}.")
+    assert job.outcome == Outcome(6, f"The process of rank {rank} on n{rank} cannot take part: {reason}.")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_who_cannot_be_a_task_of_this_job_is_refused_and_changes_nothing(changes
     assert caught.value.reason == reason
     assert str(caught.value) == f"The control service refused this task: {reason}."
     assert (repr(job.state.records), job.events) == before
-    assert job.state.verdict is None
+    assert job.state.outcome is None
 
 
 def test_who_has_left_or_is_lost_does_not_come_back() -> None:
@@ -275,7 +275,7 @@ def test_a_loopback_address_in_a_map_of_several_nodes_is_refused(host: str) -> N
     job.hello(3, host=host)
     assert job.phase() is Phase.LEAVING
     assert job.state.map is None
-    assert job.verdict == Verdict(
+    assert job.outcome == Outcome(
         6,
         f"worker/1 on n3 gave the address {host}, which only it can reach. Name a network with --interface.",
         Task("worker", 1),
@@ -293,7 +293,7 @@ def test_a_task_that_cannot_take_part_ends_the_job_with_its_words() -> None:
     job = Job().join(0)
     job.hello(1, host="", port=0, failure="Interface 'ib0' does not exist.")
     assert job.phase() is Phase.LEAVING
-    assert job.verdict == Verdict(3, "ps/0 on n1 cannot take part. Interface 'ib0' does not exist.", Task("ps", 0))
+    assert job.outcome == Outcome(3, "ps/0 on n1 cannot take part. Interface 'ib0' does not exist.", Task("ps", 0))
     assert job.order(0).leave
     job.say(0, "left")
     assert job.phase() is Phase.ENDED
@@ -302,7 +302,7 @@ def test_a_task_that_cannot_take_part_ends_the_job_with_its_words() -> None:
 def test_an_address_that_is_not_proved_ends_the_job_with_what_was_tried() -> None:
     job = Job().join()
     job.say(2, "unproved", detail="ps/0 on n1 is not reached at 10.0.0.1:4001: refused")
-    assert job.verdict == Verdict(
+    assert job.outcome == Outcome(
         6,
         "ps/0 on n1 is not reached at 10.0.0.1:4001: refused. That was tried from worker/0 on n2. "
         "Look at the network, or name another with --interface.",
@@ -332,11 +332,11 @@ def test_a_silent_task_is_lost_after_the_dead_time(stage: str, rank: int) -> Non
     job = getattr(Job(), stage)()
     others = [other for other in job.ranks if other != rank]
     job.turn(9.9, talking=others)
-    assert job.state.verdict is None
+    assert job.state.outcome is None
     job.turn(0.4, talking=others)
     record = job.state.records[rank]
     assert record.is_gone
-    assert job.verdict == Verdict(7, f"{record} is lost: nothing was heard of it for 10 s.", record.task)
+    assert job.outcome == Outcome(7, f"{record} is lost: nothing was heard of it for 10 s.", record.task)
     assert all(job.order(other).leave for other in others)
 
 
@@ -362,7 +362,7 @@ def test_a_broken_connection_that_does_not_come_back_is_a_loss() -> None:
     job = Job().train()
     job.state.on_disconnect(2, job.now)
     job.turn(1.9)
-    assert job.verdict.reason == "worker/0 on n2 is lost: its connection broke and did not come back."
+    assert job.outcome.reason == "worker/0 on n2 is lost: its connection broke and did not come back."
     with pytest.raises(RendezvousClosedError):
         job.hello(2)
 
@@ -373,15 +373,15 @@ def test_a_connection_that_breaks_after_a_silence_gets_no_extra_time() -> None:
     job.turn(9.5, talking=others)
     job.state.on_disconnect(2, job.now)
     job.turn(0.8, talking=others)
-    assert job.verdict.cause == Task("worker", 0)
+    assert job.outcome.cause == Task("worker", 0)
 
 
 def test_a_short_dead_time_is_not_lengthened_by_a_broken_connection() -> None:
-    job = Job(limits=dataclasses.replace(LIMITS, dead_after_seconds=1))
+    job = Job(limits=dataclasses.replace(LIMITS, heartbeat_timeout_seconds=1))
     job.train()
     job.state.on_disconnect(2, job.now)
     job.turn(1.3)
-    assert job.verdict.cause == Task("worker", 0)
+    assert job.outcome.cause == Task("worker", 0)
 
 
 def test_a_disconnection_is_told_once_and_not_after_the_task_has_left() -> None:
@@ -408,7 +408,7 @@ def test_the_launchers_own_lag_is_forgiven_once_only() -> None:
     job.now += 60
     job.state.on_tick(job.now)
     job.turn(12, talking=(0, 1, 3))
-    assert job.verdict.cause == Task("worker", 0)
+    assert job.outcome.cause == Task("worker", 0)
 
 
 def test_who_was_heard_after_the_lag_has_no_more_than_the_dead_time() -> None:
@@ -417,7 +417,7 @@ def test_who_was_heard_after_the_lag_has_no_more_than_the_dead_time() -> None:
     job.say(2, "running")  # it lay in the launcher's buffers
     job.state.on_tick(job.now)
     job.turn(12, talking=(0, 1, 3))
-    assert job.verdict.cause == Task("worker", 0)
+    assert job.outcome.cause == Task("worker", 0)
 
 
 def test_tasks_have_their_time_to_leave_when_the_verdict_comes_after_a_lag() -> None:
@@ -441,7 +441,7 @@ def test_after_a_new_connection_the_order_is_the_same() -> None:
     job.state.on_disconnect(2, job.now)
     job.hello(2)
     job.run_child(2)
-    assert job.order(2) == before == Order(starts=1, leave_seconds=5)
+    assert job.order(2) == before == DesiredState(starts=1, leave_seconds=5)
     assert job.texts("started").count("worker/0 on n2 started (process 102)") == 1
 
 
@@ -476,7 +476,7 @@ def test_a_worker_under_a_chief_is_restarted_in_place_up_to_the_limit() -> None:
     job.run_child(3, 3)
     job.end_child(3, 5, tail=("boom",))
     assert job.order(3).starts == 3
-    assert job.verdict == Verdict(5, "worker/1 on n3 exited with code 5.", Task("worker", 1), ("boom",))
+    assert job.outcome == Outcome(5, "worker/1 on n3 exited with code 5.", Task("worker", 1), ("boom",))
 
 
 def test_the_limit_is_each_workers_own() -> None:
@@ -491,13 +491,13 @@ def test_the_limit_is_each_workers_own() -> None:
 def test_without_restarts_the_first_crash_ends_the_job() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, max_worker_restarts=0)).train()
     job.end_child(2, 1)
-    assert job.verdict.cause == Task("worker", 0)
+    assert job.outcome.cause == Task("worker", 0)
 
 
 def test_a_worker_that_says_it_is_done_may_exit() -> None:
     job = Job().train()
     for rank in (2, 3):
-        job.say(rank, "running", report=Report(done="done"))
+        job.say(rank, "running", report=ScriptState(done="done"))
         job.end_child(rank, 0)
     assert job.phase() is Phase.TRAINING
     assert [job.order(rank).starts for rank in job.ranks] == [1, 1, 1, 1]
@@ -510,11 +510,11 @@ def test_worker_that_exits_with_0_before_its_chief_has_finished_and_is_not_resta
     assert "restarting" not in job.kinds
     job.turn(LIMITS.finish_seconds + 1)
     assert job.phase() is Phase.TRAINING
-    job.say(3, "running", report=Report(done="done"))
-    job.say(0, "running", report=Report(done="done"))
+    job.say(3, "running", report=ScriptState(done="done"))
+    job.say(0, "running", report=ScriptState(done="done"))
     assert (job.order(1).is_training_over, job.order(1).failed) == (True, ())
     job.end_child(0, 0)
-    assert job.verdict.is_success
+    assert job.outcome.is_success
 
 
 def test_worker_that_exits_with_0_after_a_restart_has_finished() -> None:
@@ -541,7 +541,7 @@ def test_chief_may_go_on_after_its_workers_and_is_the_cause_if_it_fails(returnco
     job.turn(LIMITS.finish_seconds + 1)
     assert job.phase() is Phase.TRAINING
     job.end_child(0, returncode)
-    assert (job.verdict.exit_code, job.verdict.cause) == (exit_code, Task("chief", 0) if returncode else None)
+    assert (job.outcome.exit_code, job.outcome.cause) == (exit_code, Task("chief", 0) if returncode else None)
 
 
 @pytest.mark.parametrize("rank", [1, 2])
@@ -551,8 +551,8 @@ def test_ps_or_worker_that_exits_with_0_after_the_chief_does_not_change_the_wait
     job.turn(20)
     job.end_child(rank, 0)
     job.turn(10.4)
-    assert job.verdict.is_success
-    assert job.verdict.reason.startswith("Training is done: all but evaluator/0")
+    assert job.outcome.is_success
+    assert job.outcome.reason.startswith("Training is done: all but evaluator/0")
 
 
 # A ps that leaves by itself
@@ -561,19 +561,19 @@ def test_ps_or_worker_that_exits_with_0_after_the_chief_does_not_change_the_wait
 def test_a_ps_may_leave_when_its_workers_are_done() -> None:
     job = Job("ps worker worker").train()
     job.end_child(1, 0)
-    job.say(2, "running", report=Report(done="done"))
+    job.say(2, "running", report=ScriptState(done="done"))
     assert job.order(0).is_training_over
     job.end_child(0, 0)
     assert job.phase() is Phase.TRAINING
     job.end_child(2, 0)
-    assert job.verdict.exit_code == 0
+    assert job.outcome.exit_code == 0
 
 
 def test_a_ps_that_left_too_early_is_the_cause_of_what_follows() -> None:
     job = Job().train()
     job.end_child(1, 0)
     job.end_child(0, 1, tail=("UnavailableError",))
-    assert job.verdict == Verdict(
+    assert job.outcome == Outcome(
         7,
         "ps/0 on n1 exited with code 0 before the job was done. Then: chief/0 on n0 exited with code 1.",
         Task("ps", 0),
@@ -586,9 +586,9 @@ def test_after_a_ps_has_left_the_others_have_their_time_to_end() -> None:
     job.end_child(0, 0)
     job.end_child(1, 0)
     job.turn(LIMITS.finish_seconds + 1)
-    assert job.verdict.exit_code == 7
-    assert job.verdict.cause == Task("ps", 0)
-    assert "worker/1 on n2 did not end within 30 s" in job.verdict.reason
+    assert job.outcome.exit_code == 7
+    assert job.outcome.cause == Task("ps", 0)
+    assert "worker/1 on n2 did not end within 30 s" in job.outcome.reason
 
 
 @pytest.mark.parametrize(("end", "failed"), [("done", ()), ("failed", ("worker/0",))])
@@ -597,10 +597,10 @@ def test_a_ps_learns_when_training_is_over_and_who_failed(
 ) -> None:
     job = Job().train()
     for rank in (0, 3):
-        job.say(rank, "running", report=Report(done="done"))
+        job.say(rank, "running", report=ScriptState(done="done"))
     assert not job.order(1).is_training_over
     job.state.take_changed()
-    job.say(2, "running", report=Report(done=end))
+    job.say(2, "running", report=ScriptState(done=end))
     assert job.state.take_changed() == {0, 1, 2, 3}
     assert (job.order(1).is_training_over, job.order(1).failed) == (True, failed)
 
@@ -618,12 +618,12 @@ def free_job() -> Job:
 
 def test_tasks_without_agents_come_and_go_by_themselves() -> None:
     job = free_job()
-    job.say(1, "left", report=Report(done="done"))
+    job.say(1, "left", report=ScriptState(done="done"))
     job.state.on_disconnect(2, job.now)
     job.turn(LIMITS.reconnect_seconds + 1)
     assert job.texts("lost") == ["worker/1 on n2 is lost: its connection broke and did not come back"]
     assert (job.order(0).is_training_over, job.order(0).failed) == (True, ("worker/1",))
-    assert job.state.verdict is None
+    assert job.state.outcome is None
     job.say(0, "left")
     assert job.phase() is Phase.ENDED
 
@@ -634,10 +634,10 @@ def test_tasks_without_agents_come_and_go_by_themselves() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_loss_of_a_ps_or_the_chief_costs_an_attempt(rank: int) -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
-    job.say(2, "running", report=Report(step=7))
+    job.say(2, "running", report=ScriptState(step=7))
     job.end_child(rank, -9)
     assert (job.phase(), job.state.attempt, job.state.map) == (Phase.FORMING, 2, None)
-    assert [job.order(each) for each in job.ranks] == [Order(attempt=2, leave_seconds=5)] * 4
+    assert [job.order(each) for each in job.ranks] == [DesiredState(attempt=2, leave_seconds=5)] * 4
     job.join_again(0, 1, 2)
     assert job.phase() is Phase.FORMING
     job.join_again(3)
@@ -647,7 +647,7 @@ def test_the_loss_of_a_ps_or_the_chief_costs_an_attempt(rank: int) -> None:
     assert [entry[4] for entry in job.state.map.entries] == [5000, 5001, 5002, 5003]
     job.prove_and_run()
     job.end_child(0, 0)
-    assert job.verdict.exit_code == 0
+    assert job.outcome.exit_code == 0
 
 
 def test_the_last_attempt_is_the_last() -> None:
@@ -655,18 +655,18 @@ def test_the_last_attempt_is_the_last() -> None:
     job.end_child(1, -9)
     job.join_again(0, 1, 2, 3).prove_and_run()
     job.end_child(0, 3, tail=("boom",))
-    assert job.verdict == Verdict(3, "chief/0 on n0 exited with code 3.", Task("chief", 0), ("boom",))
+    assert job.outcome == Outcome(3, "chief/0 on n0 exited with code 3.", Task("chief", 0), ("boom",))
 
 
 def test_what_becomes_of_an_earlier_attempt_counts_no_more() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.end_child(1, -9)
-    job.state.on_status(0, Status("exited", starts=1, returncode=1), job.now)
-    job.state.on_status(2, Status("proved"), job.now)
+    job.state.on_status(0, ObservedState("exited", starts=1, returncode=1), job.now)
+    job.state.on_status(2, ObservedState("proved"), job.now)
     job.join_again(0, 1, 2)
     assert (job.phase(), job.state.count("proved")) == (Phase.FORMING, 0)
-    job.state.on_status(3, Status("running", starts=1, stop_signal="SIGTERM"), job.now)
-    assert job.verdict.exit_code == 143
+    job.state.on_status(3, ObservedState("running", starts=1, stop_signal="SIGTERM"), job.now)
+    assert job.outcome.exit_code == 143
 
 
 def test_an_attempt_that_does_not_form_ends_the_job() -> None:
@@ -674,14 +674,14 @@ def test_an_attempt_that_does_not_form_ends_the_job() -> None:
     job.end_child(1, -9)
     job.join_again(0, 1, 2)
     job.turn(LIMITS.start_timeout_seconds + 1)
-    assert job.verdict.exit_code == 6
-    assert job.verdict.cause == Task("worker", 1)
+    assert job.outcome.exit_code == 6
+    assert job.outcome.cause == Task("worker", 1)
 
 
 def test_the_loss_of_an_agent_ends_the_job_whatever_attempts_are_left() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.state.on_agent_exit(1, -9, job.now)
-    assert job.verdict.exit_code == 7
+    assert job.outcome.exit_code == 7
 
 
 def test_a_worker_without_a_chief_costs_an_attempt() -> None:
@@ -695,20 +695,20 @@ def test_a_child_that_its_agent_killed_for_its_silence_counts_as_lost() -> None:
     job.say(2, "exited", returncode=-9, detail="was stopped for 10 s")
     assert job.order(2).starts == 2
     job.say(1, "exited", returncode=-9, detail="was stopped for 10 s", tail=("last words",))
-    assert job.verdict == Verdict(7, "ps/0 on n1 was stopped for 10 s.", Task("ps", 0), ("last words",))
+    assert job.outcome == Outcome(7, "ps/0 on n1 was stopped for 10 s.", Task("ps", 0), ("last words",))
 
 
 def test_no_new_step_for_the_stall_limit_is_a_failure() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, stall_seconds=15)).train()
     job.turn(50)
-    job.say(0, "running", report=Report(step=1))
+    job.say(0, "running", report=ScriptState(step=1))
     job.turn(10)
-    job.say(0, "running", report=Report(step=2))
+    job.say(0, "running", report=ScriptState(step=2))
     job.turn(14)
     assert job.phase() is Phase.TRAINING
     job.turn(2)
-    assert job.verdict.exit_code == 7
-    assert job.verdict.reason == (
+    assert job.outcome.exit_code == 7
+    assert job.outcome.reason == (
         "Training has stalled: no task has reported a new step for 15 s; the last was step 2 of chief/0 on n0."
     )
 
@@ -716,22 +716,22 @@ def test_no_new_step_for_the_stall_limit_is_a_failure() -> None:
 def test_steps_that_are_told_only_when_asked_are_no_stall() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, stall_seconds=1)).train()
     for step in range(5):
-        job.say(0, "running", report=Report(step=step))
-        job.turn(LIMITS.beat_seconds + 2 * TICK, talking=[])
-    assert job.state.verdict is None
+        job.say(0, "running", report=ScriptState(step=step))
+        job.turn(LIMITS.heartbeat_interval_seconds + 2 * TICK, talking=[])
+    assert job.state.outcome is None
     job.turn(TICK)
-    assert "the last was step 4 of chief/0" in job.verdict.reason
+    assert "the last was step 4 of chief/0" in job.outcome.reason
 
 
 def test_a_beat_that_comes_a_little_early_puts_a_stall_off_for_none_more() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, stall_seconds=3)).train()
-    job.say(0, "running", report=Report(step=1))
+    job.say(0, "running", report=ScriptState(step=1))
     for pause in (1, 1, 0.98):
         job.turn(pause, talking=[])
         job.turn(0.001)
-    assert job.state.verdict is None
+    assert job.state.outcome is None
     job.turn(TICK, talking=[])
-    assert job.verdict.exit_code == 7
+    assert job.outcome.exit_code == 7
 
 
 @pytest.mark.parametrize(("comes_back", "exit_code", "cause"), [(True, 1, "chief"), (False, 7, "ps")])
@@ -740,11 +740,11 @@ def test_a_failure_waits_for_a_task_that_may_be_its_cause(comes_back: bool, exit
     job.state.on_disconnect(1, job.now)
     job.turn(0.2)
     job.end_child(0, 1)
-    assert job.state.verdict is None
+    assert job.state.outcome is None
     if comes_back:
         job.hello(1)
     job.turn(LIMITS.reconnect_seconds + TICK)
-    assert (job.verdict.exit_code, job.verdict.cause) == (exit_code, Task(cause, 0))
+    assert (job.outcome.exit_code, job.outcome.cause) == (exit_code, Task(cause, 0))
 
 
 # Save and stop
@@ -757,13 +757,13 @@ def test_a_job_that_is_to_stop_has_its_grace() -> None:
     assert job.phase() is Phase.STOPPING
     assert job.state.take_changed() == {0, 1, 2, 3}
     order = job.order(0)
-    assert (order.stop, order.grace_seconds) == ("The job was stopped: the launcher got SIGTERM.", 20)
+    assert (order.stop, order.grace_period_seconds) == ("The job was stopped: the launcher got SIGTERM.", 20)
     assert not order.leave
     job.turn(19)
     assert job.phase() is Phase.STOPPING
     job.turn(2)
     assert job.phase() is Phase.LEAVING
-    assert job.verdict == Verdict(143, "The job was stopped: the launcher got SIGTERM.")
+    assert job.outcome == Outcome(143, "The job was stopped: the launcher got SIGTERM.")
 
 
 @pytest.mark.parametrize("returncode", [0, 1, -15])
@@ -773,23 +773,23 @@ def test_a_job_that_is_to_stop_leaves_when_its_chief_has_ended(returncode: int) 
     job.end_child(2, -15)
     assert (job.phase(), job.order(2).starts) == (Phase.STOPPING, 1)
     job.end_child(0, returncode)
-    assert (job.phase(), job.verdict.exit_code) == (Phase.LEAVING, 143)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.LEAVING, 143)
 
 
 def test_a_job_that_is_to_stop_leaves_when_all_it_waits_for_have_saved() -> None:
     job = Job("ps worker worker", limits=GRACEFUL).train()
     job.say(1, "running", stop_signal="SIGTERM")
-    job.say(1, "running", report=Report(has_saved=True))
+    job.say(1, "running", report=ScriptState(has_saved=True))
     assert job.phase() is Phase.STOPPING
-    job.say(2, "running", report=Report(has_saved=True))
-    assert job.verdict == Verdict(143, "The job was stopped: worker/0 on n1 got SIGTERM.")
+    job.say(2, "running", report=ScriptState(has_saved=True))
+    assert job.outcome == Outcome(143, "The job was stopped: worker/0 on n1 got SIGTERM.")
 
 
 def test_without_a_ps_nothing_can_be_saved() -> None:
     job = Job(limits=GRACEFUL).train()
     job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
     job.end_child(1, -9)
-    assert (job.phase(), job.verdict.exit_code) == (Phase.LEAVING, 143)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.LEAVING, 143)
 
 
 def test_who_asks_again_waits_no_longer() -> None:
@@ -800,14 +800,14 @@ def test_who_asks_again_waits_no_longer() -> None:
     job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
     assert job.phase() is Phase.STOPPING
     job.state.hurry(job.now)
-    assert (job.phase(), job.verdict.exit_code) == (Phase.LEAVING, 130)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.LEAVING, 130)
 
 
 def test_a_stopped_job_begins_no_other_attempt() -> None:
     job = Job(limits=dataclasses.replace(GRACEFUL, max_attempts=2)).train()
     job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
     job.end_child(0, 1)
-    assert (job.state.attempt, job.verdict.exit_code) == (1, 143)
+    assert (job.state.attempt, job.outcome.exit_code) == (1, 143)
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -818,12 +818,12 @@ def test_failure_held_back_before_a_stop_does_not_override_the_stop(failed: int,
     job.state.on_disconnect(2, job.now)
     job.turn(0.2)
     job.end_child(failed, 1)
-    assert job.state.verdict is None
+    assert job.state.outcome is None
     job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
     if comes_back:
         job.hello(2)
     job.turn(LIMITS.reconnect_seconds + TICK)
-    assert (job.state.attempt, job.verdict.exit_code) == (1, 143)
+    assert (job.state.attempt, job.outcome.exit_code) == (1, 143)
     assert job.phase() is Phase.LEAVING  # at once: nothing is left that could save
 
 
@@ -848,8 +848,8 @@ def no_server(count: int, extra: str = "") -> str:
 def test_job_that_ends_without_any_server_completes_with_a_warning(roles: str, count: int) -> None:
     job = Job(roles).train()
     for rank in job.ranks:
-        job.end_child(rank, 0) if job.state.verdict is None else None
-    assert job.verdict.is_success
+        job.end_child(rank, 0) if job.state.outcome is None else None
+    assert job.outcome.is_success
     assert job.state.warnings[0].startswith(no_server(count))
     assert job.texts("warning") == list(job.state.warnings)
 
@@ -860,7 +860,7 @@ def test_one_server_of_any_task_is_enough_for_no_warning(rank: int) -> None:
     job.say(rank, "running", serves=True)
     job.turn(LIMITS.start_timeout_seconds + 61, tick=1.0)
     job.end_child(0, 0)
-    assert (job.verdict.is_success, job.state.warnings) == (True, ())
+    assert (job.outcome.is_success, job.state.warnings) == (True, ())
 
 
 @pytest.mark.parametrize("roles", ["chief", "worker evaluator", "chief data-dispatcher data-worker"])
@@ -892,8 +892,8 @@ def test_failure_before_any_server_is_no_reason_for_a_warning() -> None:
 def test_required_servers_that_never_come_are_a_failure() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, require_servers=True, max_attempts=2)).train()
     job.end_child(0, 0)
-    assert job.verdict.exit_code == 6
-    assert job.verdict.reason.startswith(no_server(4))
+    assert job.outcome.exit_code == 6
+    assert job.outcome.reason.startswith(no_server(4))
     assert job.state.warnings == ()
 
 
@@ -903,8 +903,8 @@ def test_required_servers_have_the_start_timeout_to_come() -> None:
     job.turn(99, tick=1.0)
     assert job.phase() is Phase.TRAINING
     job.turn(2, tick=1.0)
-    assert job.verdict.exit_code == 6
-    assert "within 100 s" in job.verdict.reason
+    assert job.outcome.exit_code == 6
+    assert "within 100 s" in job.outcome.reason
 
 
 # Messages that are not accepted
@@ -914,19 +914,19 @@ def test_message_not_accepted_is_the_loss_of_its_task_with_the_reason() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.state.on_rejected(2, "b'x' is not a control message.", job.now)
     reason = "worker/0 on n2 is lost: its message was not accepted: b'x' is not a control message."
-    assert job.verdict == Verdict(7, reason, Task("worker", 0))
+    assert job.outcome == Outcome(7, reason, Task("worker", 0))
 
 
 def test_task_that_reconnects_without_an_accepted_message_is_lost_after_the_heartbeat_timeout() -> None:
     job = Job().train()
     others, began = (0, 1, 3), job.now
-    while job.state.verdict is None and job.now < began + 60:
+    while job.state.outcome is None and job.now < began + 60:
         job.hello(2)
         job.turn(0.6, talking=others)
         job.state.on_disconnect(2, job.now)
         job.turn(0.6, talking=others)
     assert began + 10 < job.now < began + 12
-    assert job.verdict.reason == "worker/0 on n2 is lost: nothing was heard of it for 10 s."
+    assert job.outcome.reason == "worker/0 on n2 is lost: nothing was heard of it for 10 s."
 
 
 # Barriers
@@ -934,7 +934,7 @@ def test_task_that_reconnects_without_an_accepted_message_is_lost_after_the_hear
 
 def arrive(job: Job, *ranks: int, name: str = "start", roles: tuple[str, ...] = (), seconds: float = 30) -> None:
     for rank in ranks:
-        job.say(rank, "running", report=Report(waiting=Waiting(name, f"token-{rank}", seconds, roles)))
+        job.say(rank, "running", report=ScriptState(waiting=BarrierArrival(name, f"token-{rank}", seconds, roles)))
 
 
 def released(job: Job, *ranks: int) -> list[tuple[str, str]]:
@@ -965,12 +965,12 @@ def test_who_came_last_to_a_barrier_is_told_if_others_waited_long() -> None:
 def test_a_server_and_a_first_step_are_told_once_for_each_start() -> None:
     job = Job().train()
     for step in (7, 8):
-        job.say(2, "running", serves=True, report=Report(step=step))
+        job.say(2, "running", serves=True, report=ScriptState(step=step))
     assert job.texts("serving") == ["worker/0 on n2 has a server that answers"]
     assert job.texts("stepping") == ["worker/0 on n2 reports step 7, its first"]
     job.end_child(2, -9)
-    job.say(2, "running", starts=2, serves=False, report=Report())
-    job.say(2, "running", serves=True, report=Report(step=9))
+    job.say(2, "running", starts=2, serves=False, report=ScriptState())
+    job.say(2, "running", serves=True, report=ScriptState(step=9))
     assert (len(job.texts("serving")), job.texts("stepping")[1:]) == (2, ["worker/0 on n2 reports step 9, its first"])
 
 
@@ -1004,7 +1004,7 @@ def test_a_barrier_waits_for_a_worker_that_is_restarted() -> None:
     job = Job().train()
     arrive(job, 2, 3, roles=("worker", "chief"))
     job.end_child(2, -9)
-    job.say(2, "running", starts=2, report=Report())
+    job.say(2, "running", starts=2, report=ScriptState())
     arrive(job, 0, roles=("worker", "chief"))
     assert released(job, 0, 3) == [("", "")] * 2
     arrive(job, 2, roles=("worker", "chief"))
@@ -1016,7 +1016,7 @@ def test_a_name_may_be_used_again() -> None:
     job = Job("worker worker").train()
     arrive(job, 0, 1)
     for rank in (0, 1):
-        job.say(rank, "running", report=Report(waiting=Waiting("start", f"again-{rank}", 30)))
+        job.say(rank, "running", report=ScriptState(waiting=BarrierArrival("start", f"again-{rank}", 30)))
     assert released(job, 0, 1) == [("again-0", ""), ("again-1", "")]
 
 
@@ -1036,7 +1036,7 @@ def test_a_crash_of_a_critical_task_ends_the_job_with_its_exit_code(
     job = Job(roles).train()
     job.end_child(rank, returncode, tail=("Traceback", "boom"))
     assert job.phase() is Phase.LEAVING
-    assert job.verdict == Verdict(exit_code, words, job.state.records[rank].task, ("Traceback", "boom"))
+    assert job.outcome == Outcome(exit_code, words, job.state.records[rank].task, ("Traceback", "boom"))
     assert all(job.order(rank).leave for rank in job.ranks)
     assert job.state.take_changed() == set(job.ranks)
 
@@ -1045,8 +1045,8 @@ def test_a_chief_that_is_done_ends_the_job_well() -> None:
     job = Job().train()
     job.end_child(0, 0)
     assert job.phase() is Phase.LEAVING
-    assert job.verdict == Verdict(0, "Training is done: all that the job waits for exited with code 0.")
-    assert [job.order(rank) for rank in job.ranks] == [Order(1, 1, True, 5, job.verdict.reason)] * 4
+    assert job.outcome == Outcome(0, "Training is done: all that the job waits for exited with code 0.")
+    assert [job.order(rank) for rank in job.ranks] == [DesiredState(1, 1, True, 5, job.outcome.reason)] * 4
     for rank in job.ranks:
         assert job.phase() is Phase.LEAVING
         job.say(rank, "left")
@@ -1060,20 +1060,20 @@ def test_without_a_chief_every_worker_is_waited_for() -> None:
         job.end_child(rank, 0)
         assert job.phase() is Phase.TRAINING
     job.end_child(2, 0)
-    assert (job.phase(), job.verdict.exit_code) == (Phase.LEAVING, 0)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.LEAVING, 0)
 
 
 def test_an_exit_while_leaving_is_collateral() -> None:
     job = Job().train()
     job.end_child(0, 3)
-    first = job.verdict
+    first = job.outcome
     job.end_child(1, -15)
     job.end_child(2, 1)
     job.end_child(3, 0)
     job.state.on_agent_exit(1, 1, job.now)
     job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
-    assert job.verdict is first
-    assert job.kinds.count("verdict") == 1
+    assert job.outcome is first
+    assert job.kinds.count("outcome") == 1
     assert "restarting" not in job.kinds
 
 
@@ -1081,7 +1081,7 @@ def test_a_failure_after_success_changes_nothing() -> None:
     job = Job().train()
     job.end_child(0, 0)
     job.end_child(1, -11)
-    assert job.verdict.is_success
+    assert job.outcome.is_success
 
 
 def test_the_times_of_a_task_are_those_of_its_last_start() -> None:
@@ -1104,7 +1104,7 @@ def test_an_evaluator_is_waited_for_after_the_chief() -> None:
     job.turn(29)
     assert job.phase() is Phase.TRAINING
     job.end_child(2, 0)
-    assert job.verdict.reason == "Training is done: all that the job waits for exited with code 0."
+    assert job.outcome.reason == "Training is done: all that the job waits for exited with code 0."
 
 
 @pytest.mark.parametrize("roles", ["chief ps worker evaluator", "worker evaluator"])
@@ -1133,8 +1133,8 @@ def test_an_evaluator_is_waited_for_no_longer_than_its_time() -> None:
     job.turn(29.9)
     assert job.phase() is Phase.TRAINING
     job.turn(0.4)
-    assert job.verdict.exit_code == 0
-    assert job.verdict.reason == "Training is done: all but evaluator/1 on n3, waited for 30 s exited with code 0."
+    assert job.outcome.exit_code == 0
+    assert job.outcome.reason == "Training is done: all but evaluator/1 on n3, waited for 30 s exited with code 0."
 
 
 def test_the_wait_for_an_evaluator_is_not_begun_again() -> None:
@@ -1172,7 +1172,7 @@ def test_an_evaluator_is_restarted_then_given_up_and_the_job_goes_on(chief_is_do
     assert job.phase() is (Phase.LEAVING if chief_is_done else Phase.TRAINING)
     if not chief_is_done:
         job.end_child(0, 0)
-    assert job.verdict.exit_code == 0
+    assert job.outcome.exit_code == 0
 
 
 # Data services
@@ -1186,13 +1186,13 @@ def test_a_server_of_a_data_service_is_started_again_and_without_it_the_job_fail
         job.run_child(rank, 2)
     job.restart_and_end_child(2, 1)
     job.restart_and_end_child(2, 1)
-    assert job.verdict.reason == "data-worker/0 on n2 exited with code 1."
+    assert job.outcome.reason == "data-worker/0 on n2 exited with code 1."
 
 
 def test_a_data_service_is_ended_when_the_chief_is_done() -> None:
     job = Job("chief data-dispatcher data-worker").train()
     job.end_child(0, 0)
-    assert job.verdict.is_success
+    assert job.outcome.is_success
     assert job.order(1).leave
 
 
@@ -1219,13 +1219,13 @@ def test_a_barrier_of_all_does_not_wait_for_a_data_service() -> None:
 def test_an_agent_that_ends_is_a_lost_task(stage: str) -> None:
     job = getattr(Job(), stage)()
     job.state.on_agent_exit(1, -9, job.now)
-    assert job.verdict == Verdict(7, "ps/0 on n1 is lost: its agent was killed by signal 9 (SIGKILL).", Task("ps", 0))
+    assert job.outcome == Outcome(7, "ps/0 on n1 is lost: its agent was killed by signal 9 (SIGKILL).", Task("ps", 0))
 
 
 def test_an_agent_that_ends_before_it_joined_is_named_by_its_rank() -> None:
     job = Job().join(0)
     job.state.on_agent_exit(2, 1, job.now)
-    assert job.verdict.reason == "worker/0 (rank 2) is lost: its agent exited with code 1."
+    assert job.outcome.reason == "worker/0 (rank 2) is lost: its agent exited with code 1."
     job.say(0, "left")
     assert job.phase() is Phase.ENDED
 
@@ -1236,37 +1236,37 @@ def test_an_agent_that_has_left_may_end() -> None:
     for rank in job.ranks:
         job.say(rank, "left")
         job.state.on_agent_exit(rank, 0, job.now)
-    assert (job.phase(), job.verdict.exit_code) == (Phase.ENDED, 0)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
     assert "lost" not in job.kinds
 
 
 @pytest.mark.parametrize("stage", [None, "join", "train"])
 def test_when_the_spawner_ends_all_is_over(stage: str | None) -> None:
     job = Job() if stage is None else getattr(Job(), stage)()
-    verdict = Verdict(7, "srun ended before the job did.")
-    job.state.on_spawner_exit(verdict, job.now)
-    assert (job.phase(), job.verdict) == (Phase.ENDED, verdict)
+    outcome = Outcome(7, "srun ended before the job did.")
+    job.state.on_spawner_exit(outcome, job.now)
+    assert (job.phase(), job.outcome) == (Phase.ENDED, outcome)
 
 
 def test_when_the_spawner_ends_after_the_verdict_that_stands() -> None:
     job = Job().train()
     job.end_child(0, 0)
-    job.state.on_spawner_exit(Verdict(7, "srun ended."), job.now)
-    assert (job.phase(), job.verdict.exit_code) == (Phase.ENDED, 0)
+    job.state.on_spawner_exit(Outcome(7, "srun ended."), job.now)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_launcher_stops_the_job(number: signal.Signals, exit_code: int) -> None:
     job = Job().train()
     job.state.on_stop(number, f"the launcher got {number.name}", job.now)
-    assert job.verdict == Verdict(exit_code, f"The job was stopped: the launcher got {number.name}.")
+    assert job.outcome == Outcome(exit_code, f"The job was stopped: the launcher got {number.name}.")
     assert all(job.order(rank).leave for rank in job.ranks)
 
 
 def test_a_signal_to_an_agent_stops_the_job() -> None:
     job = Job().train()
     job.say(2, "running", stop_signal="SIGTERM")
-    assert job.verdict == Verdict(143, "The job was stopped: worker/0 on n2 got SIGTERM.")
+    assert job.outcome == Outcome(143, "The job was stopped: worker/0 on n2 got SIGTERM.")
 
 
 def test_a_job_that_nobody_has_joined_ends_at_once() -> None:
@@ -1297,7 +1297,7 @@ def test_stragglers_are_named_and_not_waited_for() -> None:
     job.turn(0.6)
     assert job.phase() is Phase.ENDED
     assert job.texts("stragglers") == ["worker/0 on n2 and worker/1 on n3 did not leave in time"]
-    assert job.verdict.exit_code == 0
+    assert job.outcome.exit_code == 0
 
 
 def test_who_falls_silent_while_leaving_is_not_waited_for() -> None:
@@ -1307,15 +1307,15 @@ def test_who_falls_silent_while_leaving_is_not_waited_for() -> None:
         job.say(rank, "left")
     job.turn(10.4, talking=())
     assert job.phase() is Phase.ENDED
-    assert job.verdict.exit_code == 0
+    assert job.outcome.exit_code == 0
 
 
 @pytest.mark.parametrize("stage", ["join", "train"])
 def test_a_task_that_leaves_without_being_told_is_a_lost_task(stage: str) -> None:
     job = getattr(Job(), stage)()
     job.say(0, "left")
-    assert job.verdict.cause == Task("chief", 0)
-    assert job.verdict.exit_code == 7
+    assert job.outcome.cause == Task("chief", 0)
+    assert job.outcome.exit_code == 7
 
 
 # Whatever happens
@@ -1343,7 +1343,7 @@ class Trial(Job):
         super().__init__(roles, limits)
         self.ever_proved: set[int] = set()
         self.seen_phase = (1, Phase.FORMING)
-        self.seen_verdict: Verdict | None = None
+        self.seen_verdict: Outcome | None = None
 
     def step(self, what: str, *details: Any) -> None:
         getattr(self, f"do_{what}")(*details)
@@ -1357,15 +1357,15 @@ class Trial(Job):
         if state.attempt != attempt:
             self.ever_proved.clear()
         if self.seen_verdict is not None:
-            assert state.verdict is self.seen_verdict
-        assert (state.verdict is not None) is (state.phase in (Phase.LEAVING, Phase.ENDED))
-        assert self.kinds.count("verdict") == (state.verdict is not None)
+            assert state.outcome is self.seen_verdict
+        assert (state.outcome is not None) is (state.phase in (Phase.LEAVING, Phase.ENDED))
+        assert self.kinds.count("outcome") == (state.outcome is not None)
         for rank in self.ranks:
             order = self.order(rank)
             assert order.starts == 0 or self.ever_proved == set(self.ranks)
             assert order.starts <= 1 + LIMITS.max_worker_restarts
-            assert order.leave is (state.verdict is not None)
-        self.seen_phase, self.seen_verdict = (state.attempt, state.phase), state.verdict
+            assert order.leave is (state.outcome is not None)
+        self.seen_phase, self.seen_verdict = (state.attempt, state.phase), state.outcome
 
     def do_hello(self, rank: int, how: str) -> None:
         changes = {
@@ -1411,7 +1411,7 @@ class Trial(Job):
         self.state.on_agent_exit(rank, returncode, self.now)
 
     def do_spawner_exit(self) -> None:
-        self.state.on_spawner_exit(Verdict(7, "srun ended."), self.now)
+        self.state.on_spawner_exit(Outcome(7, "srun ended."), self.now)
 
     def do_stop(self) -> None:
         self.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", self.now)
@@ -1451,4 +1451,4 @@ def test_a_good_job_ends_well_in_whatever_order_its_tasks_come(
     trial.end_child(0, 0)
     for rank in leaving:
         trial.step("obey", rank)
-    assert (trial.phase(), trial.verdict.exit_code) == (Phase.ENDED, 0)
+    assert (trial.phase(), trial.outcome.exit_code) == (Phase.ENDED, 0)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tf4slurm.child import is_alive, own_identity
-from tf4slurm.observe.registry import KnownJob
-from tf4slurm.observe.status import read_status
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.registry import KnownJob
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.status import read_status
 from tf4slurm.slurm.queue import QueueEntry, parse_queue
+from tf4slurm.system.child_process import is_alive, own_identity
 
 TASK = {
     "task": "worker/0",
@@ -37,7 +37,7 @@ STATUS = {
     "attempt": 1,
     "max_attempts": 1,
     "reason": "",
-    "dead_after_seconds": 10.0,
+    "heartbeat_timeout_seconds": 10.0,
     "tasks": [TASK],
 }
 

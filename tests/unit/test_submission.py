@@ -9,9 +9,9 @@ import pytest
 from tests.submissions import invoke, job_of
 from tf4slurm.errors import PlacementError, SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.launch.request import ask_sbatch
-from tf4slurm.launch.script import make_script
-from tf4slurm.launch.submission import Submission, own_program
+from tf4slurm.submission.batch_script import make_script
+from tf4slurm.submission.options import Submission, own_program
+from tf4slurm.submission.sbatch_options import ask_sbatch
 
 TRAIN = ("--", "python", "train.py")
 

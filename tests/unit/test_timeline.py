@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.reports.timeline import Mark, Span, Timeline, Wait, make_timeline
-from tf4slurm.run_directory import RunDirectory
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 
@@ -39,7 +39,7 @@ TRAINED = [*FORMED, event(20, "stepping", "chief/0")]
 
 
 def test_a_life_from_start_to_leave() -> None:
-    ended = [event(30, "exited", "chief/0", "exited with code 0"), event(30, "verdict"), event(30.5, "left", "chief/0")]
+    ended = [event(30, "exited", "chief/0", "exited with code 0"), event(30, "outcome"), event(30.5, "left", "chief/0")]
     timeline = make_timeline([*TRAINED, *ended, event(31, "left", "ps/0"), event(34, "left", "worker/0")])
     assert spans_of(timeline, "chief/0") == [
         ("starting", 0, 8),
@@ -150,4 +150,4 @@ def test_a_real_job_whose_worker_was_killed() -> None:
     restarted = ["importing", "training", "leaving"]
     assert states == ["starting", "importing", "waiting", "training", "restarting", *restarted]
     assert timeline.training_at == pytest.approx(21, abs=0.1)
-    assert [mark.kind for mark in timeline.marks] == ["verdict"]
+    assert [mark.kind for mark in timeline.marks] == ["outcome"]

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import TF4SLURM
-from tf4slurm.child import is_alive, own_identity
 from tf4slurm.errors import UnknownJobError, UntrustedFileError
+from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, remember
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.launch.script import make_script
-from tf4slurm.launch.submission import Submission
-from tf4slurm.observe.registry import KnownJob, find_job, known_jobs, remember
-from tf4slurm.profiles import Places, project_directories
-from tf4slurm.run_directory import RunDirectory
-from tf4slurm.trust import check_trusted
+from tf4slurm.settings import Places, project_directories
+from tf4slurm.submission.batch_script import make_script
+from tf4slurm.submission.options import Submission
+from tf4slurm.system.child_process import is_alive, own_identity
+from tf4slurm.system.trusted_files import check_trusted
 
 NOBODY = 65534
 GROUP = 12345  # of no name
@@ -133,7 +133,7 @@ def test_user_uses_files_of_root_and_root_none_of_a_user() -> None:
     for owner, user, is_used in ((0, NOBODY, True), (NOBODY, NOBODY, True), (NOBODY, 0, False), (4711, NOBODY, False)):
         os.chown(file, owner, owner)
         code = (
-            "import os, pathlib, sys; from tf4slurm.trust import check_trusted\n"
+            "import os, pathlib, sys; from tf4slurm.system.trusted_files import check_trusted\n"
             f"os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})\n"
             "check_trusted(pathlib.Path(sys.argv[1]), '')"
         )
@@ -291,7 +291,7 @@ def test_job_of_another_user_is_not_cancelled(stranger_run: Path) -> None:
         RunDirectory(stranger_run).write_job({"process": process})
         os.chown(stranger_run / "job.json", NOBODY, NOBODY)
         done = subprocess.run(
-            [TF4SLURM, "cancel", "--grace", "0", stranger_run], capture_output=True, text=True, timeout=60
+            [TF4SLURM, "cancel", "--grace-period", "0", stranger_run], capture_output=True, text=True, timeout=60
         )
         assert "belongs to the user 'nobody'" in done.stderr
         assert sleeper.poll() is None

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.processes import wait_until
-from tf4slurm import usage
-from tf4slurm.control.messages import Status, Usage, decode, encode
+from tf4slurm.agent import usage
+from tf4slurm.control.messages import ObservedState, Usage, decode, encode
 from tf4slurm.network.traffic import read_traffic
 
 _SENT, _RECEIVED = 5_000, 300_000
@@ -95,5 +95,5 @@ def test_a_child_that_has_ended_is_told_no_more(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_usage_travels_with_the_status() -> None:
-    status = Status(state="running", usage=Usage(1, 2.5, 3, 4))
-    assert decode(encode(status), Status) == status
+    status = ObservedState(state="running", usage=Usage(1, 2.5, 3, 4))
+    assert decode(encode(status), ObservedState) == status

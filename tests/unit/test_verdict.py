@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tf4slurm.control.verdict import Verdict, describe_end, exit_code_of
+from tf4slurm.control.outcome import Outcome, describe_end, exit_code_of
 
 
 @pytest.mark.parametrize(("exit_code", "is_success"), [(0, True), (1, False), (137, False)])
 def test_only_zero_is_success(exit_code: int, is_success: bool) -> None:
-    assert Verdict(exit_code, "reason").is_success is is_success
+    assert Outcome(exit_code, "reason").is_success is is_success
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.processes import wait_until
-from tf4slurm.reports import web
-from tf4slurm.reports.web import serve_page
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.reports import live_page as web
+from tf4slurm.reports.live_page import serve_page
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-from tf4slurm.child import is_alive
 from tf4slurm.cli.jobs import job_argument
 from tf4slurm.errors import EXIT_USAGE, LaunchError
-from tf4slurm.observe.registry import KnownJob, find_job
-from tf4slurm.observe.status import StatusReader
+from tf4slurm.jobs.registry import KnownJob, find_job
+from tf4slurm.jobs.status import StatusReader
 from tf4slurm.slurm.commands import cancel_job, signal_batch
+from tf4slurm.system.child_process import is_alive
 
 _LOOK_SECONDS = 0.3
 _MARGIN_SECONDS = 10.0
@@ -26,13 +26,13 @@ _SLURM_SECONDS = 3.0
 @click.command()
 @job_argument(many=True)
 @click.option(
-    "--grace",
+    "--grace-period",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
     help="How long it may take to save; 0 ends it at once. [default: the job's own grace and 10 s]",
 )
 @click.pass_obj
-def cancel(environ: dict[str, str], /, jobs: tuple[str, ...], grace: float | None) -> None:
+def cancel(environ: dict[str, str], /, jobs: tuple[str, ...], grace_period: float | None) -> None:
     """Ask jobs to save and stop; what has not ended after its grace is killed.
 
     A job that has ended already stays as it is.
@@ -42,14 +42,14 @@ def cancel(environ: dict[str, str], /, jobs: tuple[str, ...], grace: float | Non
     failed = False
     for known in [find_job(job, environ) for job in jobs]:
         try:
-            _cancel(known, grace)
+            _cancel(known, grace_period)
         except (LaunchError, click.ClickException) as error:
             failed = True
             click.echo(f"tf4slurm: {known.name}: {error}", err=True)
     sys.exit(EXIT_USAGE if failed else 0)
 
 
-def _cancel(known: KnownJob, grace: float | None) -> None:
+def _cancel(known: KnownJob, grace_period: float | None) -> None:
     reader = StatusReader([known], ask_seconds=_SLURM_SECONDS)
     (status,) = reader.read()
     if status.has_ended:
@@ -57,21 +57,21 @@ def _cancel(known: KnownJob, grace: float | None) -> None:
         return
     runs = known.run_directories
     job: dict[str, Any] = (runs[-1].read_job_to_act_on() if runs else None) or {}
-    if known.job_id is not None and (status.state == "PENDING" or not runs or grace == 0):
+    if known.job_id is not None and (status.state == "PENDING" or not runs or grace_period == 0):
         cancel_job(known.job_id)
         click.echo(f"tf4slurm: {known.name} is cancelled.", err=True)
         return
     if known.job_id is None:
-        _signal(known, job, signal.SIGKILL if grace == 0 else signal.SIGTERM)
+        _signal(known, job, signal.SIGKILL if grace_period == 0 else signal.SIGTERM)
     else:
         try:
             signal_batch(known.job_id, "INT")  # SIGTERM is also how Slurm preempts, and may put a job back in the queue
         except LaunchError:  # no batch job: of salloc's, the launcher is none of Slurm's processes
             cancel_job(known.job_id)
-    if grace is None:
-        grace = float(job.get("limits", {}).get("grace_seconds", 0)) + _MARGIN_SECONDS
-    click.echo(f"tf4slurm: {known.name} is asked to save and stop; it has {grace:g} s.", err=True)
-    deadline = time.monotonic() + grace
+    if grace_period is None:
+        grace_period = float(job.get("limits", {}).get("grace_period_seconds", 0)) + _MARGIN_SECONDS
+    click.echo(f"tf4slurm: {known.name} is asked to save and stop; it has {grace_period:g} s.", err=True)
+    deadline = time.monotonic() + grace_period
     while time.monotonic() < deadline:
         (status,) = reader.read()
         if status.has_ended:

@@ -11,7 +11,7 @@ import click
 
 from tf4slurm.cli.settings import here, settings_of
 from tf4slurm.errors import ProfileError
-from tf4slurm.profiles import PROJECT_FILE, Places
+from tf4slurm.settings import PROJECT_FILE, Places
 
 _FIRST_FILE = """\
 # Settings of tf4slurm: the long names of options, as in "tf4slurm submit --help", without the dashes.

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from tf4slurm.cli.options import Ports
+from tf4slurm.doctor.environment import describe_environment
 from tf4slurm.errors import Tf4SlurmError
-from tf4slurm.observe.environment import describe_environment
 from tf4slurm.server_dictionary import get_server_dictionary
 
 

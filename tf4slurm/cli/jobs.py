@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import click
 from click.shell_completion import CompletionItem
 
-from tf4slurm.observe.registry import known_jobs
+from tf4slurm.jobs.registry import known_jobs
 
 _COMPLETED_JOBS = 50
 

@@ -8,8 +8,8 @@ import time
 import click
 
 from tf4slurm.cli.jobs import table
-from tf4slurm.observe.registry import known_jobs
-from tf4slurm.observe.status import StatusReader
+from tf4slurm.jobs.registry import known_jobs
+from tf4slurm.jobs.status import StatusReader
 
 _SHOWN = 20
 

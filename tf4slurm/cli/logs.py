@@ -13,9 +13,9 @@ from click.shell_completion import CompletionItem
 
 from tf4slurm.cli.jobs import complete_jobs
 from tf4slurm.errors import Tf4SlurmError
-from tf4slurm.observe.logs import LogFile, LogLine, LogReader, find_logs, merge
-from tf4slurm.observe.registry import KnownJob, find_job
-from tf4slurm.observe.status import StatusReader
+from tf4slurm.jobs.logs import LogFile, LogLine, LogReader, find_logs, merge
+from tf4slurm.jobs.registry import KnownJob, find_job
+from tf4slurm.jobs.status import StatusReader
 
 _LOOK_SECONDS = 0.3
 _STATUS_SECONDS = 3.0

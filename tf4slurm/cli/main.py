@@ -9,8 +9,8 @@ from typing import NoReturn
 import click
 
 from tf4slurm import __version__
-from tf4slurm.guard import start_guard
-from tf4slurm.program import run_program
+from tf4slurm.system.guard import start_guard
+from tf4slurm.system.program import run_program
 
 _VERBS = {
     "run": "Run a job: local processes, or hosts of a Slurm allocation.",

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tf4slurm.agent.placeholders import likely_slips, placeholders_in
 from tf4slurm.control.limits import Limits
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.network.ports import parse_ports
-from tf4slurm.placeholders import likely_slips, placeholders_in
 from tf4slurm.placement import PACK, fill_counts, place_tasks
 
 logger = logging.getLogger(__name__)
@@ -106,10 +106,10 @@ _OPTIONS = (
         "--start-timeout", type=_SECONDS, default=300.0, show_default=True, help="Seconds to form the cluster."
     ),
     click.option(
-        "--dead-after", type=_SECONDS, default=10.0, show_default=True, help="Seconds of silence that are death."
+        "--heartbeat-timeout", type=_SECONDS, default=10.0, show_default=True, help="Seconds of silence that are death."
     ),
     click.option(
-        "--beat",
+        "--heartbeat-interval",
         type=_SECONDS,
         default=1.0,
         show_default=True,
@@ -124,7 +124,7 @@ _OPTIONS = (
         help="How often the cluster is formed: after the loss of a ps or the chief it is formed anew.",
     ),
     click.option(
-        "--grace",
+        "--grace-period",
         type=_GRACE,
         default=25.0,
         show_default=True,
@@ -192,11 +192,11 @@ def make_plan(
     ports: tuple[int, ...],
     control_port: int | None,
     start_timeout: float,
-    dead_after: float,
-    beat: float,
+    heartbeat_timeout: float,
+    heartbeat_interval: float,
     max_worker_restarts: int,
     max_attempts: int,
-    grace: float,
+    grace_period: float,
     stop_signal: str,
     finish_timeout: float,
     stall_after: float | None,
@@ -206,9 +206,10 @@ def make_plan(
     """Make the plan from the values of the options; `available_tasks` is what Slurm gives, None if not limited."""
     if not command:
         raise click.UsageError('There is no command. Give it after "--", such as: -- python train.py')
-    if beat >= dead_after:
+    if heartbeat_interval >= heartbeat_timeout:
         raise click.UsageError(
-            f"--beat {beat:g} is not shorter than --dead-after {dead_after:g}: every task would die."
+            f"--heartbeat-interval {heartbeat_interval:g} is not shorter than --heartbeat-timeout "
+            f"{heartbeat_timeout:g}: every task would be lost."
         )
     counts = fill_counts(int(chief), ps, workers, evaluators, available_tasks, data_workers)
     if not (chief or counts["worker"]):
@@ -217,9 +218,9 @@ def make_plan(
     place_tasks(counts, placement, [""] * sum(counts.values()))  # a list that does not fit is told before all else
     limits = Limits(
         start_timeout_seconds=start_timeout,
-        dead_after_seconds=dead_after,
-        beat_seconds=beat,
-        grace_seconds=grace,
+        heartbeat_timeout_seconds=heartbeat_timeout,
+        heartbeat_interval_seconds=heartbeat_interval,
+        grace_period_seconds=grace_period,
         finish_seconds=finish_timeout,
         stall_seconds=stall_after,
         require_servers=require_servers,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from tf4slurm.observe.registry import find_run
+from tf4slurm.jobs.registry import find_run
 from tf4slurm.reports.file import make_file
-from tf4slurm.reports.story import read_story
+from tf4slurm.reports.job_summary import read_story
 
 
 @click.command()

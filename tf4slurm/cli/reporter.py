@@ -6,14 +6,14 @@ import sys
 import time
 from typing import Any
 
-from tf4slurm.control.record import TaskRecord
+from tf4slurm.agent.log_tail import explain
+from tf4slurm.control.outcome import describe_end
 from tf4slurm.control.state import JobState
-from tf4slurm.control.verdict import describe_end
-from tf4slurm.last_lines import explain
+from tf4slurm.control.task_record import TaskRecord
+from tf4slurm.jobs.events import Event
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import Reporter, Result
-from tf4slurm.observe.events import Event
-from tf4slurm.output import LineWriter
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.system.output import LineWriter
 
 _LOOK_SECONDS = 0.1
 _SELDOM = (
@@ -31,7 +31,7 @@ _SELDOM = (
     "reconnected",
     "lost",
     "stragglers",
-    "verdict",
+    "outcome",
 )
 
 
@@ -150,16 +150,16 @@ def summary(result: Result) -> list[str]:
     if result.report is not None:
         lines.append(f"report: {result.report}")
     lines += [f"WARNING: {text}" for text in result.warnings]
-    verdict = result.verdict
-    if verdict.is_success:
-        return [*lines, f"COMPLETED in {result.seconds:.1f} s. {verdict.reason}"]
+    outcome = result.outcome
+    if outcome.is_success:
+        return [*lines, f"COMPLETED in {result.seconds:.1f} s. {outcome.reason}"]
     lines += [
-        f"FAILED with exit code {verdict.exit_code} after {result.seconds:.1f} s.",
-        f"Root cause: {verdict.reason}",
+        f"FAILED with exit code {outcome.exit_code} after {result.seconds:.1f} s.",
+        f"Root cause: {outcome.reason}",
     ]
-    if verdict.tail and result.cause_log is not None:
-        lines += [f"The last lines of {result.cause_log}:", *(f"    {line}" for line in verdict.tail)]
-    lines += [f"What they mean: {meaning}" for meaning in explain(verdict.tail)]
+    if outcome.tail and result.cause_log is not None:
+        lines += [f"The last lines of {result.cause_log}:", *(f"    {line}" for line in outcome.tail)]
+    lines += [f"What they mean: {meaning}" for meaning in explain(outcome.tail)]
     return [*lines, *(f"Then {what}." for what in result.collateral)]
 
 

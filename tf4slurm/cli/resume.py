@@ -10,9 +10,9 @@ import click
 
 from tf4slurm.cli.jobs import job_argument
 from tf4slurm.errors import RunDirectoryError
-from tf4slurm.launch.submit import submit_again
-from tf4slurm.observe.registry import find_job
-from tf4slurm.observe.status import StatusReader
+from tf4slurm.jobs.registry import find_job
+from tf4slurm.jobs.status import StatusReader
+from tf4slurm.submission.submit import submit_again
 
 
 @click.command()

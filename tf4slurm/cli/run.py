@@ -18,16 +18,16 @@ from tf4slurm.cli.reporter import PlainReporter, make_reporter
 from tf4slurm.cli.settings import site_option
 from tf4slurm.cli.submission_options import parse_srun, srun_option
 from tf4slurm.errors import SlurmEnvironmentError
+from tf4slurm.jobs.registry import remember
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher, Result
+from tf4slurm.launch.local_spawner import LocalSpawner
 from tf4slurm.launch.plan import LaunchPlan, check_command, check_ports
 from tf4slurm.launch.requeue import Requeue
-from tf4slurm.launch.spawn_local import LocalSpawner
-from tf4slurm.launch.spawn_srun import SrunSpawner
 from tf4slurm.launch.spawner import Spawner
+from tf4slurm.launch.srun_spawner import SrunSpawner
 from tf4slurm.network.interfaces import interface_address
 from tf4slurm.network.isolation import isolate
-from tf4slurm.observe.registry import remember
-from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.step import SlurmStep, is_in_step, own_node_name
 
@@ -83,7 +83,7 @@ def run(
             "them to other hosts and users"
         )
     result = launch(plan, environ, allocation, make_reporter, requeue, parse_srun(srun))
-    sys.exit(result.verdict.exit_code)
+    sys.exit(result.outcome.exit_code)
 
 
 def check_place(environ: Mapping[str, str], allocation: SlurmAllocation | None) -> None:

@@ -10,7 +10,7 @@ from tf4slurm.cli.options import job_options
 from tf4slurm.cli.recorded import RecordedCommand, made_by, write_script
 from tf4slurm.cli.settings import site_option
 from tf4slurm.cli.submission_options import make_job, submission_options
-from tf4slurm.launch.script import make_script
+from tf4slurm.submission.batch_script import make_script
 
 
 @click.command(cls=RecordedCommand)

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from tf4slurm.cli.options import job_options
 from tf4slurm.cli.submission_options import option_names, submission_options
 from tf4slurm.errors import ProfileError
-from tf4slurm.profiles import NO_SITE, SITE, Places, Setting, read_settings
+from tf4slurm.settings import NO_SITE, SITE, Places, Setting, read_settings
 
 
 def site_option(function: Callable[..., None]) -> Callable[..., None]:

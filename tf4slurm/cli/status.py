@@ -8,9 +8,9 @@ import time
 import click
 
 from tf4slurm.cli.jobs import job_argument, paint, table
-from tf4slurm.observe.registry import KnownJob, find_job
-from tf4slurm.observe.status import JobStatus, StatusReader, TaskStatus
-from tf4slurm.run_directory import to_json
+from tf4slurm.jobs.registry import KnownJob, find_job
+from tf4slurm.jobs.run_directory import to_json
+from tf4slurm.jobs.status import JobStatus, StatusReader, TaskStatus
 
 _FILES_SECONDS = 2.0
 _COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "STOPPED": "yellow"}
@@ -94,7 +94,7 @@ def _row(task: TaskStatus) -> tuple[str, ...]:
 
 
 def _serve(known: list[KnownJob]) -> None:
-    from tf4slurm.reports.web import serve_page
+    from tf4slurm.reports.live_page import serve_page
 
     if len(known) > 1 or not known[0].run_directories:
         raise click.UsageError("--web is for one job that has started.")

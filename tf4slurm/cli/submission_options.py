@@ -9,12 +9,12 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from tf4slurm.agent.placeholders import placeholders_in
 from tf4slurm.cli.options import make_plan
 from tf4slurm.errors import LaunchError, SubmissionError
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.launch.snapshot import place_snapshot
-from tf4slurm.launch.submission import MEMORY_OPTIONS, Submission, read_array_lines
-from tf4slurm.placeholders import placeholders_in
+from tf4slurm.submission.options import MEMORY_OPTIONS, Submission, read_array_lines
+from tf4slurm.submission.snapshot import place_snapshot
 
 _SBATCH = (
     ("-N", "--nodes", "Number of nodes."),

@@ -11,9 +11,9 @@ from tf4slurm.cli.recorded import RecordedCommand, made_by, write_script
 from tf4slurm.cli.settings import site_option
 from tf4slurm.cli.submission_options import make_job, submission_options
 from tf4slurm.launch.plan import check_command
-from tf4slurm.launch.script import make_script
-from tf4slurm.launch.submit import estimate, kept_script
-from tf4slurm.launch.submit import submit as submit_job
+from tf4slurm.submission.batch_script import make_script
+from tf4slurm.submission.submit import estimate, kept_script
+from tf4slurm.submission.submit import submit as submit_job
 
 
 @click.command(cls=RecordedCommand)

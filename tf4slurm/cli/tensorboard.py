@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from tf4slurm.errors import CommandError
-from tf4slurm.observe.registry import find_run
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.registry import find_run
+from tf4slurm.jobs.run_directory import RunDirectory
 
 _LONGEST_SEARCH_SECONDS = 10.0
 

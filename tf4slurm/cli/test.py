@@ -14,9 +14,9 @@ from tf4slurm.cli.run import check_place, launch
 from tf4slurm.control.limits import Limits
 from tf4slurm.launch.launcher import Result
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.output import LineWriter
 from tf4slurm.placement import fill_counts
 from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.system.output import LineWriter
 
 # Not "-m": that would let a json.py in the user's directory take the place of Python's own.
 _SCRIPT = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.{module} import main; main({seconds})"
@@ -62,17 +62,17 @@ def test(
         command=(sys.executable, "-c", _SCRIPT.format(module=module, seconds=timeout)),
         name="test",
         runs_directory=runs_directory,
-        limits=Limits(start_timeout_seconds=timeout, grace_seconds=5.0, max_worker_restarts=0),
+        limits=Limits(start_timeout_seconds=timeout, grace_period_seconds=5.0, max_worker_restarts=0),
         interface=interface,
         ports=ports,
     )
     result = launch(plan, environ, allocation, _Reporter)
-    if result.verdict.is_success:
+    if result.outcome.is_success:
         click.echo(_what_was_proved(result))
     else:
         on_nodes = "" if allocation is None else " --on-nodes"
         click.echo(f"tf4slurm | the test failed. Next: tf4slurm doctor{on_nodes}", err=True)
-    sys.exit(result.verdict.exit_code)
+    sys.exit(result.outcome.exit_code)
 
 
 class _Reporter(PlainReporter):
@@ -86,7 +86,7 @@ class _Reporter(PlainReporter):
         pass
 
     def on_result(self, result: Result) -> None:
-        if not result.verdict.is_success:
+        if not result.outcome.is_success:
             super().on_result(result)
 
 

@@ -9,8 +9,8 @@ import click
 
 from tf4slurm.cli.jobs import job_argument
 from tf4slurm.errors import EXIT_WAIT_TIMEOUT
-from tf4slurm.observe.registry import find_job
-from tf4slurm.observe.status import StatusReader
+from tf4slurm.jobs.registry import find_job
+from tf4slurm.jobs.status import StatusReader
 
 _LOOK_SECONDS = 0.5
 

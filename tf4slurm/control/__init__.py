@@ -1,1 +1,1 @@
-"""The control plane: messages <- auth, munge, verdict <- state <- service, client."""
+"""The control plane: messages <- auth, munge, outcome <- state <- service, client."""

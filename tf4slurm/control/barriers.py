@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tf4slurm.cluster import format_tasks
-from tf4slurm.control.messages import Waiting
-from tf4slurm.control.record import TaskRecord
+from tf4slurm.control.messages import BarrierArrival
+from tf4slurm.control.task_record import TaskRecord
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Barriers:
         self._on_release = on_release
         self._open: dict[tuple[str, tuple[str, ...]], _Barrier] = {}
 
-    def arrive(self, record: TaskRecord, waiting: Waiting, now: float) -> None:
+    def arrive(self, record: TaskRecord, waiting: BarrierArrival, now: float) -> None:
         """The script of a task waits from now on; what it said before of this barrier is replaced."""
         key = (waiting.name, waiting.roles)
         is_first = key not in self._open

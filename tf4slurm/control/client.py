@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from tf4slurm.background import in_thread
 from tf4slurm.cluster import Address
 from tf4slurm.control.credentials import TLS_NAME, Credentials
 from tf4slurm.control.limits import Limits, handshake_seconds
@@ -23,11 +22,11 @@ from tf4slurm.control.messages import (
     METHOD,
     SERVICE,
     TOKEN_METADATA,
-    Hello,
+    DesiredState,
     Map,
-    Order,
-    Report,
-    Status,
+    ObservedState,
+    Registration,
+    ScriptState,
     Usage,
     decode,
     decode_map,
@@ -36,6 +35,7 @@ from tf4slurm.control.messages import (
     shrink,
 )
 from tf4slurm.errors import MessageError, RendezvousClosedError, RendezvousConnectionError
+from tf4slurm.system.background import in_thread
 
 if TYPE_CHECKING:  # generic for type checkers only
     _Call = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -68,9 +68,9 @@ class Membership:
     def __init__(
         self,
         find_service: Callable[[], tuple[Sequence[Address], Credentials | None]],
-        make_hello: Callable[[Address], Hello],
+        make_hello: Callable[[Address], Registration],
         *,
-        dead_after_seconds: float,
+        heartbeat_timeout_seconds: float,
         join_seconds: float,
         num_tasks: int = 1,
     ) -> None:
@@ -81,25 +81,25 @@ class Membership:
                 thread, because it may read a file.
             make_hello: Returns the first message for the service at an address; not called again once it is accepted.
                 Called in a thread, because it may look up a name.
-            dead_after_seconds: Heartbeat timeout: the launcher is lost after so many seconds without a message.
+            heartbeat_timeout_seconds: Heartbeat timeout: the launcher is lost after so many seconds without a message.
             join_seconds: How long the service is looked for.
             num_tasks: How many tasks the job has; a service of many gets more time to answer.
         """
-        self.order = Order()
+        self.order = DesiredState()
         self.encoded_map = b""
         self._map: Map | None = None
-        self.status = Status()
+        self.status = ObservedState()
         self._find_service = find_service
         self._make_hello = make_hello
-        self._hello: Hello | None = None
+        self._hello: Registration | None = None
         self._last_address: Address | None = None
-        self._dead_after_seconds = dead_after_seconds
+        self._dead_after_seconds = heartbeat_timeout_seconds
         self._connect_seconds = handshake_seconds(num_tasks)
         self._deadline = time.monotonic() + join_seconds
         self._changed = asyncio.Event()
         self._is_due = asyncio.Event()
         self._is_heartbeat_due = False
-        self._sent = Status()
+        self._sent = ObservedState()
         self._disconnected_at = float("inf")
 
     @property
@@ -123,7 +123,7 @@ class Membership:
         """Change what the child uses; it is sent with the next heartbeat."""
         self.status = dataclasses.replace(self.status, usage=usage)
 
-    def note(self, report: Report) -> None:
+    def note(self, report: ScriptState) -> None:
         """Change the script's report; a new step or metric is sent with the next heartbeat, all else at once."""
         before, self.status = self.status, dataclasses.replace(self.status, report=report)
         if dataclasses.replace(report, step=before.report.step, metrics=before.report.metrics) != before.report:
@@ -131,7 +131,7 @@ class Membership:
 
     def begin_attempt(self, attempt: int, **changes: Any) -> None:
         """Reset the status for another attempt."""
-        self.status = Status(attempt=attempt, stop_signal=self.status.stop_signal)
+        self.status = ObservedState(attempt=attempt, stop_signal=self.status.stop_signal)
         self.report(**changes)
 
     async def wait_for_change(self) -> None:
@@ -210,7 +210,7 @@ class Membership:
             finally:
                 call.cancel()
 
-    async def _register(self, call: _Call, hello: Hello, address: Address) -> None:
+    async def _register(self, call: _Call, hello: Registration, address: Address) -> None:
         """Send the hello; TLS makes sure that only a service with the job's certificate gets it."""
         await call.write(encode(hello))
         await call.initial_metadata()  # the service sends it when it has registered this task
@@ -221,7 +221,7 @@ class Membership:
 
     async def _serve(self, call: _Call) -> bool:
         """Send and receive until the call ends; return whether this task has left, or False if the service is lost."""
-        self._sent, self._is_heartbeat_due = Status(), False
+        self._sent, self._is_heartbeat_due = ObservedState(), False
         self._is_due.set()
         receiving = asyncio.create_task(self._receive(call))
         sending = asyncio.create_task(self._send(call))
@@ -253,7 +253,7 @@ class Membership:
                 self.encoded_map, self._map = payload, None
                 self._changed.set()
             else:
-                self.order = decode(payload, Order)
+                self.order = decode(payload, DesiredState)
                 self._changed.set()
             self._deadline = time.monotonic() + self._dead_after_seconds
 

@@ -1,8 +1,8 @@
 """The messages between tasks and control service, as frozen values, and their encoding (JSON).
 
 A message describes a state, never a change: after a broken connection each side sends its current state again, and a
-repeated message has no effect. Within one call a `Status` is sent as the fields that differ from the one before. The
-empty message is a heartbeat: the service sends it to request one, and a task without news answers with it.
+repeated message has no effect. Within one call an `ObservedState` is sent as the fields that differ from the one
+before. The empty message is a heartbeat: the service sends it to request one, and a task without news answers with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE = "tf4slurm.Control"
 METHOD = "Join"
-"""The one gRPC method: a stream of `Hello` and `Status` from a task, of `Map` and `Order` to it."""
+"""The one gRPC method: a task sends `Registration` and `ObservedState`, the service `Map` and `DesiredState`."""
 
 TOKEN_METADATA = "tf4slurm-token"
 """The metadata key of the job's token, which each call carries."""
@@ -42,7 +42,7 @@ TaskState = Literal["joined", "proved", "unproved", "running", "exited", "left"]
 
 
 @dataclass(frozen=True)
-class Hello:
+class Registration:
     """A task's first message: who it is, and where it will listen.
 
     Attributes:
@@ -60,7 +60,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class BarrierArrival:
     """A script waits at a barrier: of this name, for the tasks of these roles (all if none), for so many seconds.
 
     `token` tells one arrival from the next, of this process or of the one that took its place.
@@ -73,7 +73,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Report:
+class ScriptState:
     """What the script of a task says of itself, where it uses tf4slurm.
 
     Attributes:
@@ -90,7 +90,7 @@ class Report:
     heeds_stop: bool = False
     has_saved: bool = False
     done: Literal["done", "failed"] | None = None
-    waiting: Waiting | None = None
+    waiting: BarrierArrival | None = None
     stop_signal: StopSignal | None = None
 
 
@@ -108,7 +108,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Status:
+class ObservedState:
     """What a task is doing; said at every change, and what changes all the time when the service asks.
 
     Attributes:
@@ -135,7 +135,7 @@ class Status:
     stop_signal: StopSignal | None = None
     attempt: int = 1
     port: int = 0
-    report: Report = Report()
+    report: ScriptState = ScriptState()
     usage: Usage = Usage()
     serves: bool = False
 
@@ -161,14 +161,14 @@ class Map:
 
 
 @dataclass(frozen=True)
-class Order:
+class DesiredState:
     """What a task should do, and what its script may know.
 
     Attributes:
         attempt: Be in this forming of the cluster; a task in an earlier one ends its child and takes a new port.
         starts: Have started the child so often.
         leave: End the child, at most `leave_seconds` after SIGTERM, and leave, for this `reason`.
-        stop: Why the script should save and stop; empty if it should not. `grace_seconds` is how long it has.
+        stop: Why the script should save and stop; empty if it should not. `grace_period_seconds` is how long it has.
         released: Token of the script's last arrival at a barrier that is over, and why if it `broke`.
         is_training_over: No task but the ps still needs the others; `failed` are those of them that failed.
         is_finishing: All that the job waits for are done, but for those it waits for only so long: finish now.
@@ -180,7 +180,7 @@ class Order:
     leave_seconds: float = 0.0
     reason: str = ""
     stop: str = ""
-    grace_seconds: float = 0.0
+    grace_period_seconds: float = 0.0
     released: str = ""
     broke: str = ""
     is_training_over: bool = False
@@ -188,9 +188,9 @@ class Order:
     is_finishing: bool = False
 
 
-Message = Hello | Status | Report | Order
+Message = Registration | ObservedState | ScriptState | DesiredState
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
-_WITH_FIELDS = {*_KINDS.values(), Waiting, Usage}
+_WITH_FIELDS = {*_KINDS.values(), BarrierArrival, Usage}
 _M = TypeVar("_M", bound=Message)
 
 
@@ -222,7 +222,7 @@ def decode(payload: bytes, expected: type[_M] | tuple[type[_M], ...], before: _M
         ) from error
 
 
-def shrink(status: Status, max_bytes: int = MAX_STATUS_BYTES) -> Status:
+def shrink(status: ObservedState, max_bytes: int = MAX_STATUS_BYTES) -> ObservedState:
     """Return the status with fewer log lines, metrics and characters of detail, until it has at most `max_bytes`.
 
     The rest always fits: a script's report is at most half as long, see `line.MAX_REPORT_BYTES`.

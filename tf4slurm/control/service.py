@@ -1,12 +1,10 @@
 """The control service of a job: a gRPC server with one method, which each task calls once per connection.
 
-The call is a bidirectional stream of JSON messages inside TLS. A task sends its `Hello`, then its `Status` whenever it
-changes; the service sends the cluster spec (`Map`) and the task's desired state (`Order`) whenever they change, and an
-empty message to request a heartbeat. Messages describe states, not changes: a task that reads slowly skips the states
-in between, and after a broken connection both sides send their current state again.
-
-A call without the job's token is refused before a message of it is read. What a client without the token can use is
-bounded by settings of gRPC itself, see `access.py`.
+The call is a bidirectional stream of JSON messages inside TLS. A task sends its `Registration`, then its
+`ObservedState` whenever it changes; the service sends the cluster spec (`Map`) and the task's desired state
+(`DesiredState`) whenever they change, and an empty message to request a heartbeat. Messages describe states, not
+changes: a task that reads slowly skips the states in between, and after a broken connection both sides send their
+current state again.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ from tf4slurm.control.messages import (
     HEARTBEAT,
     METHOD,
     SERVICE,
-    Hello,
+    DesiredState,
     Map,
-    Order,
-    Status,
+    ObservedState,
+    Registration,
     decode,
     encode,
     encode_map,
@@ -69,8 +67,10 @@ class ControlService:
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._encoded_map: tuple[Map | None, bytes] = (None, b"")
-        self._tick_seconds = state.limits.beat_seconds / _TICKS_PER_BEAT
-        self._turns = round(state.limits.beat_of(len(state.records)) / state.limits.beat_seconds)
+        self._tick_seconds = state.limits.heartbeat_interval_seconds / _TICKS_PER_BEAT
+        self._turns = round(
+            state.limits.heartbeat_interval_of(len(state.records)) / state.limits.heartbeat_interval_seconds
+        )
 
     async def start(self, host: str = "", ports: Sequence[int] = ()) -> int:
         """Listen on one address of this host, or on all of them; return the port.
@@ -143,7 +143,7 @@ class ControlService:
                 self._sessions[rank].request_heartbeat()
 
     async def _serve(self, _: AsyncIterator[bytes], context: _Context) -> None:
-        """Serve one call of an authenticated task, from its `Hello` to its end."""
+        """Serve one call of an authenticated task, from its `Registration` to its end."""
         hello = await self._register(context)
         if hello is None:
             return
@@ -183,13 +183,13 @@ class ControlService:
                 self.state.on_disconnect(hello.rank, time.monotonic())
                 self.publish()
 
-    async def _register(self, context: _Context) -> Hello | None:
-        """Read a task's `Hello` and register the task; None if the call ends without one."""
+    async def _register(self, context: _Context) -> Registration | None:
+        """Read a task's `Registration` and register the task; None if the call ends without one."""
         payload = await context.read()
         if not isinstance(payload, bytes):
             return None
         try:
-            hello = decode(payload, Hello)
+            hello = decode(payload, Registration)
             self.state.on_hello(hello, time.monotonic())
             return hello
         except RendezvousClosedError as error:
@@ -205,14 +205,14 @@ class ControlService:
         Raises:
             MessageError: A message that this service does not accept.
         """
-        status = Status()
+        status = ObservedState()
         while isinstance(payload := await context.read(), bytes):
             if self._sessions.get(session.rank) is not session:
                 return  # a late message: the task has reconnected since
             if payload == HEARTBEAT:
                 self.state.on_sign_of_life(session.rank, time.monotonic())
                 continue
-            status = decode(payload, Status, status)
+            status = decode(payload, ObservedState, status)
             self.state.on_status(session.rank, status, time.monotonic())
             self.publish()
             if status.state == "left":
@@ -282,6 +282,6 @@ class _Session:
 
 
 @functools.lru_cache(maxsize=16)
-def _encode_order(order: Order) -> bytes:
+def _encode_order(order: DesiredState) -> bytes:
     """Return the message with an order: most tasks have the same."""
     return encode(order)

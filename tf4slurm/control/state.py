@@ -1,4 +1,4 @@
-"""The rules of a job's life, as a pure state machine: events and the time go in, orders and a verdict come out.
+"""The rules of a job's life, as a pure state machine: events and the time go in, orders and a outcome come out.
 
 Nothing here waits, sends or reads a clock. `service.py` feeds it with what the tasks say; the launcher with what it
 knows of processes and signals; every rule can be tested by a table.
@@ -15,9 +15,9 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
 from tf4slurm.control.barriers import Barriers
 from tf4slurm.control.limits import Limits
-from tf4slurm.control.messages import Hello, Map, Order, Report, Status
-from tf4slurm.control.record import TaskRecord
-from tf4slurm.control.verdict import Verdict, describe_end, exit_code_of
+from tf4slurm.control.messages import DesiredState, Map, ObservedState, Registration, ScriptState
+from tf4slurm.control.outcome import Outcome, describe_end, exit_code_of
+from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, RendezvousClosedError
 from tf4slurm.network.interfaces import is_loopback
 from tf4slurm.roles import role_of
@@ -30,7 +30,7 @@ class Phase(enum.Enum):
     PROVING = "proving"  # every task has the map and proves addresses
     TRAINING = "training"  # the children run
     STOPPING = "stopping"  # the children are asked to save and stop
-    LEAVING = "leaving"  # there is a verdict; every task is told to leave
+    LEAVING = "leaving"  # there is a outcome; every task is told to leave
     ENDED = "ended"
 
 
@@ -60,7 +60,7 @@ class JobState:
         has_chief = any(task.task_type == "chief" for task in tasks)
         self.limits = limits
         self.phase = Phase.FORMING
-        self.verdict: Verdict | None = None
+        self.outcome: Outcome | None = None
         self.map: Map | None = None
         self.attempt = 1
         self.records = [
@@ -76,9 +76,9 @@ class JobState:
         self._unproved = set(range(len(tasks)))  # ranks that have not proved the map
         self._now = now
         self._phase_deadline = now + limits.start_timeout_seconds
-        self._stop: Verdict | None = None
+        self._stop: Outcome | None = None
         self._departed: TaskRecord | None = None
-        self._held: Verdict | None = None
+        self._held: Outcome | None = None
         self._stepped_at: float | None = None
         self._is_training_over = False
         self._failed: tuple[str, ...] = ()
@@ -91,21 +91,21 @@ class JobState:
     # What goes out
 
     @property
-    def first_order(self) -> Order:
+    def first_order(self) -> DesiredState:
         """Return what a task does that has been told nothing: it waits for the map."""
-        return Order(leave_seconds=self.limits.leave_seconds)
+        return DesiredState(leave_seconds=self.limits.leave_seconds)
 
-    def order_for(self, rank: int) -> Order:
+    def order_for(self, rank: int) -> DesiredState:
         """Return what the task of this rank should do now."""
         record = self.records[rank]
-        return Order(
+        return DesiredState(
             attempt=self.attempt,
             starts=record.wanted_starts,
-            leave=self.verdict is not None,
+            leave=self.outcome is not None,
             leave_seconds=self.limits.leave_seconds,
-            reason=self.verdict.reason if self.verdict is not None else "",
+            reason=self.outcome.reason if self.outcome is not None else "",
             stop=self._stop.reason if self._stop is not None else "",
-            grace_seconds=self.limits.grace_seconds if self._stop is not None else 0.0,
+            grace_period_seconds=self.limits.grace_period_seconds if self._stop is not None else 0.0,
             released=record.released,
             broke=record.broke,
             is_training_over=self._is_training_over,
@@ -121,7 +121,7 @@ class JobState:
     @property
     def was_stopped(self) -> bool:
         """Whether the job ends because someone asked for it."""
-        return self.verdict is not None and self.verdict is self._stop
+        return self.outcome is not None and self.outcome is self._stop
 
     def count(self, *states: str) -> int:
         """Return how many tasks that have joined are in one of these states."""
@@ -129,7 +129,7 @@ class JobState:
 
     # What comes in
 
-    def on_hello(self, hello: Hello, now: float) -> TaskRecord:
+    def on_hello(self, hello: Registration, now: float) -> TaskRecord:
         """A task has connected, for the first time or again.
 
         Raises:
@@ -144,7 +144,7 @@ class JobState:
             return record
         if hello.failure is not None:
             record.incarnation, record.node, record.is_gone = hello.incarnation, hello.node, True
-            self._decide(Verdict(EXIT_PREFLIGHT, f"{record} cannot take part. {hello.failure}", record.task))
+            self._decide(Outcome(EXIT_PREFLIGHT, f"{record} cannot take part. {hello.failure}", record.task))
             return record
         record.incarnation, record.node, record.heard_at = hello.incarnation, hello.node, now
         self._here.add(record.rank)
@@ -157,7 +157,7 @@ class JobState:
         self._advance(now)
         self.records[rank].heard_at = now
 
-    def on_status(self, rank: int, status: Status, now: float) -> None:
+    def on_status(self, rank: int, status: ObservedState, now: float) -> None:
         """A task says what it is doing."""
         self._advance(now)
         record = self.records[rank]
@@ -185,7 +185,7 @@ class JobState:
             reason = (
                 f"{status.detail}. That was tried from {record}. Look at the network, or name another with --interface."
             )
-            self._decide(Verdict(EXIT_NOT_FORMED, reason, record.task))
+            self._decide(Outcome(EXIT_NOT_FORMED, reason, record.task))
         elif status.state == "proved":
             self._unproved.discard(rank)
             if self.phase is Phase.PROVING and not self._unproved:
@@ -195,7 +195,7 @@ class JobState:
             self._emit("started", record, f"started (process {status.process_id})")
         elif status.state == "exited":
             self._on_exit(record, status.returncode or 0, now)
-        elif status.state == "left" and self.verdict is None and self._has_agents:
+        elif status.state == "left" and self.outcome is None and self._has_agents:
             self._lose(record, status.detail or "it left without being told to")
         elif status.state == "left":
             self._set_gone(record)
@@ -221,10 +221,10 @@ class JobState:
         self._advance(now)
         self._lose(self.records[rank], f"its agent {describe_end(returncode)}")
 
-    def on_spawner_exit(self, verdict: Verdict, now: float) -> None:
+    def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
         """Whatever started the agents is gone, and so are they."""
         self._advance(now)
-        self._decide(verdict)
+        self._decide(outcome)
         for record in self.records:
             self._set_gone(record)
         self._end_if_all_gone()
@@ -232,22 +232,22 @@ class JobState:
     def finish(self, now: float) -> None:
         """All that was wanted is done: every task is told to leave."""
         self._advance(now)
-        self._decide(Verdict(0, "Every task has the map."))
+        self._decide(Outcome(0, "Every task has the map."))
 
     def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
         """Someone asks the whole job to stop: it is told so once, and has its grace."""
         self._advance(now)
-        if self._stop is not None or self.verdict is not None:
+        if self._stop is not None or self.outcome is not None:
             return
-        self._stop = Verdict(128 + number, f"The job was stopped: {what}.")
-        if self.phase is not Phase.TRAINING or not self.limits.grace_seconds:
+        self._stop = Outcome(128 + number, f"The job was stopped: {what}.")
+        if self.phase is not Phase.TRAINING or not self.limits.grace_period_seconds:
             self._decide(self._stop)
             return
         for record in self.records:  # whose failure is held back: nothing more comes of these children
             if record.status.state == "exited" and record.status.starts >= record.wanted_starts:
                 record.is_done = True
-        self._phase_deadline = now + self.limits.grace_seconds
-        self._move_on(Phase.STOPPING, f"{what}: the job has {self.limits.grace_seconds:g} s to save and stop")
+        self._phase_deadline = now + self.limits.grace_period_seconds
+        self._move_on(Phase.STOPPING, f"{what}: the job has {self.limits.grace_period_seconds:g} s to save and stop")
         self._leave_if_saved()
 
     def hurry(self, now: float) -> None:
@@ -264,8 +264,8 @@ class JobState:
                 continue
             if not record.is_connected and now - record.disconnected_at > self.limits.reconnect_seconds:
                 self._lose(record, "its connection broke and did not come back")
-            elif now - record.heard_at > self.limits.dead_after_seconds:
-                self._lose(record, f"nothing was heard of it for {self.limits.dead_after_seconds:g} s")
+            elif now - record.heard_at > self.limits.heartbeat_timeout_seconds:
+                self._lose(record, f"nothing was heard of it for {self.limits.heartbeat_timeout_seconds:g} s")
         self._release()
         self._barriers.settle(now)
         if self._has_stalled(now):
@@ -280,11 +280,11 @@ class JobState:
             waiting = [r for r in self.records if r.role.is_waited_for and not r.is_done]
             if self._departed is not None:
                 late = f"{format_tasks(waiting)} did not end within {self.limits.finish_seconds:g} s"
-                self._fail(Verdict(EXIT_TASK_LOST, f"{late}.", waiting[0].task))
+                self._fail(Outcome(EXIT_TASK_LOST, f"{late}.", waiting[0].task))
             else:
                 self._complete(f"all but {format_tasks(waiting)}, waited for {self.limits.finish_seconds:g} s")
         elif self.phase is Phase.STOPPING and self._stop is not None:
-            self._emit("overtime", None, f"the grace of {self.limits.grace_seconds:g} s is over")
+            self._emit("overtime", None, f"the grace of {self.limits.grace_period_seconds:g} s is over")
             self._decide(self._stop)
         elif self.phase is Phase.LEAVING:
             stragglers = [record for record in self.records if record.has_joined and not record.is_gone]
@@ -299,7 +299,7 @@ class JobState:
         if held is not None and self.phase is Phase.TRAINING:
             self._fail(held)
 
-    def _checked_record(self, hello: Hello) -> TaskRecord:
+    def _checked_record(self, hello: Registration) -> TaskRecord:
         if hello.version != __version__:
             raise self._refuse_for_good(hello, f"it runs tf4slurm {hello.version}, the launcher {__version__}")
         if not 0 <= hello.rank < len(self.records):
@@ -311,11 +311,11 @@ class JobState:
             raise _refusal(f"rank {hello.rank} was taken by an earlier process, on {record.node}")
         return record
 
-    def _refuse_for_good(self, hello: Hello, reason: str) -> RendezvousClosedError:
+    def _refuse_for_good(self, hello: Registration, reason: str) -> RendezvousClosedError:
         """While the cluster forms, a task that can never be in it ends the job: waiting for it would not help."""
         if self.phase is Phase.FORMING:
             text = f"The process of rank {hello.rank} on {hello.node} cannot take part: {reason}."
-            self._decide(Verdict(EXIT_NOT_FORMED, text))
+            self._decide(Outcome(EXIT_NOT_FORMED, text))
         return _refusal(reason)
 
     def _take_address(self, record: TaskRecord, address: Address) -> None:
@@ -335,7 +335,7 @@ class JobState:
         for member in members if len(cluster.nodes) > 1 else ():
             if is_loopback(member.address.host):
                 why = f"{member.task} on {member.node} gave the address {member.address.host}, which only it can reach"
-                self._decide(Verdict(EXIT_NOT_FORMED, f"{why}. Name a network with --interface.", member.task))
+                self._decide(Outcome(EXIT_NOT_FORMED, f"{why}. Name a network with --interface.", member.task))
                 return
         self.map = Map.from_cluster(self.attempt, cluster)
         self._move_on(Phase.PROVING, "every task has joined")
@@ -371,9 +371,9 @@ class JobState:
             self._depart(record, now)
         else:
             exit_code = EXIT_TASK_LOST if record.status.detail else exit_code_of(returncode)
-            self._fail(Verdict(exit_code, f"{record} {why}.", record.task, record.status.tail))
+            self._fail(Outcome(exit_code, f"{record} {why}.", record.task, record.status.tail))
 
-    def _on_report(self, record: TaskRecord, before: Report, now: float) -> None:
+    def _on_report(self, record: TaskRecord, before: ScriptState, now: float) -> None:
         report = record.status.report
         if report.step is not None and report.step != before.step:
             self._stepped_at = now
@@ -398,7 +398,7 @@ class JobState:
         seconds = self.limits.stall_seconds
         if seconds is None or self._stepped_at is None or now - self._stepped_at <= seconds:
             return False
-        asked_at = self._stepped_at + seconds - self.limits.beat_seconds / 2
+        asked_at = self._stepped_at + seconds - self.limits.heartbeat_interval_seconds / 2
         stepping = (r for r in self.records if r.status.report.step is not None and not r.is_gone)
         return all(record.heard_at > asked_at for record in stepping)
 
@@ -408,7 +408,7 @@ class JobState:
             furthest = max(self.records, key=lambda record: record.status.report.step or 0)
             what = f"no task has reported a new step for {self.limits.stall_seconds:g} s"
             what += f"; the last was step {furthest.status.report.step}"
-            self._fail(Verdict(EXIT_TASK_LOST, f"Training has stalled: {what} of {furthest}.", furthest.task))
+            self._fail(Outcome(EXIT_TASK_LOST, f"Training has stalled: {what} of {furthest}.", furthest.task))
 
     @property
     def _lacks_servers(self) -> bool:
@@ -424,7 +424,7 @@ class JobState:
             return
         seconds, limit = now - self._children_at, self.limits.start_timeout_seconds
         if self.limits.require_servers and seconds >= limit:
-            self._decide(Verdict(EXIT_NOT_FORMED, self._no_server(f" within {limit:g} s")))
+            self._decide(Outcome(EXIT_NOT_FORMED, self._no_server(f" within {limit:g} s")))
         elif seconds >= _SERVER_SECONDS:
             self._warn(self._no_server("", ", unless it still imports TensorFlow"))
 
@@ -446,20 +446,20 @@ class JobState:
             self._phase_deadline = now + self.limits.finish_seconds
             self._emit("departed", record, f"has left; the others have {self.limits.finish_seconds:g} s to end")
 
-    def _fail(self, verdict: Verdict) -> None:
+    def _fail(self, outcome: Outcome) -> None:
         """A task on which the job depends has failed: form the cluster anew if an attempt is left.
 
         While another is disconnected that may be the cause, and is told apart when it is back, or lost.
         """
         if any(r.has_joined and not (r.is_gone or r.is_connected) for r in self.records):
-            self._held = self._held or verdict
+            self._held = self._held or outcome
             return
         departed = self._departed
-        if departed is not None and departed.task != verdict.cause:
-            reason = f"{departed} exited with code 0 before the job was done. Then: {verdict.reason}"
-            verdict = Verdict(EXIT_TASK_LOST, reason, departed.task, verdict.tail)
+        if departed is not None and departed.task != outcome.cause:
+            reason = f"{departed} exited with code 0 before the job was done. Then: {outcome.reason}"
+            outcome = Outcome(EXIT_TASK_LOST, reason, departed.task, outcome.tail)
         if self.attempt >= self.limits.max_attempts:
-            self._decide(verdict)
+            self._decide(outcome)
             return
         self.attempt += 1
         self.map = self._departed = self._stepped_at = None
@@ -470,7 +470,7 @@ class JobState:
         self._awaited.update(range(len(self.records)))
         self._unproved.update(range(len(self.records)))
         self._phase_deadline = self._now + self.limits.start_timeout_seconds
-        self._emit("attempt", None, f"attempt {self.attempt} of {self.limits.max_attempts}, because: {verdict.reason}")
+        self._emit("attempt", None, f"attempt {self.attempt} of {self.limits.max_attempts}, because: {outcome.reason}")
         self._move_on(Phase.FORMING, "every task ends its child and takes a new port")
 
     def _leave_if_saved(self) -> None:
@@ -505,11 +505,11 @@ class JobState:
 
     def _complete(self, what: str) -> None:
         if self._lacks_servers and self.limits.require_servers:
-            self._decide(Verdict(EXIT_NOT_FORMED, self._no_server()))
+            self._decide(Outcome(EXIT_NOT_FORMED, self._no_server()))
             return
         if self._lacks_servers:
             self._warn(self._no_server())
-        self._decide(Verdict(0, f"Training is done: {what} exited with code 0."))
+        self._decide(Outcome(0, f"Training is done: {what} exited with code 0."))
 
     def _lose(self, record: TaskRecord, why: str) -> None:
         if record.is_gone:
@@ -518,16 +518,16 @@ class JobState:
         self._emit("lost", record, f"is lost: {why}")
         self._barriers.depart(record)
         if self._has_agents or self.phase in (Phase.FORMING, Phase.PROVING):
-            self._decide(Verdict(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task))
+            self._decide(Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task))
         self._note_end_of_training()
         self._end_if_all_gone()
 
-    def _decide(self, verdict: Verdict) -> None:
-        """The first verdict stands; what follows from it is collateral."""
-        if self.verdict is None:
-            self.verdict = verdict
-            self._phase_deadline = self._now + self.limits.leave_seconds + self.limits.dead_after_seconds
-            self._emit("verdict", None, verdict.reason)
+    def _decide(self, outcome: Outcome) -> None:
+        """The first outcome stands; what follows from it is collateral."""
+        if self.outcome is None:
+            self.outcome = outcome
+            self._phase_deadline = self._now + self.limits.leave_seconds + self.limits.heartbeat_timeout_seconds
+            self._emit("outcome", None, outcome.reason)
             self._move_on(Phase.LEAVING, "every task is told to leave")
             self._end_if_all_gone()
 
@@ -536,11 +536,11 @@ class JobState:
         if is_leaving and not self._here:
             self.phase = Phase.ENDED
 
-    def _not_formed(self) -> Verdict:
+    def _not_formed(self) -> Outcome:
         missing = [record for record in self.records if record.attempt != self.attempt]
         late = missing or [record for record in self.records if record.status.state != "proved"]
         what = "did not join" if missing else "did not prove the addresses of other tasks"
-        return Verdict(
+        return Outcome(
             EXIT_NOT_FORMED,
             f"The cluster did not form within {self.limits.start_timeout_seconds:g} s: {format_tasks(late)} {what}. "
             "Look at the log of each, or raise --start-timeout.",
@@ -549,7 +549,7 @@ class JobState:
 
     def _advance(self, now: float) -> None:
         """Take the time; silence while this process itself did not run (stopped, or starved) is nobody's fault."""
-        lag = now - self._now - self.limits.beat_seconds
+        lag = now - self._now - self.limits.heartbeat_interval_seconds
         self._now = now
         if lag > 0:
             self._phase_deadline += lag

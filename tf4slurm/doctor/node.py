@@ -21,7 +21,7 @@ from tf4slurm.doctor.wire import to_lines
 from tf4slurm.errors import AuthenticationError, InterfaceError
 from tf4slurm.network.interfaces import interface_address, route_address
 from tf4slurm.network.ports import hold_port
-from tf4slurm.network.proof import ProofServer, find_fault
+from tf4slurm.network.reachability import ReachabilityServer, find_fault
 from tf4slurm.slurm.step import SlurmStep
 
 PROOF_SECONDS = 4.0  # for one address
@@ -39,7 +39,7 @@ async def _be_node(environ: Mapping[str, str]) -> None:
     step = SlurmStep.from_environ(environ)
     lines = asyncio.StreamReader(limit=_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    port, server = hold_port(), ProofServer()
+    port, server = hold_port(), ReachabilityServer()
     try:
         if (task := await _read(lines)) is None:
             return

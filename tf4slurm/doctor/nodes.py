@@ -25,10 +25,10 @@ from tf4slurm.doctor.reach import judge_reach
 from tf4slurm.doctor.software import IMPORT_SECONDS
 from tf4slurm.doctor.wire import Assembler
 from tf4slurm.errors import LaunchError
-from tf4slurm.launch.spawn_srun import TF4SLURM
+from tf4slurm.launch.srun_spawner import TF4SLURM
 from tf4slurm.network.interfaces import host_addresses
 from tf4slurm.network.ports import hold_port
-from tf4slurm.network.proof import ProofServer
+from tf4slurm.network.reachability import ReachabilityServer
 from tf4slurm.slurm.commands import exited_tasks, srun_on_each_node_command
 
 _EXAMINE_SECONDS = 60.0 + IMPORT_SECONDS  # srun starts, TensorFlow and pip are looked at
@@ -46,7 +46,7 @@ async def check_nodes(
         LaunchError: srun cannot be started.
     """
     name, secret, here = secrets.token_hex(6), secrets.token_hex(32), host_addresses()
-    port, server, probe = hold_port(), ProofServer(), Probe(wishes.runs_directory, name)
+    port, server, probe = hold_port(), ReachabilityServer(), Probe(wishes.runs_directory, name)
     nodes = _Nodes(num_nodes)
     try:
         directory, skew_here = check_directory(wishes.runs_directory, f"{name}.{num_nodes}")

@@ -18,8 +18,8 @@ _OLDEST = (20, 11)  # the first whose srun has --overlap
 _PARTITIONS = 12  # as many as are shown
 
 
-def check_slurm(environ: Mapping[str, str], grace_seconds: float = Limits.grace_seconds) -> list[Finding]:
-    """Look at Slurm from this host; `grace_seconds` is what a job will have to save and stop."""
+def check_slurm(environ: Mapping[str, str], grace_period_seconds: float = Limits.grace_period_seconds) -> list[Finding]:
+    """Look at Slurm from this host; `grace_period_seconds` is what a job will have to save and stop."""
     allocation = SlurmAllocation.from_environ(environ)
     if shutil.which("srun") is None and allocation is None:
         return [Finding("ok", "slurm", "there is no Slurm here: jobs run as local processes")]
@@ -38,7 +38,7 @@ def check_slurm(environ: Mapping[str, str], grace_seconds: float = Limits.grace_
     except LaunchError as error:
         todo = "Try again; if it stays so, ask those who run the cluster: without its controller no job starts."
         return [Finding("fail", "slurm", _one_line(str(error)), todo)]
-    return [check_version(client, site.version), check_accounting(site), *judge_site(site, grace_seconds)]
+    return [check_version(client, site.version), check_accounting(site), *judge_site(site, grace_period_seconds)]
 
 
 def check_version(client: str, controller: str) -> Finding:
@@ -63,24 +63,24 @@ def check_accounting(site: SlurmSite) -> Finding:
     return Finding("ok", "sacct", "sacct answers")
 
 
-def judge_site(site: SlurmSite, grace_seconds: float) -> list[Finding]:
-    """Return what the site's settings mean for a job that has `grace_seconds` to save and stop."""
+def judge_site(site: SlurmSite, grace_period_seconds: float) -> list[Finding]:
+    """Return what the site's settings mean for a job that has `grace_period_seconds` to save and stop."""
     if site.reserved_ports:
         ports = Finding("ok", "step ports", f"Slurm reserves ports of {site.reserved_ports} for each step")
     else:
         text = "Slurm reserves no ports (MpiParams), so any free ones are taken"
         ports = Finding("ok", "step ports", text, "Where a firewall lets only some through, give --ports FIRST-LAST.")
-    return [ports, _judge_kill_wait(site, grace_seconds), _judge_requeue(site), _judge_tracking(site)] + [
-        _judge_partition(partition, grace_seconds) for partition in site.partitions[:_PARTITIONS]
+    return [ports, _judge_kill_wait(site, grace_period_seconds), _judge_requeue(site), _judge_tracking(site)] + [
+        _judge_partition(partition, grace_period_seconds) for partition in site.partitions[:_PARTITIONS]
     ]
 
 
-def _judge_kill_wait(site: SlurmSite, grace_seconds: float) -> Finding:
+def _judge_kill_wait(site: SlurmSite, grace_period_seconds: float) -> Finding:
     text = f"at a time limit or scancel Slurm kills {site.kill_wait_seconds} s after SIGTERM (KillWait)"
-    if site.kill_wait_seconds >= grace_seconds:
+    if site.kill_wait_seconds >= grace_period_seconds:
         return Finding("ok", "kill wait", text)
-    todo = "Have Slurm warn before: sbatch --signal=B:USR1@120 (with exec tf4slurm run); or lower --grace."
-    return Finding("warn", "kill wait", f"{text}, sooner than the {grace_seconds:g} s of --grace", todo)
+    todo = "Have Slurm warn before: sbatch --signal=B:USR1@120 (with exec tf4slurm run); or lower --grace-period."
+    return Finding("warn", "kill wait", f"{text}, sooner than the {grace_period_seconds:g} s of --grace-period", todo)
 
 
 def _judge_requeue(site: SlurmSite) -> Finding:
@@ -101,7 +101,7 @@ def _judge_tracking(site: SlurmSite) -> Finding:
     return Finding("warn", "processes", f"{text}: what leaves its session may survive the job", todo)
 
 
-def _judge_partition(partition: Partition, grace_seconds: float) -> Finding:
+def _judge_partition(partition: Partition, grace_period_seconds: float) -> Finding:
     name = f"{partition.name} (default)" if partition.is_default else partition.name
     limit = "no time limit" if partition.max_time == "UNLIMITED" else f"at most {partition.max_time}"
     default = "" if partition.default_time in ("NONE", "") else f", {partition.default_time} without --time"
@@ -110,10 +110,10 @@ def _judge_partition(partition: Partition, grace_seconds: float) -> Finding:
         return Finding("warn", "partition", f"{text}, is {partition.state}", "No job starts in it; use another one.")
     if partition.preempt_mode in ("OFF", ""):
         return Finding("ok", "partition", text)
-    text += f"; preemption: {partition.preempt_mode} after {partition.grace_seconds} s (GraceTime)"
+    text += f"; preemption: {partition.preempt_mode} after {partition.grace_period_seconds} s (GraceTime)"
     todo = []
-    if partition.grace_seconds < grace_seconds:
-        todo.append(f"Give --grace less than {partition.grace_seconds or 1} s there, and save often.")
+    if partition.grace_period_seconds < grace_period_seconds:
+        todo.append(f"Give --grace-period less than {partition.grace_period_seconds or 1} s there, and save often.")
     if partition.preempt_mode != "REQUEUE":
         todo.append('Slurm does not start a preempted job again: "tf4slurm run --requeue N" does, within that time.')
     return Finding("warn" if todo else "ok", "partition", text, " ".join(todo))

@@ -19,29 +19,29 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tf4slurm import __version__
-from tf4slurm.agent import STOP_SIGNALS
-from tf4slurm.background import OrderedThread, in_thread
-from tf4slurm.child import adopt_orphans, own_identity
+from tf4slurm.agent.agent import STOP_SIGNALS
+from tf4slurm.agent.log_tail import explain
+from tf4slurm.agent.registration import Service, settings_to_environ
 from tf4slurm.cluster import Address
 from tf4slurm.control.credentials import create_credentials
-from tf4slurm.control.record import TaskRecord
+from tf4slurm.control.idle_watch import IdleWatch
+from tf4slurm.control.outcome import Outcome, describe_end
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
-from tf4slurm.control.verdict import Verdict, describe_end
+from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_REQUEUED, EXIT_TASK_LOST, LaunchError, RunDirectoryError
-from tf4slurm.join import Service, settings_to_environ
-from tf4slurm.last_lines import explain
+from tf4slurm.jobs.events import Event, EventLog
+from tf4slurm.jobs.recorder import Recorder
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.requeue import Reason, Requeue
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import host_addresses, interface_address
-from tf4slurm.observe.events import Event, EventLog
-from tf4slurm.observe.idle import IdleWatch
-from tf4slurm.observe.recorder import Recorder
 from tf4slurm.placement import SPREAD, place_tasks
-from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.commands import ask_grant
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
+from tf4slurm.system.background import OrderedThread, in_thread
+from tf4slurm.system.child_process import adopt_orphans, own_identity
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +58,9 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a job went: its verdict, what is known of each task in the last attempt, and how long it took."""
+    """How a job went: its outcome, what is known of each task in the last attempt, and how long it took."""
 
-    verdict: Verdict
+    outcome: Outcome
     records: tuple[TaskRecord, ...]
     run_directory: RunDirectory
     seconds: float
@@ -73,13 +73,13 @@ class Result:
     @property
     def cause_log(self) -> Path | None:
         """What the task that failed first has printed; None if no single task did."""
-        cause = self.verdict.cause
+        cause = self.outcome.cause
         return self.run_directory.log(cause, self.attempt) if cause is not None else None
 
     @property
     def collateral(self) -> list[str]:
         """What else failed in the last attempt, one line each."""
-        others = (record for record in self.records if record.task != self.verdict.cause)
+        others = (record for record in self.records if record.task != self.outcome.cause)
         return [f"{r} {describe_end(r.status.returncode)}" for r in others if r.status.returncode]
 
 
@@ -163,7 +163,7 @@ class Launcher:
             if self._spawner is None:  # those of a spawner are told by it
                 await self._in_time(self._files.run(self._write_control, service))
             ending = asyncio.create_task(self._service.wait_for_end())
-            if self._spawner is not None and self._state.verdict is None:
+            if self._spawner is not None and self._state.outcome is None:
                 settings = self._plan.to_settings(self._run_directory.path)
                 environment = {**service.to_environ(), **settings_to_environ(settings)}
                 starting = asyncio.create_task(self._spawner.start(environment, self))
@@ -196,10 +196,10 @@ class Launcher:
     def on_all_exit(self, returncode: int, words: str) -> None:
         said = f" It said:\n{words}" if words else ""
         if self._state.count("running", "exited", "proved", "joined", "left"):
-            verdict = Verdict(EXIT_TASK_LOST, f"srun ended before the job did: it {describe_end(returncode)}.{said}")
+            outcome = Outcome(EXIT_TASK_LOST, f"srun ended before the job did: it {describe_end(returncode)}.{said}")
         else:
-            verdict = Verdict(EXIT_PREFLIGHT, f"srun could not start the tasks: it {describe_end(returncode)}.{said}")
-        self._state.on_spawner_exit(verdict, time.monotonic())
+            outcome = Outcome(EXIT_PREFLIGHT, f"srun could not start the tasks: it {describe_end(returncode)}.{said}")
+        self._state.on_spawner_exit(outcome, time.monotonic())
         self._service.publish()
 
     # Inside
@@ -297,13 +297,13 @@ class Launcher:
         raise RunDirectoryError(f"{text}: what was to be written there may be missing.", path=path)
 
     async def _conclude(self) -> Result:
-        verdict = self._state.verdict
-        assert verdict is not None
+        outcome = self._state.outcome
+        assert outcome is not None
         assert self._state.phase is Phase.ENDED
         seconds = time.monotonic() - self._started_at
         records = tuple(self._state.records)
         result = Result(
-            *(verdict, records, self._run_directory, seconds, self._started_at, self._state.attempt),
+            *(outcome, records, self._run_directory, seconds, self._started_at, self._state.attempt),
             warnings=self._state.warnings,
         )
         self._recorder.write()
@@ -320,14 +320,14 @@ class Launcher:
 
     async def _put_back(self, result: Result, requeue: Requeue) -> Result:
         """Put the job back into the queue, if that is what its stop calls for; Slurm then ends this process."""
-        reason = await self._in_time(in_thread(requeue.find_reason, result.verdict, result.run_directory))
+        reason = await self._in_time(in_thread(requeue.find_reason, result.outcome, result.run_directory))
         if reason is None:
             return result
         signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)
-        verdict = dataclasses.replace(
-            result.verdict, exit_code=EXIT_REQUEUED, reason=f"{result.verdict.reason} It is requeued ({reason})."
+        outcome = dataclasses.replace(
+            result.outcome, exit_code=EXIT_REQUEUED, reason=f"{result.outcome.reason} It is requeued ({reason})."
         )
-        requeued = dataclasses.replace(result, verdict=verdict, requeued=reason)
+        requeued = dataclasses.replace(result, outcome=outcome, requeued=reason)
         await self._in_time(self._files.run(self._write, requeued))  # before Slurm knows: it may end us at once
         return requeued if await in_thread(requeue.carry_out) else result
 
@@ -342,8 +342,8 @@ class Launcher:
         try:
             if self._run_directory.size_of_record() > _CHEAP_REPORT_BYTES:
                 return None
+            from tf4slurm.reports.job_summary import read_story
             from tf4slurm.reports.report import make_report
-            from tf4slurm.reports.story import read_story
 
             report = make_report(read_story(self._run_directory)).encode("utf-8", "replace")
             return self._run_directory.write_report(report)
@@ -371,15 +371,15 @@ def _describe(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def _result_json(result: Result) -> dict[str, Any]:
-    verdict = result.verdict
+    outcome = result.outcome
     return {
-        "exit_code": verdict.exit_code,
-        "reason": verdict.reason,
-        "cause": str(verdict.cause) if verdict.cause else None,
-        "tail": list(verdict.tail),
-        "meaning": explain(verdict.tail),
+        "exit_code": outcome.exit_code,
+        "reason": outcome.reason,
+        "cause": str(outcome.cause) if outcome.cause else None,
+        "tail": list(outcome.tail),
+        "meaning": explain(outcome.tail),
         "log": str(result.cause_log) if result.cause_log else None,
-        "collateral": [] if verdict.is_success else result.collateral,
+        "collateral": [] if outcome.is_success else result.collateral,
         "seconds": round(result.seconds, 3),
         "attempts": result.attempt,
         "requeued": result.requeued,

@@ -17,7 +17,7 @@ from tf4slurm.network.ports import format_ports
 from tf4slurm.placement import PACK
 
 if TYPE_CHECKING:
-    from tf4slurm.join import JoinSettings
+    from tf4slurm.agent.registration import JoinSettings
 
 _PYTHON = re.compile(r"python[\d.]*")
 _INTERPRETER = re.compile(_PYTHON.pattern + "|bash|sh")
@@ -69,14 +69,16 @@ class LaunchPlan:
         return self.data_python or (program if _PYTHON.fullmatch(os.path.basename(program)) else "")
 
     def to_settings(self, run_directory: Path) -> JoinSettings:
-        from tf4slurm.join import JoinSettings  # loads asyncio, which who only writes a script down does not need
+        from tf4slurm.agent.registration import (
+            JoinSettings,  # loads asyncio, which who only writes a script down does not need
+        )
 
         return JoinSettings(
             run_directory=str(run_directory),
             interface=self.interface,
             ports=self.ports,
-            beat_seconds=self.limits.beat_seconds,
-            dead_after_seconds=self.limits.dead_after_seconds,
+            heartbeat_interval_seconds=self.limits.heartbeat_interval_seconds,
+            heartbeat_timeout_seconds=self.limits.heartbeat_timeout_seconds,
             join_seconds=self.limits.start_timeout_seconds,
             gpus_per_worker=self.gpus_per_worker,
             serve_seconds=self.limits.start_timeout_seconds if self.limits.stall_seconds is not None else None,

@@ -9,9 +9,9 @@ import signal
 from pathlib import Path
 from typing import Literal
 
-from tf4slurm.control.verdict import Verdict
+from tf4slurm.control.outcome import Outcome
 from tf4slurm.errors import LaunchError
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.slurm.commands import ask_job, requeue_job
 
 logger = logging.getLogger(__name__)
@@ -45,9 +45,9 @@ class Requeue:
             doubts.append(f"Preemption does not requeue here ({mode}): the job requeues itself within its grace time.")
         return doubts
 
-    def find_reason(self, verdict: Verdict, run_directory: RunDirectory) -> Reason | None:
+    def find_reason(self, outcome: Outcome, run_directory: RunDirectory) -> Reason | None:
         """Return why a job that was stopped should go back into the queue; None if it should not, or cannot."""
-        if verdict.exit_code in {128 + number for number in _OWN_WISH}:
+        if outcome.exit_code in {128 + number for number in _OWN_WISH}:
             return None
         try:
             job = ask_job(self._asked)

@@ -16,19 +16,19 @@ import threading
 import time
 from collections.abc import Mapping
 
-from tf4slurm.agent import Agent
+from tf4slurm.agent.agent import Agent
+from tf4slurm.agent.registration import Join, Place, Service
 from tf4slurm.cluster import Address
 from tf4slurm.control.client import Membership
 from tf4slurm.errors import EXIT_TASK_LOST, LaunchError, RunDirectoryError
-from tf4slurm.join import Join, Place, Service
+from tf4slurm.jobs.lost_job import last_known
+from tf4slurm.jobs.registry import remember
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import Launcher, Reporter, Result
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.loss import last_known
-from tf4slurm.observe.registry import remember
-from tf4slurm.output import LineWriter
-from tf4slurm.run_directory import RunDirectory
 from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.system.output import LineWriter
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def run_self_hosted_task(
     if any(record.has_joined and record.is_connected and record.status.state != "left" for record in result.records):
         reporter.close()
         _cancel(step)  # its agent may only be stopped, and srun would wait for it for ever
-    return result.verdict.exit_code
+    return result.outcome.exit_code
 
 
 async def _host(launcher: Launcher, agent: Agent, directory: RunDirectory) -> Result:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import IO, Protocol
 
-from tf4slurm.output import LineSplitter
+from tf4slurm.system.output import LineSplitter
 
 
 class SpawnerListener(Protocol):
@@ -30,8 +30,8 @@ class Spawner(Protocol):
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
         """Start the agents; `environment` is what they must have beyond this process's own."""
 
-    async def close(self, grace_seconds: float) -> None:
-        """Wait for the end of what was started, for `grace_seconds`; then kill it."""
+    async def close(self, grace_period_seconds: float) -> None:
+        """Wait for the end of what was started, for `grace_period_seconds`; then kill it."""
 
 
 async def read_lines(pipe: IO[bytes] | None, on_line: Callable[[str], None]) -> None:

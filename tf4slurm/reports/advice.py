@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tf4slurm.last_lines import explain
-from tf4slurm.reports.needs import JobNeeds, TaskNeeds
+from tf4slurm.agent.log_tail import explain
 from tf4slurm.reports.quantities import format_bytes, format_number, format_seconds
+from tf4slurm.reports.resource_usage import JobNeeds, TaskNeeds
 from tf4slurm.reports.timeline import Timeline
 
 _FEWEST_SAMPLES = 5

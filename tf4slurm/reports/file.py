@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tf4slurm.errors import MissingDependencyError, RunDirectoryError
+from tf4slurm.reports.job_summary import Story
 from tf4slurm.reports.picture import make_picture
 from tf4slurm.reports.report import make_report
-from tf4slurm.reports.story import Story
 
 _ZOOM = 2
 _FONTS = ("DejaVu Sans", "Liberation Sans", "Noto Sans", "Open Sans", "Roboto", "Arial", "Helvetica")

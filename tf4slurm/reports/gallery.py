@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tf4slurm.reports.chart import Chart, make_lines
 from tf4slurm.reports.curves import Values, over_tasks
-from tf4slurm.reports.story import Story
+from tf4slurm.reports.job_summary import Story
 
 
 def make_charts(story: Story) -> list[Chart]:

@@ -9,8 +9,8 @@ from tf4slurm.reports.chart import HEIGHT, Chart, draw_chart, stroke
 from tf4slurm.reports.chart import WIDTH as CHART_WIDTH
 from tf4slurm.reports.drawing import text
 from tf4slurm.reports.gallery import make_charts
-from tf4slurm.reports.lifelines import WIDTH, draw_timeline
-from tf4slurm.reports.story import Story
+from tf4slurm.reports.job_summary import Story
+from tf4slurm.reports.timeline_chart import WIDTH, draw_timeline
 
 _CSS = Path(__file__).with_name("page.css")
 _MARGIN, _TITLE, _LEGEND_ROW = 20, 26, 18

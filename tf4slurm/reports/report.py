@@ -13,10 +13,10 @@ from tf4slurm.reports.chart import Chart, draw_chart, stroke
 from tf4slurm.reports.curves import known, mean
 from tf4slurm.reports.drawing import escape
 from tf4slurm.reports.gallery import make_charts
-from tf4slurm.reports.lifelines import draw_timeline
-from tf4slurm.reports.needs import TaskNeeds
+from tf4slurm.reports.job_summary import Story
 from tf4slurm.reports.quantities import format_bytes, format_count, format_number, format_seconds
-from tf4slurm.reports.story import Story
+from tf4slurm.reports.resource_usage import TaskNeeds
+from tf4slurm.reports.timeline_chart import draw_timeline
 
 _HERE = Path(__file__).parent
 _START_SHARE = 0.15  # a start that takes less of the job's time gets a drawing of its own
@@ -125,7 +125,7 @@ def _header(story: Story) -> str:
     reason = story.result.get("reason") or story.status.get("reason") or ""
     said = f'<p class="reason">{escape(reason)}</p>' if reason and style == "good" else ""
     return (
-        f'<header><p class="verdict {style}">{escape(word)}</p>'
+        f'<header><p class="outcome {style}">{escape(word)}</p>'
         f"<h1>{escape(story.job.get('name') or story.path.name)}</h1>"
         f'<p class="sub">{escape(sub)}</p>{f"<pre class=command>{escape(words)}</pre>" if words else ""}'
         f"{said}<dl>{cells}</dl></header>"

@@ -8,7 +8,7 @@ importing   until the child's server answers, or it reports a step, whichever is
 waiting     until the first task of the job reports a step
 training    from then on; "running" in a job whose script reports no steps: then nobody can tell waiting from training
 restarting  between the end of a child and its next start in place
-leaving     from the verdict, or from the child's own end, until the task is gone
+leaving     from the outcome, or from the child's own end, until the task is gone
 
 When a server answers is seen up to a quarter of a second late. Times are seconds since the job's start.
 """
@@ -22,7 +22,7 @@ from typing import Any
 STATES = ("queued", "starting", "importing", "waiting", "training", "running", "restarting", "leaving")
 
 _MARKS = ("exited", "lost", "disconnected", "reconnected", "restarting", "given_up", "departed")
-_JOB_MARKS = ("attempt", "stopping", "overtime", "verdict", "stragglers")
+_JOB_MARKS = ("attempt", "stopping", "overtime", "outcome", "stragglers")
 _LONGEST_SECONDS = 1e9  # more is no time of a job
 _SHORT_SECONDS = 1.0  # of waiting: less is not worth a line
 
@@ -189,7 +189,7 @@ class _Teller:
                     self._enter(name, "starting", now)
         elif kind == "training":
             self._phase_at = now
-        elif kind == "verdict":
+        elif kind == "outcome":
             self._verdict_at = now
             for name, state in self._state.items():
                 if state is not None:

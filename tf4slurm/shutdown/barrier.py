@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from tf4slurm.cluster import format_tasks
+from tf4slurm.completion_signal import CompletionSignal, completion_signal
+from tf4slurm.current_cluster import ServerDictionary
 from tf4slurm.errors import RendezvousConnectionError, ShutdownError, ShutdownTimeoutError
-from tf4slurm.last_word import LastWord, last_word
-from tf4slurm.own_dictionary import ServerDictionary
-from tf4slurm.script import ScriptLine, find_line
+from tf4slurm.script_api import ScriptChannel, find_script_channel
 from tf4slurm.shutdown.method import Ending
 
 
 class BarrierMethod:
-    """A `ShutdownMethod`. It needs an agent, or the companion that `get_server_dictionary` starts."""
+    """A `ShutdownMethod`. It needs an agent, or the sidecar that `get_server_dictionary` starts."""
 
     def __init__(self, own: ServerDictionary) -> None:
         self._own = own
-        line = find_line()
+        line = find_script_channel()
         if line is None:
             raise ShutdownError(
                 'method="barrier" needs the control service, and this process has no line to it. Call '
                 'get_server_dictionary() first, start the script with "tf4slurm run", or take method="queue".'
             )
-        self._line: ScriptLine = line
+        self._line: ScriptChannel = line
 
     def wait_for_workers(self, timeout_seconds: float | None) -> Ending:
         tasks, line = self._own.training_tasks, self._line
@@ -42,7 +42,7 @@ class BarrierMethod:
             failed=tuple(task for task in tasks if str(task) in failed),
         )
 
-    def last_word(self) -> LastWord:
-        return last_word(
+    def completion_signal(self) -> CompletionSignal:
+        return completion_signal(
             f"line of {self._own.task}", lambda failed: self._line.say(done="failed" if failed else "done")
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tf4slurm.cluster import Task
-from tf4slurm.last_word import LastWord
+from tf4slurm.completion_signal import CompletionSignal
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,6 @@ class ShutdownMethod(Protocol):
         """
         ...
 
-    def last_word(self) -> LastWord:
+    def completion_signal(self) -> CompletionSignal:
         """Return what a task that trains says to every ps; the same one at each call in a process."""
         ...

@@ -6,8 +6,8 @@ import atexit
 import gc
 from collections.abc import Mapping, Sequence
 
+from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import ShutdownError
-from tf4slurm.own_dictionary import own_dictionary
 from tf4slurm.shutdown.choice import choose_method
 from tf4slurm.shutdown.method import Ending
 
@@ -44,7 +44,7 @@ def wait_for_workers(
         SlurmEnvironmentError: No cluster is given or known.
         ValueError: There is no such method, or `cluster` is given in part.
     """
-    own = own_dictionary(cluster, task_type, task_index)
+    own = current_server_dictionary(cluster, task_type, task_index)
     if own.task_type != "ps" or not own.task_index < len(own.ps_addresses):
         raise ShutdownError(f"{own.task} is not a ps of the cluster: only a ps waits for the workers.")
     ending = choose_method(method, own).wait_for_workers(timeout_seconds)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from tf4slurm.cluster import Task, format_tasks
+from tf4slurm.completion_signal import CompletionSignal
+from tf4slurm.current_cluster import ServerDictionary
 from tf4slurm.errors import ShutdownTimeoutError
-from tf4slurm.last_word import LastWord
-from tf4slurm.own_dictionary import ServerDictionary
 from tf4slurm.shutdown.method import Ending
 
 _REPLY_SECONDS = 0.2
@@ -45,7 +45,7 @@ class QueueMethod:
             failed=tuple(task for task in tasks if has_failed[task]),
         )
 
-    def last_word(self) -> LastWord:
+    def completion_signal(self) -> CompletionSignal:
         from tf4slurm.tensorflow.done import done_word
 
         return done_word(self._own)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from tf4slurm.completion_signal import CompletionSignal
+from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import ShutdownError
-from tf4slurm.last_word import LastWord
-from tf4slurm.own_dictionary import own_dictionary
 from tf4slurm.shutdown.choice import choose_method
 
 
@@ -34,7 +34,7 @@ def signal_done(
         SlurmEnvironmentError: No cluster is given or known.
         ValueError: There is no such method, or `cluster` is given in part.
     """
-    _last_word(method, cluster, task_type, task_index).say(failed)
+    _completion_signal(method, cluster, task_type, task_index).say(failed)
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def done_at_end(
     task_index: int | None = None,
 ) -> Iterator[None]:
     """Signal at the end of the block: failed where it raises, or exits with a code other than 0. See `signal_done`."""
-    word = _last_word(method, cluster, task_type, task_index)
+    word = _completion_signal(method, cluster, task_type, task_index)
     try:
         yield
     except SystemExit as exit_:
@@ -69,13 +69,13 @@ def signal_at_exit(
 
     sys.exit() counts as done, whatever its code. A process that is killed signals nothing.
     """
-    _last_word(method, cluster, task_type, task_index).say_at_exit()
+    _completion_signal(method, cluster, task_type, task_index).say_at_exit()
 
 
-def _last_word(
+def _completion_signal(
     method: str, cluster: Mapping[str, Sequence[str]] | None, task_type: str | None, task_index: int | None
-) -> LastWord:
-    own = own_dictionary(cluster, task_type, task_index)
+) -> CompletionSignal:
+    own = current_server_dictionary(cluster, task_type, task_index)
     if own.task_type == "ps":
         raise ShutdownError(f"{own.task} is a ps: it waits for signals, and sends none. Call wait_for_workers() there.")
-    return choose_method(method, own).last_word()
+    return choose_method(method, own).completion_signal()

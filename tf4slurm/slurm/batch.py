@@ -16,7 +16,10 @@ _KEPT = frozenset(("SLURM_CONF", "SLURM_JWT"))  # where the cluster is, and who 
 _OF_A_TASK = frozenset(
     (
         "TF_CONFIG",
-        *("TF4SLURM_" + name for name in ("ATTEMPT", "CONTROL", "LINE", "RANK", "SECRET", "SETTINGS", "TASK")),
+        *(
+            "TF4SLURM_" + name
+            for name in ("ATTEMPT", "CONTROL", "SCRIPT_CHANNEL", "RANK", "SECRET", "SETTINGS", "TASK")
+        ),
     )
 )
 _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX"}

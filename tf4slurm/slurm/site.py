@@ -17,7 +17,7 @@ class Partition:
 
     Attributes:
         preempt_mode: What happens to its jobs when others preempt them: "OFF", "REQUEUE", "CANCEL", "SUSPEND".
-        grace_seconds: How long a preempted job of it has before it is killed.
+        grace_period_seconds: How long a preempted job of it has before it is killed.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Partition:
     max_time: str
     default_time: str
     preempt_mode: str
-    grace_seconds: int
+    grace_period_seconds: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _parse_partition(line: str) -> Partition:
         max_time=fields.get("MaxTime", ""),
         default_time=fields.get("DefaultTime", ""),
         preempt_mode=fields.get("PreemptMode", ""),
-        grace_seconds=_number(fields.get("GraceTime", "")),
+        grace_period_seconds=_number(fields.get("GraceTime", "")),
     )
 
 

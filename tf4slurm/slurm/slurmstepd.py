@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from tf4slurm.child import identity_of, is_alive
+from tf4slurm.system.child_process import identity_of, is_alive
 
 _POLL_SECONDS = 1.0
 

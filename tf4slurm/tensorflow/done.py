@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tf4slurm.cluster import Task
+from tf4slurm.completion_signal import CompletionSignal, completion_signal
+from tf4slurm.current_cluster import ServerDictionary
 from tf4slurm.errors import ShutdownError
-from tf4slurm.last_word import LastWord, last_word
-from tf4slurm.own_dictionary import ServerDictionary
-from tf4slurm.script import find_line
+from tf4slurm.script_api import find_script_channel
 from tf4slurm.tensorflow.queues import PsQueue
 
 
@@ -63,7 +63,7 @@ def done_queue_name(ps_index: int) -> str:
     return f"done_queue{ps_index}"
 
 
-def done_word(own: ServerDictionary) -> LastWord:
+def done_word(own: ServerDictionary) -> CompletionSignal:
     """Return the one word by which this process tells all ps that it is done, for all who may say it."""
     queues = DoneQueues(own)
 
@@ -71,8 +71,8 @@ def done_word(own: ServerDictionary) -> LastWord:
         try:
             queues.signal(failed)
         finally:  # only now: a ps that waits for the control service's word leaves at once, and takes no signal then
-            line = find_line()
+            line = find_script_channel()
             if line is not None:
                 line.say(done="failed" if failed else "done")
 
-    return last_word(f"queues of {own.task}", tell)
+    return completion_signal(f"queues of {own.task}", tell)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
+from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import RendezvousConnectionError
-from tf4slurm.own_dictionary import own_dictionary
-from tf4slurm.script import find_line, report, should_stop
+from tf4slurm.script_api import find_script_channel, report, should_stop
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ def evaluate_checkpoints(
         SlurmEnvironmentError: This process knows of no cluster.
         RendezvousConnectionError: Nobody can tell this evaluator when training is over, or its agent is gone.
     """
-    own = own_dictionary()
+    own = current_server_dictionary()
     if own.task_type != "evaluator":
         return
-    line = find_line()
+    line = find_script_channel()
     if line is None:
         raise RendezvousConnectionError(
             "Nobody can tell this evaluator when training is over: it has no agent. Start the script with "

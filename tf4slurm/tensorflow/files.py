@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
+from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.input import in_order
-from tf4slurm.own_dictionary import own_dictionary
 
 
 def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = None) -> tf.data.Dataset:
@@ -33,6 +33,6 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
         SlurmEnvironmentError: `workers` is not given, and no cluster is known.
         RuntimeError: TensorFlow's, where no coordinator makes the dataset.
     """
-    count = len(own_dictionary().cluster["worker"]) if workers is None else workers
+    count = len(current_server_dictionary().cluster["worker"]) if workers is None else workers
     index = tf.distribute.coordinator.experimental_get_current_worker_index()
     return tf.data.Dataset.from_tensor_slices(in_order(files, count)).shard(count, index)

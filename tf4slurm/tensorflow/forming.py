@@ -17,8 +17,8 @@ from typing import Any
 
 from tf4slurm.cluster import Address, Task, format_tasks
 from tf4slurm.errors import EXIT_NOT_FORMED, RendezvousTimeoutError
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.network.answer import is_answering
-from tf4slurm.run_directory import RunDirectory
 
 _ANSWER_SECONDS = 1.0
 _LOOK_SECONDS = 0.05

@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.cluster import format_tasks
+from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import RendezvousTimeoutError, ShutdownError
-from tf4slurm.own_dictionary import own_dictionary
 from tf4slurm.tensorflow.done import done_word
 from tf4slurm.tensorflow.muster import own_muster
 from tf4slurm.tensorflow.paths import prove_paths
@@ -56,7 +56,7 @@ class _MusterHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             SlurmEnvironmentError: No cluster is given or known.
             ShutdownError: The cluster has no ps.
         """
-        self._own = own_dictionary(cluster, task_type, task_index)
+        self._own = current_server_dictionary(cluster, task_type, task_index)
         if not self._own.ps_addresses:
             raise ShutdownError(f"The cluster {self._own.cluster} has no ps: this hook is for jobs that have one.")
         self._muster = own_muster(self._own)

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tf4slurm import exec_child
 from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.network.proxies import past_proxies
-from tf4slurm.run_directory import RunDirectory
+from tf4slurm.system import exec_child
 from tf4slurm.tensorflow.forming import lead_servers
 
 _RUN_DIRECTORY = "run directory "  # as the launcher says it
@@ -114,7 +114,7 @@ class LocalCluster:
         owned = [sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), "0"]
         run = ["run", "--local", "--ps", str(ps), "--workers", str(workers), "--name", "notebook"]
         where = ["--runs-directory", str(self._runs_directory), "--start-timeout", f"{self._timeout_seconds:g}"]
-        where += ["--dead-after", "3", "--beat", "0.5", "--"]
+        where += ["--heartbeat-timeout", "3", "--heartbeat-interval", "0.5", "--"]
         seat = [sys.executable, "-m", "tf4slurm.tensorflow.seat", str(directory)]
         return [*owned, sys.executable, "-m", "tf4slurm", *run, *where, *seat]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
+from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import PlacementError
-from tf4slurm.own_dictionary import own_dictionary
-from tf4slurm.script import barrier
+from tf4slurm.script_api import barrier
 from tf4slurm.tensorflow.keras_limits import tell_keras_limits
 
 
@@ -25,7 +25,7 @@ def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options:
         BarrierError: A worker did not come in time, or never will; the text names it.
         RendezvousConnectionError: This process has no agent through which to wait for the others.
     """
-    own = own_dictionary()
+    own = current_server_dictionary()
     if set(own.cluster) != {"worker"} or own.task_type != "worker":
         given = {role: len(addresses) for role, addresses in own.cluster.items()}
         raise PlacementError(

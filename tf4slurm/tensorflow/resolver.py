@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
+from tf4slurm.current_cluster import ServerDictionary, launched_server_dictionary, set_current_server_dictionary
 from tf4slurm.errors import LayoutError, PlacementError
-from tf4slurm.own_dictionary import ServerDictionary, keep_dictionary, launched_dictionary
 from tf4slurm.roles import TASK_TYPES, role_of
-from tf4slurm.script import find_line
+from tf4slurm.script_api import find_script_channel
 from tf4slurm.server_dictionary import count_roles, form_cluster, get_server_dictionary
 from tf4slurm.slurm.commands import layout_of
 from tf4slurm.slurm.gpus import is_own_list, share_environ
@@ -86,7 +86,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         self._auto_set_gpu = auto_set_gpu
         self._outline = StepOutline(os.environ)
         self._node_ranks: Sequence[int] = ()
-        launched = launched_dictionary()
+        launched = launched_server_dictionary()
         if launched is not None:  # GPUs are the agent's doing
             agreed = launched if jobs is None else get_server_dictionary(jobs)
             self._cluster_allocation, self.task_type, self.task_id = agreed
@@ -179,15 +179,15 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         """
         if "ps" not in self._cluster_allocation:
             return
-        own = keep_dictionary(ServerDictionary(self._cluster_allocation, self.task_type, self.task_id))
+        own = set_current_server_dictionary(ServerDictionary(self._cluster_allocation, self.task_type, self.task_id))
         line = None
-        if launched_dictionary() is None:  # an agent ends its child by itself
-            if find_line() is None:
+        if launched_server_dictionary() is None:  # an agent ends its child by itself
+            if find_script_channel() is None:
                 roles = ",".join(self._names)
                 form_cluster(
                     count_roles(self._names), roles, SlurmStep.from_environ(os.environ), timeout_seconds=timeout_seconds
                 )
-            line = find_line()
+            line = find_script_channel()
         if role_of(own.task_type, has_chief="chief" in own.cluster).is_waited_for:
             if line is not None:
                 signal_end_at_exit(own, line)

@@ -9,13 +9,13 @@ from typing import NoReturn
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
+from tf4slurm.completion_signal import completion_signal
+from tf4slurm.current_cluster import ServerDictionary
 from tf4slurm.errors import RendezvousConnectionError
-from tf4slurm.last_word import last_word
-from tf4slurm.own_dictionary import ServerDictionary
-from tf4slurm.script import ScriptLine
+from tf4slurm.script_api import ScriptChannel
 
 
-def serve(own: ServerDictionary, line: ScriptLine | None) -> NoReturn:
+def serve(own: ServerDictionary, line: ScriptChannel | None) -> NoReturn:
     """Run the TensorFlow server of this task until training is over, then exit: with 1 if it failed, else with 0.
 
     Without a line to the other tasks the server runs until this process is ended, as by an agent.
@@ -37,6 +37,6 @@ def serve(own: ServerDictionary, line: ScriptLine | None) -> NoReturn:
     raise SystemExit(1 if has_failed else 0)
 
 
-def signal_end_at_exit(own: ServerDictionary, line: ScriptLine) -> None:
+def signal_end_at_exit(own: ServerDictionary, line: ScriptChannel) -> None:
     """Signal at this process's exit that its part of training is over, or has failed."""
-    last_word(f"line of {own.task}", lambda failed: line.say(done="failed" if failed else "done")).say_at_exit()
+    completion_signal(f"line of {own.task}", lambda failed: line.say(done="failed" if failed else "done")).say_at_exit()

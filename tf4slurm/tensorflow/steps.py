@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.errors import ParameterServerLostError, TrainingError, TrainingTimeoutError
-from tf4slurm.script import report, should_stop
+from tf4slurm.script_api import report, should_stop
 from tf4slurm.tensorflow.checkpoints import Checkpoints, to_index
 from tf4slurm.tensorflow.keras_limits import tell_keras_limits
 from tf4slurm.tensorflow.leaving import let_leave
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _SLOTS_PER_WORKER = 2  # while a worker computes one closure, the next waits for it
 _LOOK_SECONDS = 0.05
-_STOP_SECONDS = 10.0  # of the job's grace, so that a worker which hangs does not cost the last checkpoint
+_STOP_SECONDS = 10.0  # of the job's grace_period, so that a worker which hangs does not cost the last checkpoint
 _FETCHES = 3  # of one closure's result, each from another run of it: results that come back from nobody are an error
 _MAX_STEPS = 64
 _MAX_OPERATIONS = 4_000  # a graph of so many takes a second or two to trace and to send; larger steps take long enough

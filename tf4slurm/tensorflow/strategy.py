@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
+from tf4slurm.current_cluster import ServerDictionary, current_server_dictionary, launched_server_dictionary
 from tf4slurm.errors import PlacementError
-from tf4slurm.own_dictionary import ServerDictionary, launched_dictionary, own_dictionary
-from tf4slurm.script import find_line
+from tf4slurm.script_api import find_script_channel
 from tf4slurm.server_dictionary import get_server_dictionary
 from tf4slurm.tensorflow.forming import lead_servers, own_run_directory
 from tf4slurm.tensorflow.keras_limits import tell_keras_limits
@@ -79,9 +79,11 @@ def parameter_server_strategy(
     local = running_cluster() if tasks is None else None
     if local is not None:
         return _lead(local.strategy(variable_partitioner=partitioner(len(local.cluster["ps"]))))
-    own = own_dictionary() if tasks is None else get_server_dictionary(tasks)
+    own = current_server_dictionary() if tasks is None else get_server_dictionary(tasks)
     _check(own)
-    line = None if launched_dictionary() is not None else find_line()  # an agent ends its child; a companion does not
+    line = (
+        None if launched_server_dictionary() is not None else find_script_channel()
+    )  # an agent ends its child; a sidecar does not
     if own.task_type != "chief":
         serve(own, line)
     if line is not None:

@@ -1,0 +1,112 @@
+"""The agent's end of the script channel: a Unix socket between an agent and the script of its child.
+
+Each message is one line of JSON: a `ScriptState` from the script, a `DesiredState` to it. The script's end is in
+`script_api.py`. Only processes of the same user may connect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tf4slurm.control.messages import DesiredState, ScriptState, decode, encode
+from tf4slurm.errors import MessageError
+from tf4slurm.script_api import to_path
+
+if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
+
+MAX_REPORT_BYTES = 65_536
+"""The longest report that is read from a script."""
+
+
+class ScriptChannelServer:
+    """Listens until `close`; `name` is the value of SCRIPT_CHANNEL_VARIABLE for the child.
+
+    `was_used` tells whether a script has ever connected.
+    """
+
+    def __init__(self, on_report: Callable[[ScriptState], None]) -> None:
+        self.name = ""
+        self.was_used = False
+        self._on_report = on_report
+        self._order = DesiredState()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.AbstractServer | None = None
+        self._directory: TemporaryDirectory[str] | None = None
+
+    async def open(self) -> None:
+        if sys.platform == "linux":  # abstract: nothing is left of it when this process is killed
+            self.name = f"@tf4slurm-{os.getpid()}-{os.urandom(8).hex()}"
+        else:
+            from tempfile import TemporaryDirectory  # here, because few agents need it: it costs them 5 ms
+
+            self._directory = TemporaryDirectory(prefix="tf4slurm-")
+            self.name = str(Path(self._directory.name) / "line")
+        self._server = await asyncio.start_unix_server(self._serve, to_path(self.name), limit=MAX_REPORT_BYTES)
+
+    def tell(self, order: DesiredState) -> None:
+        """Tell the script, and whoever connects later, what the launcher says."""
+        if order != self._order:
+            self._order = order
+            for writer in self._writers:
+                _write(writer, order)
+
+    def disconnect(self) -> None:
+        """Close the connections of the processes of an earlier child, and ignore what they have reported."""
+        for writer in self._writers:
+            writer.close()
+        self._writers.clear()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.disconnect()
+        if self._directory is not None:
+            self._directory.cleanup()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        report: ScriptState | None = None
+        try:
+            if not _is_own_user(writer.get_extra_info("socket")):
+                return
+            self.was_used = True
+            self._writers.add(writer)
+            _write(writer, self._order)
+            while (line := await reader.readline()) and writer in self._writers:
+                report = decode(line, ScriptState)
+                self._on_report(report)
+        except (OSError, MessageError, ValueError):  # ValueError: a line that is too long
+            pass  # not a script that uses tf4slurm as it is meant
+        finally:
+            if report is not None and writer in self._writers:  # the process has ended or gone: it waits nowhere
+                self._on_report(dataclasses.replace(report, waiting=None, stop_signal=None))
+            self._writers.discard(writer)
+            writer.close()
+
+
+def _write(writer: asyncio.StreamWriter, order: DesiredState) -> None:
+    """Write past the transport: where the script has ended, that would drop what it has said before its end."""
+    line = encode(order) + b"\n"
+    if not writer.transport.get_write_buffer_size():
+        try:
+            line = line[os.write(writer.get_extra_info("socket").fileno(), line) :]
+        except BlockingIOError:
+            pass  # it reads slowly
+        except OSError:
+            return
+    writer.write(line)
+
+
+def _is_own_user(connection: socket.socket) -> bool:
+    if sys.platform != "linux":
+        return True  # the socket is in a directory that only this user may enter
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid in (os.getuid(), 0)

@@ -1,0 +1,45 @@
+"""How a job ended, and why: one value."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from tf4slurm.cluster import Task
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a job.
+
+    Attributes:
+        exit_code: What `tf4slurm run` exits with.
+        reason: What happened, in one sentence.
+        cause: The task that failed first; None where no single task did.
+        tail: The last lines that the cause's child printed.
+    """
+
+    exit_code: int
+    reason: str
+    cause: Task | None = None
+    tail: tuple[str, ...] = ()
+
+    @property
+    def is_success(self) -> bool:
+        return self.exit_code == 0
+
+
+def exit_code_of(returncode: int) -> int:
+    """Return a child's exit code as a shell has it: 128 + n after signal n."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def describe_end(returncode: int) -> str:
+    """Return "exited with code 3" or "was killed by signal 9 (SIGKILL)"."""
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-returncode} ({name})"

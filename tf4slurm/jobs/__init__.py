@@ -1,0 +1,1 @@
+"""What is kept of a job: run directory, events, status, logs, registry."""

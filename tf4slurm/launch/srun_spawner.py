@@ -1,0 +1,113 @@
+"""Spawns agents on the hosts of a Slurm allocation, as one step."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tf4slurm import errors
+from tf4slurm.errors import LaunchError
+from tf4slurm.launch.spawner import SpawnerListener, read_lines
+from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.commands import srun_command
+from tf4slurm.system.background import in_thread
+
+# Not "-m tf4slurm": that would let a json.py in the user's directory take the place of Python's own.
+_MAIN = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.cli.main import main; main()"
+TF4SLURM = (sys.executable, "-c", _MAIN)
+"""The command of this very tf4slurm, on any host."""
+
+# An agent needs nothing that site-packages set up by themselves (-S), and asyncio no ssl: a third of its start.
+_PATH = [str(Path(errors.__file__).parents[1]), *filter(None, sys.path)]
+_BE_AGENT = (
+    f"import sys; sys.path += {_PATH}; sys.modules['ssl'] = None; "
+    "from tf4slurm.system.guard import start_guard; start_guard(); from tf4slurm.agent.agent import main; main()"
+)
+_AGENT = (sys.executable, "-I", "-S", "-c", _BE_AGENT)
+_WORDS_LINES = 10
+_SIGNAL_SECONDS = 1.0  # after each signal: an srun that waits for a lost host heeds SIGKILL alone
+
+
+class SrunSpawner:
+    """One agent per task of a step. srun is never signalled while agents live: it would SIGKILL them all."""
+
+    is_local = False
+
+    def __init__(
+        self,
+        allocation: SlurmAllocation,
+        num_tasks: int,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        srun_options: Sequence[str] = (),
+    ) -> None:
+        self._environ = environ
+        self._command = srun_command(allocation, num_tasks, (*_AGENT, *command), srun_options)
+        self._srun: subprocess.Popen[bytes] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
+        start: functools.partial[subprocess.Popen[bytes]] = functools.partial(
+            subprocess.Popen,
+            self._command,
+            env={**self._environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        starting = in_thread(start)
+        try:
+            self._srun = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_terminate)
+            raise
+        except OSError as error:
+            raise LaunchError(
+                f"srun cannot be started ({error}), but SLURM_JOB_ID says that this is a Slurm allocation. "
+                "Put Slurm's programs on PATH, or use --local for local processes.",
+                command=self._command,
+                returncode=127,
+                stderr="",
+            ) from error
+        self._watching = asyncio.create_task(self._watch(self._srun, listener))
+
+    async def close(self, grace_period_seconds: float) -> None:
+        if self._srun is None or self._watching is None:
+            return
+        await asyncio.wait({self._watching}, timeout=grace_period_seconds)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._srun.returncode is None:
+                self._srun.send_signal(number)
+                await asyncio.wait({self._watching}, timeout=_SIGNAL_SECONDS)
+
+    async def _watch(self, srun: subprocess.Popen[bytes], listener: SpawnerListener) -> None:
+        words: deque[str] = deque(maxlen=_WORDS_LINES)
+
+        def on_error_line(line: str) -> None:
+            if line.startswith(("srun:", "slurmstepd:")):
+                words.append(line)
+            listener.on_output(line)
+
+        reading = {
+            asyncio.create_task(read_lines(srun.stdout, listener.on_output)),
+            asyncio.create_task(read_lines(srun.stderr, on_error_line)),
+        }
+        returncode = await in_thread(srun.wait)
+        await asyncio.wait(reading, timeout=0.5)
+        for task in reading:
+            task.cancel()
+        listener.on_all_exit(returncode, "\n".join(words))
+
+
+def _terminate(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
+    """End an srun that a stalled file system has let start only after the job had ended."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().terminate()

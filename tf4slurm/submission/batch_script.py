@@ -1,0 +1,199 @@
+"""The batch script of a job: plan and submission in, text out. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import signal
+from collections.abc import Sequence
+
+from tf4slurm import __version__
+from tf4slurm.agent.placeholders import fill_in, placeholders_in
+from tf4slurm.cluster import Task
+from tf4slurm.control.limits import Limits
+from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.network.ports import format_ports
+from tf4slurm.placement import PACK
+from tf4slurm.submission.options import Submission
+from tf4slurm.submission.sbatch_options import ask_sbatch, place_by_component
+
+_LIMIT_OPTIONS = {
+    "start_timeout_seconds": "--start-timeout",
+    "heartbeat_timeout_seconds": "--heartbeat-timeout",
+    "heartbeat_interval_seconds": "--heartbeat-interval",
+    "grace_period_seconds": "--grace-period",
+    "finish_seconds": "--finish-timeout",
+    "stall_seconds": "--stall-after",
+    "require_servers": "--require-servers",
+    "max_worker_restarts": "--max-worker-restarts",
+    "max_attempts": "--max-attempts",
+}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ARGUMENTS = '"${arguments[@]}"'
+# The output of a run that follows a requeue, beside Slurm's own file, which the first run has.
+_NEXT_OUTPUT = 'exec >"{name}.$SLURM_RESTART_COUNT.out" 2>&1'
+_JOB_OUTPUT = "slurm-$SLURM_JOB_ID"
+_ELEMENT_OUTPUT = "slurm-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+_SIGNALS = ("HUP", "INT", "TERM", "USR1", "USR2")
+_STOP = "exit 3"  # refused before anything started
+
+
+def make_script(plan: LaunchPlan, submission: Submission) -> str:
+    """Return the text that sbatch is given.
+
+    Everything that tf4slurm is told stands in its last line; files of settings are not read again in the job.
+
+    Raises:
+        SubmissionError: The submission contradicts itself or the plan.
+    """
+    components = ask_sbatch(plan, submission)
+    blocks = [
+        _header(submission.made_by),
+        "\n#SBATCH hetjob\n".join(_directives(options) for options in components),
+        _output(submission, is_array="array" in components[0]),
+        _environment(submission),
+        _array(submission.array_lines),
+        _filled_in(plan),
+        _end(_command(plan, submission), submission.epilogue),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def quote(words: Sequence[str]) -> str:
+    """Return words as one line of bash that gives exactly these words, whatever characters they have."""
+    return " ".join(map(_quote, words))
+
+
+def _quote(word: str) -> str:
+    if not _CONTROL.search(word):
+        return shlex.quote(word)
+    # sbatch refuses a script with CR LF, and a comment ends with its line: so these characters are written as \n
+    text = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text) + "'"
+
+
+def _header(made_by: Sequence[str]) -> str:
+    how = f"with:\n#   {quote(made_by)}" if made_by else "from Python."
+    return f"#!/bin/bash\n# Made by tf4slurm {__version__} {how}"
+
+
+def _directives(options: dict[str, str]) -> str:
+    return "\n".join(
+        f"#SBATCH --{name}={shlex.quote(value)}" if value else f"#SBATCH --{name}" for name, value in options.items()
+    )
+
+
+def _output(submission: Submission, *, is_array: bool) -> str:
+    if "output" in submission.options:
+        return ""
+    redirect = _NEXT_OUTPUT.format(name=_ELEMENT_OUTPUT if is_array else _JOB_OUTPUT)
+    why = "# After a requeue: Slurm opens its own file again, and the output of each run is kept."
+    return f'{why}\nif [ -n "${{SLURM_RESTART_COUNT:-}}" ]; then {redirect}; fi'
+
+
+def _environment(submission: Submission) -> str:
+    lines = []
+    if submission.modules:
+        lines.append("type module >/dev/null 2>&1 || . /etc/profile")
+        lines += [f"module load {_quote(module)} || {_STOP}" for module in submission.modules]
+    if submission.load_env:
+        lines.append(submission.load_env)
+    if submission.venv:
+        lines.append(f". {_quote(submission.venv.rstrip('/') + '/bin/activate')} || {_STOP}")
+    if submission.conda:
+        lines.append(f'eval "$(conda shell.bash hook)" && conda activate {_quote(submission.conda)} || {_STOP}')
+    lines += [f"export {name}={_quote(value)}" for name, value in submission.environment.items()]
+    if submission.prologue:
+        lines.append(submission.prologue)
+    if submission.directory is not None:
+        lines.append(f"cd {_quote(str(submission.directory))} || {_STOP}")
+    if submission.snapshot != "none":
+        lines.append(f'[ -O . ] || {{ echo "The snapshot $PWD belongs to another user." >&2; {_STOP}; }}')
+    return "\n".join(lines)
+
+
+def _array(lines: Sequence[Sequence[str]]) -> str:
+    if not lines:
+        return ""
+    cases = [f"  {number}) arguments=({quote(words)}) ;;" for number, words in enumerate(lines)]
+    unknown = '  *) echo "There are no arguments for element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;'
+    return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, unknown, "esac"])
+
+
+def _filled_in(plan: LaunchPlan) -> str:
+    """Return a comment on what becomes of the command's placeholders, by the example of one task."""
+    if not placeholders_in(plan.command):
+        return ""
+    task = Task("worker" if plan.counts.get("worker") else "chief", 0)
+    hosts = {role: ["HOST:PORT"] * count for role, count in plan.counts.items()}
+    return f"# Each task gets its own values; {task} runs:\n#   {quote(fill_in(plan.command, hosts, task))}"
+
+
+def _command(plan: LaunchPlan, submission: Submission) -> str:
+    srun = [_option(name, value) for name, value in submission.srun.items()]
+    if submission.single:
+        words = [*(["srun", *srun] if srun else []), *plan.command]
+    else:
+        words = [*submission.tf4slurm, "run", *_run_options(plan, submission, srun), "--", *plan.command]
+    line = quote(words)
+    return f"{line} {_ARGUMENTS}" if submission.array_lines else line
+
+
+def _run_options(plan: LaunchPlan, submission: Submission, srun: Sequence[str]) -> list[str]:
+    counts = plan.counts
+    options = ["--site", "none", "--ps", str(counts.get("ps", 0)), "--workers", str(counts.get("worker", 0))]
+    if counts.get("evaluator"):
+        options += ["--evaluators", str(counts["evaluator"])]
+    if counts.get("data-worker"):
+        options += ["--data-workers", str(counts["data-worker"])]
+    if plan.data_python is not None:
+        options += ["--data-python", plan.data_python]
+    if not counts.get("chief"):
+        options.append("--no-chief")
+    placement = plan.placement if submission.ps_options is None else place_by_component(plan)
+    if placement != PACK:
+        options += ["--placement", placement]
+    if plan.gpus_per_worker is not None:
+        options += ["--gpus-per-worker", str(plan.gpus_per_worker)]
+    options += ["--name", plan.name, "--runs-directory", str(plan.runs_directory)]
+    if plan.interface is not None:
+        options += ["--interface", plan.interface]
+    if plan.ports:
+        options += ["--ports", format_ports(plan.ports)]
+    if plan.control_port is not None:
+        options += ["--control-port", str(plan.control_port)]
+    defaults = Limits()
+    for limit in dataclasses.fields(Limits):
+        value = getattr(plan.limits, limit.name)
+        if value != getattr(defaults, limit.name):
+            options += [_LIMIT_OPTIONS[limit.name], *([] if value is True else [_number(value)])]
+    if plan.stop_signal != signal.SIGTERM:
+        options += ["--stop-signal", signal.Signals(plan.stop_signal).name]
+    if submission.requeue is not None:
+        options += ["--requeue", str(submission.requeue)]
+    for option in srun:
+        options += ["--srun", option.removeprefix("--")]
+    return options
+
+
+def _option(name: str, value: str) -> str:
+    return f"--{name}={value}" if value else f"--{name}"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _end(command: str, epilogue: str) -> str:
+    """Return the last lines: exec, so that Slurm's signals reach the command; with an epilogue they are passed on."""
+    if not epilogue:
+        return f"exec {command}"
+    passing = "\n".join(f"trap 'again=1; kill -{name} $job' {name}" for name in _SIGNALS)
+    return (
+        f"set -m  # without job control the command would ignore SIGINT\n{command} &\njob=$!\nset +m\n"
+        f"{passing}\nagain=1\n"
+        'while [ "$again" ]; do again= code=0; wait "$job" || code=$?; done  # a signal ends the wait, not the job\n'
+        f"trap '' {' '.join(_SIGNALS)}  # Slurm signals every process of a job that it ends\n"
+        f'{epilogue}\nexit "$code"'
+    )

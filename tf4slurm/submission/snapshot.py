@@ -1,0 +1,137 @@
+"""A copy of the code as it is now, for a job that may wait for days."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tf4slurm.errors import RunDirectoryError, SubmissionError
+from tf4slurm.jobs.run_directory import make_parent
+from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.settings import repository_of
+from tf4slurm.submission.options import Submission
+
+_TIMEOUT_SECONDS = 60.0
+_ENDING = ".code"
+_MAX_BYTES = 10**9
+_COPY = "Use --snapshot copy."
+
+
+def place_snapshot(plan: LaunchPlan, submission: Submission) -> tuple[LaunchPlan, Submission]:
+    """Say where the snapshot of a job will be, if it has one: beside its runs, by absolute paths, where nothing is."""
+    if submission.snapshot == "none" or submission.directory is not None:
+        return plan, submission
+    runs = plan.runs_directory.absolute()
+    stem = f"{plan.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (f"{stem}{'' if number == 1 else f'-{number}'}{_ENDING}" for number in range(1, 10_000))
+    directory = next(runs / name for name in names if not (runs / name).exists())
+    return replace(plan, runs_directory=runs), replace(submission, directory=directory)
+
+
+def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:
+    """Copy a directory: of "git" the files that git tracks, as they are now; of "copy" all but .git and the runs.
+
+    In a checkout of git "copy" leaves out what git ignores. Elsewhere, and where git ignores every file of the source
+    (as a repository of dotfiles may), it takes all files, also those with secrets, such as .env.
+
+    Args:
+        target: Must not exist; its parent is where runs are kept.
+        command: What will run there: a file of it that is in `source` must be in the snapshot too.
+
+    Raises:
+        SubmissionError: Git tracks nothing there, or not a file of the command, or it is larger than 1 GB.
+        RunDirectoryError: It cannot be written.
+    """
+    try:
+        make_parent(target.parent)
+        target.mkdir(mode=0o700)
+        if kind == "git":
+            names = _tracked_files(source)
+            _check_size(source, [source / name for name in names])
+            for name in names:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source / name, target / name, follow_symlinks=False)
+        else:
+            source = source.resolve()
+            left_out = {source / ".git", target.parent.resolve(), *_ignored_files(source)}
+
+            def ignore(directory: str, names: list[str]) -> list[str]:
+                return [name for name in names if Path(directory, name) in left_out]
+
+            _check_size(source, _walk(source, ignore))
+            shutil.copytree(source, target, symlinks=True, ignore=ignore, dirs_exist_ok=True)
+        _check_command(source, target, command)
+    except BaseException as error:
+        shutil.rmtree(target, ignore_errors=True)
+        if isinstance(error, (OSError, shutil.Error)):
+            raise RunDirectoryError(
+                f"The snapshot {str(target)!r} cannot be made: {error}.", path=str(target)
+            ) from error
+        raise
+
+
+def _tracked_files(source: Path) -> list[str]:
+    names = [name for name in _list_files(source, "--cached") if (source / name).is_file()]
+    if not names:
+        raise SubmissionError(f"git tracks no file in {source}. {_COPY}", option="snapshot")
+    return names
+
+
+def _ignored_files(source: Path) -> list[Path]:
+    """Return the files and directories that git ignores; none outside of a checkout, or where it ignores all."""
+    if repository_of(source) is None or not _list_files(source, "--cached", "--others", "--exclude-standard"):
+        return []
+    options = ("--others", "--ignored", "--exclude-standard", "--directory")
+    return [source / name for name in _list_files(source, *options)]
+
+
+def _list_files(source: Path, *options: str) -> list[str]:
+    command = ("git", "-C", str(source), "ls-files", "-z", *options)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="surrogateescape", timeout=_TIMEOUT_SECONDS
+        )
+        why = done.stderr.strip() if done.returncode else ""
+    except FileNotFoundError:
+        why = "git is not installed, or not in PATH"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    if why:
+        repository = repository_of(source.resolve())
+        trust = f"git config --global --add safe.directory {shlex.quote(str(repository))}"
+        todo = _COPY if repository is None else f"If you trust a checkout that others own: {trust}. Or --snapshot none."
+        raise SubmissionError(f"git does not list the files in {source}: {why}. {todo}", option="snapshot")
+    return [name for name in done.stdout.split("\0") if name]
+
+
+def _walk(source: Path, ignore: Callable[[str, list[str]], list[str]]) -> Iterator[Path]:
+    """Return what shutil.copytree would copy of a directory."""
+    for directory, directories, files in os.walk(source):
+        left_out = ignore(directory, [*directories, *files])
+        directories[:] = [name for name in directories if name not in left_out]
+        yield from (Path(directory, name) for name in files if name not in left_out)
+
+
+def _check_size(source: Path, files: Iterable[Path]) -> None:
+    num_bytes = sum(file.lstat().st_size for file in files)
+    if num_bytes > _MAX_BYTES:
+        raise SubmissionError(
+            f"The snapshot of {source} would have {num_bytes / 1e9:.1f} GB, at most {_MAX_BYTES / 1e9:g} GB are "
+            "copied. Keep data and checkpoints elsewhere, have git ignore them, or leave --snapshot out.",
+            option="snapshot",
+        )
+
+
+def _check_command(source: Path, target: Path, command: Sequence[str]) -> None:
+    for word in command:
+        if not Path(word).is_absolute() and (source / word).is_file() and not (target / word).is_file():
+            raise SubmissionError(
+                f"{word!r} would not be in the snapshot: git does not track it, or ignores it. Use git add.",
+                option="snapshot",
+            )

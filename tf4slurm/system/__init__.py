@@ -1,0 +1,1 @@
+"""Processes, threads, streams and files of this host."""

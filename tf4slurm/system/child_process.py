@@ -1,0 +1,225 @@
+"""One child process: started in its own process group, read, signalled, and never left behind.
+
+On Linux the kernel kills the child when its agent dies (see exec_child.py), and orphans of the child become the agent's
+own (PR_SET_CHILD_SUBREAPER), so that they too are ended. Elsewhere only the process group is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO
+
+from tf4slurm.system import exec_child
+
+logger = logging.getLogger(__name__)
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_READ_BYTES = 65536
+_DRAIN_SECONDS = 0.5
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants' orphans, so that `kill_descendants` finds them."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_descendants() -> None:
+    """Kill every process that descends from this one."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def reap_orphans(own_child: int) -> None:
+    """Reap the adopted orphans that have ended, and nothing else: whatever this process started is waited for.
+
+    Its subprocesses are in its own process group, where no orphan is: a child and its descendants leave that group.
+    """
+    with contextlib.suppress(OSError):
+        for each in children_of(os.getpid()):
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
+                if each != own_child and os.getpgid(each) != os.getpgrp():
+                    os.waitpid(each, os.WNOHANG)
+
+
+def children_of(process_id: int) -> list[int]:
+    """Return the ids of a process's children, zombies too.
+
+    Raises:
+        OSError: The process has ended, or /proc does not tell.
+    """
+    threads = Path(f"/proc/{process_id}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
+def own_identity() -> dict[str, str | int]:
+    """Return the `identity_of` this process."""
+    return identity_of(os.getpid())
+
+
+def identity_of(process_id: int) -> dict[str, str | int]:
+    """Return what tells a process from all others, later ones of its number too: see `is_alive`."""
+    return {"host": os.uname().nodename, "id": process_id, "started": _start_ticks(process_id)}
+
+
+def is_alive(identity: Mapping[str, str | int]) -> bool:
+    """Whether the process of this `identity_of` runs, on this host."""
+    same_host = identity.get("host") == os.uname().nodename
+    started = _start_ticks(int(identity.get("id", 0))) if same_host else 0
+    return bool(started) and started == identity.get("started")
+
+
+def _start_ticks(process_id: int) -> int:
+    """Return when a process was started, in clock ticks since the boot; 0 if there is none, or /proc does not tell."""
+    try:
+        fields = Path(f"/proc/{process_id}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[19]) if fields[0] != "Z" else 0
+
+
+class Child:
+    """A running child process; make one with `Child.start`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._has_ended = asyncio.Event()
+        self._has_drained = asyncio.Event()
+        self.process_id: int = process.pid
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        *,
+        is_shielded: bool = False,
+    ) -> Child:
+        """Start `command` in a process group of its own; shielded, it ignores signals for the whole job.
+
+        Its standard output and error arrive together at `on_output`, as they come, in a thread of its own; at their
+        end it is called with no bytes. Another thread starts the child: a file system that does not answer holds up
+        the child, not its agent. A child whose start is cancelled is killed as soon as it has started.
+        A program that cannot be started is a child that exits with 127 or 126 and says why.
+
+        Raises:
+            OSError: This process cannot start any: no memory is left, or its own Python is gone.
+            RuntimeError: It cannot start a thread: a limit of processes is reached.
+        """
+        arguments = ("-I", "-S", exec_child.__file__, str(os.getpid()), str(int(is_shielded)), *command)
+        loop = asyncio.get_running_loop()
+        starting: Future[Child] = Future()
+
+        def own() -> None:
+            """Start the child and wait for it: the kernel kills a child when the thread that started it ends."""
+            child = None
+            try:
+                process = subprocess.Popen(
+                    (sys.executable, *arguments),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    bufsize=0,
+                )
+                child = cls(process)
+                reading = (process.stdout, on_output, functools.partial(_tell, loop, child._has_drained.set))
+                threading.Thread(target=_read, args=reading, name="child-output", daemon=True).start()
+            except (OSError, RuntimeError) as error:
+                if child is not None:  # no thread would read its output
+                    child.signal(signal.SIGKILL)
+                    child._process.wait()
+                starting.set_exception(error)
+                return
+            if starting.set_running_or_notify_cancel():
+                starting.set_result(child)
+            else:
+                child.signal(signal.SIGKILL)
+            process.wait()
+            _tell(loop, child._has_ended.set)
+
+        threading.Thread(target=own, name="child", daemon=True).start()
+        try:
+            return await asyncio.shield(asyncio.wrap_future(starting))
+        except asyncio.CancelledError:
+            if not starting.cancel() and starting.exception() is None:
+                starting.result().signal(signal.SIGKILL)
+            raise
+
+    async def wait(self) -> int:
+        """Wait for the end of the child; return its exit code, or minus the number of the signal that ended it.
+
+        Its process group is gone then, and its output has arrived, but for what a daemon of its own still holds.
+        """
+        await self._has_ended.wait()
+        self.signal(signal.SIGKILL)
+        try:
+            await asyncio.wait_for(self._has_drained.wait(), _DRAIN_SECONDS)
+        except asyncio.TimeoutError:
+            logger.warning("the output of child %d is still open: something it started holds it", self.process_id)
+        returncode: int = self._process.returncode
+        return returncode
+
+    async def end(self, grace_period_seconds: float) -> None:
+        """Ask the child to end (SIGTERM), and kill it after `grace_period_seconds`; `wait` tells when it is gone.
+
+        One that ignores SIGTERM with all its descendants is killed at once.
+        """
+        ignores = _ignores(self.process_id, signal.SIGTERM)  # asked before: who heeds it may be gone right after
+        self.signal(signal.SIGTERM)
+        if ignores:
+            self.signal(signal.SIGKILL)
+        try:
+            await asyncio.wait_for(self._has_ended.wait(), grace_period_seconds)
+        except asyncio.TimeoutError:
+            logger.warning("child %d did not end within %g s of SIGTERM: killed", self.process_id, grace_period_seconds)
+            self.signal(signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the child's process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
+            os.killpg(self.process_id, number)
+            return
+        if self._process.returncode is None:  # exec_child.py has not made the group yet
+            self._process.send_signal(number)
+
+
+def _read(pipe: IO[bytes], on_output: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+    with pipe:
+        while data := pipe.read(_READ_BYTES):
+            on_output(data)
+        on_output(b"")
+    on_end()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
+    with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _ignores(process_id: int, number: int) -> bool:
+    """Whether a process and all its descendants ignore a signal; False where /proc does not tell."""
+    try:
+        (mask,) = re.findall(r"^SigIgn:\s*([0-9a-f]+)$", Path(f"/proc/{process_id}/status").read_text(), re.MULTILINE)
+        children = children_of(process_id)
+    except (OSError, ValueError):
+        return False
+    return bool(int(mask, 16) >> (number - 1) & 1) and all(_ignores(each, number) for each in children)
