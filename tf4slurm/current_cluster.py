@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import SlurmEnvironmentError
+from tf4slurm.system.environment import TASK_VARIABLE
 
 _kept: list[ServerDictionary] = []
 
@@ -49,7 +50,7 @@ def set_current_server_dictionary(dictionary: ServerDictionary) -> ServerDiction
 
 def launched_server_dictionary() -> ServerDictionary | None:
     """Return the map on which the launcher agreed; None if this process has no agent of tf4slurm."""
-    if "TF4SLURM_TASK" not in os.environ or "TF_CONFIG" not in os.environ:
+    if TASK_VARIABLE not in os.environ or "TF_CONFIG" not in os.environ:
         return None
     return _read_tf_config()
 

@@ -9,9 +9,7 @@ import os
 from collections.abc import Iterable
 
 from tf4slurm.errors import SlurmEnvironmentError
-
-SERVICES_VARIABLE = "TF4SLURM_SERVICES"
-"""Where a child finds the servers outside the cluster spec: {"data-dispatcher": ["10.1.0.4:40123"], …}, as JSON."""
+from tf4slurm.system.environment import SERVICES_VARIABLE
 
 
 def data_service() -> str:

@@ -22,9 +22,7 @@ from typing import Any, TypeVar
 
 from tf4slurm.control.messages import BarrierArrival, DesiredState, ScriptState, decode, encode
 from tf4slurm.errors import BarrierError, RendezvousConnectionError
-
-SCRIPT_CHANNEL_VARIABLE = "TF4SLURM_SCRIPT_CHANNEL"
-"""Where a child finds its agent: a path, or "@" and a name in Linux's abstract namespace."""
+from tf4slurm.system.environment import SCRIPT_CHANNEL_VARIABLE
 
 _REPORT_SECONDS = 0.2  # steps follow each other faster than anybody wants to know
 _WAKE_SECONDS = 1.0

@@ -16,7 +16,6 @@ import pytest
 
 from tests.unit.test_service_and_client import CREDENTIALS, OTHER_JOB, SHARED, cancel, serving, until
 from tf4slurm.agent.registration import (
-    LAUNCHER_VARIABLES,
     Join,
     JoinSettings,
     Place,
@@ -43,6 +42,7 @@ from tf4slurm.errors import (
 from tf4slurm.network.interfaces import is_loopback, list_interfaces
 from tf4slurm.network.ports import hold_port
 from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.system.environment import AGENT_VARIABLES
 
 DATA = Path(__file__).parent.parent / "data"
 STEP: dict[str, str] = json.loads((DATA / "step-3-nodes-7-tasks.json").read_text())["environments"][1]
@@ -78,7 +78,7 @@ def test_no_place_is_an_error() -> None:
 
 def test_service_survives_the_environment() -> None:
     environ = SERVICE.to_environ()
-    assert set(environ) < set(LAUNCHER_VARIABLES)
+    assert set(environ) < set(AGENT_VARIABLES)
     assert is_under_launcher({**environ, **settings_to_environ(JoinSettings("/runs/x"))})
     assert not is_under_launcher(environ)  # something left over
     for missing in environ:
@@ -118,7 +118,7 @@ def test_the_address_that_slurm_knows_comes_first(launch_address: str | None, ho
 )
 def test_settings_survive_the_environment(settings: JoinSettings) -> None:
     environ = settings_to_environ(settings)
-    assert set(environ) < set(LAUNCHER_VARIABLES)
+    assert set(environ) < set(AGENT_VARIABLES)
     assert settings_from_environ(environ) == settings
 
 

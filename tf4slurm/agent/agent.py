@@ -22,7 +22,7 @@ from typing import BinaryIO, NoReturn
 from tf4slurm.agent.liveness import wait_for_silence
 from tf4slurm.agent.log_tail import LastLines
 from tf4slurm.agent.placeholders import fill_in
-from tf4slurm.agent.registration import LAUNCHER_VARIABLES, Join, Place, Service, settings_from_environ
+from tf4slurm.agent.registration import Join, Place, Service, settings_from_environ
 from tf4slurm.agent.script_channel import ScriptChannelServer
 from tf4slurm.agent.usage import watch_usage
 from tf4slurm.cluster import Address, Cluster, Task
@@ -36,15 +36,21 @@ from tf4slurm.errors import (
     RunDirectoryError,
     Tf4SlurmError,
 )
-from tf4slurm.input import SERVICES_VARIABLE
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory, open_to_append
 from tf4slurm.network.proxies import past_proxies
 from tf4slurm.roles import Role, role_of
-from tf4slurm.script_api import SCRIPT_CHANNEL_VARIABLE
 from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.system.background import in_thread
 from tf4slurm.system.child_process import Child, adopt_orphans, kill_descendants, reap_orphans
+from tf4slurm.system.environment import (
+    AGENT_VARIABLES,
+    ATTEMPT_VARIABLE,
+    RUN_DIRECTORY_VARIABLE,
+    SCRIPT_CHANNEL_VARIABLE,
+    SERVICES_VARIABLE,
+    TASK_VARIABLE,
+)
 from tf4slurm.system.guard import GUARD_LOST
 from tf4slurm.system.output import LineSplitter, LineWriter
 from tf4slurm.system.program import run_program
@@ -214,12 +220,12 @@ class Agent:
 
     def _child_environment(self, cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
         """Return the environment of a child: ours, its place in the cluster, its GPUs, nothing of the job's secret."""
-        result = {name: value for name, value in self._environ.items() if name not in LAUNCHER_VARIABLES}
+        result = {name: value for name, value in self._environ.items() if name not in AGENT_VARIABLES}
         result["TF_CONFIG"] = _check_length(cluster.to_tf_config(task), len(cluster.members))
         result["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the port: TensorFlow's server listens beside it
-        result["TF4SLURM_TASK"] = str(task)
-        result["TF4SLURM_ATTEMPT"] = str(attempt)
-        result["TF4SLURM_RUN_DIRECTORY"] = self._join.settings.run_directory
+        result[TASK_VARIABLE] = str(task)
+        result[ATTEMPT_VARIABLE] = str(attempt)
+        result[RUN_DIRECTORY_VARIABLE] = self._join.settings.run_directory
         result[SCRIPT_CHANNEL_VARIABLE] = self._line.name
         result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
         result.setdefault("PYTHONUNBUFFERED", "1")

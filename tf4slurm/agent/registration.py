@@ -27,6 +27,13 @@ from tf4slurm.network.interfaces import interface_address, route_address
 from tf4slurm.network.ports import HeldPort, hold_port
 from tf4slurm.network.reachability import ReachabilityServer, find_unreachable, members_to_check
 from tf4slurm.slurm.step import SlurmStep, own_node_name
+from tf4slurm.system.environment import (
+    CERTIFICATE_VARIABLE,
+    CONTROL_VARIABLE,
+    RANK_VARIABLE,
+    SETTINGS_VARIABLE,
+    TOKEN_VARIABLE,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +42,6 @@ _PORT_SECONDS, _PORT_PAUSE_SECONDS = 3.0, 0.05
 _FAILURE_CHARACTERS = 900
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe that someone put there is not waited for
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_CONTROL = "TF4SLURM_CONTROL"
-_TOKEN = "TF4SLURM_TOKEN"
-_CERTIFICATE = "TF4SLURM_CERTIFICATE"
-_SETTINGS = "TF4SLURM_SETTINGS"
-_RANK = "TF4SLURM_RANK"
-LAUNCHER_VARIABLES = (_CONTROL, _TOKEN, _CERTIFICATE, _SETTINGS, _RANK)
-"""What a launcher tells its agents through the environment; never passed on to a child."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Place:
         Raises:
             SlurmEnvironmentError: Neither is there.
         """
-        if _RANK in environ:
-            return cls(int(environ[_RANK]), own_node_name(environ))
+        if RANK_VARIABLE in environ:
+            return cls(int(environ[RANK_VARIABLE]), own_node_name(environ))
         return cls.from_step(SlurmStep.from_environ(environ))
 
     @classmethod
@@ -110,18 +110,18 @@ class Service:
 
     def to_environ(self) -> dict[str, str]:
         return {
-            _CONTROL: ",".join(map(str, self.addresses)),
-            _TOKEN: self.credentials.token,
-            _CERTIFICATE: self.credentials.certificate,
+            CONTROL_VARIABLE: ",".join(map(str, self.addresses)),
+            TOKEN_VARIABLE: self.credentials.token,
+            CERTIFICATE_VARIABLE: self.credentials.certificate,
         }
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], place: Place) -> Service:
         """Read what the launcher set; the address of srun's host, which Slurm knows, comes first."""
-        addresses = [Address.from_text(text) for text in environ[_CONTROL].split(",")]
+        addresses = [Address.from_text(text) for text in environ[CONTROL_VARIABLE].split(",")]
         if place.step is not None and place.step.launch_address is not None:
             addresses.insert(0, Address(place.step.launch_address, addresses[0].port))
-        return cls(tuple(dict.fromkeys(addresses)), Credentials(environ[_CERTIFICATE], environ[_TOKEN]))
+        return cls(tuple(dict.fromkeys(addresses)), Credentials(environ[CERTIFICATE_VARIABLE], environ[TOKEN_VARIABLE]))
 
     def to_json(self) -> dict[str, object]:
         """Return the content of control.json (0600): the credentials are readable only where MUNGE does not work.
@@ -158,21 +158,23 @@ class Service:
 
 def is_under_launcher(environ: Mapping[str, str]) -> bool:
     """Whether a launcher of tf4slurm started this process as an agent."""
-    return all(variable in environ for variable in (_CONTROL, _TOKEN, _CERTIFICATE, _SETTINGS))
+    return all(
+        variable in environ for variable in (CONTROL_VARIABLE, TOKEN_VARIABLE, CERTIFICATE_VARIABLE, SETTINGS_VARIABLE)
+    )
 
 
 def settings_to_environ(settings: JoinSettings) -> dict[str, str]:
-    return {_SETTINGS: json.dumps(dataclasses.asdict(settings))}
+    return {SETTINGS_VARIABLE: json.dumps(dataclasses.asdict(settings))}
 
 
 def settings_from_environ(environ: Mapping[str, str]) -> JoinSettings:
     """Read what a launcher of the same version wrote."""
-    fields = json.loads(environ[_SETTINGS])
+    fields = json.loads(environ[SETTINGS_VARIABLE])
     return JoinSettings(**{**fields, "ports": tuple(fields["ports"])})
 
 
 def rank_to_environ(rank: int) -> dict[str, str]:
-    return {_RANK: str(rank)}
+    return {RANK_VARIABLE: str(rank)}
 
 
 class Join:

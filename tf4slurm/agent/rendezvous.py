@@ -19,8 +19,8 @@ from tf4slurm.agent.registration import JoinSettings
 from tf4slurm.cluster import Cluster
 from tf4slurm.control.messages import Map
 from tf4slurm.errors import RendezvousError
-from tf4slurm.script_api import SCRIPT_CHANNEL_VARIABLE
 from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.system.environment import SCRIPT_CHANNEL_VARIABLE
 
 _LEAVE_SECONDS = 15.0
 # Not "-m tf4slurm.sidecar": that would let a json.py in the user's directory take the place of Python's own.

@@ -12,6 +12,7 @@ from tf4slurm.network.ports import format_ports
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import layout_of
 from tf4slurm.slurm.step import SlurmStep, is_in_step, own_node_name
+from tf4slurm.system.environment import TASK_VARIABLE
 
 
 def describe_environment(environ: Mapping[str, str], interface: str | None = None) -> dict[str, Any]:
@@ -35,8 +36,8 @@ def describe_environment(environ: Mapping[str, str], interface: str | None = Non
 
 
 def _where(environ: Mapping[str, str], step: SlurmStep | None) -> str:
-    if "TF4SLURM_TASK" in environ:
-        return f"under an agent of tf4slurm, as {environ['TF4SLURM_TASK']}"
+    if TASK_VARIABLE in environ:
+        return f"under an agent of tf4slurm, as {environ[TASK_VARIABLE]}"
     if step is not None:
         return f"task {step.rank} of {step.num_tasks} of Slurm step {step.job_id}.{step.step_id}"
     allocation = SlurmAllocation.from_environ(environ)

@@ -14,7 +14,7 @@ from tf4slurm.errors import RefusedError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.registry import remember
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.slurm.batch import check_known, estimate_start, submit_environment, submit_script
+from tf4slurm.slurm.sbatch import check_known, estimate_start, submit_environment, submit_script
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.options import Submission
 from tf4slurm.submission.sbatch_options import ask_sbatch

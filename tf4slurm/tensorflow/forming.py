@@ -19,6 +19,7 @@ from tf4slurm.cluster import Address, Task, format_tasks
 from tf4slurm.errors import EXIT_NOT_FORMED, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.network.answer import is_answering
+from tf4slurm.system.environment import ATTEMPT_VARIABLE, RUN_DIRECTORY_VARIABLE
 
 _ANSWER_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
@@ -72,7 +73,7 @@ def find_silent(servers: Mapping[Task, Address], timeout_seconds: float) -> dict
 def describe_silent(missing: Mapping[Task, Address], run_directory: RunDirectory | None, seconds: float) -> str:
     """Say who does not answer and where to look."""
     named = format_tasks(f"{task} at {address}" for task, address in missing.items())
-    attempt = int(os.environ.get("TF4SLURM_ATTEMPT", "1"))
+    attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
     first = next(iter(missing))
     where = (
         "the log of each" if run_directory is None else f"the log of each, such as {run_directory.log(first, attempt)}"
@@ -82,7 +83,7 @@ def describe_silent(missing: Mapping[Task, Address], run_directory: RunDirectory
 
 def own_run_directory() -> RunDirectory | None:
     """Return the run directory of the job whose agent started this process."""
-    path = os.environ.get("TF4SLURM_RUN_DIRECTORY")
+    path = os.environ.get(RUN_DIRECTORY_VARIABLE)
     return RunDirectory(Path(path)) if path else None
 
 

@@ -9,19 +9,11 @@ from collections.abc import Iterable, Mapping
 from tf4slurm.errors import LaunchError, RefusedError
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.step import VISIBLE_DEVICES
+from tf4slurm.system.environment import AGENT_VARIABLES, SCRIPT_VARIABLES
 
 _TIMEOUT_SECONDS = 60.0  # sbatch itself gives up on a controller that is down after some MessageTimeouts of 10 s each
 _KEPT = frozenset(("SLURM_CONF", "SLURM_JWT"))  # where the cluster is, and who asks
-# Of an outer job of tf4slurm, or of a child of one: a task of the new job must not take itself for a task of that.
-_OF_A_TASK = frozenset(
-    (
-        "TF_CONFIG",
-        *(
-            "TF4SLURM_" + name
-            for name in ("ATTEMPT", "CONTROL", "SCRIPT_CHANNEL", "RANK", "SECRET", "SETTINGS", "TASK")
-        ),
-    )
-)
+_OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES))  # else a task would take itself for one of the outer job
 _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX"}
 _MEMORY = frozenset(("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"))
 _JOB_ID = re.compile(r"(?P<job_id>\d+)(;\S+)?")
@@ -42,7 +34,7 @@ def submit_environment(environ: Mapping[str, str], options: Iterable[str]) -> di
     return {
         name: value
         for name, value in environ.items()
-        if name in _KEPT or not (name.startswith(("SLURM_", "SLURMD_")) or name in said or name in _OF_A_TASK)
+        if name in _KEPT or not (name.startswith(("SLURM_", "SLURMD_")) or name in said or name in _OUTER_JOB)
     }
 
 
