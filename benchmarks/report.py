@@ -58,10 +58,10 @@ def _make_events(chance: random.Random) -> list[dict[str, Any]]:
         name = task or "the job"
         events.append({"time": 1e9 + at, "seconds": at, "kind": kind, "task": task, "text": text or f"{name} {kind}"})
 
-    add(20.0, "proving", None)
+    add(20.0, "checking", None)
     add(25.0, "training", None)
     for name in NAMES:
-        add(chance.uniform(2, 20), "joined", name)
+        add(chance.uniform(2, 20), "registered", name)
         _start(add, chance, name, 25.0)
         at = 200.0
         for _ in range(chance.choice((0, 0, 1, 3)) if name.startswith("worker") else 0):
@@ -73,8 +73,8 @@ def _make_events(chance: random.Random) -> list[dict[str, Any]]:
             at = chance.uniform(300, 3500)
             add(at, "disconnected", name)
             add(at + 1, "reconnected", name)
-        add(_SECONDS - chance.uniform(0, 4), "left", name)
-    add(140.0, "stepping", "chief/0")
+        add(_SECONDS - chance.uniform(0, 4), "terminated", name)
+    add(140.0, "first_step", "chief/0")
     add(_SECONDS - 5, "outcome", None, "Training is done.")
     return events
 

@@ -93,7 +93,7 @@ class _Tasks:
             await self._decode(member)
 
     async def _start(self, member: Membership) -> None:
-        member.report(state="proved")
+        member.report(state="ready")
         await _wait(member, lambda: bool(member.order.starts))
         member.report(state="running", starts=1, process_id=1)
 

@@ -106,8 +106,8 @@ class TrainingJob:
         """Return the node of a task, or of "launcher"."""
         if task == "launcher":
             return next(p.host for p in marked_processes(self._mark) if p.pid == self.process_of("launcher"))
-        joined = next(event["text"] for event in self.events if event["kind"] == "joined" and event["task"] == task)
-        (node,) = re.findall(r"joined from (\S+) at", str(joined))
+        joined = next(event["text"] for event in self.events if event["kind"] == "registered" and event["task"] == task)
+        (node,) = re.findall(r"registered from (\S+) at", str(joined))
         return str(node)
 
     # What it writes

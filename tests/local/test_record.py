@@ -91,6 +91,6 @@ def test_files_that_are_cut_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     assert (run.read_job(), run.read_result(), run.read_events()) == (None, None, [])
     run.write_status({"phase": "training"})
     (run.path / "status.json").write_text('{"phase": "trai')
-    run.events.write_text('{"kind": "joined"}\n[1]\n{"kind": "exi')
+    run.events.write_text('{"kind": "registered"}\n[1]\n{"kind": "exi')
     assert run.read_status() is None
-    assert run.read_events() == [{"kind": "joined"}]
+    assert run.read_events() == [{"kind": "registered"}]

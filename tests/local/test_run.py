@@ -47,10 +47,10 @@ def test_a_job_forms_and_ends_when_its_chief_does(job: Job) -> None:
     assert job.wait() == 0
     assert job.result["exit_code"] == 0
     assert {task["task"]: task["state"] for task in job.result["tasks"]} == {
-        "chief/0": "left",
-        "ps/0": "left",
-        "worker/0": "left",
-        "worker/1": "left",
+        "chief/0": "terminated",
+        "ps/0": "terminated",
+        "worker/0": "terminated",
+        "worker/1": "terminated",
     }
     assert "COMPLETED" in job.stderr
 

@@ -86,7 +86,7 @@ def test_job_stopped_during_stall_ends_its_tasks_and_is_recorded_after_it(job: J
     thaw(runs)
     assert job.wait() == 128 + signal.SIGTERM
     assert job.result["exit_code"] == 128 + signal.SIGTERM
-    assert job.events[-1]["kind"] in ("left", "outcome")
+    assert job.events[-1]["kind"] in ("terminated", "outcome")
 
 
 @needs_root

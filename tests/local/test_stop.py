@@ -130,7 +130,7 @@ while True:
     assert job.wait() == 143
     wait_for(job, "chief-0-saved")
     happened = [(event["task"], event["kind"]) for event in job.events]
-    assert happened.index(("ps/0", "left")) > happened.index(("chief/0", "exited"))
+    assert happened.index(("ps/0", "terminated")) > happened.index(("chief/0", "exited"))
 
 
 def test_after_the_grace_all_is_ended(job: Job) -> None:
@@ -195,7 +195,7 @@ threading.Event().wait()
 """
     start(job, script)
     assert job.wait() == 0, job.stderr
-    texts = [event["text"] for event in job.events if event["kind"] == "stepping"]
+    texts = [event["text"] for event in job.events if event["kind"] == "first_step"]
     assert [text.partition(" reports ")[2] for text in texts] == ["step 7, its first", "step 3, its first"]
 
 

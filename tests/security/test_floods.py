@@ -153,7 +153,7 @@ class Served:
         self.begin(*ports)
         await until(lambda: all(member.map for member in self.members), timeout_seconds=30)
         for member in self.members:
-            member.report(state="proved")
+            member.report(state="ready")
         await until(lambda: all(member.order.starts == 1 for member in self.members), timeout_seconds=30)
         for member in self.members:
             member.report(state="running", starts=1, serves=True)

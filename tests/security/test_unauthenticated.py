@@ -425,7 +425,7 @@ def test_impostor_does_not_keep_a_task_from_its_job_at_another_address(impostor:
                 return make_hello(0, port=service.port)
 
             running = asyncio.create_task(make_membership(address, job.address, hello=hello).run())
-            await until(lambda: job.state.count("joined"))
+            await until(lambda: job.state.count("registered"))
             assert asked[-1] == job.address
             assert job.state.records[0].address == Address("10.0.0.0", job.port)
             await cancel(running)

@@ -30,4 +30,4 @@ def test_a_chief_reads_from_other_hosts_through_a_shell_with_a_python_named_for_
     tasks = json.loads(result.read_text())["tasks"]
     assert [task["task"].partition("/")[0] for task in tasks] == PLACEMENT.split(",")
     assert len({task["node"] for task in tasks}) == 4
-    assert {(task["state"], task["starts"]) for task in tasks} == {("left", 1)}
+    assert {(task["state"], task["starts"]) for task in tasks} == {("terminated", 1)}

@@ -69,7 +69,7 @@ def test_job_on_any_free_port_does_not_form(tmp_path: Path, filtered_lab: SlurmL
     """Without it the test above would prove nothing."""
     job = run_job(tmp_path, filtered_lab, "--start-timeout", "4")
     assert job.wait() == 6, job.stderr
-    assert "did not join" in job.stderr
+    assert "did not register" in job.stderr
     assert dropped(filtered_lab) > 0
 
 

@@ -181,7 +181,7 @@ def test_a_task_that_never_comes_is_named(job: Job) -> None:
     wrapper.chmod(0o755)
     job.start(*ROLES, "--start-timeout", "4", prefix=("env", f"PATH={wrapper.parent}:{os.environ['PATH']}", *SALLOC))
     assert job.wait() == 6
-    assert "did not join" in job.stderr
+    assert "did not register" in job.stderr
     assert "(rank " in job.stderr.partition("Root cause:")[2]
     assert list(job.children.iterdir()) == []
 
@@ -369,7 +369,7 @@ def test_failed_evaluator_without_a_launcher_does_not_change_the_exit_code(job: 
     command = (TF4SLURM, "task", *options, "--", sys.executable, str(CHILD), str(job.children))
     step = lab.popen("srun", "-Q", "-N4", "-n4", *command, stdout=subprocess.DEVNULL)
     job.wait_for_child("chief-0")
-    job.wait_for_event("given_up", "evaluator/0")  # it fails: child.py looks for its port in the cluster spec
+    job.wait_for_event("not_restarted", "evaluator/0")  # it fails: child.py looks for its port in the cluster spec
     job.end_child("chief-0")
     assert step.wait(30) == job.result["exit_code"] == 0
 

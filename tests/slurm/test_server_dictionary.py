@@ -103,7 +103,7 @@ def test_a_task_that_does_not_come_is_named(tmp_path: Path, lab: SlurmLab) -> No
     result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, timeout_seconds=10)", "-N4", "-n4", imports=imports)
     assert result.returncode == 1
     assert result.stderr.count("RendezvousTimeoutError: ") == 3
-    assert "worker/1 (rank 2) did not join" in result.stderr
+    assert "worker/1 (rank 2) did not register" in result.stderr
 
 
 def test_a_role_that_there_is_not_is_named(tmp_path: Path, lab: SlurmLab) -> None:

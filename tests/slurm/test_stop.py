@@ -84,7 +84,7 @@ def test_scancel_lets_the_chief_save(lab: SlurmLab, tmp_path: Path) -> None:
     (result,) = results(tmp_path)
     assert result["exit_code"] == 143
     states = {task["task"]: task["state"] for task in result["tasks"]}  # type: ignore[attr-defined]
-    assert states["ps/0"] == "left", output(tmp_path)
+    assert states["ps/0"] == "terminated", output(tmp_path)
 
 
 def test_cancel_leaves_grace_period_and_epilogue(lab: SlurmLab, tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ def test_a_chief_reads_on_though_a_data_worker_and_then_the_dispatcher_are_kille
     go.touch()
     assert job.wait(150) == 0
     assert {task["task"]: (task["starts"], task["state"]) for task in job.result["tasks"]} == {
-        "chief/0": (1, "left"),
-        "data-dispatcher/0": (2, "left"),
-        "data-worker/0": (1, "left"),
-        "data-worker/1": (2, "left"),
+        "chief/0": (1, "terminated"),
+        "data-dispatcher/0": (2, "terminated"),
+        "data-worker/0": (1, "terminated"),
+        "data-worker/1": (2, "terminated"),
     }
     found = re.search(r"read (\d+), (\d+) of them different", job.stdout)
     assert found is not None

@@ -39,7 +39,7 @@ def test_it_learns_and_everything_ends_by_itself(job: Job) -> None:
     start(job)
     assert job.wait(150) == 0
     assert accuracy(job.stdout) >= 0.95
-    assert {task["state"] for task in job.result["tasks"]} == {"left"}
+    assert {task["state"] for task in job.result["tasks"]} == {"terminated"}
     serving = {event["task"] for event in job.events if event["kind"] == "serving"}
     assert serving == {"chief/0", "ps/0", "worker/0", "worker/1"}
     assert job.result["warnings"] == []

@@ -128,7 +128,7 @@ def test_the_script_of_the_readme_trains_and_its_evaluator_evaluates_the_last_ch
     assert job.wait(170) == 0, job.stdout + job.stderr
     assert last_evaluation(job) == "ckpt-300"
     ends = {task["task"]: task["state"] for task in job.result["tasks"]}
-    assert ends == dict.fromkeys(("chief/0", "ps/0", "worker/0", "evaluator/0"), "left")
+    assert ends == dict.fromkeys(("chief/0", "ps/0", "worker/0", "evaluator/0"), "terminated")
 
 
 def test_a_chief_that_ends_while_a_worker_is_lost_does_not_hang(job: Job, tmp_path: Path) -> None:

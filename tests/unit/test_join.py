@@ -271,7 +271,7 @@ def test_hello_made_for_several_addresses_holds_one_port() -> None:
 
             join.membership._make_hello = record
             running = asyncio.create_task(join.membership.run())
-            await until(lambda: job.state.records[0].has_joined)
+            await until(lambda: job.state.records[0].has_registered)
             assert len(ports) == 3
             assert len(set(ports)) == 1
             assert job.state.records[0].address == Address("127.0.0.1", ports[0])
@@ -298,7 +298,7 @@ async def joined(settings: JoinSettings, place: Place) -> AsyncIterator[tuple[Jo
     running = asyncio.create_task(join.membership.run())
     try:
         deadline = time.monotonic() + 10
-        while not state.records[0].has_joined:
+        while not state.records[0].has_registered:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
         yield join, state
@@ -430,7 +430,7 @@ def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
         state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", time.monotonic())
         control.publish()
         assert await asyncio.wait_for(agreeing, 10) is None
-        join.membership.report(state="left")
+        join.membership.report(state="terminated")
         await asyncio.wait_for(running, 10)
         assert join.held_port is not None
         join.held_port.close()
@@ -448,7 +448,7 @@ def test_a_service_is_asked_for_until_there_is_one() -> None:
         join = Join(HERE, JoinSettings("/runs/x"), lambda: answers.pop(0) if len(answers) > 1 else answers[0])
         running = asyncio.create_task(join.membership.run())
         deadline = time.monotonic() + 10
-        while not state.records[0].has_joined:
+        while not state.records[0].has_registered:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
         assert len(answers) == 1

@@ -159,7 +159,7 @@ def test_message_of_another_kind_is_refused(message: Message, kind: type[Message
         (b'["DesiredState",{"more":1}]', DesiredState),
         (b'["Registration",{}]', Registration),
         (b'["ObservedState",{"state":"dead"}]', ObservedState),
-        (b'["ObservedState",{"state":["joined"]}]', ObservedState),
+        (b'["ObservedState",{"state":["registered"]}]', ObservedState),
         (b'["ObservedState",{"state":null}]', ObservedState),
         (b'["ObservedState",{"starts":"1"}]', ObservedState),
         (b'["ObservedState",{"starts":1.0}]', ObservedState),

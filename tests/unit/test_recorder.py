@@ -44,13 +44,13 @@ def test_the_last_word_stands_however_long_the_one_before_takes(
         recording.cancel()
         state.on_spawner_exit(Outcome(7, "srun ended."), time.monotonic())
         recorder.write()
-        assert phases == ["forming"]
+        assert phases == ["rendezvous"]
         goes_on.set()
         await files.run(lambda: None)
 
     monkeypatch.setattr(RunDirectory, "write_status", write_slowly)
     asyncio.run(end_while_it_writes())
-    assert phases == ["forming", "ended"]
+    assert phases == ["rendezvous", "ended"]
     status = run.read_status()
     assert status is not None
     assert status["phase"] == "ended"

@@ -31,7 +31,7 @@ def trained() -> JobState:
         hello = Registration(rank, f"n{rank // 2}", f"10.0.0.{rank // 2}", 40000 + rank, f"i{rank}", __version__)
         state.on_hello(hello, START)
     for rank in range(4):
-        state.on_status(rank, ObservedState("proved"), START + 0.5)
+        state.on_status(rank, ObservedState("ready"), START + 0.5)
     for rank in range(4):
         state.on_status(rank, ObservedState("running", 1, 100 + rank), START + 1)
     return state
@@ -47,10 +47,10 @@ def succeeded() -> Result:
     state.on_status(3, ObservedState("exited", 1, 103, -9), START + 2)
     state.on_status(3, ObservedState("running", 2, 203), START + 2.5)
     state.on_status(0, ObservedState("exited", 1, 100, 0), START + 3)
-    state.on_status(0, ObservedState("left", 1, 100, 0), START + 3.1)
-    state.on_status(1, ObservedState("left", 1, 101), START + 3.2)
-    state.on_status(2, ObservedState("left", 1, 102), START + 3.25)
-    state.on_status(3, ObservedState("left", 2, 203), START + 3.3)
+    state.on_status(0, ObservedState("terminated", 1, 100, 0), START + 3.1)
+    state.on_status(1, ObservedState("terminated", 1, 101), START + 3.2)
+    state.on_status(2, ObservedState("terminated", 1, 102), START + 3.25)
+    state.on_status(3, ObservedState("terminated", 2, 203), START + 3.3)
     return result_of(state, 3.456)
 
 
@@ -58,9 +58,9 @@ def failed() -> Result:
     state = trained()
     state.on_status(1, ObservedState("exited", 1, 101, -9, tail=("Loading", "Killed: out of memory")), START + 2)
     state.on_status(0, ObservedState("exited", 1, 100, 1, tail=("UnavailableError",)), START + 2.1)
-    state.on_status(1, ObservedState("left", 1, 101, -9), START + 2.2)
-    state.on_status(0, ObservedState("left", 1, 100, 1), START + 2.2)
-    state.on_status(2, ObservedState("left", 1, 102), START + 2.3)
+    state.on_status(1, ObservedState("terminated", 1, 101, -9), START + 2.2)
+    state.on_status(0, ObservedState("terminated", 1, 100, 1), START + 2.2)
+    state.on_status(2, ObservedState("terminated", 1, 102), START + 2.3)
     state.on_spawner_exit(Outcome(7, "srun ended."), START + 3)
     return result_of(state, 3.0)
 
@@ -68,9 +68,9 @@ def failed() -> Result:
 SUCCESS = """
 task      node  address         started  ended   end
 chief/0   n0    10.0.0.0:40000  1.00 s   3.00 s  exited with code 0
-ps/0      n0    10.0.0.0:40001  1.00 s   3.20 s  told to leave
-worker/0  n1    10.0.0.1:40002  1.00 s   3.25 s  told to leave
-worker/1  n1    10.0.0.1:40003  2.50 s   3.30 s  told to leave (restarted 1 times)
+ps/0      n0    10.0.0.0:40001  1.00 s   3.20 s  terminated
+worker/0  n1    10.0.0.1:40002  1.00 s   3.25 s  terminated
+worker/1  n1    10.0.0.1:40003  2.50 s   3.30 s  terminated (restarted 1 times)
 
 logs: /runs/digits-42/logs
 COMPLETED in 3.5 s. Training is done: all that the job waits for exited with code 0."""
@@ -79,7 +79,7 @@ FAILURE = """
 task      node  address         started  ended   end
 chief/0   n0    10.0.0.0:40000  1.00 s   2.10 s  exited with code 1
 ps/0      n0    10.0.0.0:40001  1.00 s   2.00 s  was killed by signal 9 (SIGKILL)
-worker/0  n1    10.0.0.1:40002  1.00 s   2.30 s  told to leave
+worker/0  n1    10.0.0.1:40002  1.00 s   2.30 s  terminated
 worker/1  n1    10.0.0.1:40003  1.00 s   3.00 s  lost
 
 logs: /runs/digits-42/logs
@@ -94,21 +94,21 @@ Then chief/0 on n0 exited with code 1."""
 MISSING = """
 task      node  address         started  ended  end
 chief/0   n0    10.0.0.0:40000  -        -      lost
-ps/0      -     -               -        -      never joined
-worker/0  -     -               -        -      never joined
-worker/1  -     -               -        -      never joined
+ps/0      -     -               -        -      never registered
+worker/0  -     -               -        -      never registered
+worker/1  -     -               -        -      never registered
 
 logs: /runs/digits-42/logs
 FAILED with exit code 6 after 300.1 s.
 Root cause: The cluster did not form within 300 s: ps/0 (rank 1), worker/0 (rank 2) and worker/1 (rank 3) did not \
-join. Look at the log of each, or raise --start-timeout."""
+register. Look at the log of each, or raise --start-timeout."""
 
 STOPPED = """
 task      node  address         started  ended   end
 chief/0   n0    10.0.0.0:40000  -        2.00 s  never started
-ps/0      -     -               -        -       never joined
-worker/0  -     -               -        -       never joined
-worker/1  -     -               -        -       never joined
+ps/0      -     -               -        -       never registered
+worker/0  -     -               -        -       never registered
+worker/1  -     -               -        -       never registered
 
 logs: /runs/digits-42/logs
 FAILED with exit code 130 after 2.0 s.
@@ -119,7 +119,7 @@ def missing() -> Result:
     state = JobState(TASKS, Limits(), START, lambda *_: None)
     state.on_hello(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
     for tick in range(1, 302):
-        state.on_status(0, ObservedState("joined"), START + tick)
+        state.on_status(0, ObservedState("registered"), START + tick)
         state.on_tick(START + tick)
     return result_of(state, 300.1)
 
@@ -128,7 +128,7 @@ def stopped() -> Result:
     state = JobState(TASKS, Limits(), START, lambda *_: None)
     state.on_hello(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
     state.on_spawner_exit(Outcome(130, "The job was stopped: the launcher got SIGINT."), START + 2)
-    state.on_status(0, ObservedState("left"), START + 2)
+    state.on_status(0, ObservedState("terminated"), START + 2)
     return result_of(state, 2.0)
 
 
@@ -152,8 +152,8 @@ def test_children_and_notes_go_their_own_ways_and_what_is_frequent_is_left_out()
     reporter = PlainReporter(4, LineWriter(output), LineWriter(notes))
     state = trained()
     reporter.on_run_directory(DIRECTORY)
-    reporter.on_event(Event(0.01, "joined", "ps/0", "ps/0 on n0 joined"), state)
-    reporter.on_event(Event(1.234, "training", None, "every address is proved; starting the children"), state)
+    reporter.on_event(Event(0.01, "registered", "ps/0", "ps/0 on n0 joined"), state)
+    reporter.on_event(Event(1.234, "training", None, "every address is reachable; starting the child processes"), state)
     reporter.on_output("worker/0 | epoch 1")
     reporter.on_event(Event(123.4, "restarting", "worker/1", "worker/1 on n1 restart 1 in place"), state)
     reporter.on_result(succeeded())
@@ -161,7 +161,7 @@ def test_children_and_notes_go_their_own_ways_and_what_is_frequent_is_left_out()
     assert output.getvalue() == "worker/0 | epoch 1\n"
     assert notes.getvalue() == (
         "tf4slurm | forming a cluster of 4 tasks; run directory /runs/digits-42\n"
-        "tf4slurm |   1.23 s  every address is proved; starting the children\n"
+        "tf4slurm |   1.23 s  every address is reachable; starting the child processes\n"
         "tf4slurm | 123.40 s  worker/1 on n1 restart 1 in place\n"
         f"{SUCCESS}\n"
     )

@@ -140,7 +140,7 @@ def test_files_and_directories_that_grow_are_this_users_alone_whatever_the_umask
     try:
         run = RunDirectory.create(tmp_path, "digits")
         thread, written = OrderedThread(), threading.Event()
-        EventLog(run.events, thread).add("joined", "worker/0", "It has joined.")
+        EventLog(run.events, thread).add("registered", "worker/0", "It has joined.")
         thread.submit(written.set)
         assert written.wait(10)
         run.append_sample({"seconds": 1.0})

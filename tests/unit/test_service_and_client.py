@@ -189,7 +189,7 @@ class Job:
             self.begin(member)
         await until(lambda: all(member.map for member in members))
         for member in members:
-            member.report(state="proved")
+            member.report(state="ready")
         await until(lambda: all(member.order.starts == 1 for member in members))
         for member in members:
             member.report(state="running", starts=1)
@@ -332,8 +332,8 @@ def test_job_of_two_tasks_forms_trains_and_ends() -> None:
             assert chief.map is not None
             assert chief.map.to_cluster().to_dictionary() == {"chief": ["10.0.0.0:4000"], "ps": ["10.0.0.1:4001"]}
             assert chief.order.starts == 0
-            chief.report(state="proved")
-            ps.report(state="proved")
+            chief.report(state="ready")
+            ps.report(state="ready")
             await until(lambda: chief.order.starts == ps.order.starts == 1)
             chief.report(state="running", starts=1, process_id=11)
             ps.report(state="running", starts=1, process_id=12)
@@ -341,16 +341,16 @@ def test_job_of_two_tasks_forms_trains_and_ends() -> None:
             chief.report(state="exited", starts=1, process_id=11, returncode=0)
             await until(lambda: chief.order.leave and ps.order.leave)
             assert ps.order.leave_seconds == 0.5
-            chief.report(state="left", starts=1, returncode=0)
-            ps.report(state="left", starts=1)
+            chief.report(state="terminated", starts=1, returncode=0)
+            ps.report(state="terminated", starts=1)
             await job.service.wait_for_end()
             await asyncio.gather(*running)
             assert job.state.phase is Phase.ENDED
             assert job.state.outcome is not None
             assert job.state.outcome.exit_code == 0
             kinds = Counter(kind for kind, _ in job.events)
-            assert (kinds["joined"], kinds["started"], kinds["left"]) == (2, 2, 2)
-            assert not kinds.keys() & {"lost", "disconnected", "reconnected", "stragglers"}
+            assert (kinds["registered"], kinds["started"], kinds["terminated"]) == (2, 2, 2)
+            assert not kinds.keys() & {"lost", "disconnected", "reconnected", "not_terminated"}
 
     run_scenario(scenario)
 
@@ -364,14 +364,14 @@ def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -> None
         running = asyncio.create_task(member.run())
         before = time.monotonic()
         await until(lambda: member.map)
-        member.report(state="proved")
+        member.report(state="ready")
         await until(lambda: member.order.starts == 1)
         member.report(state="running", starts=1)
         await until(lambda: state.count("running") == 1)
         state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", time.monotonic())
         service.publish()
         await until(lambda: member.order.leave)
-        member.report(state="left", starts=1)
+        member.report(state="terminated", starts=1)
         await asyncio.gather(running, service.wait_for_end())
         assert time.monotonic() - before < 5
         await service.close()
@@ -397,10 +397,10 @@ def test_task_that_left_is_not_refused_when_the_launcher_is_slow(monkeypatch: py
             job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", time.monotonic())
             job.service.publish()
             await until(lambda: member.order.leave)
-            member.report(state="left")
+            member.report(state="terminated")
             await running
             assert relay.connections >= 2
-            assert ("left", "worker/0") in job.events
+            assert ("terminated", "worker/0") in job.events
 
     run_scenario(scenario)
 
@@ -416,7 +416,7 @@ def test_wait_for_change_returns_at_the_next_order_and_not_at_heartbeats() -> No
             heard_at = job.state.records[0].heard_at
             await until(lambda: job.state.records[0].heard_at > heard_at + 3 * BEAT)
             assert not waiting.done()
-            member.report(state="proved")
+            member.report(state="ready")
             await waiting
             assert member.order.starts == 1
 
@@ -655,7 +655,7 @@ def test_service_with_another_certificate_is_not_joined() -> None:
     async def scenario() -> None:
         async with serving() as job, serving(credentials=OTHER_JOB) as impostor:
             job.begin(make_membership(impostor.address, job.address))
-            await until(lambda: job.state.count("joined"))
+            await until(lambda: job.state.count("registered"))
             assert impostor.events == []
 
     run_scenario(scenario)
@@ -681,7 +681,7 @@ async def send_truncated_hello(raw: RawClient) -> None:
 
 
 async def send_status(raw: RawClient) -> None:
-    await raw.send(ObservedState("left"))
+    await raw.send(ObservedState("terminated"))
 
 
 async def send_large_hello(raw: RawClient) -> None:
@@ -735,7 +735,7 @@ def test_client_whose_first_message_is_no_hello_is_refused_and_members_go_on(
     [
         encode(DesiredState(leave=True)),
         encode(make_hello(0)),
-        encode(ObservedState("left"))[:12],
+        encode(ObservedState("terminated"))[:12],
         b"nonsense",
         b'["ObservedState",{"state":"dead"}]',
         b'["ObservedState",{"starts":"one"}]',
@@ -822,14 +822,14 @@ def test_message_above_the_limit_ends_the_call_and_its_task_may_reconnect(
             async with raw_client(job.port) as raw:
                 await raw.send(make_hello(0))
                 await until(lambda: ps.map)
-                short = len(encode(ObservedState("left", detail="x")))
+                short = len(encode(ObservedState("terminated", detail="x")))
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    await raw.send(ObservedState("left", detail="x" * (size - short + 1)))
+                    await raw.send(ObservedState("terminated", detail="x" * (size - short + 1)))
                 code, detail, _ = await raw.end()
                 assert code is EXHAUSTED
                 assert str(MAX_STATUS_BYTES) in detail
                 await until(lambda: ("disconnected", "chief/0") in job.events)
-                assert job.state.records[0].status.state == "joined"
+                assert job.state.records[0].status.state == "registered"
             again = job.membership(0)
             job.begin(again)
             await until(lambda: again.map)
@@ -854,7 +854,7 @@ def test_message_of_the_largest_size_is_accepted() -> None:
 def test_late_message_of_a_replaced_connection_is_ignored() -> None:
     async def scenario() -> None:
         async with serving() as job, raw_client(job.port) as old, raw_client(job.port) as new:
-            for connection, event in ((old, "joined"), (new, "reconnected")):
+            for connection, event in ((old, "registered"), (new, "reconnected")):
                 await connection.send(make_hello(0))
                 await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
             await new.send(ObservedState("running", starts=1))
@@ -942,8 +942,8 @@ def test_connection_lost_is_made_again_without_losing_state() -> None:
             job.begin(ps)
             await until(lambda: chief.map)
             relay.cut()
-            chief.report(state="proved")
-            ps.report(state="proved")
+            chief.report(state="ready")
+            ps.report(state="ready")
             await until(lambda: chief.order.starts == 1)
             assert relay.connections >= 2
             chief.report(state="running", starts=1)
@@ -1189,7 +1189,7 @@ def test_service_that_starts_later_is_found() -> None:
             job.begin(member)
             await asyncio.sleep(0)
             known.append(job.address)
-            await until(lambda: job.state.count("joined"))
+            await until(lambda: job.state.count("registered"))
 
     run_scenario(scenario)
 
@@ -1198,7 +1198,7 @@ def test_address_that_answers_is_joined_after_one_that_does_not() -> None:
     async def scenario() -> None:
         async with serving() as job:
             job.begin(make_membership(Address("127.0.0.1", 1), job.address))
-            await until(lambda: job.state.count("joined"))
+            await until(lambda: job.state.count("registered"))
 
     run_scenario(scenario)
 
@@ -1307,7 +1307,7 @@ def test_map_is_sent_before_any_order() -> None:
         async with serving("worker") as job, raw_client(job.port) as raw:
             await raw.send(make_hello(0))
             assert isinstance(await raw.receive(Map), Map)
-            await raw.send(ObservedState("proved"))
+            await raw.send(ObservedState("ready"))
             assert await raw.receive(DesiredState) == DesiredState(starts=1, leave_seconds=0.5)
 
     run_scenario(scenario)
@@ -1342,7 +1342,7 @@ def test_end_of_a_replaced_call_is_not_taken_for_the_end_of_the_new_one() -> Non
             contexts: list[Any] = [FakeContext(make_hello(0)) for _ in range(2)]
             contexts[0].may_confirm.set()
             calls = []
-            for context, event in zip(contexts, ("joined", "reconnected"), strict=True):
+            for context, event in zip(contexts, ("registered", "reconnected"), strict=True):
                 calls.append(asyncio.create_task(job.service._serve(context, context)))
                 await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
             contexts[0].messages.put_nowait(grpc.aio.EOF)
@@ -1363,7 +1363,7 @@ def test_call_that_ends_before_its_confirmation_is_a_disconnection() -> None:
         async with serving() as job:
             context: Any = FakeContext(make_hello(0))
             call = asyncio.create_task(job.service._serve(context, context))
-            await until(lambda: ("joined", "chief/0") in job.events)
+            await until(lambda: ("registered", "chief/0") in job.events)
             call.cancel()
             await asyncio.wait({call})
             assert ("disconnected", "chief/0") in job.events

@@ -124,7 +124,7 @@ class Job:
 
     def prove_and_run(self) -> Job:
         for rank in self.ranks:
-            self.say(rank, "proved")
+            self.say(rank, "ready")
         for rank in self.ranks:
             self.run_child(rank)
         return self
@@ -132,7 +132,7 @@ class Job:
     def train(self) -> Job:
         self.join()
         for rank in self.ranks:
-            self.say(rank, "proved")
+            self.say(rank, "ready")
         for rank in self.ranks:
             self.run_child(rank)
         self.state.take_changed()
@@ -144,15 +144,15 @@ class Job:
 
 def test_a_new_job_waits_for_its_tasks() -> None:
     job = Job()
-    assert job.phase() is Phase.FORMING
+    assert job.phase() is Phase.RENDEZVOUS
     assert job.state.outcome is None
     assert [job.order(rank) for rank in job.ranks] == [DesiredState(leave_seconds=5)] * 4
 
 
 def test_a_task_that_joins_is_noted() -> None:
     job = Job().join(2)
-    assert job.events == [("joined", "worker/0", "worker/0 on n2 joined from n2 at 10.0.0.2:4002")]
-    assert (job.phase(), job.state.count("joined")) == (Phase.FORMING, 1)
+    assert job.events == [("registered", "worker/0", "worker/0 on n2 registered from n2 at 10.0.0.2:4002")]
+    assert (job.phase(), job.state.count("registered")) == (Phase.RENDEZVOUS, 1)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
@@ -161,7 +161,7 @@ def test_when_every_task_has_joined_all_prove_the_same_map(order: tuple[int, ...
     assert job.state.map is None
     job.state.take_changed()
     job.join(order[3])
-    assert job.phase() is Phase.PROVING
+    assert job.phase() is Phase.CHECKING
     assert job.state.map is not None
     assert job.state.map.entries == (
         ("chief", 0, "n0", "10.0.0.0", 4000),
@@ -176,10 +176,10 @@ def test_when_every_task_has_joined_all_prove_the_same_map(order: tuple[int, ...
 def test_when_every_task_has_proved_all_children_start() -> None:
     job = Job().join()
     for rank in (0, 2, 3):
-        job.say(rank, "proved")
-    assert job.phase() is Phase.PROVING
+        job.say(rank, "ready")
+    assert job.phase() is Phase.CHECKING
     job.state.take_changed()
-    job.say(1, "proved")
+    job.say(1, "ready")
     assert job.phase() is Phase.TRAINING
     assert job.state.take_changed() == {0, 1, 2, 3}
     assert [job.order(rank) for rank in job.ranks] == [DesiredState(starts=1, leave_seconds=5)] * 4
@@ -188,7 +188,7 @@ def test_when_every_task_has_proved_all_children_start() -> None:
 def test_one_task_alone_is_a_job() -> None:
     job = Job("worker").train()
     job.end_child(0, 0)
-    job.say(0, "left")
+    job.say(0, "terminated")
     assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
 
 
@@ -201,10 +201,10 @@ def test_the_changed_ranks_are_told_once() -> None:
 @pytest.mark.parametrize(
     ("joined", "words"),
     [
-        ((), "chief/0 (rank 0), ps/0 (rank 1), worker/0 (rank 2) and worker/1 (rank 3) did not join"),
-        ((0, 1, 3), "worker/0 (rank 2) did not join"),
-        ((1, 2), "chief/0 (rank 0) and worker/1 (rank 3) did not join"),
-        ((0, 1, 2, 3), "ps/0 on n1 and worker/1 on n3 did not prove the addresses of other tasks"),
+        ((), "chief/0 (rank 0), ps/0 (rank 1), worker/0 (rank 2) and worker/1 (rank 3) did not register"),
+        ((0, 1, 3), "worker/0 (rank 2) did not register"),
+        ((1, 2), "chief/0 (rank 0) and worker/1 (rank 3) did not register"),
+        ((0, 1, 2, 3), "ps/0 on n1 and worker/1 on n3 did not check the addresses of other tasks"),
     ],
 )
 def test_the_start_timeout_names_who_is_missing(joined: tuple[int, ...], words: str) -> None:
@@ -212,9 +212,9 @@ def test_the_start_timeout_names_who_is_missing(joined: tuple[int, ...], words: 
     for rank in joined:
         job.hello(rank)
     for rank in (0, 2) if len(joined) == 4 else ():
-        job.say(rank, "proved")
+        job.say(rank, "ready")
     job.turn(59.9)
-    assert job.phase() in (Phase.FORMING, Phase.PROVING)
+    assert job.phase() in (Phase.RENDEZVOUS, Phase.CHECKING)
     job.turn(0.2)
     assert job.outcome.exit_code == 6
     assert job.outcome.reason == (
@@ -263,7 +263,7 @@ def test_who_cannot_be_a_task_of_this_job_is_refused_and_changes_nothing(changes
 def test_who_has_left_or_is_lost_does_not_come_back() -> None:
     job = Job().train()
     job.state.on_agent_exit(2, 1, job.now)
-    job.say(3, "left")
+    job.say(3, "terminated")
     for rank in (2, 3):
         with pytest.raises(RendezvousClosedError):
             job.hello(rank)
@@ -273,7 +273,7 @@ def test_who_has_left_or_is_lost_does_not_come_back() -> None:
 def test_a_loopback_address_in_a_map_of_several_nodes_is_refused(host: str) -> None:
     job = Job().join(0, 1, 2)
     job.hello(3, host=host)
-    assert job.phase() is Phase.LEAVING
+    assert job.phase() is Phase.TERMINATING
     assert job.state.map is None
     assert job.outcome == Outcome(
         6,
@@ -286,22 +286,22 @@ def test_a_loopback_address_is_right_on_a_single_node() -> None:
     job = Job()
     for rank in job.ranks:
         job.hello(rank, node="laptop", host="127.0.0.1")
-    assert job.phase() is Phase.PROVING
+    assert job.phase() is Phase.CHECKING
 
 
 def test_a_task_that_cannot_take_part_ends_the_job_with_its_words() -> None:
     job = Job().join(0)
     job.hello(1, host="", port=0, failure="Interface 'ib0' does not exist.")
-    assert job.phase() is Phase.LEAVING
+    assert job.phase() is Phase.TERMINATING
     assert job.outcome == Outcome(3, "ps/0 on n1 cannot take part. Interface 'ib0' does not exist.", Task("ps", 0))
     assert job.order(0).leave
-    job.say(0, "left")
+    job.say(0, "terminated")
     assert job.phase() is Phase.ENDED
 
 
 def test_an_address_that_is_not_proved_ends_the_job_with_what_was_tried() -> None:
     job = Job().join()
-    job.say(2, "unproved", detail="ps/0 on n1 is not reached at 10.0.0.1:4001: refused")
+    job.say(2, "not_ready", detail="ps/0 on n1 is not reached at 10.0.0.1:4001: refused")
     assert job.outcome == Outcome(
         6,
         "ps/0 on n1 is not reached at 10.0.0.1:4001: refused. That was tried from worker/0 on n2. "
@@ -389,7 +389,7 @@ def test_a_disconnection_is_told_once_and_not_after_the_task_has_left() -> None:
     job.state.on_disconnect(2, job.now)
     job.state.on_disconnect(2, job.now)
     job.end_child(0, 0)
-    job.say(3, "left")
+    job.say(3, "terminated")
     job.state.on_disconnect(3, job.now)
     assert job.kinds.count("disconnected") == 1
 
@@ -425,11 +425,11 @@ def test_tasks_have_their_time_to_leave_when_the_verdict_comes_after_a_lag() -> 
     job.now += 60
     job.end_child(0, 1)
     job.turn(4)
-    assert job.phase() is Phase.LEAVING
+    assert job.phase() is Phase.TERMINATING
     for rank in job.ranks:
-        job.say(rank, "left")
+        job.say(rank, "terminated")
     assert job.phase() is Phase.ENDED
-    assert "stragglers" not in job.kinds
+    assert "not_terminated" not in job.kinds
 
 
 # Orders are levels
@@ -612,19 +612,19 @@ def free_job() -> Job:
     job = Job("ps worker worker", has_agents=False)
     job.join()
     for rank in job.ranks:
-        job.say(rank, "proved")
+        job.say(rank, "ready")
     return job
 
 
 def test_tasks_without_agents_come_and_go_by_themselves() -> None:
     job = free_job()
-    job.say(1, "left", report=ScriptState(done="done"))
+    job.say(1, "terminated", report=ScriptState(done="done"))
     job.state.on_disconnect(2, job.now)
     job.turn(LIMITS.reconnect_seconds + 1)
     assert job.texts("lost") == ["worker/1 on n2 is lost: its connection broke and did not come back"]
     assert (job.order(0).is_training_over, job.order(0).failed) == (True, ("worker/1",))
     assert job.state.outcome is None
-    job.say(0, "left")
+    job.say(0, "terminated")
     assert job.phase() is Phase.ENDED
 
 
@@ -636,12 +636,12 @@ def test_the_loss_of_a_ps_or_the_chief_costs_an_attempt(rank: int) -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.say(2, "running", report=ScriptState(step=7))
     job.end_child(rank, -9)
-    assert (job.phase(), job.state.attempt, job.state.map) == (Phase.FORMING, 2, None)
+    assert (job.phase(), job.state.attempt, job.state.map) == (Phase.RENDEZVOUS, 2, None)
     assert [job.order(each) for each in job.ranks] == [DesiredState(attempt=2, leave_seconds=5)] * 4
     job.join_again(0, 1, 2)
-    assert job.phase() is Phase.FORMING
+    assert job.phase() is Phase.RENDEZVOUS
     job.join_again(3)
-    assert job.phase() is Phase.PROVING
+    assert job.phase() is Phase.CHECKING
     assert job.state.map is not None
     assert job.state.map.attempt == 2
     assert [entry[4] for entry in job.state.map.entries] == [5000, 5001, 5002, 5003]
@@ -662,9 +662,9 @@ def test_what_becomes_of_an_earlier_attempt_counts_no_more() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.end_child(1, -9)
     job.state.on_status(0, ObservedState("exited", starts=1, returncode=1), job.now)
-    job.state.on_status(2, ObservedState("proved"), job.now)
+    job.state.on_status(2, ObservedState("ready"), job.now)
     job.join_again(0, 1, 2)
-    assert (job.phase(), job.state.count("proved")) == (Phase.FORMING, 0)
+    assert (job.phase(), job.state.count("ready")) == (Phase.RENDEZVOUS, 0)
     job.state.on_status(3, ObservedState("running", starts=1, stop_signal="SIGTERM"), job.now)
     assert job.outcome.exit_code == 143
 
@@ -762,7 +762,7 @@ def test_a_job_that_is_to_stop_has_its_grace() -> None:
     job.turn(19)
     assert job.phase() is Phase.STOPPING
     job.turn(2)
-    assert job.phase() is Phase.LEAVING
+    assert job.phase() is Phase.TERMINATING
     assert job.outcome == Outcome(143, "The job was stopped: the launcher got SIGTERM.")
 
 
@@ -773,7 +773,7 @@ def test_a_job_that_is_to_stop_leaves_when_its_chief_has_ended(returncode: int) 
     job.end_child(2, -15)
     assert (job.phase(), job.order(2).starts) == (Phase.STOPPING, 1)
     job.end_child(0, returncode)
-    assert (job.phase(), job.outcome.exit_code) == (Phase.LEAVING, 143)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 143)
 
 
 def test_a_job_that_is_to_stop_leaves_when_all_it_waits_for_have_saved() -> None:
@@ -789,7 +789,7 @@ def test_without_a_ps_nothing_can_be_saved() -> None:
     job = Job(limits=GRACEFUL).train()
     job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
     job.end_child(1, -9)
-    assert (job.phase(), job.outcome.exit_code) == (Phase.LEAVING, 143)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 143)
 
 
 def test_who_asks_again_waits_no_longer() -> None:
@@ -800,7 +800,7 @@ def test_who_asks_again_waits_no_longer() -> None:
     job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
     assert job.phase() is Phase.STOPPING
     job.state.hurry(job.now)
-    assert (job.phase(), job.outcome.exit_code) == (Phase.LEAVING, 130)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 130)
 
 
 def test_a_stopped_job_begins_no_other_attempt() -> None:
@@ -824,7 +824,7 @@ def test_failure_held_back_before_a_stop_does_not_override_the_stop(failed: int,
         job.hello(2)
     job.turn(LIMITS.reconnect_seconds + TICK)
     assert (job.state.attempt, job.outcome.exit_code) == (1, 143)
-    assert job.phase() is Phase.LEAVING  # at once: nothing is left that could save
+    assert job.phase() is Phase.TERMINATING  # at once: nothing is left that could save
 
 
 def test_worker_that_waits_for_its_restart_at_a_stop_is_not_done() -> None:
@@ -967,11 +967,11 @@ def test_a_server_and_a_first_step_are_told_once_for_each_start() -> None:
     for step in (7, 8):
         job.say(2, "running", serves=True, report=ScriptState(step=step))
     assert job.texts("serving") == ["worker/0 on n2 has a server that answers"]
-    assert job.texts("stepping") == ["worker/0 on n2 reports step 7, its first"]
+    assert job.texts("first_step") == ["worker/0 on n2 reports step 7, its first"]
     job.end_child(2, -9)
     job.say(2, "running", starts=2, serves=False, report=ScriptState())
     job.say(2, "running", serves=True, report=ScriptState(step=9))
-    assert (len(job.texts("serving")), job.texts("stepping")[1:]) == (2, ["worker/0 on n2 reports step 9, its first"])
+    assert (len(job.texts("serving")), job.texts("first_step")[1:]) == (2, ["worker/0 on n2 reports step 9, its first"])
 
 
 def test_a_barrier_of_some_roles_waits_for_no_others() -> None:
@@ -1035,7 +1035,7 @@ def test_a_crash_of_a_critical_task_ends_the_job_with_its_exit_code(
 ) -> None:
     job = Job(roles).train()
     job.end_child(rank, returncode, tail=("Traceback", "boom"))
-    assert job.phase() is Phase.LEAVING
+    assert job.phase() is Phase.TERMINATING
     assert job.outcome == Outcome(exit_code, words, job.state.records[rank].task, ("Traceback", "boom"))
     assert all(job.order(rank).leave for rank in job.ranks)
     assert job.state.take_changed() == set(job.ranks)
@@ -1044,14 +1044,14 @@ def test_a_crash_of_a_critical_task_ends_the_job_with_its_exit_code(
 def test_a_chief_that_is_done_ends_the_job_well() -> None:
     job = Job().train()
     job.end_child(0, 0)
-    assert job.phase() is Phase.LEAVING
+    assert job.phase() is Phase.TERMINATING
     assert job.outcome == Outcome(0, "Training is done: all that the job waits for exited with code 0.")
     assert [job.order(rank) for rank in job.ranks] == [DesiredState(1, 1, True, 5, job.outcome.reason)] * 4
     for rank in job.ranks:
-        assert job.phase() is Phase.LEAVING
-        job.say(rank, "left")
+        assert job.phase() is Phase.TERMINATING
+        job.say(rank, "terminated")
     assert job.phase() is Phase.ENDED
-    assert job.kinds[-4:] == ["left"] * 4
+    assert job.kinds[-4:] == ["terminated"] * 4
 
 
 def test_without_a_chief_every_worker_is_waited_for() -> None:
@@ -1060,7 +1060,7 @@ def test_without_a_chief_every_worker_is_waited_for() -> None:
         job.end_child(rank, 0)
         assert job.phase() is Phase.TRAINING
     job.end_child(2, 0)
-    assert (job.phase(), job.outcome.exit_code) == (Phase.LEAVING, 0)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 0)
 
 
 def test_an_exit_while_leaving_is_collateral() -> None:
@@ -1145,7 +1145,7 @@ def test_the_wait_for_an_evaluator_is_not_begun_again() -> None:
     job.end_child(3, 1)
     job.run_child(3, 2)
     job.turn(10.4)
-    assert job.phase() is Phase.LEAVING
+    assert job.phase() is Phase.TERMINATING
 
 
 def test_without_a_chief_the_wait_begins_with_the_last_worker() -> None:
@@ -1155,7 +1155,7 @@ def test_without_a_chief_the_wait_begins_with_the_last_worker() -> None:
     assert job.phase() is Phase.TRAINING
     job.end_child(1, 0)
     job.turn(30.2)
-    assert job.phase() is Phase.LEAVING
+    assert job.phase() is Phase.TERMINATING
 
 
 @pytest.mark.parametrize("chief_is_done", [False, True])
@@ -1168,8 +1168,8 @@ def test_an_evaluator_is_restarted_then_given_up_and_the_job_goes_on(chief_is_do
     assert job.order(2).starts == 3
     job.restart_and_end_child(2, 1)
     assert job.order(2).starts == 3
-    assert job.texts("given_up") == ["evaluator/0 on n2 is not restarted again; the job goes on without it"]
-    assert job.phase() is (Phase.LEAVING if chief_is_done else Phase.TRAINING)
+    assert job.texts("not_restarted") == ["evaluator/0 on n2 is not restarted again; the job goes on without it"]
+    assert job.phase() is (Phase.TERMINATING if chief_is_done else Phase.TRAINING)
     if not chief_is_done:
         job.end_child(0, 0)
     assert job.outcome.exit_code == 0
@@ -1203,7 +1203,7 @@ def test_who_saves_needs_no_data_service() -> None:
     job.end_child(2, 0)
     assert job.phase() is Phase.STOPPING
     job.end_child(0, 0)
-    assert job.phase() is Phase.LEAVING
+    assert job.phase() is Phase.TERMINATING
 
 
 def test_a_barrier_of_all_does_not_wait_for_a_data_service() -> None:
@@ -1226,7 +1226,7 @@ def test_an_agent_that_ends_before_it_joined_is_named_by_its_rank() -> None:
     job = Job().join(0)
     job.state.on_agent_exit(2, 1, job.now)
     assert job.outcome.reason == "worker/0 (rank 2) is lost: its agent exited with code 1."
-    job.say(0, "left")
+    job.say(0, "terminated")
     assert job.phase() is Phase.ENDED
 
 
@@ -1234,7 +1234,7 @@ def test_an_agent_that_has_left_may_end() -> None:
     job = Job().train()
     job.end_child(0, 0)
     for rank in job.ranks:
-        job.say(rank, "left")
+        job.say(rank, "terminated")
         job.state.on_agent_exit(rank, 0, job.now)
     assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
     assert "lost" not in job.kinds
@@ -1281,22 +1281,22 @@ def test_who_joins_a_job_that_is_leaving_is_told_to_leave() -> None:
     job.hello(1)
     assert job.order(1).leave
     assert job.order(1).starts == 0
-    job.say(0, "left")
-    assert job.phase() is Phase.LEAVING
-    job.say(1, "left")
+    job.say(0, "terminated")
+    assert job.phase() is Phase.TERMINATING
+    job.say(1, "terminated")
     assert job.phase() is Phase.ENDED
 
 
 def test_stragglers_are_named_and_not_waited_for() -> None:
     job = Job().train()
     job.end_child(0, 0)
-    job.say(0, "left")
-    job.say(1, "left")
+    job.say(0, "terminated")
+    job.say(1, "terminated")
     job.turn(14.6)
-    assert job.phase() is Phase.LEAVING
+    assert job.phase() is Phase.TERMINATING
     job.turn(0.6)
     assert job.phase() is Phase.ENDED
-    assert job.texts("stragglers") == ["worker/0 on n2 and worker/1 on n3 did not leave in time"]
+    assert job.texts("not_terminated") == ["worker/0 on n2 and worker/1 on n3 did not terminate in time"]
     assert job.outcome.exit_code == 0
 
 
@@ -1304,7 +1304,7 @@ def test_who_falls_silent_while_leaving_is_not_waited_for() -> None:
     job = Job().train()
     job.end_child(0, 0)
     for rank in (0, 1, 2):
-        job.say(rank, "left")
+        job.say(rank, "terminated")
     job.turn(10.4, talking=())
     assert job.phase() is Phase.ENDED
     assert job.outcome.exit_code == 0
@@ -1313,14 +1313,14 @@ def test_who_falls_silent_while_leaving_is_not_waited_for() -> None:
 @pytest.mark.parametrize("stage", ["join", "train"])
 def test_a_task_that_leaves_without_being_told_is_a_lost_task(stage: str) -> None:
     job = getattr(Job(), stage)()
-    job.say(0, "left")
+    job.say(0, "terminated")
     assert job.outcome.cause == Task("chief", 0)
     assert job.outcome.exit_code == 7
 
 
 # Whatever happens
 
-STATES: tuple[TaskState, ...] = ("joined", "proved", "unproved", "running", "exited", "left")
+STATES: tuple[TaskState, ...] = ("registered", "ready", "not_ready", "running", "exited", "terminated")
 RANKS = st.integers(0, 3)
 STEPS = st.one_of(
     st.tuples(st.just("hello"), RANKS, st.sampled_from(["", "again", "fails", "stale"])),
@@ -1342,7 +1342,7 @@ class Trial(Job):
     def __init__(self, roles: str, limits: Limits = LIMITS) -> None:
         super().__init__(roles, limits)
         self.ever_proved: set[int] = set()
-        self.seen_phase = (1, Phase.FORMING)
+        self.seen_phase = (1, Phase.RENDEZVOUS)
         self.seen_verdict: Outcome | None = None
 
     def step(self, what: str, *details: Any) -> None:
@@ -1358,7 +1358,7 @@ class Trial(Job):
             self.ever_proved.clear()
         if self.seen_verdict is not None:
             assert state.outcome is self.seen_verdict
-        assert (state.outcome is not None) is (state.phase in (Phase.LEAVING, Phase.ENDED))
+        assert (state.outcome is not None) is (state.phase in (Phase.TERMINATING, Phase.ENDED))
         assert self.kinds.count("outcome") == (state.outcome is not None)
         for rank in self.ranks:
             order = self.order(rank)
@@ -1377,11 +1377,12 @@ class Trial(Job):
         try:
             self.hello(rank, **changes)
         except RendezvousClosedError:
-            assert how in ("again", "stale") or self.state.records[rank].has_joined or self.state.records[rank].is_gone
+            record = self.state.records[rank]
+            assert how in ("again", "stale") or record.has_registered or record.is_gone
 
     def do_say(self, rank: int, state: TaskState, starts: int, returncode: int) -> None:
         if self.state.records[rank].is_connected:
-            if state == "proved" and self.state.map is not None:
+            if state == "ready" and self.state.map is not None:
                 self.ever_proved.add(rank)
             self.say(rank, state, starts=starts, returncode=returncode)
 
@@ -1389,13 +1390,13 @@ class Trial(Job):
         """Say what a good agent would say now."""
         order, status = self.order(rank), self.state.records[rank].status
         if order.leave:
-            self.do_say(rank, "left", status.starts, 0)
+            self.do_say(rank, "terminated", status.starts, 0)
         elif order.attempt > self.state.records[rank].attempt > 0:
             self.join_again(rank)
         elif order.starts > status.starts:
             self.do_say(rank, "running", order.starts, 0)
-        elif self.state.map is not None and status.state == "joined":
-            self.do_say(rank, "proved", 0, 0)
+        elif self.state.map is not None and status.state == "registered":
+            self.do_say(rank, "ready", 0, 0)
 
     def do_disconnect(self, rank: int) -> None:
         self.state.on_disconnect(rank, self.now)

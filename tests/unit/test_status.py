@@ -109,10 +109,10 @@ def test_a_task_without_new_steps_is_stalled(
     ("changes", "expected"),
     [
         ({"state": "missing"}, "missing"),
-        ({"state": "joined"}, "waiting"),
+        ({"state": "registered"}, "waiting"),
         ({"state": "exited", "returncode": -9}, "exited -9"),
         ({"is_gone": True}, "lost"),
-        ({"state": "left", "is_gone": True}, "left"),
+        ({"state": "terminated", "is_gone": True}, "terminated"),
     ],
 )
 def test_the_words_for_a_task(run: RunDirectory, tmp_path: Path, changes: dict[str, Any], expected: str) -> None:

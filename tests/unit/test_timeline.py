@@ -23,10 +23,10 @@ def spans_of(timeline: Timeline, name: str) -> list[tuple[str, float, float]]:
 
 
 FORMED = [
-    event(1, "joined", "chief/0"),
-    event(1.5, "joined", "ps/0"),
-    event(6, "joined", "worker/0"),
-    event(6, "proving"),
+    event(1, "registered", "chief/0"),
+    event(1.5, "registered", "ps/0"),
+    event(6, "registered", "worker/0"),
+    event(6, "checking"),
     event(7, "training"),
     event(8, "started", "chief/0"),
     event(8, "started", "ps/0"),
@@ -35,34 +35,38 @@ FORMED = [
     event(11, "serving", "worker/0"),
     event(14, "serving", "chief/0"),
 ]
-TRAINED = [*FORMED, event(20, "stepping", "chief/0")]
+TRAINED = [*FORMED, event(20, "first_step", "chief/0")]
 
 
 def test_a_life_from_start_to_leave() -> None:
-    ended = [event(30, "exited", "chief/0", "exited with code 0"), event(30, "outcome"), event(30.5, "left", "chief/0")]
-    timeline = make_timeline([*TRAINED, *ended, event(31, "left", "ps/0"), event(34, "left", "worker/0")])
+    ended = [
+        event(30, "exited", "chief/0", "exited with code 0"),
+        event(30, "outcome"),
+        event(30.5, "terminated", "chief/0"),
+    ]
+    timeline = make_timeline([*TRAINED, *ended, event(31, "terminated", "ps/0"), event(34, "terminated", "worker/0")])
     assert spans_of(timeline, "chief/0") == [
         ("starting", 0, 8),
         ("importing", 8, 14),
         ("waiting", 14, 20),
         ("training", 20, 30),
-        ("leaving", 30, 30.5),
+        ("terminating", 30, 30.5),
     ]
     assert spans_of(timeline, "worker/0")[1:] == [
         ("importing", 8, 11),
         ("waiting", 11, 20),
         ("training", 20, 30),
-        ("leaving", 30, 34),
+        ("terminating", 30, 34),
     ]
     assert (timeline.training_at, timeline.end) == (20, 34)
-    assert timeline.states == ("starting", "importing", "waiting", "training", "leaving")
+    assert timeline.states == ("starting", "importing", "waiting", "training", "terminating")
 
 
 def test_who_came_last_was_waited_for_by_all() -> None:
     barrier = event(25, "barrier", "worker/0", "worker/0 came last to barrier 'a': b': the first had waited 12.5 s")
     timeline = make_timeline([*TRAINED, barrier])
     assert timeline.waits == (
-        Wait(6, 4.5, "worker/0", "to join"),
+        Wait(6, 4.5, "worker/0", "to register"),
         Wait(14, 3, "chief/0", "to import and serve"),
         Wait(25, 12.5, "worker/0", "at barrier 'a': b'"),
     )
@@ -95,9 +99,9 @@ def test_a_new_attempt_starts_all_again() -> None:
     anew = [
         event(24, "exited", "ps/0", "exited with code 1"),
         event(24, "attempt", None, "attempt 2 of 2"),
-        event(26, "joined", "chief/0"),
+        event(26, "registered", "chief/0"),
         event(29, "started", "chief/0"),
-        event(31, "stepping", "chief/0"),
+        event(31, "first_step", "chief/0"),
     ]
     timeline = make_timeline([*TRAINED, *anew], end=40)
     assert spans_of(timeline, "chief/0")[3:] == [
@@ -118,7 +122,7 @@ def test_what_slurm_knows_of_the_queue_comes_before() -> None:
 
 def test_ranks_that_have_no_role_yet_are_the_tasks_of_these_ranks() -> None:
     timeline = make_timeline(
-        [event(1, "joined", "rank 1"), event(3, "started", "worker/0")], ["chief/0", "worker/0"], 5
+        [event(1, "registered", "rank 1"), event(3, "started", "worker/0")], ["chief/0", "worker/0"], 5
     )
     assert [task.name for task in timeline.tasks] == ["chief/0", "worker/0"]
     assert spans_of(timeline, "worker/0") == [("starting", 0, 3), ("importing", 3, 5)]
@@ -128,11 +132,11 @@ def test_ranks_that_have_no_role_yet_are_the_tasks_of_these_ranks() -> None:
     "line",
     [
         {},
-        {"seconds": "x", "kind": "joined", "task": "ps/0"},
-        {"seconds": float("nan"), "kind": "joined", "task": "ps/0"},
+        {"seconds": "x", "kind": "registered", "task": "ps/0"},
+        {"seconds": float("nan"), "kind": "registered", "task": "ps/0"},
         {"seconds": 1, "kind": 3, "task": "ps/0"},
-        {"seconds": 1, "kind": "joined", "task": ["ps/0"]},
-        {"seconds": 1, "kind": "joined"},
+        {"seconds": 1, "kind": "registered", "task": ["ps/0"]},
+        {"seconds": 1, "kind": "registered"},
     ],
 )
 def test_what_is_no_event_is_passed_over(line: dict[str, Any]) -> None:
@@ -147,7 +151,7 @@ def test_no_events_are_an_empty_timeline() -> None:
 def test_a_real_job_whose_worker_was_killed() -> None:
     timeline = make_timeline(RunDirectory(RUNS / "digits").read_events())
     states = [state for state, _, _ in spans_of(timeline, "worker/1")]
-    restarted = ["importing", "training", "leaving"]
+    restarted = ["importing", "training", "terminating"]
     assert states == ["starting", "importing", "waiting", "training", "restarting", *restarted]
     assert timeline.training_at == pytest.approx(21, abs=0.1)
     assert [mark.kind for mark in timeline.marks] == ["outcome"]

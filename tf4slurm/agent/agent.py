@@ -92,7 +92,7 @@ class Agent:
     @property
     def has_left(self) -> bool:
         """Whether the launcher told this task to leave, after it had taken part."""
-        return self._membership.status.state == "left" and self._join.failure is None
+        return self._membership.status.state == "terminated" and self._join.failure is None
 
     async def run(self, run_directory: RunDirectory) -> int:
         """Live the task's life; return the exit code of this process.
@@ -141,7 +141,7 @@ class Agent:
         """Leave once the slurmstepd of this task's step is killed: Slurm does not end the task then. Cancel this."""
         if self._join.place.step is not None:  # a local agent ends with its launcher, which saves first
             process_id = await wait_for_slurmstepd_loss()
-            self._membership.report(state="left", detail=f"its slurmstepd (process {process_id}) was killed")
+            self._membership.report(state="terminated", detail=f"its slurmstepd (process {process_id}) was killed")
 
     async def _obey(self, run_directory: RunDirectory) -> None:
         """Do what the launcher's latest order says, attempt by attempt, until that is to leave."""
@@ -152,7 +152,7 @@ class Agent:
             order = self._membership.order
             await self._end_child(order.leave_seconds)
             if order.leave:
-                self._membership.report(state="left")
+                self._membership.report(state="terminated")
                 return
             await in_thread(kill_descendants)  # what the child left behind may hold its port, or its GPU
             self._line.disconnect()

@@ -218,7 +218,7 @@ class Join:
                     return cluster
                 if self.listener is not None:
                     await proof.start(self.listener, self.token, self.place.rank)
-                if cluster is not None and self.membership.status.state == "joined":
+                if cluster is not None and self.membership.status.state == "registered":
                     await self._prove(cluster)
         finally:
             proof.close()
@@ -236,7 +236,7 @@ class Join:
                 await self._hold_port_in_time()
             fresh["port"] = self.held_port.port if self.held_port is not None else 0
         except (Tf4SlurmError, OSError) as error:
-            fresh.update(state="unproved", detail=f"rank {self.place.rank} has no port: {str(error).rstrip('.')}")
+            fresh.update(state="not_ready", detail=f"rank {self.place.rank} has no port: {str(error).rstrip('.')}")
         if before is not None:
             before.close()
         self.membership.begin_attempt(attempt, **fresh)
@@ -265,7 +265,7 @@ class Join:
                 self.place.step.check_own_place([member.node for member in cluster.members])
             except Tf4SlurmError as error:
                 faults.append(str(error).removesuffix("."))
-        self.membership.report(state="unproved" if faults else "proved", detail="; ".join(faults) or None)
+        self.membership.report(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)
 
     def _addresses(self) -> tuple[Sequence[Address], Credentials | None]:
         service = self._find_service()

@@ -90,7 +90,7 @@ class Sidecar:
         finally:
             agreeing.cancel()
             self._line.close()
-            membership.report(state="left")
+            membership.report(state="terminated")
             await asyncio.wait({member}, timeout=_LEAVE_SECONDS)
             if hosting is not None:
                 if not self._line.was_used:  # a script that knows nothing of the others' ends does not wait for them

@@ -17,20 +17,20 @@ from tf4slurm.system.output import LineWriter
 
 _LOOK_SECONDS = 0.1
 _SELDOM = (
-    "proving",
+    "checking",
     "training",
     "stopping",
-    "overtime",
+    "grace_period_over",
     "warning",
     "attempt",
-    "departed",
+    "exited_early",
     "idle",
     "restarting",
-    "given_up",
+    "not_restarted",
     "disconnected",
     "reconnected",
     "lost",
-    "stragglers",
+    "not_terminated",
     "outcome",
 )
 
@@ -108,14 +108,14 @@ class LiveReporter(PlainReporter):
     def _describe(self, state: JobState | None) -> str:
         """Return the phase and how many have come so far in it; not at each event, of which each task has several."""
         if state is None:
-            return f"forming 0/{self._num_tasks}"
+            return f"rendezvous 0/{self._num_tasks}"
         phase = state.phase.value
-        if phase == "forming":
+        if phase == "rendezvous":
             done = sum(record.attempt == state.attempt for record in state.records)
-        elif phase == "leaving":
+        elif phase == "terminating":
             done = sum(record.is_gone for record in state.records)
         else:
-            counted = {"proving": "proved", "training": "running", "stopping": "running"}.get(phase)
+            counted = {"checking": "ready", "training": "running", "stopping": "running"}.get(phase)
             done = state.count(counted) if counted else self._num_tasks
         return f"{phase} {done}/{self._num_tasks}"
 
@@ -180,10 +180,10 @@ def _row(result: Result, record: TaskRecord) -> tuple[str, ...]:
 def _end_of(record: TaskRecord) -> str:
     status = record.status
     restarts = f" (restarted {status.starts - 1} times)" if status.starts > 1 else ""
-    if not record.has_joined:
-        return "never joined"
+    if not record.has_registered:
+        return "never registered"
     if status.returncode is not None:
         return describe_end(status.returncode) + restarts
-    if status.state == "left":
-        return ("told to leave" if status.starts else "never started") + restarts
+    if status.state == "terminated":
+        return ("terminated" if status.starts else "never started") + restarts
     return "lost" + restarts

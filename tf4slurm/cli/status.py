@@ -89,7 +89,7 @@ def _row(task: TaskStatus) -> tuple[str, ...]:
         "-" if task.step is None else f"{task.step:,}",
         "-" if task.steps_per_second is None else f"{task.steps_per_second:g}",
         f"{task.memory_bytes / 1e6:,.0f} MB" if task.memory_bytes else "-",
-        "-" if task.heard_seconds is None or task.state == "left" else f"{task.heard_seconds:.0f} s",
+        "-" if task.heard_seconds is None or task.state == "terminated" else f"{task.heard_seconds:.0f} s",
     )
 
 

@@ -160,8 +160,8 @@ class Membership:
                         return
                     reason, is_cut_short = "it sent nothing for the heartbeat timeout", False
                 except RendezvousClosedError:
-                    if self.status.state == "left":
-                        return  # `left` was sent on the previous connection, and this refusal confirms it
+                    if self.status.state == "terminated":
+                        return  # `terminated` was sent on the previous connection, and this refusal confirms it
                     raise
                 except (MessageError, OSError, asyncio.TimeoutError) as failure:
                     reason = str(failure) or "it does not answer"
@@ -170,7 +170,7 @@ class Membership:
                 if not (error and is_cut_short):  # keep the earlier error if this try had too little time
                     at, error = str(address), reason
             patience = Limits.reconnect_seconds if addresses else 0
-            if self.status.state == "left" and time.monotonic() - self._disconnected_at > patience:
+            if self.status.state == "terminated" and time.monotonic() - self._disconnected_at > patience:
                 return
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
@@ -229,11 +229,11 @@ class Membership:
         tasks = (receiving, sending, watching)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and not watching.done():  # after `left`, or a write error: wait for the call's status
+            if sending.done() and not watching.done():  # after `terminated`, or a write error
                 await asyncio.wait({receiving}, timeout=_GOODBYE_SECONDS)
             if receiving.done():
                 receiving.result()
-                if self._sent.state == "left":
+                if self._sent.state == "terminated":
                     return True
             if time.monotonic() >= self._deadline:
                 return False
@@ -262,7 +262,7 @@ class Membership:
         with contextlib.suppress(
             grpc.aio.AioRpcError, asyncio.InvalidStateError
         ):  # the call ended: `_receive` raises its error
-            while self._sent.state != "left":
+            while self._sent.state != "terminated":
                 await self._is_due.wait()
                 self._is_due.clear()
                 if self.status != self._sent:

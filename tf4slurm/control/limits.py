@@ -23,7 +23,7 @@ class Limits:
         leave_seconds: From SIGTERM to SIGKILL for a child that is told to leave.
         finish_seconds: How long a bounded wait lasts: for an evaluator after all others are done, and for all others
             after a ps has left by itself.
-        grace_period_seconds: From the request to stop until every task is told to leave; 0 for at once.
+        grace_period_seconds: From the request to stop until every task is terminated; 0 to terminate at once.
         stall_seconds: No new step for so long, once steps are reported, counts as the job's failure; None for no limit.
         require_servers: Whether a job in which no task opens a TensorFlow server is a failure, not only warned of.
         max_worker_restarts: Of each worker.

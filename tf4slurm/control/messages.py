@@ -38,7 +38,7 @@ _COMPRESSION_LEVEL = 6
 _MAX_DETAIL_CHARACTERS = 4_000
 
 StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
-TaskState = Literal["joined", "proved", "unproved", "running", "exited", "left"]
+TaskState = Literal["registered", "ready", "not_ready", "running", "exited", "terminated"]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ObservedState:
         starts: How often the child was started in this attempt.
         process_id: Of the child's last start.
         returncode: Of the child's last end: its exit code, or minus the number of the signal that ended it.
-        detail: What is `unproved`, why the agent killed a silent child, or why it has left by itself, in a clause.
+        detail: What is `not_ready`, why the agent killed a silent child, or why it has left by itself, in a clause.
         tail: The last lines the child printed, once it has failed.
         stop_signal: Name of the signal that asks the job to stop, once the agent has got one.
         attempt: Which forming of the cluster it is in, from 1. In a later one than the first, `port` is where its child
@@ -126,7 +126,7 @@ class ObservedState:
         usage: What the running child uses.
     """
 
-    state: TaskState = "joined"
+    state: TaskState = "registered"
     starts: int = 0
     process_id: int | None = None
     returncode: int | None = None

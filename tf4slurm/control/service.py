@@ -215,7 +215,7 @@ class ControlService:
             status = decode(payload, ObservedState, status)
             self.state.on_status(session.rank, status, time.monotonic())
             self.publish()
-            if status.state == "left":
+            if status.state == "terminated":
                 return
 
     def encoded_map(self) -> bytes:

@@ -26,11 +26,11 @@ from tf4slurm.roles import role_of
 class Phase(enum.Enum):
     """Where the job stands. It only ever moves on, but for a new attempt, which is forming again."""
 
-    FORMING = "forming"  # waiting for every task to join
-    PROVING = "proving"  # every task has the map and proves addresses
+    RENDEZVOUS = "rendezvous"  # not all tasks have registered
+    CHECKING = "checking"  # every task checks that the addresses of other tasks are reachable
     TRAINING = "training"  # the children run
-    STOPPING = "stopping"  # the children are asked to save and stop
-    LEAVING = "leaving"  # there is a outcome; every task is told to leave
+    STOPPING = "stopping"  # the scripts are asked to save and stop
+    TERMINATING = "terminating"  # there is an outcome, and every task is told to terminate
     ENDED = "ended"
 
 
@@ -54,12 +54,12 @@ class JobState:
     ) -> None:
         """`tasks[rank]` is the task of a rank. `on_event(kind, task, text)` is told of each change of life.
 
-        `place(nodes_by_rank)` says it anew once every task has joined and its node is known. Tasks without agents come
+        `place(nodes_by_rank)` replaces `tasks` once every task has registered. Tasks without agents come
         and go by themselves: once they have the map, the loss of one is only told to the others.
         """
         has_chief = any(task.task_type == "chief" for task in tasks)
         self.limits = limits
-        self.phase = Phase.FORMING
+        self.phase = Phase.RENDEZVOUS
         self.outcome: Outcome | None = None
         self.map: Map | None = None
         self.attempt = 1
@@ -125,7 +125,7 @@ class JobState:
 
     def count(self, *states: str) -> int:
         """Return how many tasks that have joined are in one of these states."""
-        return sum(record.has_joined and record.status.state in states for record in self.records)
+        return sum(record.has_registered and record.status.state in states for record in self.records)
 
     # What comes in
 
@@ -139,7 +139,7 @@ class JobState:
         record = self._checked_record(hello)
         self.on_disconnect(record.rank, now)  # where the end of the call before was not noticed yet
         record.is_connected = True
-        if record.has_joined:  # not a heartbeat: a task whose messages are never accepted is lost, however it connects
+        if record.has_registered:  # no heartbeat: a task whose messages are never accepted is lost
             self._emit("reconnected", record, "is connected again")
             return record
         if hello.failure is not None:
@@ -163,7 +163,7 @@ class JobState:
         record = self.records[rank]
         record.heard_at = now
         before = record.status
-        if status.attempt == self.attempt or status.state == "left":
+        if status.attempt == self.attempt or status.state == "terminated":
             record.status = status
         else:  # what becomes of an earlier attempt is of no interest any more
             record.status = dataclasses.replace(before, stop_signal=status.stop_signal)
@@ -181,25 +181,25 @@ class JobState:
             self._take_address(record, Address(record.address.host, status.port))
         if (record.status.state, record.status.starts) == (before.state, before.starts):
             return
-        if status.state == "unproved":
+        if status.state == "not_ready":
             reason = (
                 f"{status.detail}. That was tried from {record}. Look at the network, or name another with --interface."
             )
             self._decide(Outcome(EXIT_NOT_FORMED, reason, record.task))
-        elif status.state == "proved":
+        elif status.state == "ready":
             self._unproved.discard(rank)
-            if self.phase is Phase.PROVING and not self._unproved:
+            if self.phase is Phase.CHECKING and not self._unproved:
                 self._start_children()
         elif status.state == "running":
             record.started_at, record.ended_at = now, None
             self._emit("started", record, f"started (process {status.process_id})")
         elif status.state == "exited":
             self._on_exit(record, status.returncode or 0, now)
-        elif status.state == "left" and self.outcome is None and self._has_agents:
+        elif status.state == "terminated" and self.outcome is None and self._has_agents:
             self._lose(record, status.detail or "it left without being told to")
-        elif status.state == "left":
+        elif status.state == "terminated":
             self._set_gone(record)
-            self._emit("left", record, "left")
+            self._emit("terminated", record, "terminated")
             self._end_if_all_gone()
         self._note_end_of_training()
 
@@ -230,7 +230,7 @@ class JobState:
         self._end_if_all_gone()
 
     def finish(self, now: float) -> None:
-        """All that was wanted is done: every task is told to leave."""
+        """All that was wanted is done: terminating every task."""
         self._advance(now)
         self._decide(Outcome(0, "Every task has the map."))
 
@@ -260,7 +260,7 @@ class JobState:
         """Time has passed: judge silence and deadlines. Call it several times per beat."""
         self._advance(now)
         for record in self.records:
-            if not record.has_joined or record.is_gone:
+            if not record.has_registered or record.is_gone:
                 continue
             if not record.is_connected and now - record.disconnected_at > self.limits.reconnect_seconds:
                 self._lose(record, "its connection broke and did not come back")
@@ -273,7 +273,7 @@ class JobState:
         self._judge_servers(now)
         if now < self._phase_deadline:
             return
-        if self.phase in (Phase.FORMING, Phase.PROVING):
+        if self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
             self._decide(self._not_formed())
         elif self.phase is Phase.TRAINING:
             self._phase_deadline = _EVER
@@ -284,11 +284,11 @@ class JobState:
             else:
                 self._complete(f"all but {format_tasks(waiting)}, waited for {self.limits.finish_seconds:g} s")
         elif self.phase is Phase.STOPPING and self._stop is not None:
-            self._emit("overtime", None, f"the grace of {self.limits.grace_period_seconds:g} s is over")
+            self._emit("grace_period_over", None, f"the grace of {self.limits.grace_period_seconds:g} s is over")
             self._decide(self._stop)
-        elif self.phase is Phase.LEAVING:
-            stragglers = [record for record in self.records if record.has_joined and not record.is_gone]
-            self._emit("stragglers", None, f"{format_tasks(stragglers)} did not leave in time")
+        elif self.phase is Phase.TERMINATING:
+            stragglers = [record for record in self.records if record.has_registered and not record.is_gone]
+            self._emit("not_terminated", None, f"{format_tasks(stragglers)} did not terminate in time")
             self.phase = Phase.ENDED
 
     # The rules
@@ -307,13 +307,13 @@ class JobState:
         record = self.records[hello.rank]
         if record.is_gone:
             raise _refusal(f"rank {hello.rank} counts as lost, or has left")
-        if record.has_joined and record.incarnation != hello.incarnation:
+        if record.has_registered and record.incarnation != hello.incarnation:
             raise _refusal(f"rank {hello.rank} was taken by an earlier process, on {record.node}")
         return record
 
     def _refuse_for_good(self, hello: Registration, reason: str) -> RendezvousClosedError:
         """While the cluster forms, a task that can never be in it ends the job: waiting for it would not help."""
-        if self.phase is Phase.FORMING:
+        if self.phase is Phase.RENDEZVOUS:
             text = f"The process of rank {hello.rank} on {hello.node} cannot take part: {reason}."
             self._decide(Outcome(EXIT_NOT_FORMED, text))
         return _refusal(reason)
@@ -321,8 +321,8 @@ class JobState:
     def _take_address(self, record: TaskRecord, address: Address) -> None:
         record.address, record.attempt = address, self.attempt
         self._awaited.discard(record.rank)
-        self._emit("joined", record, f"joined from {record.node} at {record.address}")
-        if self.phase is Phase.FORMING and not self._awaited:
+        self._emit("registered", record, f"registered from {record.node} at {record.address}")
+        if self.phase is Phase.RENDEZVOUS and not self._awaited:
             self._complete_map()
 
     def _complete_map(self) -> None:
@@ -338,13 +338,13 @@ class JobState:
                 self._decide(Outcome(EXIT_NOT_FORMED, f"{why}. Name a network with --interface.", member.task))
                 return
         self.map = Map.from_cluster(self.attempt, cluster)
-        self._move_on(Phase.PROVING, "every task has joined")
+        self._move_on(Phase.CHECKING, "every task has registered")
 
     def _start_children(self) -> None:
         for record in self.records:
             record.wanted_starts = 1
         self._phase_deadline, self._children_at = _EVER, self._now
-        self._move_on(Phase.TRAINING, "every address is proved; starting the children")
+        self._move_on(Phase.TRAINING, "every address is reachable; starting the child processes")
 
     def _on_exit(self, record: TaskRecord, returncode: int, now: float) -> None:
         record.ended_at = now
@@ -365,7 +365,7 @@ class JobState:
             self._emit("restarting", record, f"restart {record.wanted_starts - 1} in place")
         elif record.role.is_wait_bounded or (returncode == 0 and record.role.is_restarted):
             record.is_done = True
-            self._emit("given_up", record, "is not restarted again; the job goes on without it")
+            self._emit("not_restarted", record, "is not restarted again; the job goes on without it")
             self._complete_if_done(now)
         elif returncode == 0:
             self._depart(record, now)
@@ -378,7 +378,7 @@ class JobState:
         if report.step is not None and report.step != before.step:
             self._stepped_at = now
             if before.step is None:
-                self._emit("stepping", record, f"reports step {report.step}, its first")
+                self._emit("first_step", record, f"reports step {report.step}, its first")
         if report.waiting is not None and report.waiting != before.waiting:
             self._barriers.arrive(record, report.waiting, now)
         elif report.waiting is None:
@@ -443,15 +443,16 @@ class JobState:
         record.is_done = True
         if self._departed is None and not self._is_finishing:
             self._departed = record
-            self._phase_deadline = now + self.limits.finish_seconds
-            self._emit("departed", record, f"has left; the others have {self.limits.finish_seconds:g} s to end")
+            seconds = self.limits.finish_seconds
+            self._phase_deadline = now + seconds
+            self._emit("exited_early", record, f"exited before the job was done; the others have {seconds:g} s to end")
 
     def _fail(self, outcome: Outcome) -> None:
         """A task on which the job depends has failed: form the cluster anew if an attempt is left.
 
         While another is disconnected that may be the cause, and is told apart when it is back, or lost.
         """
-        if any(r.has_joined and not (r.is_gone or r.is_connected) for r in self.records):
+        if any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.records):
             self._held = self._held or outcome
             return
         departed = self._departed
@@ -471,7 +472,7 @@ class JobState:
         self._unproved.update(range(len(self.records)))
         self._phase_deadline = self._now + self.limits.start_timeout_seconds
         self._emit("attempt", None, f"attempt {self.attempt} of {self.limits.max_attempts}, because: {outcome.reason}")
-        self._move_on(Phase.FORMING, "every task ends its child and takes a new port")
+        self._move_on(Phase.RENDEZVOUS, "every task ends its child and takes a new port")
 
     def _leave_if_saved(self) -> None:
         """Once those that the job waits for have saved or ended, or nothing can be saved any more, the rest may go."""
@@ -517,7 +518,7 @@ class JobState:
         self._set_gone(record)
         self._emit("lost", record, f"is lost: {why}")
         self._barriers.depart(record)
-        if self._has_agents or self.phase in (Phase.FORMING, Phase.PROVING):
+        if self._has_agents or self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
             self._decide(Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task))
         self._note_end_of_training()
         self._end_if_all_gone()
@@ -528,18 +529,18 @@ class JobState:
             self.outcome = outcome
             self._phase_deadline = self._now + self.limits.leave_seconds + self.limits.heartbeat_timeout_seconds
             self._emit("outcome", None, outcome.reason)
-            self._move_on(Phase.LEAVING, "every task is told to leave")
+            self._move_on(Phase.TERMINATING, "terminating every task")
             self._end_if_all_gone()
 
     def _end_if_all_gone(self) -> None:
-        is_leaving = self.phase is Phase.LEAVING or (self.phase is Phase.TRAINING and not self._has_agents)
+        is_leaving = self.phase is Phase.TERMINATING or (self.phase is Phase.TRAINING and not self._has_agents)
         if is_leaving and not self._here:
             self.phase = Phase.ENDED
 
     def _not_formed(self) -> Outcome:
         missing = [record for record in self.records if record.attempt != self.attempt]
-        late = missing or [record for record in self.records if record.status.state != "proved"]
-        what = "did not join" if missing else "did not prove the addresses of other tasks"
+        late = missing or [record for record in self.records if record.status.state != "ready"]
+        what = "did not register" if missing else "did not check the addresses of other tasks"
         return Outcome(
             EXIT_NOT_FORMED,
             f"The cluster did not form within {self.limits.start_timeout_seconds:g} s: {format_tasks(late)} {what}. "
@@ -564,7 +565,7 @@ class JobState:
     def _set_gone(self, record: TaskRecord) -> None:
         record.is_gone = True
         self._here.discard(record.rank)
-        if record.has_joined and record.ended_at is None:
+        if record.has_registered and record.ended_at is None:
             record.ended_at = self._now
 
     def _move_on(self, phase: Phase, text: str) -> None:

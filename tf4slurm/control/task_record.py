@@ -60,11 +60,11 @@ class TaskRecord:
     @property
     def has_failed(self) -> bool:
         """Whether its work ended badly."""
-        is_lost = self.is_gone and self.status.state != "left"
+        is_lost = self.is_gone and self.status.state != "terminated"
         return is_lost or self.status.report.done == "failed" or bool(self.status.returncode)
 
     @property
-    def has_joined(self) -> bool:
+    def has_registered(self) -> bool:
         return bool(self.incarnation)
 
     @property

@@ -255,10 +255,10 @@ def _task_state(task: dict[str, Any], status: dict[str, Any], age: float) -> str
     if state == "exited":
         return f"exited {task.get('returncode')}"
     if task.get("is_gone"):
-        return "left" if state == "left" else "lost"
+        return "terminated" if state == "terminated" else "lost"
     if state == "running":
         return "STALLED" if _is_stalled(task, status, age) else "running"
-    return {"joined": "waiting", "proved": "waiting", "unproved": "waiting"}.get(str(state), str(state))
+    return {"registered": "waiting", "ready": "waiting", "not_ready": "waiting"}.get(str(state), str(state))
 
 
 def _is_stalled(task: dict[str, Any], status: dict[str, Any], age: float) -> bool:

@@ -195,7 +195,7 @@ class Launcher:
 
     def on_all_exit(self, returncode: int, words: str) -> None:
         said = f" It said:\n{words}" if words else ""
-        if self._state.count("running", "exited", "proved", "joined", "left"):
+        if self._state.count("running", "exited", "ready", "registered", "terminated"):
             outcome = Outcome(EXIT_TASK_LOST, f"srun ended before the job did: it {describe_end(returncode)}.{said}")
         else:
             outcome = Outcome(EXIT_PREFLIGHT, f"srun could not start the tasks: it {describe_end(returncode)}.{said}")
@@ -398,7 +398,7 @@ def _task_json(record: TaskRecord, started_at: float) -> dict[str, Any]:
         "node": record.node or None,
         "address": str(record.address) if record.address else None,
         "starts": record.status.starts,
-        "state": record.status.state if record.has_joined else "missing",
+        "state": record.status.state if record.has_registered else "missing",
         "returncode": record.status.returncode,
         "started_seconds": since_start(record.started_at),
         "ended_seconds": since_start(record.ended_at),

@@ -54,7 +54,10 @@ def run_self_hosted_task(
     remember(path.name, plan.runs_directory, environ, step.job_id)
     launcher = Launcher(plan, None, directory, reporter, facts={"job_id": step.job_id}, node=step.node_name)
     result = asyncio.run(_host(launcher, agent, directory))
-    if any(record.has_joined and record.is_connected and record.status.state != "left" for record in result.records):
+    if any(
+        record.has_registered and record.is_connected and record.status.state != "terminated"
+        for record in result.records
+    ):
         reporter.close()
         _cancel(step)  # its agent may only be stopped, and srun would wait for it for ever
     return result.outcome.exit_code

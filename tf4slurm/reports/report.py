@@ -29,7 +29,7 @@ _MEANINGS = {
     "training": "since the first step",
     "running": "ready; no steps are reported",
     "restarting": "ended, not yet started again",
-    "leaving": "told to leave, or ended",
+    "terminating": "terminating, or ended",
 }
 
 

@@ -8,7 +8,7 @@ importing   until the child's server answers, or it reports a step, whichever is
 waiting     until the first task of the job reports a step
 training    from then on; "running" in a job whose script reports no steps: then nobody can tell waiting from training
 restarting  between the end of a child and its next start in place
-leaving     from the outcome, or from the child's own end, until the task is gone
+terminating from the outcome, or from the child's own end, until the task is gone
 
 When a server answers is seen up to a quarter of a second late. Times are seconds since the job's start.
 """
@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-STATES = ("queued", "starting", "importing", "waiting", "training", "running", "restarting", "leaving")
+STATES = ("queued", "starting", "importing", "waiting", "training", "running", "restarting", "terminating")
 
-_MARKS = ("exited", "lost", "disconnected", "reconnected", "restarting", "given_up", "departed")
-_JOB_MARKS = ("attempt", "stopping", "overtime", "outcome", "stragglers")
+_MARKS = ("exited", "lost", "disconnected", "reconnected", "restarting", "not_restarted", "exited_early")
+_JOB_MARKS = ("attempt", "stopping", "grace_period_over", "outcome", "not_terminated")
 _LONGEST_SECONDS = 1e9  # more is no time of a job
 _SHORT_SECONDS = 1.0  # of waiting: less is not worth a line
 
@@ -139,21 +139,21 @@ class _Teller:
         if name not in self._tasks:
             self._tasks[name] = TaskLife(name)
             self._state[name] = ("starting", self._phase_at)
-        if kind == "joined":
+        if kind == "registered":
             self._joined[name] = now
         elif kind == "started":
             self._enter(name, "importing", now)
         elif kind == "serving":
             self._serving[name] = now
             self._leave_import(name, now)
-        elif kind == "stepping":
+        elif kind == "first_step":
             self._first_step(name, now)
         elif kind == "exited":
-            self._enter(name, "leaving", now)
+            self._enter(name, "terminating", now)
         elif kind == "restarting":
             state = self._state[name]
-            self._state[name] = ("restarting", state[1] if state and state[0] == "leaving" else now)
-        elif kind in ("left", "lost"):
+            self._state[name] = ("restarting", state[1] if state and state[0] == "terminating" else now)
+        elif kind in ("terminated", "lost"):
             self._gone[name] = now
             self._enter(name, None, now)
         elif kind == "barrier":
@@ -166,7 +166,7 @@ class _Teller:
         for name in self._tasks:
             self._enter(name, None, end)
         if self._verdict_at is not None:
-            self._note_last(self._gone, self._verdict_at, "to leave")
+            self._note_last(self._gone, self._verdict_at, "to terminate")
         self._name_training()
         start = 0.0
         if queued is not None and queued[0] <= -_SHORT_SECONDS:
@@ -178,9 +178,9 @@ class _Teller:
 
     def _tell_job(self, now: float, kind: str, text: str) -> None:
         if kind in _JOB_MARKS:
-            self._marks.append(Mark(now, kind, text, kind in ("attempt", "stragglers")))
-        if kind == "proving":
-            self._note_last(self._joined, self._phase_at, "to join")
+            self._marks.append(Mark(now, kind, text, kind in ("attempt", "not_terminated")))
+        if kind == "checking":
+            self._note_last(self._joined, self._phase_at, "to register")
         elif kind == "attempt":
             self._phase_at, self._is_training = now, False
             self._joined, self._serving = {}, {}
@@ -193,7 +193,7 @@ class _Teller:
             self._verdict_at = now
             for name, state in self._state.items():
                 if state is not None:
-                    self._enter(name, "leaving", now)
+                    self._enter(name, "terminating", now)
 
     def _enter(self, name: str, state: str | None, now: float) -> None:
         before = self._state[name]

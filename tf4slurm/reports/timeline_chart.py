@@ -18,11 +18,11 @@ _SYMBOLS = {
     "restarting": "turn",
     "disconnected": "gap",
     "reconnected": "end",
-    "given_up": "end",
-    "departed": "gap",
+    "not_restarted": "end",
+    "exited_early": "gap",
     "exited": "end",
 }
-_LABELS = {"attempt": "new attempt", "stopping": "stop asked", "overtime": "grace over", "outcome": "outcome"}
+_LABELS = {"attempt": "new attempt", "stopping": "stop asked", "grace_period_over": "grace over", "outcome": "outcome"}
 
 
 def draw_timeline(timeline: Timeline, start: float, end: float, cause: str | None = None) -> tuple[str, str]:
