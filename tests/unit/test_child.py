@@ -20,7 +20,8 @@ import pytest
 from tests.faults.disk import silent_disk
 from tests.processes import wait_until
 from tf4slurm.system import exec_child
-from tf4slurm.system.child_process import Child, children_of
+from tf4slurm.system.child_process import Child
+from tf4slurm.system.proc import find_children
 
 PYTHON = sys.executable
 
@@ -335,7 +336,7 @@ def test_child_is_not_started_where_no_thread_can_be(thread: str, monkeypatch: p
 
     with pytest.raises(RuntimeError, match="can't start new thread"):
         asyncio.run(run())
-    assert children_of(os.getpid()) == []
+    assert find_children(os.getpid()) == []
 
 
 def test_ending_a_child_that_has_ended_does_nothing() -> None:

@@ -12,7 +12,7 @@ from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.status import read_status
 from tf4slurm.slurm.queue import QueueEntry, parse_queue
-from tf4slurm.system.child_process import is_alive, own_identity
+from tf4slurm.system.proc import is_alive, own_identity
 
 TASK = {
     "task": "worker/0",

@@ -20,7 +20,7 @@ from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.settings import Places, project_directories
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.options import Submission
-from tf4slurm.system.child_process import is_alive, own_identity
+from tf4slurm.system.proc import is_alive, own_identity
 from tf4slurm.system.trusted_files import check_trusted
 
 NOBODY = 65534

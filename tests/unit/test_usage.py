@@ -13,8 +13,8 @@ import pytest
 
 from tests.processes import wait_until
 from tf4slurm.agent import usage
+from tf4slurm.agent.usage import read_traffic
 from tf4slurm.control.messages import ObservedState, Usage, decode, encode
-from tf4slurm.network.traffic import read_traffic
 
 _SENT, _RECEIVED = 5_000, 300_000
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from tf4slurm.cluster import Address
 from tf4slurm.network.answer import is_answering
+from tf4slurm.system.proc import read_stat
 
 _CHECKS = 8  # in the dead time
 _FIRST_ANSWER_SECONDS = 0.25  # a server that was never seen would be reported as missing
@@ -59,9 +59,8 @@ async def wait_for_silence(
 
 
 def _is_stopped(process_id: int) -> bool:
-    """Whether the process is stopped by a signal; False where /proc does not tell."""
+    """Return whether a signal has stopped the process; False where /proc does not show it."""
     try:
-        stat = Path(f"/proc/{process_id}/stat").read_text(errors="replace")
+        return read_stat(process_id).state == "T"
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] == "T"

@@ -16,7 +16,7 @@ from tf4slurm.errors import EXIT_USAGE, LaunchError
 from tf4slurm.jobs.registry import KnownJob, find_job
 from tf4slurm.jobs.status import StatusReader
 from tf4slurm.slurm.commands import cancel_job, signal_batch
-from tf4slurm.system.child_process import is_alive
+from tf4slurm.system.proc import is_alive
 
 _LOOK_SECONDS = 0.3
 _MARGIN_SECONDS = 10.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from tf4slurm.control.outcome import describe_end
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.system.child_process import is_alive
+from tf4slurm.system.proc import is_alive
 
 _MOST_ENDS = 5
 _LATEST = 1e11  # seconds since 1970 that a calendar still has

@@ -29,7 +29,7 @@ from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.slurm.commands import ask_accounting, ask_job, ask_queue
 from tf4slurm.slurm.queue import ENDED_STATES, QueueEntry
-from tf4slurm.system.child_process import is_alive
+from tf4slurm.system.proc import is_alive
 
 _SLURM_SECONDS = 5.0
 _STALL_SECONDS = 60.0

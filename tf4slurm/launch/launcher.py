@@ -41,7 +41,8 @@ from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.slurm.commands import ask_grant
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.system.background import OrderedThread, in_thread
-from tf4slurm.system.child_process import adopt_orphans, own_identity
+from tf4slurm.system.child_process import adopt_orphans
+from tf4slurm.system.proc import own_identity
 
 logger = logging.getLogger(__name__)
 

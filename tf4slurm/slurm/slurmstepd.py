@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 
-from tf4slurm.system.child_process import identity_of, is_alive
+from tf4slurm.system.proc import identity_of, is_alive, read_stat
 
 _POLL_SECONDS = 1.0
 
@@ -32,11 +31,10 @@ def _find_slurmstepd() -> int | None:
     process_id = os.getppid()
     while process_id > 1:
         try:
-            text = Path(f"/proc/{process_id}/stat").read_text(errors="replace")
+            stat = read_stat(process_id)
         except OSError:
             return None
-        name, _, fields = text.partition("(")[2].rpartition(")")
-        if name == "slurmstepd":
+        if stat.name == "slurmstepd":
             return process_id
-        process_id = int(fields.split()[1])
+        process_id = stat.parent_id
     return None

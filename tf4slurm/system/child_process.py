@@ -12,17 +12,16 @@ import ctypes
 import functools
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import IO
 
 from tf4slurm.system import exec_child
+from tf4slurm.system.proc import find_children, ignores_signal
 
 logger = logging.getLogger(__name__)
 
@@ -53,46 +52,10 @@ def reap_orphans(own_child: int) -> None:
     Its subprocesses are in its own process group, where no orphan is: a child and its descendants leave that group.
     """
     with contextlib.suppress(OSError):
-        for each in children_of(os.getpid()):
+        for each in find_children(os.getpid()):
             with contextlib.suppress(ChildProcessError, ProcessLookupError):
                 if each != own_child and os.getpgid(each) != os.getpgrp():
                     os.waitpid(each, os.WNOHANG)
-
-
-def children_of(process_id: int) -> list[int]:
-    """Return the ids of a process's children, zombies too.
-
-    Raises:
-        OSError: The process has ended, or /proc does not tell.
-    """
-    threads = Path(f"/proc/{process_id}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-
-
-def own_identity() -> dict[str, str | int]:
-    """Return the `identity_of` this process."""
-    return identity_of(os.getpid())
-
-
-def identity_of(process_id: int) -> dict[str, str | int]:
-    """Return what tells a process from all others, later ones of its number too: see `is_alive`."""
-    return {"host": os.uname().nodename, "id": process_id, "started": _start_ticks(process_id)}
-
-
-def is_alive(identity: Mapping[str, str | int]) -> bool:
-    """Whether the process of this `identity_of` runs, on this host."""
-    same_host = identity.get("host") == os.uname().nodename
-    started = _start_ticks(int(identity.get("id", 0))) if same_host else 0
-    return bool(started) and started == identity.get("started")
-
-
-def _start_ticks(process_id: int) -> int:
-    """Return when a process was started, in clock ticks since the boot; 0 if there is none, or /proc does not tell."""
-    try:
-        fields = Path(f"/proc/{process_id}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return int(fields[19]) if fields[0] != "Z" else 0
 
 
 class Child:
@@ -183,7 +146,7 @@ class Child:
 
         One that ignores SIGTERM with all its descendants is killed at once.
         """
-        ignores = _ignores(self.process_id, signal.SIGTERM)  # asked before: who heeds it may be gone right after
+        ignores = ignores_signal(self.process_id, signal.SIGTERM)  # asked before: who heeds it may be gone right after
         self.signal(signal.SIGTERM)
         if ignores:
             self.signal(signal.SIGKILL)
@@ -213,13 +176,3 @@ def _read(pipe: IO[bytes], on_output: Callable[[bytes], None], on_end: Callable[
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
     with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
         loop.call_soon_threadsafe(callback, *arguments)
-
-
-def _ignores(process_id: int, number: int) -> bool:
-    """Whether a process and all its descendants ignore a signal; False where /proc does not tell."""
-    try:
-        (mask,) = re.findall(r"^SigIgn:\s*([0-9a-f]+)$", Path(f"/proc/{process_id}/status").read_text(), re.MULTILINE)
-        children = children_of(process_id)
-    except (OSError, ValueError):
-        return False
-    return bool(int(mask, 16) >> (number - 1) & 1) and all(_ignores(each, number) for each in children)

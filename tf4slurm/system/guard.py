@@ -16,6 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 from tf4slurm.errors import EXIT_TASK_LOST
+from tf4slurm.system.proc import read_stat
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -77,14 +78,10 @@ def _end_children() -> None:
 
 
 def _children() -> list[int]:
-    """Return the children of this process. Only it reaps them, so that each id is still that of the same process."""
+    """Return the children of this process. Only it reaps them, so no other process can get their ids."""
     found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-        except OSError:
-            continue  # it has ended
-        if parent == os.getpid():
-            found.append(int(name))
+    for process_id in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # it has ended
+            if read_stat(process_id).parent_id == os.getpid():
+                found.append(process_id)
     return found

@@ -1,0 +1,98 @@
+"""Processes as /proc shows them: their state, parent, children, memory, processor time and identity.
+
+Only Linux has /proc. It is in memory, so an event loop may read it. This module imports little: the guard uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+
+class ProcessStat(NamedTuple):
+    """Some fields of /proc/PID/stat (`man 5 proc`); `cpu_ticks` includes the children that were waited for."""
+
+    process_id: int
+    name: str
+    state: str
+    parent_id: int
+    cpu_ticks: int
+    start_ticks: int
+    resident_pages: int
+
+
+def read_stat(process_id: int) -> ProcessStat:
+    """Read the stat file of a process, which may be a zombie.
+
+    Raises:
+        OSError: There is no such process, or /proc does not show it.
+    """
+    with open(f"/proc/{process_id}/stat", encoding="utf-8", errors="replace") as file:
+        head, _, tail = file.read().rpartition(")")
+    fields = tail.split()
+    cpu_ticks = sum(map(int, fields[11:15]))
+    name = head.partition("(")[2]
+    return ProcessStat(process_id, name, fields[0], int(fields[1]), cpu_ticks, int(fields[19]), int(fields[21]))
+
+
+def find_children(process_id: int) -> list[int]:
+    """Return the ids of a process's children, zombies too.
+
+    Raises:
+        OSError: There is no such process, or /proc does not show it.
+    """
+    found: list[int] = []
+    for thread in os.listdir(f"/proc/{process_id}/task"):
+        with open(f"/proc/{process_id}/task/{thread}/children", encoding="ascii") as file:
+            found += map(int, file.read().split())
+    return found
+
+
+def walk_descendants(process_id: int) -> Iterator[int]:
+    """Yield a process and all its descendants, as far as /proc shows them."""
+    yield process_id
+    try:
+        children = find_children(process_id)
+    except OSError:
+        return  # the process has ended
+    for child in children:
+        yield from walk_descendants(child)
+
+
+def ignores_signal(process_id: int, number: int) -> bool:
+    """Return whether a process and all its descendants ignore a signal; False where /proc does not show them."""
+    try:
+        with open(f"/proc/{process_id}/status", encoding="utf-8", errors="replace") as file:
+            (mask,) = re.findall(r"^SigIgn:\s*([0-9a-f]+)$", file.read(), re.MULTILINE)
+        children = find_children(process_id)
+    except (OSError, ValueError):
+        return False
+    return bool(int(mask, 16) >> (number - 1) & 1) and all(ignores_signal(child, number) for child in children)
+
+
+def own_identity() -> dict[str, str | int]:
+    """Return the `identity_of` this process."""
+    return identity_of(os.getpid())
+
+
+def identity_of(process_id: int) -> dict[str, str | int]:
+    """Return what distinguishes a process from all others, also from later ones of the same id: see `is_alive`."""
+    return {"host": os.uname().nodename, "id": process_id, "started": _start_ticks(process_id)}
+
+
+def is_alive(identity: Mapping[str, str | int]) -> bool:
+    """Return whether the process of this `identity_of` runs on this host."""
+    same_host = identity.get("host") == os.uname().nodename
+    started = _start_ticks(int(identity.get("id", 0))) if same_host else 0
+    return bool(started) and started == identity.get("started")
+
+
+def _start_ticks(process_id: int) -> int:
+    """Return the start time of a running process in clock ticks since the boot; 0 if there is none."""
+    try:
+        stat = read_stat(process_id)
+    except OSError:
+        return 0
+    return stat.start_ticks if stat.state != "Z" else 0
