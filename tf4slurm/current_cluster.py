@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import SlurmEnvironmentError
-from tf4slurm.system.environment import TASK_VARIABLE
+from tf4slurm.system.variables import TASK_VARIABLE
 
 _kept: list[ServerDictionary] = []
 

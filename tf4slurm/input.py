@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 
 from tf4slurm.errors import SlurmEnvironmentError
-from tf4slurm.system.environment import SERVICES_VARIABLE
+from tf4slurm.system.variables import SERVICES_VARIABLE
 
 
 def data_service() -> str:

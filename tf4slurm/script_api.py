@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from tf4slurm.control.messages import BarrierArrival, DesiredState, ScriptState, decode, encode
 from tf4slurm.errors import BarrierError, RendezvousConnectionError
-from tf4slurm.system.environment import SCRIPT_CHANNEL_VARIABLE
+from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
 _REPORT_SECONDS = 0.2  # steps follow each other faster than anybody wants to know
 _WAKE_SECONDS = 1.0

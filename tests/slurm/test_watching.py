@@ -76,7 +76,7 @@ def test_a_pending_job_says_why_and_is_cancelled(watcher: Watcher) -> None:
     job_id = watcher.submit("-N4", "--workers", "2", "--sbatch", "begin=now+1hour")
     shown = watcher.run("status", job_id).stdout
     assert re.search(rf"^{job_id}  train-{job_id}  PENDING", shown)
-    assert "BeginTime: it waits for the time it was asked to begin at" in shown
+    assert "BeginTime: the job waits for its begin time" in shown
     assert "Slurm expects to start it at 20" in shown
     logs = watcher.run("logs", job_id)
     assert logs.returncode == 1

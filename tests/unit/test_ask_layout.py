@@ -1,4 +1,4 @@
-"""What a sound Slurm does not answer to sattach. What it does answer is in tests/slurm/test_layouts.py."""
+"""Faulty answers of sattach. Those of a real Slurm are in tests/slurm/test_layouts.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SATTACH = '#!/bin/sh\n[ "$*" = "--layout 999999.0" ] || exit 9\n'
 
 
 def with_sattach(directory: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> SlurmStep:
-    """Put a sattach of our own before Slurm's."""
+    """Put a fake sattach first on PATH."""
     program = directory / "sattach"
     program.write_text(SATTACH + body)
     program.chmod(0o755)
@@ -38,13 +38,13 @@ def with_sattach(directory: Path, monkeypatch: pytest.MonkeyPatch, body: str) ->
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ("echo sattach: error: no such job >&2; exit 1", "exited with 1: sattach: error: no such job"),
-        ("exit 1", "exited with 1: without a word"),
-        ("echo Job step layout:", "gave no layout: 'Job step layout"),
-        (r"printf '\tNode 0 (n1), 2 task(s): 0 \n'", "gave no layout"),
+        ("echo sattach: error: no such job >&2; exit 1", "exited with code 1: sattach: error: no such job"),
+        ("exit 1", "exited with code 1: it wrote no error message"),
+        ("echo Job step layout:", "printed no layout: 'Job step layout"),
+        (r"printf '\tNode 0 (n1), 2 task(s): 0 \n'", "printed no layout"),
     ],
 )
-def test_a_failing_sattach_is_told_with_its_words(
+def test_error_contains_the_output_of_a_failed_sattach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, expected: str
 ) -> None:
     step = with_sattach(tmp_path, monkeypatch, body)
@@ -54,20 +54,20 @@ def test_a_failing_sattach_is_told_with_its_words(
     assert caught.value.command == ("sattach", "--layout", "999999.0")
 
 
-def test_a_sattach_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sattach_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = with_sattach(tmp_path, monkeypatch, "exec sleep 60")
-    with pytest.raises(LaunchError, match=r"did not end within 0\.5 s") as caught:
+    with pytest.raises(LaunchError, match=r"timed out after 0\.5 s") as caught:
         ask_layout(step, timeout_seconds=0.5)
     assert caught.value.command == ("sattach", "--layout", "999999.0")
 
 
-def test_an_answer_that_contradicts_the_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layout_that_contradicts_the_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = with_sattach(tmp_path, monkeypatch, r"printf '\tNode 0 (n2), 1 task(s): 0 \n'")
     with pytest.raises(LayoutError, match="its node is 'n1', but the map puts it on 'n2'"):
         layout_of(step)
 
 
-def test_without_sattach_the_environments_error_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sattach_layout_error_of_the_environment_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(LayoutError, match="cannot be told from the environment"):
         layout_of(SlurmStep.from_environ(ARBITRARY))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tf4slurm
 from tf4slurm.errors import SlurmEnvironmentError
-from tf4slurm.system.environment import SERVICES_VARIABLE
+from tf4slurm.system.variables import SERVICES_VARIABLE
 
 
 def test_the_address_is_the_dispatchers(monkeypatch: pytest.MonkeyPatch) -> None:

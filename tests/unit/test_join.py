@@ -42,7 +42,7 @@ from tf4slurm.errors import (
 from tf4slurm.network.interfaces import is_loopback, list_interfaces
 from tf4slurm.network.ports import hold_port
 from tf4slurm.slurm.step import SlurmStep
-from tf4slurm.system.environment import AGENT_VARIABLES
+from tf4slurm.system.variables import AGENT_VARIABLES
 
 DATA = Path(__file__).parent.parent / "data"
 STEP: dict[str, str] = json.loads((DATA / "step-3-nodes-7-tasks.json").read_text())["environments"][1]

@@ -21,7 +21,7 @@ from tf4slurm.agent.script_channel import ScriptChannelServer
 from tf4slurm.control.messages import DesiredState, ScriptState
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.script_api import ScriptChannel, barrier, report, to_path
-from tf4slurm.system.environment import SCRIPT_CHANNEL_VARIABLE
+from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
 
 def with_line(story: Callable[[ScriptChannelServer, list[ScriptState]], Any]) -> Any:

@@ -29,7 +29,7 @@ def test_what_the_controller_says_is_read() -> None:
     assert parse_job(ANSWER) == RUNNING
     text = ANSWER.replace("PreemptTime=None", "PreemptTime=2026-11-21T07:30:00").replace("BatchFlag=1", "BatchFlag=0")
     assert parse_job(text) == SlurmJob("RUNNING", False, True, True, "low")
-    with pytest.raises(ValueError, match="is not what scontrol show job writes"):
+    with pytest.raises(ValueError, match="is not the output of scontrol show job"):
         parse_job("slurm_load_jobs error: Invalid job id specified")
 
 

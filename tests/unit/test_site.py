@@ -38,7 +38,7 @@ def test_another_setting(line: str, other: str, field: str, value: object) -> No
 
 
 def test_something_else_is_refused() -> None:
-    with pytest.raises(ValueError, match="not what scontrol show config writes"):
+    with pytest.raises(ValueError, match="not the output of scontrol show config"):
         parse_site("Slurmctld is down\n", "")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.captures import capture_of
 from tf4slurm.errors import LayoutError, SlurmEnvironmentError
-from tf4slurm.slurm.step import HetGroup, SlurmArray, SlurmStep
+from tf4slurm.slurm.step import HetGroup, SlurmStep
 
 ENVIRON = capture_of("uneven-n7-plane2").environs[0]
 HET = capture_of("het-batch").environs[3]
@@ -19,11 +19,11 @@ def step(**changes: str) -> SlurmStep:
 def test_an_ordinary_step() -> None:
     read = step()
     assert (read.job_id, read.step_id) == (ENVIRON["SLURM_JOB_ID"], "0")
-    assert (read.rank, read.local_rank, read.node_index, read.num_tasks) == (0, 0, 0, 7)
+    assert (read.rank, read.local_rank, read.num_tasks) == (0, 0, 7)
     assert (read.node_name, read.nodes) == ("r1-n9", ("r1-n9", "r1-n10", "r1-n11"))
     assert (read.tasks_per_node, read.node_ranks) == ((3, 2, 2), (0, 1, 6))
     assert (read.distribution, read.plane_size) == ("plane", 2)
-    assert (read.restart_count, read.array, read.het_groups) == (0, None, ())
+    assert (read.restart_count, read.het_groups) == (0, ())
     assert (read.gpus, read.gpus_on_node) == ((), None)
     assert read.nodes_by_rank == ("r1-n9", "r1-n9", "r1-n10", "r1-n10", "r1-n11", "r1-n11", "r1-n9")
 
@@ -34,10 +34,8 @@ def test_reserved_ports_may_have_gaps() -> None:
     assert read.port_candidates == (23500, 23900, 23901, 23000, 23001)
 
 
-def test_an_array_and_a_restart() -> None:
-    read = SlurmStep.from_environ({**capture_of("array-2x-7").environs[0], "SLURM_RESTART_COUNT": "2"})
-    assert read.array == SlurmArray("43", 7, 2)
-    assert read.restart_count == 2
+def test_restart_count_of_a_requeued_job() -> None:
+    assert step(SLURM_RESTART_COUNT="2").restart_count == 2
 
 
 def test_the_groups_of_a_heterogeneous_job() -> None:
@@ -96,7 +94,6 @@ def test_what_every_task_needs_is_read_at_once(variable: str, value: str, expect
         ("tasks_per_node", "SLURM_STEP_TASKS_PER_NODE", "3,4", "expected 3 counts as in SLURM_STEP_NODELIST, 7 in all"),
         ("nodes_by_rank", "SLURM_STEP_TASKS_PER_NODE", "3,3,2", "expected 3 counts"),
         ("node_ranks", "SLURM_GTIDS", "0,,6", 'expected numbers such as "0,3,4"'),
-        ("node_index", "SLURM_NODEID", "x", "expected a number"),
         ("plane_size", "SLURM_DIST_PLANESIZE", "two", "expected a number"),
         ("restart_count", "SLURM_RESTART_COUNT", "often", "expected a number"),
         ("gpus_on_node", "SLURM_GPUS_ON_NODE", "1.5", "expected a number"),
@@ -111,9 +108,7 @@ def test_the_rest_is_read_when_it_is_asked_for(attribute: str, variable: str, va
     assert caught.value.variable == variable
 
 
-def test_an_array_or_a_heterogeneous_job_that_does_not_read_is_refused() -> None:
-    with pytest.raises(SlurmEnvironmentError, match="SLURM_ARRAY_TASK_ID is not set"):
-        _ = step(SLURM_ARRAY_JOB_ID="43").array
+def test_invalid_variables_of_a_heterogeneous_job_are_refused() -> None:
     with pytest.raises(SlurmEnvironmentError, match="SLURM_HET_SIZE is '5000': expected at most"):
         _ = step(SLURM_HET_SIZE="5000").het_groups
     with pytest.raises(SlurmEnvironmentError, match="SLURM_JOB_ID_PACK_GROUP_2 is not set"):

@@ -11,7 +11,7 @@ import pytest
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.status import read_status
-from tf4slurm.slurm.queue import QueueEntry, parse_queue
+from tf4slurm.slurm.job import QueueEntry, parse_queue
 from tf4slurm.system.proc import is_alive, own_identity
 
 TASK = {
@@ -65,7 +65,7 @@ def job(tmp_path: Path, job_id: str | None = "17") -> KnownJob:
 def test_a_pending_job_says_why(tmp_path: Path) -> None:
     status = read_status(job(tmp_path), entry("PENDING", reason="QOSMaxGRESPerUser", start="2026-11-21T10:00:00"))
     assert (status.state, status.has_ended, status.run_directory) == ("PENDING", False, None)
-    assert status.reason == "QOSMaxGRESPerUser: your GPU limit in this QOS is in use"
+    assert status.reason == "QOSMaxGRESPerUser: you use as many GPUs as this QOS allows"
     assert status.start == "2026-11-21T10:00:00"
 
 
@@ -75,7 +75,7 @@ def test_a_pending_job_whose_launcher_has_just_written_has_begun(run: RunDirecto
     assert (status.state, len(status.tasks)) == ("RUNNING", 1)
     write_status(run, age=60)  # that was the run before it was requeued
     status = read_status(job(tmp_path), entry("PENDING"))
-    assert (status.state, status.tasks, status.reason) == ("PENDING", (), "Slurm has not looked at it yet")
+    assert (status.state, status.tasks, status.reason) == ("PENDING", (), "Slurm has not considered the job yet")
 
 
 def test_a_running_job_shows_its_tasks(run: RunDirectory, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_the_queue_is_read_line_by_line() -> None:
     running, pending = parse_queue("\n".join(lines))
     assert (running.job_id, running.nodes, running.has_ended) == ("17", "n[1-2]", False)
     assert (pending.job_id, pending.is_pending) == ("18_[1-3]", True)
-    assert pending.reason_in_words == "Priority: jobs of higher priority are before it"
+    assert pending.explained_reason == "Priority: jobs with a higher priority are first"
 
 
 def test_a_process_is_told_from_a_later_one_of_its_number() -> None:

@@ -43,7 +43,10 @@ from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.system.background import in_thread
 from tf4slurm.system.child_process import Child, adopt_orphans, kill_descendants, reap_orphans
-from tf4slurm.system.environment import (
+from tf4slurm.system.guard import GUARD_LOST
+from tf4slurm.system.output import LineSplitter, LineWriter
+from tf4slurm.system.program import run_program
+from tf4slurm.system.variables import (
     AGENT_VARIABLES,
     ATTEMPT_VARIABLE,
     RUN_DIRECTORY_VARIABLE,
@@ -51,9 +54,6 @@ from tf4slurm.system.environment import (
     SERVICES_VARIABLE,
     TASK_VARIABLE,
 )
-from tf4slurm.system.guard import GUARD_LOST
-from tf4slurm.system.output import LineSplitter, LineWriter
-from tf4slurm.system.program import run_program
 
 logger = logging.getLogger(__name__)
 

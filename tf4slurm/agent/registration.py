@@ -27,7 +27,7 @@ from tf4slurm.network.interfaces import interface_address, route_address
 from tf4slurm.network.ports import HeldPort, hold_port
 from tf4slurm.network.reachability import ReachabilityServer, find_unreachable, members_to_check
 from tf4slurm.slurm.step import SlurmStep, own_node_name
-from tf4slurm.system.environment import (
+from tf4slurm.system.variables import (
     CERTIFICATE_VARIABLE,
     CONTROL_VARIABLE,
     RANK_VARIABLE,

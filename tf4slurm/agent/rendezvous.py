@@ -20,7 +20,7 @@ from tf4slurm.cluster import Cluster
 from tf4slurm.control.messages import Map
 from tf4slurm.errors import RendezvousError
 from tf4slurm.slurm.step import SlurmStep
-from tf4slurm.system.environment import SCRIPT_CHANNEL_VARIABLE
+from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
 _LEAVE_SECONDS = 15.0
 # Not "-m tf4slurm.sidecar": that would let a json.py in the user's directory take the place of Python's own.

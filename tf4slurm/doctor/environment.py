@@ -12,7 +12,7 @@ from tf4slurm.network.ports import format_ports
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import layout_of
 from tf4slurm.slurm.step import SlurmStep, is_in_step, own_node_name
-from tf4slurm.system.environment import TASK_VARIABLE
+from tf4slurm.system.variables import TASK_VARIABLE
 
 
 def describe_environment(environ: Mapping[str, str], interface: str | None = None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from tf4slurm.jobs.lost_job import last_known
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.slurm.commands import ask_accounting, ask_job, ask_queue
-from tf4slurm.slurm.queue import ENDED_STATES, QueueEntry
+from tf4slurm.slurm.job import ENDED_STATES, QueueEntry
 from tf4slurm.system.proc import is_alive
 
 _SLURM_SECONDS = 5.0
@@ -174,7 +174,7 @@ def _judge(
     if entry is not None and entry.is_pending:
         if result is None and age is not None and age < _FRESH_SECONDS:  # it has begun since Slurm was asked
             return "RUNNING", None, str(status.get("reason", ""))
-        return entry.state, None, entry.reason_in_words
+        return entry.state, None, entry.explained_reason
     is_requeued = result is not None and result.get("exit_code") == EXIT_REQUEUED and entry is not None
     if result is not None and not is_requeued:
         code = int(result.get("exit_code", 1))

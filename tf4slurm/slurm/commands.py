@@ -1,4 +1,8 @@
-"""The command lines of Slurm's programs, and what they answer."""
+"""Slurm's programs: the srun command lines, and functions that run scontrol, squeue, sacct, scancel and sattach.
+
+Each function that runs a program raises LaunchError if the program cannot be started, fails or times out. The error
+contains what the program wrote to standard error.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +11,74 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
-from tf4slurm.slurm.grant import SlurmGrant, parse_grant
-from tf4slurm.slurm.job import SlurmJob, parse_exit_code, parse_fields, parse_job
+from tf4slurm.slurm.job import (
+    SQUEUE_FORMAT,
+    QueueEntry,
+    SlurmGrant,
+    SlurmJob,
+    parse_exit_code,
+    parse_fields,
+    parse_grant,
+    parse_job,
+    parse_queue,
+)
 from tf4slurm.slurm.nodelist import expand_nodelist
-from tf4slurm.slurm.queue import SQUEUE_FORMAT, QueueEntry, parse_queue
 from tf4slurm.slurm.site import SlurmSite, parse_site
 from tf4slurm.slurm.step import SlurmStep
 
-_SATTACH = "sattach"
-_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")  # variables of a user's that change what these programs do
-_TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; slurmctld itself gives up after MessageTimeout, 10 s by default
+_USER_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")  # variables that change what these programs do
+_TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; the programs give up after MessageTimeout, 10 s by default
 _PROGRAMS = ("srun", "sbatch", "scontrol", "squeue", "scancel")
 _EXITED_LINE = re.compile(r"^srun: error: \S+: tasks? (?P<ranks>\d[\d,-]*): ")
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
 
 
+def run_program(
+    command: Sequence[str],
+    timeout_seconds: float = _TIMEOUT_SECONDS,
+    *,
+    environ: Mapping[str, str] | None = None,
+    text: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's programs to its end, with `text` as its standard input."""
+    line = " ".join(command)
+    if environ is None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(_USER_DEFAULTS)}
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # a file name in a batch script need not be UTF-8
+            env=dict(environ),
+            timeout=timeout_seconds,
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"{line} timed out after {timeout_seconds:g} s. Slurm's controller may be down or busy; try again."
+        raise LaunchError(message, command=command, returncode=-1, stderr="") from error
+    except OSError as error:
+        message = f"{line} cannot be started: {error}. Slurm's programs must be on PATH."
+        raise LaunchError(message, command=command, returncode=-1, stderr="") from error
+    if done.returncode != 0:
+        words = done.stderr.strip()[-500:] or "it wrote no error message"
+        message = f"{line} exited with code {done.returncode}: {words}"
+        raise LaunchError(message, command=command, returncode=done.returncode, stderr=done.stderr)
+    return done
+
+
 def srun_command(
     allocation: SlurmAllocation, num_tasks: int, command: Sequence[str], options: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the srun that starts `command` on every task of one step in the allocation, on all its components.
+    """Return the srun command that starts `command` as each task of one step, over all components of the allocation.
 
-    What a task's end means is for the launcher to decide, so srun is told not to (a site may have set it to), and the
-    step may share its CPUs with other steps of the job: without --overlap it waits for an interactive shell to end.
-    `options` are more of srun's, and stand last: they win.
+    The launcher decides what the end of a task means, so srun must not end the step, whatever the site's default.
+    --overlap lets the step start beside an interactive shell's. `options` come last and override the others.
     """
     always = ["--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none"]
     if not allocation.components:
@@ -52,190 +97,138 @@ def _restate_cpus(cpus_per_task: int | None) -> list[str]:
 
 
 def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[str, ...]:
-    """Return the srun that starts `command` once on each node of an allocation; what it reads goes to all of them."""
+    """Return the srun command that starts `command` once on each node; all tasks get srun's standard input."""
     options = (f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
     return ("srun", *options, "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
 
 
 def exited_tasks(line: str) -> frozenset[int]:
-    """Return the ranks of which srun says, in a line such as this, that they failed; none if it says something else.
+    """Return the ranks that a line of srun's standard error reports as failed; empty for any other line.
 
-    srun: error: r1-n[2,9]: tasks 0,2-3: Exited with exit code 2
+    Such a line: srun: error: r1-n[2,9]: tasks 0,2-3: Exited with exit code 2
     """
     match = _EXITED_LINE.match(line)
     return frozenset(int(name[1:]) for name in expand_nodelist(f"t[{match['ranks']}]")) if match else frozenset()
 
 
 def missing_programs() -> tuple[str, ...]:
-    """Return those of Slurm's programs that tf4slurm uses and that are not on PATH."""
+    """Return the programs of Slurm that tf4slurm needs and that are not on PATH."""
     return tuple(program for program in _PROGRAMS if shutil.which(program) is None)
 
 
 def ask_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
-    """Return the version of the programs on this host, such as "22.05.8". The controller is not asked.
-
-    Raises:
-        LaunchError: srun cannot be started, or failed.
-    """
-    return _run(("srun", "--version"), timeout_seconds).strip().rpartition(" ")[2]
+    """Return the version of the programs on this host, such as "22.05.8", without a request to the controller."""
+    return _read(("srun", "--version"), timeout_seconds).strip().rpartition(" ")[2]
 
 
 def ask_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
-    """Ask the controller how the site has set it up.
-
-    Raises:
-        LaunchError: scontrol failed, or answered something else.
-    """
+    """Return the configuration of the site."""
     command = ("scontrol", "show", "config")
-    config = _run(command, timeout_seconds)
-    partitions = _run(("scontrol", "--oneliner", "show", "partition"), timeout_seconds)
+    config = _read(command, timeout_seconds)
+    partitions = _read(("scontrol", "--oneliner", "show", "partition"), timeout_seconds)
     try:
         return parse_site(config, partitions)
     except ValueError as error:
         raise LaunchError(f"{' '.join(command)}: {error}", command=command, returncode=0, stderr=config) from error
 
 
+def ask_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:
+    """Return the names of the partitions."""
+    return list(dict.fromkeys(_read(("sinfo", "--noheader", "--format=%R"), timeout_seconds).split()))
+
+
 def check_accounting(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-    """Ask sacct for the jobs since now.
-
-    Raises:
-        LaunchError: It cannot be started, failed or took too long; the text has its words.
-    """
-    _run(("sacct", "--noheader", "--allocations", "--starttime=now"), timeout_seconds)
-
-
-def cancel_step(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-    """End every process of a step at once, on all its nodes; also the caller, if it is in it.
-
-    Raises:
-        LaunchError: scancel failed.
-    """
-    _run(("scancel", f"{step.job_id}.{step.step_id}"), timeout_seconds)
+    """Query sacct once, to see that it answers."""
+    _read(("sacct", "--noheader", "--allocations", "--starttime=now"), timeout_seconds)
 
 
 def ask_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJob:
-    """Ask the controller what it knows of a job, and what preemption does in its partition.
-
-    Raises:
-        LaunchError: scontrol failed, or answered something else.
-    """
+    """Return the state of a job, with the preemption mode of its partition."""
     command = ("scontrol", "show", "job", job_id)
-    answer = _run(command, timeout_seconds)
+    answer = _read(command, timeout_seconds)
     try:
         job = parse_job(answer)
     except ValueError as error:
         raise LaunchError(f"{' '.join(command)}: {error}", command=command, returncode=0, stderr=answer) from error
-    partition = parse_fields(_run(("scontrol", "show", "partition", job.partition), timeout_seconds))
+    partition = parse_fields(_read(("scontrol", "show", "partition", job.partition), timeout_seconds))
     return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
 
 
-def ask_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:
-    """Ask which partitions there are.
-
-    Raises:
-        LaunchError: sinfo failed, or there is none.
-    """
-    return list(dict.fromkeys(_run(("sinfo", "--noheader", "--format=%R"), timeout_seconds).split()))
+def ask_grant(job_id: str) -> SlurmGrant:
+    """Return the resources that Slurm gave to a job."""
+    return parse_grant(_read(("scontrol", "show", "job", job_id)))
 
 
 def ask_queue(job_ids: Sequence[str], *, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[QueueEntry]:
-    """Ask what the queue has of these jobs, also of those that have just ended; of an array, each element.
-
-    Raises:
-        LaunchError: squeue failed, or there is none.
-    """
+    """Return the queue entries of jobs, also of those that ended recently; one per element of a job array."""
     if not job_ids:
         return []
+    command = ("squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", SQUEUE_FORMAT)
     try:
-        return parse_queue(
-            _run(("squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", SQUEUE_FORMAT), timeout_seconds)
-        )
+        return parse_queue(_read(command, timeout_seconds))
     except LaunchError as error:
-        if "Invalid job id" in error.stderr:  # it knows none of them any more
+        if "Invalid job id" in error.stderr:  # squeue has forgotten all of them
             return []
         raise
 
 
 def ask_accounting(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, int] | None:
-    """Ask how a job ended: its state and its exit code; None if the accounting does not know it.
-
-    Raises:
-        LaunchError: There is no sacct, or it has no database.
-    """
+    """Return the final state and the exit code of a job; None if the accounting database does not have it."""
     command = ("sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,ExitCode")
-    line = next(iter(_run(command, timeout_seconds).splitlines()), "")
+    line = next(iter(_read(command, timeout_seconds).splitlines()), "")
     state, _, codes = line.partition("|")
-    if not state:
-        return None
-    return state.split()[0], parse_exit_code(codes)
+    return (state.split()[0], parse_exit_code(codes)) if state else None
 
 
-def signal_batch(job_id: str, signal_name: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-    """Send a signal to the batch script of a job, which is its launcher.
-
-    Raises:
-        LaunchError: Slurm refused; the text has its words.
-    """
-    _run(("scancel", f"--signal={signal_name}", "--batch", job_id), timeout_seconds)
+def signal_batch(job_id: str, signal_name: str) -> None:
+    """Send a signal to the batch script of a job, which is its launcher."""
+    _read(("scancel", f"--signal={signal_name}", "--batch", job_id))
 
 
-def cancel_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-    """Take a job out of the queue, or end all its processes.
-
-    Raises:
-        LaunchError: Slurm refused; the text has its words.
-    """
-    _run(("scancel", job_id), timeout_seconds)
+def cancel_job(job_id: str) -> None:
+    """Remove a job from the queue, or end all its processes."""
+    _read(("scancel", job_id))
 
 
-def ask_grant(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmGrant:
-    """Ask the controller what it has given a job, and when.
-
-    Raises:
-        LaunchError: scontrol failed.
-    """
-    return parse_grant(_run(("scontrol", "show", "job", job_id), timeout_seconds))
+def cancel_step(step: SlurmStep) -> None:
+    """End every process of a step on all its nodes at once, including the caller if it belongs to the step."""
+    _read(("scancel", f"{step.job_id}.{step.step_id}"))
 
 
-def requeue_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-    """Put a running batch job back into the queue; Slurm ends it then.
-
-    Raises:
-        LaunchError: Slurm refused; the text has its words.
-    """
-    _run(("scontrol", "requeue", job_id), timeout_seconds)
+def requeue_job(job_id: str) -> None:
+    """Return a running batch job to the queue. Slurm ends its processes."""
+    _read(("scontrol", "requeue", job_id))
 
 
 def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
-    """Return the node of each rank: from the environment where it tells it, else from Slurm.
+    """Return the node of each rank: from the environment if possible, else from Slurm.
 
     Raises:
-        LayoutError: The environment does not tell it and there is no sattach; or the answer contradicts this task.
-        LaunchError: sattach failed.
+        LayoutError: The environment does not determine the layout and sattach is not installed, or sattach contradicts
+            this task.
     """
     try:
         return step.nodes_by_rank
     except LayoutError:
-        if shutil.which(_SATTACH) is None:
+        if shutil.which("sattach") is None:
             raise
     return ask_layout(step, timeout_seconds=timeout_seconds)
 
 
 def ask_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
-    """Ask Slurm for the node of each rank, and hold the answer against what this task knows of itself.
+    """Query Slurm for the node of each rank, and check the answer against the environment of this task.
 
-    Of a heterogeneous step each component is a step of a job of its own, with ranks from 0. Slurm forgets it when its
-    tasks have ended, so ask while all run. Each call asks the controller: one task should, and tell the others.
+    Each component of a heterogeneous step is a step of its own job, with ranks from 0. Slurm forgets a step when its
+    tasks have ended, so call this while all run. Each call is a request to the controller: make it in one task only.
 
     Args:
-        timeout_seconds: For each component.
+        timeout_seconds: Limit for each component.
 
     Raises:
-        LaunchError: sattach failed, answered something else or not in time.
-        LayoutError: The answer contradicts this task's own place.
+        LayoutError: The answer contradicts the environment of this task.
     """
-    here = frozenset(step.nodes)
-    job_ids = [group.job_id for group in step.het_groups if not here.isdisjoint(group.nodes)] or [step.job_id]
+    own_nodes = frozenset(step.nodes)
+    job_ids = [group.job_id for group in step.het_groups if not own_nodes.isdisjoint(group.nodes)] or [step.job_id]
     nodes_by_rank: list[str] = []
     for job_id in job_ids:
         nodes_by_rank += _sattach_layout(f"{job_id}.{step.step_id}", timeout_seconds)
@@ -244,7 +237,7 @@ def ask_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) ->
 
 
 def _sattach_layout(step_name: str, timeout_seconds: float) -> list[str]:
-    """Ask for one step. A sample of the answer:
+    """Return the node of each rank of one step. A sample of sattach's output:
 
     Job step layout:
         4 tasks, 2 nodes (gpu-09,r1-n10)
@@ -252,50 +245,16 @@ def _sattach_layout(step_name: str, timeout_seconds: float) -> list[str]:
         Node 0 (gpu-09), 3 task(s): 0 2 3
         Node 1 (r1-n10), 1 task(s): 1
     """
-    command = (_SATTACH, "--layout", step_name)
-    answer = _run(command, timeout_seconds)
+    command = ("sattach", "--layout", step_name)
+    answer = _read(command, timeout_seconds)
     places = {int(rank): line["node"] for line in _LAYOUT_LINE.finditer(answer) for rank in line["ranks"].split()}
     num_tasks = sum(int(line["count"]) for line in _LAYOUT_LINE.finditer(answer))
     if not places or sorted(places) != list(range(num_tasks)):
-        raise LaunchError(
-            f"{' '.join(command)} exited with 0 but gave no layout: {answer[-300:]!r}. Expected each rank on one node.",
-            command=command,
-            returncode=0,
-            stderr=answer,
-        )
+        message = f"{' '.join(command)} printed no layout: {answer[-300:]!r}. Expected each rank on one node."
+        raise LaunchError(message, command=command, returncode=0, stderr=answer)
     return [places[rank] for rank in range(num_tasks)]
 
 
-def _run(command: Sequence[str], timeout_seconds: float) -> str:
-    """Run one of Slurm's programs to its end and return what it wrote.
-
-    Raises:
-        LaunchError: It cannot be started, failed or took too long; the text has Slurm's words.
-    """
-    line = " ".join(command)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_DEFAULTS)}
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=environ,
-            timeout=timeout_seconds,
-        )
-    except subprocess.TimeoutExpired as error:
-        message = f"{line} did not end within {timeout_seconds:g} s. Slurm's controller may be down or busy; try again."
-        raise LaunchError(message, command=command, returncode=-1, stderr="") from error
-    except OSError as error:
-        message = f"{line} cannot be started: {error}. Slurm's commands must be on PATH."
-        raise LaunchError(message, command=command, returncode=-1, stderr="") from error
-    if done.returncode != 0:
-        words = done.stderr.strip()
-        raise LaunchError(
-            f"{line} exited with {done.returncode}: {words[-500:] or 'without a word'}",
-            command=command,
-            returncode=done.returncode,
-            stderr=done.stderr,
-        )
-    return done.stdout
+def _read(command: Sequence[str], timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
+    """Return the standard output of one of Slurm's programs."""
+    return run_program(command, timeout_seconds).stdout

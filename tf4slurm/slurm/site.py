@@ -1,4 +1,4 @@
-"""How a site has set up its Slurm: `scontrol show config` and `scontrol show partition`, read."""
+"""How the site has configured Slurm: the output of `scontrol show config` and `scontrol show partition`, parsed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from tf4slurm.slurm.job import parse_fields
 
-_LINE = re.compile(r"^(?P<name>\S+)\s*= ?(?P<value>.*?)\s*$", re.MULTILINE)
+_SETTING = re.compile(r"^(?P<name>\S+)\s*= ?(?P<value>.*?)\s*$", re.MULTILINE)
 _PORTS = re.compile(r"\bports=([\d,-]+)")
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition. Times are in Slurm's notation, such as "2-00:00:00", "UNLIMITED" or "NONE".
+    """A partition. Times are Slurm's text, such as "2-00:00:00", "UNLIMITED" or "NONE".
 
     Attributes:
-        preempt_mode: What happens to its jobs when others preempt them: "OFF", "REQUEUE", "CANCEL", "SUSPEND".
-        grace_period_seconds: How long a preempted job of it has before it is killed.
+        preempt_mode: Effect of preemption on its jobs: "OFF", "REQUEUE", "CANCEL", "SUSPEND".
+        grace_period_seconds: Seconds from the preemption of a job until Slurm kills it (GraceTime).
     """
 
     name: str
@@ -31,14 +31,14 @@ class Partition:
 
 @dataclass(frozen=True)
 class SlurmSite:
-    """What matters of it to a parameter-server job.
+    """The settings of a site that affect a parameter-server job.
 
     Attributes:
-        version: Of the controller, such as "22.05.8".
-        has_accounting: Whether ended jobs are kept in a database, for sacct.
-        reserved_ports: The range from which each step gets ports of its own, as Slurm writes it; empty if none.
-        requeues: Whether a batch job may be put back into the queue unless it says otherwise.
-        kill_wait_seconds: From SIGTERM to SIGKILL, when a job is over its time or cancelled.
+        version: Version of the controller, such as "22.05.8".
+        has_accounting: Whether a database keeps ended jobs, for sacct.
+        reserved_ports: Range from which Slurm reserves ports for each step, in Slurm's notation; empty if none.
+        requeues: Whether Slurm may requeue a batch job by default (JobRequeue).
+        kill_wait_seconds: Seconds from SIGTERM to SIGKILL after a time limit or scancel (KillWait).
         process_tracking: How Slurm finds the processes of a job, such as "cgroup" or "linuxproc".
     """
 
@@ -52,21 +52,21 @@ class SlurmSite:
 
 
 def parse_site(config: str, partitions: str) -> SlurmSite:
-    """Read the answers of `scontrol show config` and `scontrol --oneliner show partition`.
+    """Parse the output of `scontrol show config` and `scontrol --oneliner show partition`.
 
     Raises:
-        ValueError: The first is something else.
+        ValueError: `config` is not such output.
     """
-    values = {match["name"]: match["value"] for match in _LINE.finditer(config)}
+    values = {match["name"]: match["value"] for match in _SETTING.finditer(config)}
     if "SLURM_VERSION" not in values:
-        raise ValueError(f"{config[:200]!r} is not what scontrol show config writes")
+        raise ValueError(f"{config[:200]!r} is not the output of scontrol show config")
     ports = _PORTS.search(values.get("MpiParams", ""))
     return SlurmSite(
         version=values["SLURM_VERSION"],
         has_accounting=values.get("AccountingStorageType", "") == "accounting_storage/slurmdbd",
         reserved_ports=ports[1] if ports else "",
         requeues=values.get("JobRequeue") == "1",
-        kill_wait_seconds=_number(values.get("KillWait", "")),
+        kill_wait_seconds=_leading_number(values.get("KillWait", "")),
         process_tracking=values.get("ProctrackType", "").rpartition("/")[2],
         partitions=tuple(_parse_partition(line) for line in partitions.splitlines() if "PartitionName=" in line),
     )
@@ -81,11 +81,11 @@ def _parse_partition(line: str) -> Partition:
         max_time=fields.get("MaxTime", ""),
         default_time=fields.get("DefaultTime", ""),
         preempt_mode=fields.get("PreemptMode", ""),
-        grace_period_seconds=_number(fields.get("GraceTime", "")),
+        grace_period_seconds=_leading_number(fields.get("GraceTime", "")),
     )
 
 
-def _number(text: str) -> int:
-    """Return the number that a text such as "30 sec" starts with; 0 without one."""
+def _leading_number(text: str) -> int:
+    """Return the number at the start of a text such as "30 sec"; 0 without one."""
     match = re.match(r"\d{1,9}", text)
     return int(match[0]) if match else 0

@@ -1,4 +1,4 @@
-"""What a task's environment says about its Slurm step. With `allocation.py` the only reader of SLURM_*.
+"""The Slurm step of a task, read from its environment. Only this module and `allocation.py` read SLURM_* variables.
 
 A sample, from `srun -N3 -n8 -m cyclic --gres=gpu:2` of Slurm 22.05:
     SLURM_JOB_ID=2 SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_LOCALID=4 SLURM_NODEID=0 SLURM_GTIDS=0,3,4,5,6,7
@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tf4slurm.errors import SlurmEnvironmentError
+from tf4slurm.slurm.allocation import Variables
 from tf4slurm.slurm.layout import Component, check_own_place, deal_ranks, join_components, split_components
-from tf4slurm.slurm.variables import Variables
 
 _JOB_ID = "SLURM_JOB_ID"
 _STEP_ID = "SLURM_STEP_ID"
 _RANK = "SLURM_PROCID"
 _LOCAL_RANK = "SLURM_LOCALID"
-_NODE_INDEX = "SLURM_NODEID"
 _NODE_RANKS = "SLURM_GTIDS"
 _NUM_TASKS = "SLURM_STEP_NUM_TASKS"
 _NODE_NAME = "SLURMD_NODENAME"
@@ -35,31 +34,19 @@ _RESERVED_PORTS = "SLURM_STEP_RESV_PORTS"
 _LAUNCH_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
 _RESTART_COUNT = "SLURM_RESTART_COUNT"
 _GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
-_ARRAY_JOB_ID = "SLURM_ARRAY_JOB_ID"
-_ARRAY_TASK_ID = "SLURM_ARRAY_TASK_ID"
-_ARRAY_TASK_COUNT = "SLURM_ARRAY_TASK_COUNT"
 _HET_SIZE = "SLURM_HET_SIZE"
-# srun sets these for "srun a : b"; sbatch and salloc set them too, beside *_HET_GROUP_* of the same values
+# srun sets these for "srun a : b"; sbatch and salloc set them too, beside *_HET_GROUP_* with the same values
 _GROUP_JOB_ID = "SLURM_JOB_ID_PACK_GROUP_"
 _GROUP_NODELIST = "SLURM_JOB_NODELIST_PACK_GROUP_"
 
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
-"""The variables by which Slurm shows a task its GPUs: of CUDA, of ROCm, of OpenCL on ROCm, of oneAPI."""
+"""The variables with which Slurm assigns GPUs: for CUDA, for ROCm, for OpenCL on ROCm, for oneAPI."""
 
 _MAX_STEP_ID = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID; those above, also written as -1 to -15, are reserved
 _SIGNED_NUMBER = re.compile(r"-?[0-9]{1,10}")
 _MAX_TASKS = 10_000_000
 _MAX_GROUPS = 1000
 _NO_DEVICES = ("", "-1", "NoDevFiles")
-
-
-@dataclass(frozen=True)
-class SlurmArray:
-    """The place of a job in its array; `job_id` is the array's."""
-
-    job_id: str
-    task_id: int
-    task_count: int
 
 
 @dataclass(frozen=True)
@@ -70,19 +57,78 @@ class HetGroup:
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class SlurmStep:
-    """One task's view of its step.
+class _StepVariables:
+    """Variables of a step that are parsed on access. A missing or invalid one raises SlurmEnvironmentError."""
 
-    What every task needs is read when this is made; the rest when it is asked for, so that what one caller does not
-    need cannot fail it. Each property raises SlurmEnvironmentError if its variable is absent or does not read.
+    _variables: Variables
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the step's nodes in Slurm's order."""
+        return self._variables.nodes(_NODELIST)
+
+    @property
+    def distribution(self) -> str | None:
+        """SLURM_DISTRIBUTION, such as "block" or "cyclic:block"; None if srun does not set it.
+
+        In a heterogeneous step it is that of one component, which need not be this task's.
+        """
+        return self._variables.optional_text(_DISTRIBUTION)
+
+    @property
+    def plane_size(self) -> int | None:
+        """The size of -m plane; it can be another component's, or an outer step's."""
+        return self._variables.optional_number(_PLANE_SIZE)
+
+    @property
+    def visible_devices(self) -> Mapping[str, tuple[str, ...]]:
+        """The devices in each non-empty variable of `VISIBLE_DEVICES`."""
+        texts = {name: self._variables.text(name) for name in VISIBLE_DEVICES if self._variables.has(name)}
+        return {name: () if text in _NO_DEVICES else tuple(text.split(",")) for name, text in texts.items()}
+
+    @property
+    def gpus_on_node(self) -> int | None:
+        """The number of GPUs of all tasks of the step on this node; None if Slurm does not set it."""
+        return self._variables.optional_number(_GPUS_ON_NODE)
+
+
+class StepOutline(_StepVariables):
+    """What TensorFlow's own resolver reads of a step.
+
+    A step of Slurm sets all that `SlurmStep` requires. An environment made by hand need not, and then the layout is not
+    checked against this task's own place.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._variables = Variables(dict(environ))
+
+    @property
+    def rank(self) -> int:
+        return self._variables.number(_RANK)
+
+    @property
+    def num_tasks(self) -> int:
+        return self._variables.number(_NUM_TASKS)
+
+    @property
+    def tasks_per_node(self) -> tuple[int, ...]:
+        return self._variables.counts(_TASKS_PER_NODE)
+
+
+@dataclass(frozen=True)
+class SlurmStep(_StepVariables):
+    """The step of this process, as one of its tasks sees it.
+
+    The fields are what every task needs. The properties are parsed on access, so that a variable that a caller does
+    not need cannot fail it. Each raises SlurmEnvironmentError if its variable is missing or invalid.
 
     Attributes:
-        rank: 0-based over the step (SLURM_PROCID); `local_rank` the same over the node.
+        rank: 0-based rank in the step (SLURM_PROCID).
+        local_rank: 0-based rank among the tasks on this node.
         num_tasks: Number of tasks of the step.
         node_name: Slurm's name of the node, which need not be its host name.
-        reserved_ports: Ports that Slurm keeps for this step on each of its nodes; empty where the site reserves none.
-        launch_address: An address of the host on which srun runs; None if Slurm does not say.
+        reserved_ports: Ports that Slurm reserves for this step on each of its nodes; empty if the site reserves none.
+        launch_address: An address of the host on which srun runs; None if Slurm does not set it.
     """
 
     job_id: str
@@ -100,7 +146,7 @@ class SlurmStep:
         """Read the step from an environment.
 
         Raises:
-            SlurmEnvironmentError: This process is not a task of a step, or a variable does not read.
+            SlurmEnvironmentError: This process is not a task of a step, or a variable is invalid.
         """
         variables = Variables(dict(environ))
         step_id = variables.text(_STEP_ID)
@@ -125,19 +171,14 @@ class SlurmStep:
 
     @property
     def port_candidates(self) -> tuple[int, ...]:
-        """The reserved ports, turned so that the tasks of one node try different ones first."""
+        """The reserved ports, rotated by the local rank: the tasks of one node try different ports first."""
         start = self.local_rank % len(self.reserved_ports) if self.reserved_ports else 0
         return self.reserved_ports[start:] + self.reserved_ports[:start]
 
     @property
     def restart_count(self) -> int:
-        """How often Slurm has requeued the job."""
+        """The number of times that Slurm has requeued the job."""
         return self._variables.optional_number(_RESTART_COUNT) or 0
-
-    @property
-    def node_index(self) -> int:
-        """0-based place of the node in `nodes`; of a heterogeneous step, in component order instead."""
-        return self._variables.number(_NODE_INDEX)
 
     @cached_property
     def node_ranks(self) -> tuple[int, ...]:
@@ -145,65 +186,27 @@ class SlurmStep:
         return self._variables.numbers(_NODE_RANKS)
 
     @cached_property
-    def nodes(self) -> tuple[str, ...]:
-        """The names of the step's nodes in Slurm's order."""
-        return self._variables.nodes(_NODELIST)
-
-    @cached_property
     def tasks_per_node(self) -> tuple[int, ...]:
         """The number of tasks on each of `nodes`."""
         counts = self._variables.counts(_TASKS_PER_NODE)
         if len(counts) != len(self.nodes) or sum(counts) != self.num_tasks or self.num_tasks > _MAX_TASKS:
-            self._variables.refuse(
-                _TASKS_PER_NODE,
-                f"{len(self.nodes)} counts as in {_NODELIST}, {self.num_tasks} in all as in {_NUM_TASKS}",
-            )
+            problem = f"expected {len(self.nodes)} counts as in {_NODELIST}, {self.num_tasks} in all as in {_NUM_TASKS}"
+            self._variables.refuse(_TASKS_PER_NODE, problem)
         return counts
 
     @property
-    def distribution(self) -> str | None:
-        """SLURM_DISTRIBUTION, such as "block" or "cyclic:block"; None where srun sets none.
-
-        In a heterogeneous step it is that of one component, not always of this task's.
-        """
-        return self._variables.optional_text(_DISTRIBUTION)
-
-    @property
-    def plane_size(self) -> int | None:
-        """The size of -m plane; it may be another component's, or left from an outer step."""
-        return self._variables.optional_number(_PLANE_SIZE)
-
-    @property
-    def visible_devices(self) -> Mapping[str, tuple[str, ...]]:
-        """The devices in each variable by which Slurm shows GPUs; one that is not set, or to nothing, is not there."""
-        return _visible_devices(self._variables)
-
-    @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPUs that this task sees, by the first of `VISIBLE_DEVICES` that is set; empty if it has none."""
+        """The GPUs of this task, from the first non-empty variable of `VISIBLE_DEVICES`; empty if it has none."""
         return next(iter(self.visible_devices.values()), ())
-
-    @property
-    def gpus_on_node(self) -> int | None:
-        """How many GPUs all tasks of the step on this node have together; None if Slurm does not say."""
-        return self._variables.optional_number(_GPUS_ON_NODE)
-
-    @property
-    def array(self) -> SlurmArray | None:
-        """The place of the job in its array; None if it is in none."""
-        job_id = self._variables.optional_text(_ARRAY_JOB_ID)
-        if job_id is None:
-            return None
-        return SlurmArray(job_id, self._variables.number(_ARRAY_TASK_ID), self._variables.number(_ARRAY_TASK_COUNT))
 
     @cached_property
     def het_groups(self) -> tuple[HetGroup, ...]:
-        """The components of the heterogeneous job, not all of which need be in this step; empty if it is not one."""
+        """The components of the heterogeneous job, which need not all be in this step; empty for any other job."""
         size = self._variables.optional_number(_HET_SIZE) or 0
         if size > _MAX_GROUPS:
-            self._variables.refuse(_HET_SIZE, f"at most {_MAX_GROUPS} components")
+            self._variables.refuse(_HET_SIZE, f"expected at most {_MAX_GROUPS} components")
         if self._variables.optional_text(f"{_GROUP_JOB_ID}0") != self.job_id:
-            return ()  # left from a heterogeneous job from which this one was submitted
+            return ()  # the variables come from a heterogeneous job in which this one was submitted
         return tuple(
             HetGroup(self._variables.text(f"{_GROUP_JOB_ID}{n}"), self._variables.nodes(f"{_GROUP_NODELIST}{n}"))
             for n in range(size)
@@ -211,10 +214,11 @@ class SlurmStep:
 
     @cached_property
     def nodes_by_rank(self) -> tuple[str, ...]:
-        """The node of each rank, as far as the environment tells it for certain; checked against this task's own place.
+        """The node of each rank, checked against this task's own place.
 
         Raises:
-            LayoutError: The environment does not tell it, or contradicts itself. `commands.layout_of` asks Slurm then.
+            LayoutError: The environment does not determine the layout, or contradicts itself. `commands.layout_of`
+                then asks Slurm.
         """
         step = Component(self.nodes, self.tasks_per_node)
         components = split_components(step, [group.nodes for group in self.het_groups]) if self.het_groups else (step,)
@@ -226,11 +230,7 @@ class SlurmStep:
         return nodes_by_rank
 
     def check_own_place(self, nodes_by_rank: Sequence[str]) -> None:
-        """Refuse a map that contradicts what this task knows of itself.
-
-        Raises:
-            LayoutError: It names the rank and what differs.
-        """
+        """Raise LayoutError if a layout contradicts the environment of this task."""
         check_own_place(
             nodes_by_rank,
             num_tasks=self.num_tasks,
@@ -242,64 +242,16 @@ class SlurmStep:
         )
 
 
-class StepOutline:
-    """What TensorFlow's own resolver reads of a step, each variable when it is asked for.
-
-    A step of Slurm has all that `SlurmStep` asks for. An environment that somebody made by hand need not have it, and
-    then nothing can be held against this task's own place.
-    """
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._variables = Variables(dict(environ))
-
-    @property
-    def rank(self) -> int:
-        return self._variables.number(_RANK)
-
-    @property
-    def num_tasks(self) -> int:
-        return self._variables.number(_NUM_TASKS)
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return self._variables.nodes(_NODELIST)
-
-    @property
-    def tasks_per_node(self) -> tuple[int, ...]:
-        return self._variables.counts(_TASKS_PER_NODE)
-
-    @property
-    def distribution(self) -> str | None:
-        return self._variables.optional_text(_DISTRIBUTION)
-
-    @property
-    def plane_size(self) -> int | None:
-        return self._variables.optional_number(_PLANE_SIZE)
-
-    @property
-    def visible_devices(self) -> Mapping[str, tuple[str, ...]]:
-        return _visible_devices(self._variables)
-
-    @property
-    def gpus_on_node(self) -> int | None:
-        return self._variables.optional_number(_GPUS_ON_NODE)
-
-
-def _visible_devices(variables: Variables) -> Mapping[str, tuple[str, ...]]:
-    texts = {name: variables.text(name) for name in VISIBLE_DEVICES if variables.has(name)}
-    return {name: () if text in _NO_DEVICES else tuple(text.split(",")) for name, text in texts.items()}
-
-
 def own_node_name(environ: Mapping[str, str]) -> str:
-    """Return Slurm's name of this node, which need not be its host name; the host name outside of Slurm."""
+    """Return Slurm's name of this node, which need not be its host name; outside of Slurm the host name."""
     return environ.get(_NODE_NAME) or socket.gethostname()
 
 
 def is_in_step(environ: Mapping[str, str]) -> bool:
-    """Whether this process is a task of a Slurm step; a batch script and an interactive shell are not."""
+    """Return whether this process is a task of a Slurm step; a batch script and an interactive shell are not."""
     return _STEP_ID in environ and _RANK in environ and not _is_reserved(environ[_STEP_ID])
 
 
 def _is_reserved(step_id: str) -> bool:
-    """Whether Slurm gives this id to a batch script (since Slurm 26.05 at the latest) or an interactive shell."""
+    """Return whether Slurm gives this step id to a batch script (seen in Slurm 26.05) or an interactive shell."""
     return _SIGNED_NUMBER.fullmatch(step_id) is not None and not 0 <= int(step_id) <= _MAX_STEP_ID

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tf4slurm.slurm.grant import SlurmGrant, parse_grant
+from tf4slurm.slurm.job import SlurmGrant, parse_grant
 
 ANSWER = """JobId=7 JobName=wrap
    JobState=RUNNING Reason=None Dependency=(null)
