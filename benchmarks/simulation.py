@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from benchmarks.simulated_tasks import PATIENCE_SECONDS, be_tasks, limits_of
-from tf4slurm.agent.registration import Place, Service
+from tf4slurm.agent.bootstrap import ControlEndpoint, LocalTask
 from tf4slurm.cluster import Task
 from tf4slurm.control.credentials import create_credentials
 from tf4slurm.control.service import ControlService
@@ -172,7 +172,7 @@ class _NoSpawner:
         self._pipe = pipe
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
-        service = Service.from_environ(environment, Place(0, ""))
+        service = ControlEndpoint.from_environ(environment, LocalTask(0, ""))
         self._pipe.send((service.addresses[0].port, service.credentials))
 
     async def close(self, grace_period_seconds: float) -> None:

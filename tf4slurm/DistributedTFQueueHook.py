@@ -8,8 +8,8 @@ import gc
 import warnings
 from typing import Any
 
-from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import PlacementError
+from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.tensorflow.done import done_queue_name
 from tf4slurm.tensorflow.hooks import DoneHook
 from tf4slurm.tensorflow.queues import make_queue

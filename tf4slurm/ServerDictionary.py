@@ -7,9 +7,8 @@ import os
 import warnings
 from collections.abc import Sequence
 
-from tf4slurm.current_cluster import ServerDictionary
 from tf4slurm.errors import PlacementError
-from tf4slurm.server_dictionary import get_server_dictionary
+from tf4slurm.server_dictionary import ServerDictionary, get_server_dictionary
 
 _ADDRESSES = "TFSERVER"
 

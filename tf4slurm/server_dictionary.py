@@ -1,22 +1,71 @@
-"""`get_server_dictionary()`: the ps/worker address map for scripts that start their own servers."""
+"""`get_server_dictionary()`, for scripts that start their own servers, and the cluster spec of this process.
+
+Under an agent the cluster spec comes from TF_CONFIG. Under plain srun each script starts a sidecar here: an agent
+whose child process is the script itself (see `agent/sidecar.py`).
+"""
 
 from __future__ import annotations
 
+import atexit
+import builtins
+import contextlib
+import json
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from tf4slurm.agent.registration import JoinSettings
-from tf4slurm.agent.rendezvous import agree
-from tf4slurm.cluster import Address, Cluster, Member
-from tf4slurm.current_cluster import ServerDictionary, launched_server_dictionary, set_current_server_dictionary
-from tf4slurm.errors import InterfaceError, PlacementError
+from tf4slurm import errors
+from tf4slurm.cluster import Address, Cluster, Member, Task
+from tf4slurm.control.messages import Map
+from tf4slurm.errors import InterfaceError, PlacementError, RendezvousError, SlurmEnvironmentError
 from tf4slurm.network.interfaces import INFINIBAND
 from tf4slurm.network.proxies import past_proxies
 from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import SCRIPT_TASK_TYPES
 from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE, TASK_VARIABLE
+
+_TERMINATE_SECONDS = 15.0
+# Not "-m": a json.py in the user's directory would replace Python's own.
+_MAIN = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
+    "from tf4slurm.agent.sidecar import main; main()"
+)
+_HOME = str(Path(errors.__file__).parents[1])
+_sidecars: list[subprocess.Popen[str]] = []
+_current: list[ServerDictionary] = []
+
+
+class ServerDictionary(NamedTuple):
+    """The cluster spec and this process's task in it; unpacks as (cluster, task_type, task_index)."""
+
+    cluster: dict[str, list[str]]
+    task_type: str
+    task_index: int
+
+    @property
+    def task(self) -> Task:
+        """This process's task."""
+        return Task(self.task_type, self.task_index)
+
+    @property
+    def ps_addresses(self) -> tuple[str, ...]:
+        return tuple(self.cluster.get("ps", ()))
+
+    @property
+    def training_tasks(self) -> tuple[Task, ...]:
+        """Every task of the cluster but the ps, in the same order in all processes, the leading task first."""
+        roles = sorted(set(self.cluster) - {"ps"})
+        return tuple(Task(role, index) for role in roles for index in range(len(self.cluster[role])))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this task is the chief, or without a chief the first worker."""
+        return self.task in self.training_tasks[:1]
 
 
 def get_server_dictionary(
@@ -30,36 +79,37 @@ def get_server_dictionary(
     directory: str | os.PathLike[str] = "runs",
     exchange: bool = True,
 ) -> ServerDictionary:
-    """Return the address map of the step this process is a task of, agreed upon by all its tasks.
+    """Return the cluster spec of this process's Slurm step, the same in all its tasks.
 
-    Under an agent of tf4slurm it is the map that the launcher agreed on. Under plain srun the tasks agree among
-    themselves: each has a sidecar process from then on, that of rank 0 hosts the control service. The sidecar holds
-    the port, and this process's environment is told: TF_GRPC_REUSE_PORT, so that TensorFlow's server can take it, and
+    Under an agent of tf4slurm it is the launcher's. Under plain srun the tasks form the cluster: each gets a sidecar
+    process, and that of rank 0 hosts the control service. The sidecar holds the port. This function sets
+    TF_GRPC_REUSE_PORT in this process's environment, so that TensorFlow's server can listen on the same port, and
     no_proxy, where there is a proxy.
 
     Args:
         tasks: The role of each rank ("ps", "worker", "chief", "evaluator"), in rank order; or the number of tasks of
             each role, such as {"ps": 1, "worker": 3}.
-        infiniband: Take the host's InfiniBand address; the same as interface="infiniband".
-        interface: Which network's address: a name, glob, list, network, "infiniband", "fastest" or host-name rule (see
-            `network.interfaces.interface_address`). By default the one on the route to rank 0.
+        infiniband: Use the host's InfiniBand address; the same as interface="infiniband".
+        interface: Which network's address to use: a name, glob, list, network, "infiniband", "fastest" or host-name
+            rule (see `network.interfaces.interface_address`). By default the one on the route to rank 0.
         ports: Ports to choose from: one for each task of a node, and one for the control service at rank 0. By default
             those that Slurm reserves, or else any free one; for the control service any free one.
         placement: With a number of tasks of each role: "pack" (rank by rank) or "spread" (ps over the nodes).
         timeout_seconds: How long to wait for all tasks.
-        directory: A directory that all hosts share; rank 0 leaves a file (0600) there for the others to find it.
-        exchange: False computes the map from this task's environment alone: node names, or those that a host-name rule
-            makes of them, with `ports` or the reserved ports by local rank. Nothing is held, proved or waited for.
+        directory: A directory that all hosts share. Rank 0 leaves a file (0600) there, by which the others find it.
+        exchange: False computes the cluster spec from this task's environment alone: node names, or those that a
+            host-name rule makes of them, with `ports` or the reserved ports by local rank. No port is held, no address
+            is checked, and no other task is waited for.
 
     Returns:
         The cluster spec without the evaluators, such as {"ps": ["10.1.0.4:40123"], "worker": […]}, the role and index.
 
     Raises:
         SlurmEnvironmentError: This process is neither a task of a Slurm step nor started by an agent.
-        PlacementError: As many roles as tasks were expected, or without an exchange a port for each task of a node.
-        LayoutError: Without an exchange: the environment does not tell which node has which rank.
-        RendezvousTimeoutError: Not all tasks came in time; the text names those that did not.
-        RendezvousError: The tasks did not agree; the text says why.
+        PlacementError: The number of roles differs from that of tasks, or without an exchange there are too few ports.
+        LayoutError: Without an exchange: the environment does not determine which node has which rank.
+        RendezvousTimeoutError: Some tasks did not register in time; the text names them.
+        RendezvousError: The cluster did not form; the text has the reason.
     """
     counts = count_roles(tasks)
     launched = launched_server_dictionary()
@@ -76,40 +126,21 @@ def get_server_dictionary(
             requested=sum(counts.values()),
             available=step.num_tasks,
         )
-    place_tasks(counts, placement, [""] * step.num_tasks)  # a list that does not fit is told before anything starts
+    place_tasks(counts, placement, [""] * step.num_tasks)  # refuses a wrong list before anything starts
     interface = INFINIBAND if infiniband else interface
-    if not exchange:
-        cluster = _from_environment(step, counts, placement, interface, ports)
-        return set_current_server_dictionary(
-            ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task)
+    if exchange:
+        cluster = form_cluster(
+            *(counts, placement, step),
+            interface=interface,
+            ports=ports,
+            timeout_seconds=timeout_seconds,
+            directory=directory,
         )
-    cluster = form_cluster(
-        counts, placement, step, interface=interface, ports=ports, timeout_seconds=timeout_seconds, directory=directory
-    )
-    os.environ["TF_GRPC_REUSE_PORT"] = "true"
-    os.environ.update(past_proxies(os.environ, (member.address.host for member in cluster.members)))
+        os.environ["TF_GRPC_REUSE_PORT"] = "true"
+        os.environ.update(past_proxies(os.environ, (member.address.host for member in cluster.members)))
+    else:
+        cluster = _compute_cluster(step, counts, placement, interface, ports)
     return set_current_server_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))
-
-
-def form_cluster(
-    counts: Mapping[str, int],
-    placement: str,
-    step: SlurmStep,
-    *,
-    interface: str | None = None,
-    ports: Sequence[int] | None = None,
-    timeout_seconds: float = 300.0,
-    directory: str | os.PathLike[str] = "runs",
-) -> Cluster:
-    """Form the cluster of a plain srun step together with all its other tasks: see `get_server_dictionary`."""
-    settings = JoinSettings(
-        run_directory=str(Path(directory) / f"step-{step.job_id}.{step.step_id}-{step.restart_count}"),
-        interface=interface,
-        ports=tuple(ports or ()),
-        join_seconds=timeout_seconds,
-        num_tasks=step.num_tasks,
-    )
-    return agree(counts, placement, settings, step)
 
 
 def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
@@ -126,29 +157,148 @@ def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
     return {role: counts.get(role, 0) for role in SCRIPT_TASK_TYPES}
 
 
+# The cluster spec of this process
+
+
+def set_current_server_dictionary(dictionary: ServerDictionary) -> ServerDictionary:
+    """Keep the cluster spec as this process's; return it."""
+    _current[:] = [dictionary]
+    return dictionary
+
+
+def launched_server_dictionary() -> ServerDictionary | None:
+    """Return the cluster spec that this process's agent has set; None without an agent of tf4slurm."""
+    if TASK_VARIABLE not in os.environ or "TF_CONFIG" not in os.environ:
+        return None
+    return _read_tf_config()
+
+
+def current_server_dictionary(
+    cluster: Mapping[str, Sequence[str]] | None = None, task_type: str | None = None, task_index: int | None = None
+) -> ServerDictionary:
+    """Return the given cluster spec, else the last one of `get_server_dictionary`, else TF_CONFIG's.
+
+    Args:
+        cluster: The addresses of each role, such as {"ps": ["n1:4001"], "worker": ["n1:4002"]}.
+        task_type: The role of this process, given with `cluster`.
+        task_index: Its 0-based index in its role, given with `cluster`.
+
+    Raises:
+        ValueError: Some of the three are given, but not all.
+        SlurmEnvironmentError: None is given, and this process has no cluster spec.
+    """
+    if cluster is not None and task_type is not None and task_index is not None:
+        return ServerDictionary({role: list(addresses) for role, addresses in cluster.items()}, task_type, task_index)
+    if (cluster, task_type, task_index) != (None, None, None):
+        raise ValueError("cluster, task_type and task_index belong together: give all three or none.")
+    if _current:
+        return _current[0]
+    if "TF_CONFIG" in os.environ:
+        return _read_tf_config()
+    raise SlurmEnvironmentError(
+        "This process has no cluster: get_server_dictionary() was not called, and TF_CONFIG is not set. Call it first, "
+        "or give cluster, task_type and task_index.",
+        variable="TF_CONFIG",
+    )
+
+
+def _read_tf_config() -> ServerDictionary:
+    config = json.loads(os.environ["TF_CONFIG"])
+    return ServerDictionary(config["cluster"], *Task(config["task"]["type"], config["task"]["index"]))
+
+
 def _check_counts(launched: ServerDictionary, counts: Mapping[str, int]) -> None:
     given = {role: len(addresses) for role, addresses in launched.cluster.items()}
     asked = {role: count for role, count in counts.items() if count and role != "evaluator"}
     if asked != given:
         raise PlacementError(
-            f"The script asks for {asked}, but was launched with {given}. Make them agree: the launcher's options say "
-            "how many there are.",
+            f"The script asks for {asked}, but was launched with {given}. Change the script or the launcher's options.",
             requested=sum(asked.values()),
             available=sum(given.values()),
         )
 
 
-def _from_environment(
+# Under plain srun
+
+
+def form_cluster(
+    counts: Mapping[str, int],
+    placement: str,
+    step: SlurmStep,
+    *,
+    interface: str | None = None,
+    ports: Sequence[int] | None = None,
+    timeout_seconds: float = 300.0,
+    directory: str | os.PathLike[str] = "runs",
+) -> Cluster:
+    """Start this process's sidecar, which forms the cluster with the other tasks of the step; return the cluster.
+
+    See `get_server_dictionary`. From then on `script_api.py` has its channel to the sidecar, which runs until this
+    process ends. If the script of rank 0 waits for other tasks or signals its completion, its process exits after
+    theirs, because its sidecar hosts the control service.
+
+    Raises:
+        Tf4SlurmError: The reason why the cluster did not form.
+    """
+    number = f".{len(_sidecars) + 1}" if _sidecars else ""  # every task calls equally often
+    request = {
+        "counts": dict(counts),
+        "placement": placement,
+        "run_directory": str(Path(directory) / f"step-{step.job_id}.{step.step_id}-{step.restart_count}") + number,
+        "interface": interface,
+        "ports": list(ports or ()),
+        "timeout_seconds": timeout_seconds,
+    }
+    sidecar = subprocess.Popen(
+        [sys.executable, "-c", _MAIN, _HOME, json.dumps(request)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    _sidecars.append(sidecar)
+    atexit.register(_end_sidecar, sidecar, is_host=step.rank == 0)
+    assert sidecar.stdout is not None
+    line = sidecar.stdout.readline()  # the sidecar's own time-outs bound this
+    answer: dict[str, Any] = json.loads(line) if line else {"error": ["RendezvousError", "The sidecar exited.", {}]}
+    if "error" in answer:
+        raise _rebuild(*answer["error"])
+    os.environ[SCRIPT_CHANNEL_VARIABLE] = answer["channel"]
+    return Map(1, tuple(map(tuple, answer["entries"]))).to_cluster()
+
+
+def _end_sidecar(sidecar: subprocess.Popen[str], *, is_host: bool) -> None:
+    """Close the pipe by which the sidecar notices the end of this process, and wait for it."""
+    assert sidecar.stdin is not None
+    with contextlib.suppress(OSError):
+        sidecar.stdin.close()
+    try:
+        sidecar.wait(None if is_host else _TERMINATE_SECONDS)  # the host runs until no task is left
+    except subprocess.TimeoutExpired:
+        sidecar.kill()
+        sidecar.wait()
+
+
+def _rebuild(name: str, message: str, attributes: dict[str, object]) -> Exception:
+    """Return the error that the sidecar raised."""
+    kind: type[Exception] = getattr(errors, name, getattr(builtins, name, RendezvousError))
+    error: Exception = kind.__new__(kind)
+    Exception.__init__(error, message)
+    vars(error).update(attributes)
+    return error
+
+
+# Without an exchange
+
+
+def _compute_cluster(
     step: SlurmStep, counts: Mapping[str, int], placement: str, interface: str | None, ports: Sequence[int] | None
 ) -> Cluster:
     nodes = step.nodes_by_rank
     rule = interface or "{host}"
     if "{host}" not in rule:
-        text = (
-            f'Without an exchange the address on {rule!r} is not known of other nodes: use a rule like "{{host}}-ib0".'
-        )
-        raise InterfaceError(text, interface=rule)
-    usable = ports or (() if step.het_groups else step.reserved_ports)  # a component's own are not told apart
+        text = f"Without an exchange, the address on {rule!r} of other nodes is unknown: use a rule like "
+        raise InterfaceError(f'{text}"{{host}}-ib0".', interface=rule)
+    usable = ports or (() if step.het_groups else step.reserved_ports)  # Slurm does not say which component has which
     local_ranks, seen = [], Counter[str]()
     for node in nodes:
         local_ranks.append(seen[node])
@@ -156,8 +306,8 @@ def _from_environment(
     needed = max(local_ranks) + 1
     if len(usable) < needed:
         raise PlacementError(
-            f"Without an exchange each task of a node needs a port known beforehand: {needed} are needed, "
-            f"{len(usable)} are there. Give ports=, or let Slurm reserve them (srun --resv-ports).",
+            f"Without an exchange, each task of a node needs a port that is known before: {needed} are needed, "
+            f"{len(usable)} are available. Give ports=, or let Slurm reserve them (srun --resv-ports).",
             requested=needed,
             available=len(usable),
         )

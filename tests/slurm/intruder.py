@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.processes import marked_processes
 from tf4slurm import __version__
-from tf4slurm.agent.registration import Service
+from tf4slurm.agent.bootstrap import ControlEndpoint
 from tf4slurm.cluster import Address
 from tf4slurm.control import munge
 from tf4slurm.control.client import Membership
@@ -60,7 +60,7 @@ def main(run_directory: Path, mark: str, host: str, port: int) -> None:
     found = {
         "list": attempt(os.listdir, run_directory),
         "read": attempt(control.read_text),
-        "find": attempt(Service.from_file, control),
+        "find": attempt(ControlEndpoint.from_file, control),
         "plant": attempt((run_directory / "control.json").write_text, "{}"),
         "open": attempt(munge.open_from_this_user, credential),
         "environ": sorted({attempt(Path(f"/proc/{pid}/environ").read_bytes) for pid in pids}),

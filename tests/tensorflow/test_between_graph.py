@@ -21,7 +21,7 @@ BY_HAND = """
 import pathlib, sys, time
 import tensorflow.compat.v1 as tf
 from tf4slurm import DistributedTFQueueHook
-from tf4slurm.current_cluster import current_server_dictionary
+from tf4slurm.server_dictionary import current_server_dictionary
 
 tf.disable_v2_behavior()
 cluster, job_name, task_index = current_server_dictionary()

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.tensorflow.tasks import Tasks
-from tf4slurm.current_cluster import ServerDictionary
 from tf4slurm.errors import ShutdownError
+from tf4slurm.server_dictionary import ServerDictionary
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
@@ -23,7 +23,7 @@ PS = """
 import os, signal
 import tensorflow as tf
 import tf4slurm
-from tf4slurm.current_cluster import current_server_dictionary
+from tf4slurm.server_dictionary import current_server_dictionary
 signal.signal(signal.SIGTERM, lambda *_: os._exit(77))  # not through TensorFlow's exit, which may abort
 server = tf.distribute.Server(*current_server_dictionary())
 print("serving")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.agent.registration import JoinSettings
+from tf4slurm.agent.bootstrap import JoinSettings
 from tf4slurm.control.limits import Limits
 from tf4slurm.errors import CommandError, PlacementError
 from tf4slurm.launch.plan import LaunchPlan, check_command, check_ports

@@ -19,10 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
+from tf4slurm.agent.bootstrap import ControlEndpoint, read_place, settings_from_environ
 from tf4slurm.agent.liveness import wait_for_silence
 from tf4slurm.agent.log_tail import LastLines
 from tf4slurm.agent.placeholders import fill_in
-from tf4slurm.agent.registration import Join, Place, Service, settings_from_environ
+from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.script_channel import ScriptChannelServer
 from tf4slurm.agent.usage import watch_usage
 from tf4slurm.cluster import Address, Cluster, Task
@@ -41,6 +42,7 @@ from tf4slurm.network.proxies import past_proxies
 from tf4slurm.roles import Role, role_of
 from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
+from tf4slurm.slurm.step import SlurmStep
 from tf4slurm.system.background import in_thread
 from tf4slurm.system.child_process import Child, adopt_orphans, kill_descendants, reap_orphans
 from tf4slurm.system.guard import GUARD_LOST
@@ -74,7 +76,9 @@ _QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_
 class Agent:
     """The life of one task, from its registration to its leave."""
 
-    def __init__(self, command: Sequence[str], join: Join, environ: Mapping[str, str], writer: LineWriter) -> None:
+    def __init__(
+        self, command: Sequence[str], join: Rendezvous, environ: Mapping[str, str], writer: LineWriter
+    ) -> None:
         """`writer` gets the child's output, each line with the task's name before it."""
         self._command = command
         self._join = join
@@ -104,7 +108,7 @@ class Agent:
         for number in STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
-        if self._join.place.step is not None:  # a local agent has no guard
+        if isinstance(self._join.place, SlurmStep):  # a local agent has no guard
             asyncio.get_running_loop().add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
         await self._line.open()
         member = asyncio.create_task(self._membership.run())
@@ -139,14 +143,14 @@ class Agent:
 
     async def _watch_slurmstepd(self) -> None:
         """Leave once the slurmstepd of this task's step is killed: Slurm does not end the task then. Cancel this."""
-        if self._join.place.step is not None:  # a local agent ends with its launcher, which saves first
+        if isinstance(self._join.place, SlurmStep):  # a local agent ends with its launcher, which saves first
             process_id = await wait_for_slurmstepd_loss()
             self._membership.report(state="terminated", detail=f"its slurmstepd (process {process_id}) was killed")
 
     async def _obey(self, run_directory: RunDirectory) -> None:
         """Do what the launcher's latest order says, attempt by attempt, until that is to leave."""
         while True:
-            cluster = await self._join.agree()
+            cluster = await self._join.wait_for_cluster()
             if cluster is not None:
                 await self._train(cluster, run_directory)
             order = self._membership.order
@@ -156,7 +160,7 @@ class Agent:
                 return
             await in_thread(kill_descendants)  # what the child left behind may hold its port, or its GPU
             self._line.disconnect()
-            await self._join.renew(order.attempt)
+            await self._join.begin_attempt(order.attempt)
 
     async def _train(self, cluster: Cluster, run_directory: RunDirectory) -> None:
         """Have the child started as often as the launcher says, and tell it what it may know, in one attempt."""
@@ -236,11 +240,11 @@ class Agent:
 
     def _gpu_environ(self, cluster: Cluster, task: Task) -> dict[str, str]:
         place, has_chief = self._join.place, cluster.has_chief
-        if place.step is None:
+        if not isinstance(place, SlurmStep):
             return {} if role_of(task.task_type, has_chief=has_chief).sees_gpus else hidden_gpus()
-        here = [member for member in cluster.members if member.node == place.node]
+        here = [member for member in cluster.members if member.node == place.node_name]
         sees_gpus = [role_of(member.task.task_type, has_chief=has_chief).sees_gpus for member in here]
-        return gpu_environ(place.step, sees_gpus, self._join.settings.gpus_per_worker)
+        return gpu_environ(place, sees_gpus, self._join.settings.gpus_per_worker)
 
     async def _watch_child(self, child: Child, log: _ChildLog, address: Address | None) -> None:
         """Tell of the child's end; a child that counts as dead is ended first."""
@@ -334,12 +338,12 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         SlurmEnvironmentError: The environment does not tell which task this is.
     """
-    place = Place.from_environ(environ)
-    service = Service.from_environ(environ, place)
+    place = read_place(environ)
+    service = ControlEndpoint.from_environ(environ, place)
     settings = settings_from_environ(environ)
     writer = LineWriter(sys.stdout)
     try:
-        agent = Agent(command, Join(place, settings, lambda: service), environ, writer)
+        agent = Agent(command, Rendezvous(place, settings, lambda: service), environ, writer)
         return asyncio.run(agent.run(RunDirectory(Path(settings.run_directory))))
     finally:
         logging.shutdown()

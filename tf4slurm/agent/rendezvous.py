@@ -1,83 +1,151 @@
-"""The tasks of a step agreeing on a map among themselves: each script has a sidecar that does it."""
+"""A task's rendezvous: choose its address, hold its port, register, check the addresses of other tasks.
+
+When all tasks have done so, each has the cluster spec and may start its child process.
+"""
 
 from __future__ import annotations
 
-import atexit
-import builtins
-import contextlib
-import dataclasses
-import json
+import asyncio
 import os
-import subprocess
-import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
 
-from tf4slurm import errors
-from tf4slurm.agent.registration import JoinSettings
-from tf4slurm.cluster import Cluster
-from tf4slurm.control.messages import Map
-from tf4slurm.errors import RendezvousError
+from tf4slurm import __version__
+from tf4slurm.agent.bootstrap import ControlEndpoint, JoinSettings, Place
+from tf4slurm.cluster import Address, Cluster
+from tf4slurm.control.client import Membership
+from tf4slurm.control.credentials import Credentials
+from tf4slurm.control.messages import Registration
+from tf4slurm.errors import PlacementError, Tf4SlurmError
+from tf4slurm.network.interfaces import interface_address, route_address
+from tf4slurm.network.ports import HeldPort, hold_port
+from tf4slurm.network.reachability import ReachabilityServer, find_unreachable, members_to_check
 from tf4slurm.slurm.step import SlurmStep
-from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
-_LEAVE_SECONDS = 15.0
-# Not "-m tf4slurm.sidecar": that would let a json.py in the user's directory take the place of Python's own.
-_MAIN = (
-    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
-    "from tf4slurm.agent.sidecar import main; main()"
-)
-_HOME = str(Path(errors.__file__).parents[1])
-_companions: list[subprocess.Popen[str]] = []
+_CHECK_SECONDS = 5.0
+_PORT_SECONDS, _PORT_PAUSE_SECONDS = 3.0, 0.05
+_FAILURE_CHARACTERS = 900
 
 
-def agree(counts: Mapping[str, int], placement: str, settings: JoinSettings, step: SlurmStep) -> Cluster:
-    """Agree with the other tasks of the step on the cluster; afterwards `script.py` has its line to them.
+class Rendezvous:
+    """One task's registration, and the port that it holds for its child.
 
-    The sidecar process goes on until this process ends. Where this is rank 0, and its script waits for the others or
-    tells them its end, the process does not exit before they have: its sidecar serves them.
-
-    Raises:
-        Tf4SlurmError: What kept the tasks from agreeing, whatever it was.
+    `failure` is why this task cannot take part; None if it can.
     """
-    number = len(_companions) + 1  # every task calls as often
-    if number > 1:
-        settings = dataclasses.replace(settings, run_directory=f"{settings.run_directory}.{number}")
-    request = {"counts": dict(counts), "placement": placement, "settings": dataclasses.asdict(settings)}
-    sidecar = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, _HOME, json.dumps(request)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    _companions.append(sidecar)
-    atexit.register(_let_go, sidecar, is_host=step.rank == 0)
-    assert sidecar.stdout is not None
-    line = sidecar.stdout.readline()  # its own limits see to it that this comes
-    answer: dict[str, Any] = json.loads(line) if line else {"error": ["RendezvousError", "The sidecar ended.", {}]}
-    if "error" in answer:
-        raise _rebuild(*answer["error"])
-    os.environ[SCRIPT_CHANNEL_VARIABLE] = answer["line"]
-    return Map(1, tuple(map(tuple, answer["entries"]))).to_cluster()
 
+    def __init__(
+        self, place: Place, settings: JoinSettings, find_endpoint: Callable[[], ControlEndpoint | None]
+    ) -> None:
+        self.place = place
+        self.settings = settings
+        self.token = ""
+        self.failure: Tf4SlurmError | OSError | None = None
+        self.held_port: HeldPort | None = None
+        self.listener: socket.socket | None = None
+        self._find_endpoint = find_endpoint
+        self._choosing = threading.Lock()
+        self._incarnation = f"{os.getpid()}-{time.time_ns():x}-{os.urandom(4).hex()}"
+        self.membership = Membership(
+            self._addresses,
+            self._make_registration,
+            heartbeat_timeout_seconds=settings.heartbeat_timeout_seconds,
+            join_seconds=settings.join_seconds,
+            num_tasks=settings.num_tasks,
+        )
 
-def _let_go(sidecar: subprocess.Popen[str], *, is_host: bool) -> None:
-    """This process ends: its sidecar leaves."""
-    assert sidecar.stdin is not None
-    with contextlib.suppress(OSError):
-        sidecar.stdin.close()
-    try:
-        sidecar.wait(None if is_host else _LEAVE_SECONDS)  # the host stays until all have left, or are dead
-    except subprocess.TimeoutExpired:
-        sidecar.kill()
-        sidecar.wait()
+    async def wait_for_cluster(self) -> Cluster | None:
+        """Register, answer reachability checks on the held port, do those that are this task's, wait for all tasks.
 
+        Returns:
+            The cluster, once every address in it is reachable; None if the launcher ends this task or begins another
+            attempt (`begin_attempt`) before.
+        """
+        responder = ReachabilityServer()
+        attempt = self.membership.status.attempt
+        try:
+            while True:
+                await self.membership.wait_for_change()
+                order, current = self.membership.order, self.membership.map
+                if order.leave or order.attempt != attempt:
+                    return None
+                cluster = current.to_cluster() if current is not None and current.attempt == attempt else None
+                if order.starts:
+                    return cluster
+                if self.listener is not None:
+                    await responder.start(self.listener, self.token, self.place.rank)
+                if cluster is not None and self.membership.status.state == "registered":
+                    await self._check_addresses(cluster)
+        finally:
+            responder.close()
 
-def _rebuild(name: str, message: str, facts: dict[str, object]) -> Exception:
-    """Return the error that the sidecar met."""
-    kind: type[Exception] = getattr(errors, name, getattr(builtins, name, RendezvousError))
-    error: Exception = kind.__new__(kind)
-    Exception.__init__(error, message)
-    vars(error).update(facts)
-    return error
+    async def begin_attempt(self, attempt: int) -> None:
+        """Hold another port than before, and register for another attempt; a failure is reported to the launcher."""
+        before = self.held_port
+        changes: dict[str, object] = {}
+        try:
+            try:
+                self._hold_port()
+            except PlacementError:  # a narrow range: all tasks of this host release their old ports first
+                if before is not None:
+                    before.close()
+                await self._retry_to_hold_port()
+            changes["port"] = self.held_port.port if self.held_port is not None else 0
+        except (Tf4SlurmError, OSError) as error:
+            changes.update(state="not_ready", detail=f"rank {self.place.rank} has no port: {str(error).rstrip('.')}")
+        if before is not None:
+            before.close()
+        self.membership.begin_attempt(attempt, **changes)
+
+    async def _retry_to_hold_port(self) -> None:
+        deadline = time.monotonic() + _PORT_SECONDS
+        while True:
+            try:
+                self._hold_port()
+                return
+            except PlacementError:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(_PORT_PAUSE_SECONDS)
+
+    def _hold_port(self) -> None:
+        reserved = self.place.port_candidates if isinstance(self.place, SlurmStep) else ()
+        self.held_port = hold_port(self.settings.ports or reserved)
+        self.listener = self.held_port.listen()  # before another task can know the address and check it
+
+    async def _check_addresses(self, cluster: Cluster) -> None:
+        """Check the addresses assigned to this task, and compare the cluster with what Slurm says of this task."""
+        members = members_to_check(cluster, self.place.rank)
+        faults = await find_unreachable(members, self.token, _CHECK_SECONDS)
+        if isinstance(self.place, SlurmStep):
+            try:
+                self.place.check_own_place([member.node for member in cluster.members])
+            except Tf4SlurmError as error:
+                faults.append(str(error).removesuffix("."))
+        self.membership.report(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)
+
+    def _addresses(self) -> tuple[Sequence[Address], Credentials | None]:
+        endpoint = self._find_endpoint()
+        if endpoint is None:
+            return (), None
+        self.token = endpoint.credentials.token
+        return endpoint.addresses, endpoint.credentials
+
+    def _make_registration(self, service: Address) -> Registration:
+        """Choose the host address for this address of the service, and hold a port once; called in a thread.
+
+        A failure is sent to the launcher, which ends the job with it.
+        """
+        host, port, interface, node = "", 0, self.settings.interface, self.place.node_name
+        with self._choosing:  # an earlier thread, whose caller has timed out, may still run
+            self.failure = None
+            try:
+                host = interface_address(interface, node) if interface else route_address(service.host)
+                if self.held_port is None:
+                    self._hold_port()
+                port = self.held_port.port if self.held_port is not None else 0
+            except (Tf4SlurmError, OSError) as error:
+                self.failure = error
+        failure = None if self.failure is None else str(self.failure)[:_FAILURE_CHARACTERS]
+        return Registration(self.place.rank, node, host, port, self._incarnation, __version__, failure)

@@ -20,7 +20,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tf4slurm.agent.registration import Join, JoinSettings, Place, Service
+from tf4slurm.agent.bootstrap import ControlEndpoint, JoinSettings, Place
+from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.script_channel import ScriptChannelServer
 from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.credentials import Credentials, create_credentials
@@ -32,6 +33,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.roles import role_of
+from tf4slurm.slurm.step import SlurmStep
 from tf4slurm.system.background import in_thread
 from tf4slurm.system.output import LogHandler
 from tf4slurm.system.program import silence_grpc
@@ -54,7 +56,7 @@ class Sidecar:
         path = Path(settings.run_directory)
         hosts = place.rank == 0
         self._directory = RunDirectory.open(path, reserve_result=False) if hosts else RunDirectory(path.absolute())
-        self._join = Join(place, settings, lambda: Service.from_file(self._directory.control))
+        self._join = Rendezvous(place, settings, lambda: ControlEndpoint.from_file(self._directory.control))
         self._line = ScriptChannelServer(self._join.membership.note)
         self._lacking = self._lacking_interface()
 
@@ -65,7 +67,7 @@ class Sidecar:
         ending = asyncio.create_task(_wait_for_end(script))
         hosting = asyncio.create_task(self._host()) if self._place.rank == 0 else None
         member = asyncio.create_task(membership.run())
-        agreeing = asyncio.create_task(self._join.agree())
+        agreeing = asyncio.create_task(self._join.wait_for_cluster())
         lacking = self._lacking
         try:
             done, _ = await asyncio.wait(
@@ -101,7 +103,7 @@ class Sidecar:
         """Return why this host has no address on the interface that is asked for; None if it has."""
         try:
             if self._settings.interface:
-                interface_address(self._settings.interface, self._place.node)
+                interface_address(self._settings.interface, self._place.node_name)
             return None
         except InterfaceError as error:
             return error
@@ -115,7 +117,7 @@ class Sidecar:
             self._join.listener.close()
         membership.report(state="running", starts=1, process_id=script)
         entries = membership.map.entries if membership.map is not None else ()
-        _answer({"line": self._line.name, "entries": entries})
+        _answer({"channel": self._line.name, "entries": entries})
         while not (ending.done() or member.done()):
             self._line.tell(membership.order)
             changing = asyncio.create_task(membership.wait_for_change())
@@ -156,9 +158,9 @@ class Sidecar:
 
     def _write_control(self, port: int, credentials: Credentials) -> None:
         interface = None if self._lacking else self._settings.interface
-        hosts = (interface_address(interface, self._place.node),) if interface else host_addresses()
+        hosts = (interface_address(interface, self._place.node_name),) if interface else host_addresses()
         addresses = tuple(Address(host, port) for host in hosts)
-        self._directory.write_control(Service(addresses, credentials).to_json())
+        self._directory.write_control(ControlEndpoint(addresses, credentials).to_json())
 
     def _remove_control(self) -> None:
         with contextlib.suppress(OSError):
@@ -180,7 +182,7 @@ def _answer(content: object) -> None:
     print(json.dumps(content, default=str), flush=True)
 
 
-def _failure(join: Join) -> Exception:
+def _failure(join: Rendezvous) -> Exception:
     if join.failure is not None:
         return join.failure
     reason = join.membership.order.reason or "The tasks did not agree on a map."
@@ -194,9 +196,16 @@ def main() -> None:
     silence_grpc()
     logging.basicConfig(handlers=(LogHandler(sys.stderr),), format="tf4slurm: %(levelname)s: %(message)s")
     request = json.loads(sys.argv[1])
-    settings = JoinSettings(**{**request["settings"], "ports": tuple(request["settings"]["ports"])})
     try:
-        sidecar = Sidecar(request["counts"], request["placement"], settings, Place.from_environ(os.environ))
+        step = SlurmStep.from_environ(os.environ)
+        settings = JoinSettings(
+            run_directory=request["run_directory"],
+            interface=request["interface"],
+            ports=tuple(request["ports"]),
+            join_seconds=request["timeout_seconds"],
+            num_tasks=step.num_tasks,
+        )
+        sidecar = Sidecar(request["counts"], request["placement"], settings, step)
         asyncio.run(sidecar.run(os.getppid()))
     except Exception as error:
         _answer({"error": [type(error).__name__, str(error), vars(error)]})

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tf4slurm.agent.agent import run_agent
-from tf4slurm.agent.registration import is_under_launcher
+from tf4slurm.agent.bootstrap import is_under_launcher
 from tf4slurm.cli.options import job_options, make_plan
 from tf4slurm.system.output import LineWriter
 

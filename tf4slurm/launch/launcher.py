@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from tf4slurm import __version__
 from tf4slurm.agent.agent import STOP_SIGNALS
+from tf4slurm.agent.bootstrap import ControlEndpoint, settings_to_environ
 from tf4slurm.agent.log_tail import explain
-from tf4slurm.agent.registration import Service, settings_to_environ
 from tf4slurm.cluster import Address
 from tf4slurm.control.credentials import create_credentials
 from tf4slurm.control.idle_watch import IdleWatch
@@ -215,7 +215,7 @@ class Launcher:
     def _listen_host(self) -> str:
         return _LOOPBACK if self._spawner is not None and self._spawner.is_local else ""
 
-    def _locate(self, port: int) -> Service:
+    def _locate(self, port: int) -> ControlEndpoint:
         """Return the addresses under which the tasks may find the service, the likeliest first."""
         if self._listen_host() == _LOOPBACK:
             hosts: tuple[str, ...] = (_LOOPBACK,)
@@ -223,7 +223,7 @@ class Launcher:
             hosts = (interface_address(self._plan.interface, self._node),)
         else:
             hosts = host_addresses() or (socket.gethostname(),)
-        return Service(tuple(Address(host, port) for host in hosts), self._credentials.shared)
+        return ControlEndpoint(tuple(Address(host, port) for host in hosts), self._credentials.shared)
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()
@@ -269,7 +269,7 @@ class Launcher:
     def _write_job(self) -> None:
         self._run_directory.write_job({**_describe(self._plan), **self._facts})
 
-    def _write_control(self, service: Service) -> None:
+    def _write_control(self, service: ControlEndpoint) -> None:
         self._run_directory.write_control(service.to_json())
 
     def _remove_control(self) -> None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from tf4slurm.agent.agent import run_agent
-from tf4slurm.agent.registration import rank_to_environ
+from tf4slurm.agent.bootstrap import rank_to_environ
 from tf4slurm.errors import LaunchError
 from tf4slurm.launch.spawner import SpawnerListener, read_lines
 from tf4slurm.system.background import in_thread

@@ -17,7 +17,7 @@ from tf4slurm.network.ports import format_ports
 from tf4slurm.placement import PACK
 
 if TYPE_CHECKING:
-    from tf4slurm.agent.registration import JoinSettings
+    from tf4slurm.agent.bootstrap import JoinSettings
 
 _PYTHON = re.compile(r"python[\d.]*")
 _INTERPRETER = re.compile(_PYTHON.pattern + "|bash|sh")
@@ -69,7 +69,7 @@ class LaunchPlan:
         return self.data_python or (program if _PYTHON.fullmatch(os.path.basename(program)) else "")
 
     def to_settings(self, run_directory: Path) -> JoinSettings:
-        from tf4slurm.agent.registration import (
+        from tf4slurm.agent.bootstrap import (
             JoinSettings,  # loads asyncio, which who only writes a script down does not need
         )
 

@@ -17,7 +17,8 @@ import time
 from collections.abc import Mapping
 
 from tf4slurm.agent.agent import Agent
-from tf4slurm.agent.registration import Join, Place, Service
+from tf4slurm.agent.bootstrap import ControlEndpoint, read_place
+from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Address
 from tf4slurm.control.client import Membership
 from tf4slurm.errors import EXIT_TASK_LOST, LaunchError, RunDirectoryError
@@ -44,7 +45,7 @@ def run_self_hosted_task(
     restart = f"r{step.restart_count}" if step.restart_count else ""
     path = plan.runs_directory / f"{plan.name}-{step.job_id}.{step.step_id}{restart}"
     directory = RunDirectory.open(path) if step.rank == 0 else RunDirectory(path.absolute())
-    join = Join(Place.from_environ(environ), plan.to_settings(path), lambda: Service.from_file(directory.control))
+    join = Rendezvous(read_place(environ), plan.to_settings(path), lambda: ControlEndpoint.from_file(directory.control))
     agent = Agent(plan.command, join, environ, writer)
     if step.rank != 0:
         exit_code = asyncio.run(agent.run(directory))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tf4slurm.current_cluster import ServerDictionary
+from tf4slurm.server_dictionary import ServerDictionary
 from tf4slurm.shutdown.barrier import BarrierMethod
 from tf4slurm.shutdown.method import ShutdownMethod
 from tf4slurm.shutdown.queues import QueueMethod

@@ -6,8 +6,8 @@ import atexit
 import gc
 from collections.abc import Mapping, Sequence
 
-from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import ShutdownError
+from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.shutdown.choice import choose_method
 from tf4slurm.shutdown.method import Ending
 

@@ -6,8 +6,8 @@ import time
 
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.completion_signal import CompletionSignal
-from tf4slurm.current_cluster import ServerDictionary
 from tf4slurm.errors import ShutdownTimeoutError
+from tf4slurm.server_dictionary import ServerDictionary
 from tf4slurm.shutdown.method import Ending
 
 _REPLY_SECONDS = 0.2

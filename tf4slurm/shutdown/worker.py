@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tf4slurm.completion_signal import CompletionSignal
-from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import ShutdownError
+from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.shutdown.choice import choose_method
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tf4slurm.cluster import Task
 from tf4slurm.completion_signal import CompletionSignal, completion_signal
-from tf4slurm.current_cluster import ServerDictionary
 from tf4slurm.errors import ShutdownError
 from tf4slurm.script_api import find_script_channel
+from tf4slurm.server_dictionary import ServerDictionary
 from tf4slurm.tensorflow.queues import PsQueue
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.script_api import find_script_channel, report, should_stop
+from tf4slurm.server_dictionary import current_server_dictionary
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.input import in_order
+from tf4slurm.server_dictionary import current_server_dictionary
 
 
 def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = None) -> tf.data.Dataset:

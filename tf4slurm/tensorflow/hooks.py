@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.cluster import format_tasks
-from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import RendezvousTimeoutError, ShutdownError
+from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.tensorflow.done import done_word
 from tf4slurm.tensorflow.muster import own_muster
 from tf4slurm.tensorflow.paths import prove_paths

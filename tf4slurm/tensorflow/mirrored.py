@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.current_cluster import current_server_dictionary
 from tf4slurm.errors import PlacementError
 from tf4slurm.script_api import barrier
+from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.tensorflow.keras_limits import tell_keras_limits
 
 

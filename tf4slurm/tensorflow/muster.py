@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from tf4slurm.cluster import Task
-from tf4slurm.current_cluster import ServerDictionary
 from tf4slurm.errors import ShutdownError
+from tf4slurm.server_dictionary import ServerDictionary
 from tf4slurm.tensorflow.queues import PsQueue
 
 _musters: dict[Task, Muster] = {}

@@ -6,7 +6,7 @@ import time
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.current_cluster import ServerDictionary
+from tf4slurm.server_dictionary import ServerDictionary
 
 _ATTEMPT_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1

@@ -12,11 +12,17 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.current_cluster import ServerDictionary, launched_server_dictionary, set_current_server_dictionary
 from tf4slurm.errors import LayoutError, PlacementError
 from tf4slurm.roles import TASK_TYPES, role_of
 from tf4slurm.script_api import find_script_channel
-from tf4slurm.server_dictionary import count_roles, form_cluster, get_server_dictionary
+from tf4slurm.server_dictionary import (
+    ServerDictionary,
+    count_roles,
+    form_cluster,
+    get_server_dictionary,
+    launched_server_dictionary,
+    set_current_server_dictionary,
+)
 from tf4slurm.slurm.commands import layout_of
 from tf4slurm.slurm.gpus import is_own_list, share_environ
 from tf4slurm.slurm.layout import Component, deal_ranks, rename_nodes

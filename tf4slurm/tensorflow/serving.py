@@ -10,9 +10,9 @@ from typing import NoReturn
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.completion_signal import completion_signal
-from tf4slurm.current_cluster import ServerDictionary
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.script_api import ScriptChannel
+from tf4slurm.server_dictionary import ServerDictionary
 
 
 def serve(own: ServerDictionary, line: ScriptChannel | None) -> NoReturn:

@@ -7,10 +7,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.current_cluster import ServerDictionary, current_server_dictionary, launched_server_dictionary
 from tf4slurm.errors import PlacementError
 from tf4slurm.script_api import find_script_channel
-from tf4slurm.server_dictionary import get_server_dictionary
+from tf4slurm.server_dictionary import (
+    ServerDictionary,
+    current_server_dictionary,
+    get_server_dictionary,
+    launched_server_dictionary,
+)
 from tf4slurm.tensorflow.forming import lead_servers, own_run_directory
 from tf4slurm.tensorflow.keras_limits import tell_keras_limits
 from tf4slurm.tensorflow.leaving import let_leave

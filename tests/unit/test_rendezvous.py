@@ -15,16 +15,18 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_service_and_client import CREDENTIALS, OTHER_JOB, SHARED, cancel, serving, until
-from tf4slurm.agent.registration import (
-    Join,
+from tf4slurm.agent.bootstrap import (
+    ControlEndpoint,
     JoinSettings,
+    LocalTask,
     Place,
-    Service,
     is_under_launcher,
     rank_to_environ,
+    read_place,
     settings_from_environ,
     settings_to_environ,
 )
+from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control import munge
 from tf4slurm.control.credentials import Credentials
@@ -46,8 +48,8 @@ from tf4slurm.system.variables import AGENT_VARIABLES
 
 DATA = Path(__file__).parent.parent / "data"
 STEP: dict[str, str] = json.loads((DATA / "step-3-nodes-7-tasks.json").read_text())["environments"][1]
-SERVICE = Service((Address("10.0.0.1", 5000), Address("fd00::1", 5000)), SHARED)
-HERE = Place(0, "laptop")
+SERVICE = ControlEndpoint((Address("10.0.0.1", 5000), Address("fd00::1", 5000)), SHARED)
+HERE = LocalTask(0, "laptop")
 LIMITS = Limits(heartbeat_interval_seconds=0.05, heartbeat_timeout_seconds=2)
 
 
@@ -55,22 +57,22 @@ LIMITS = Limits(heartbeat_interval_seconds=0.05, heartbeat_timeout_seconds=2)
 
 
 def test_the_local_launcher_says_the_rank() -> None:
-    assert Place.from_environ(rank_to_environ(3)) == Place(3, socket.gethostname())
+    assert read_place(rank_to_environ(3)) == LocalTask(3, socket.gethostname())
 
 
 def test_slurm_says_the_rank_the_node_the_ports_and_where_srun_is() -> None:
-    place = Place.from_environ(STEP)
-    assert place == Place(1, "r1-n9", SlurmStep.from_environ(STEP))
-    assert place.reserved_ports == (23164, 23165, 23166, 23167, 23168, 23163)
+    place = read_place(STEP)
+    assert place == SlurmStep.from_environ(STEP)
+    assert place.port_candidates == (23164, 23165, 23166, 23167, 23168, 23163)
 
 
 def test_a_local_launcher_inside_of_a_step_is_believed() -> None:
-    assert Place.from_environ({**STEP, **rank_to_environ(5)}) == Place(5, "r1-n9")
+    assert read_place({**STEP, **rank_to_environ(5)}) == LocalTask(5, "r1-n9")
 
 
 def test_no_place_is_an_error() -> None:
     with pytest.raises(SlurmEnvironmentError, match="this process is not a task of a Slurm step"):
-        Place.from_environ({})
+        read_place({})
 
 
 # The service and the settings
@@ -85,7 +87,7 @@ def test_service_survives_the_environment() -> None:
         rest = {name: value for name, value in environ.items() if name != missing}
         assert not is_under_launcher({**rest, **settings_to_environ(JoinSettings("/runs/x"))})
     assert not is_under_launcher(STEP)
-    assert Service.from_environ(environ, HERE) == SERVICE
+    assert ControlEndpoint.from_environ(environ, HERE) == SERVICE
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_service_survives_the_environment() -> None:
 )
 def test_the_address_that_slurm_knows_comes_first(launch_address: str | None, hosts: list[str]) -> None:
     step = {**STEP, "SLURM_LAUNCH_NODE_IPADDR": launch_address or ""}
-    found = Service.from_environ(SERVICE.to_environ(), Place.from_environ(step))
+    found = ControlEndpoint.from_environ(SERVICE.to_environ(), read_place(step))
     assert found.addresses == tuple(Address(host, 5000) for host in hosts)
 
 
@@ -124,9 +126,9 @@ def test_settings_survive_the_environment(settings: JoinSettings) -> None:
 
 def test_service_survives_a_file(tmp_path: Path) -> None:
     path = tmp_path / "control.json"
-    assert Service.from_file(path) is None
+    assert ControlEndpoint.from_file(path) is None
     path.write_text(json.dumps(SERVICE.to_json()))
-    assert Service.from_file(path) == SERVICE
+    assert ControlEndpoint.from_file(path) == SERVICE
 
 
 @pytest.mark.parametrize(
@@ -146,16 +148,16 @@ def test_service_survives_a_file(tmp_path: Path) -> None:
 def test_file_with_other_content_is_no_service(tmp_path: Path, text: str) -> None:
     path = tmp_path / "control.json"
     path.write_text(text)
-    assert Service.from_file(path) is None
+    assert ControlEndpoint.from_file(path) is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_a_file_of_another_user_is_no_service(tmp_path: Path) -> None:
     path = tmp_path / "control.json"
     path.write_text(json.dumps(SERVICE.to_json()))
-    assert Service.from_file(path) == SERVICE
+    assert ControlEndpoint.from_file(path) == SERVICE
     os.chown(path, 12345, -1)
-    assert Service.from_file(path) is None
+    assert ControlEndpoint.from_file(path) is None
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
@@ -163,16 +165,16 @@ def test_a_file_that_others_may_write_is_no_service(tmp_path: Path, mode: int) -
     path = tmp_path / "control.json"
     path.write_text(json.dumps(SERVICE.to_json()))
     path.chmod(mode)
-    assert Service.from_file(path) is None
+    assert ControlEndpoint.from_file(path) is None
 
 
 def test_a_link_or_a_pipe_is_no_service_and_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_text(json.dumps(SERVICE.to_json()))
     (tmp_path / "link").symlink_to(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe", 0o600)
-    assert Service.from_file(tmp_path / "file") == SERVICE
-    assert Service.from_file(tmp_path / "link") is None
-    assert Service.from_file(tmp_path / "pipe") is None
+    assert ControlEndpoint.from_file(tmp_path / "file") == SERVICE
+    assert ControlEndpoint.from_file(tmp_path / "link") is None
+    assert ControlEndpoint.from_file(tmp_path / "pipe") is None
 
 
 def test_credentials_sealed_with_munge_need_munge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +183,7 @@ def test_credentials_sealed_with_munge_need_munge(tmp_path: Path, monkeypatch: p
     path.chmod(0o600)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(AuthenticationError, match="must run on every host of the job or on none"):
-        Service.from_file(path)
+        ControlEndpoint.from_file(path)
     assert set(SERVICE.to_json()) == {"addresses", "credentials"}
 
 
@@ -204,7 +206,7 @@ def test_file_whose_sealed_text_is_no_credentials_is_no_service(
     path = tmp_path / "control.json"
     path.write_text(json.dumps({"addresses": ["n1:1"], "munge": "MUNGE:sealed:"}))
     monkeypatch.setattr(munge, "open_from_this_user", lambda _: text)
-    assert Service.from_file(path) is None
+    assert ControlEndpoint.from_file(path) is None
 
 
 def test_munge_seals_certificate_and_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +223,7 @@ def test_munge_seals_certificate_and_token(tmp_path: Path, monkeypatch: pytest.M
     assert json.loads(sealed[0]) == {"certificate": SHARED.certificate, "token": SHARED.token}
     path = tmp_path / "control.json"
     path.write_text(json.dumps(content))
-    assert Service.from_file(path) == SERVICE
+    assert ControlEndpoint.from_file(path) == SERVICE
 
 
 def test_credentials_beside_sealed_ones_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +232,7 @@ def test_credentials_beside_sealed_ones_are_not_used(tmp_path: Path, monkeypatch
     path = tmp_path / "control.json"
     planted = {"certificate": OTHER_JOB.shared.certificate, "token": "planted"}
     path.write_text(json.dumps({"addresses": ["n1:1"], "munge": "MUNGE:sealed:", "credentials": planted}))
-    assert Service.from_file(path) == Service((Address("n1", 1),), SHARED)
+    assert ControlEndpoint.from_file(path) == ControlEndpoint((Address("n1", 1),), SHARED)
 
 
 def test_text_of_a_service_does_not_show_the_token() -> None:
@@ -246,8 +248,8 @@ def test_text_of_a_service_does_not_show_the_token() -> None:
 def test_task_with_an_unusable_certificate_does_not_join(certificate: str) -> None:
     async def run() -> None:
         async with serving("worker") as job:
-            service = Service((job.address,), Credentials(certificate, SHARED.token))
-            join = Join(HERE, JoinSettings("/runs/x", join_seconds=0.5), lambda: service)
+            service = ControlEndpoint((job.address,), Credentials(certificate, SHARED.token))
+            join = Rendezvous(HERE, JoinSettings("/runs/x", join_seconds=0.5), lambda: service)
             with pytest.raises(RendezvousConnectionError):
                 await asyncio.wait_for(join.membership.run(), 10)
             assert job.events == []
@@ -260,8 +262,8 @@ def test_task_with_an_unusable_certificate_does_not_join(certificate: str) -> No
 def test_hello_made_for_several_addresses_holds_one_port() -> None:
     async def run() -> None:
         async with serving("worker") as job, serving("worker", credentials=OTHER_JOB) as other:
-            service = Service((Address("127.0.0.1", 1), other.address, job.address), SHARED)
-            join = Join(HERE, JoinSettings("/runs/x"), lambda: service)
+            service = ControlEndpoint((Address("127.0.0.1", 1), other.address, job.address), SHARED)
+            join = Rendezvous(HERE, JoinSettings("/runs/x"), lambda: service)
             ports: list[int] = []
             make = join.membership._make_hello
 
@@ -289,12 +291,12 @@ def test_hello_made_for_several_addresses_holds_one_port() -> None:
 
 
 @contextlib.asynccontextmanager
-async def joined(settings: JoinSettings, place: Place) -> AsyncIterator[tuple[Join, JobState]]:
+async def joined(settings: JoinSettings, place: Place) -> AsyncIterator[tuple[Rendezvous, JobState]]:
     """A join to a real service of one task, up to its hello."""
     state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_: None)
     control = ControlService(state, CREDENTIALS)
-    service = Service((Address("127.0.0.1", await control.start()),), SHARED)
-    join = Join(place, settings, lambda: service)
+    service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
+    join = Rendezvous(place, settings, lambda: service)
     running = asyncio.create_task(join.membership.run())
     try:
         deadline = time.monotonic() + 10
@@ -311,7 +313,7 @@ async def joined(settings: JoinSettings, place: Place) -> AsyncIterator[tuple[Jo
             join.held_port.close()
 
 
-def check_joined(settings: JoinSettings, place: Place, check: Callable[[Join, JobState], None]) -> None:
+def check_joined(settings: JoinSettings, place: Place, check: Callable[[Rendezvous, JobState], None]) -> None:
     async def run() -> None:
         async with joined(settings, place) as (join, state):
             check(join, state)
@@ -320,7 +322,7 @@ def check_joined(settings: JoinSettings, place: Place, check: Callable[[Join, Jo
 
 
 def test_a_task_gives_the_address_of_its_route_and_the_port_it_holds() -> None:
-    def check(join: Join, state: JobState) -> None:
+    def check(join: Rendezvous, state: JobState) -> None:
         assert join.failure is None
         assert join.token == SHARED.token
         assert join.held_port is not None
@@ -342,10 +344,10 @@ def test_ports_that_are_asked_for_come_before_those_that_slurm_reserves(asked: b
         free = tuple(held.enter_context(contextlib.closing(hold_port())).port for _ in range(8))
     mine, reserved = free[:4], free[4:]  # several, for anybody may take one meanwhile
 
-    def check(join: Join, state: JobState) -> None:
+    def check(join: Rendezvous, state: JobState) -> None:
         assert state.records[0].address in [Address("127.0.0.1", port) for port in (mine if asked else reserved)]
 
-    place = Place.from_environ(
+    place = read_place(
         {
             **STEP,
             "SLURM_PROCID": "0",
@@ -359,7 +361,7 @@ def test_ports_that_are_asked_for_come_before_those_that_slurm_reserves(asked: b
 
 
 def test_an_interface_that_does_not_exist_is_told_to_the_launcher() -> None:
-    def check(join: Join, state: JobState) -> None:
+    def check(join: Rendezvous, state: JobState) -> None:
         assert isinstance(join.failure, InterfaceError)
         assert state.outcome is not None
         assert state.outcome.exit_code == 3
@@ -371,7 +373,7 @@ def test_an_interface_that_does_not_exist_is_told_to_the_launcher() -> None:
 def test_a_range_without_a_free_port_is_told_to_the_launcher() -> None:
     with contextlib.closing(hold_port()) as taken:
 
-        def check(join: Join, state: JobState) -> None:
+        def check(join: Rendezvous, state: JobState) -> None:
             assert isinstance(join.failure, PlacementError)
             assert state.outcome is not None
             assert "None of the 1 ports" in state.outcome.reason
@@ -400,10 +402,10 @@ def test_tasks_on_several_nodes_agree_on_the_cluster_after_proving_it() -> None:
     async def run() -> None:
         state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_: None)
         control = ControlService(state, CREDENTIALS)
-        service = Service((Address("127.0.0.1", await control.start()),), SHARED)
-        joins = [Join(Place(rank, f"n{rank}"), settings, lambda: service) for rank in range(2)]
+        service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
+        joins = [Rendezvous(LocalTask(rank, f"n{rank}"), settings, lambda: service) for rank in range(2)]
         running = [asyncio.create_task(join.membership.run()) for join in joins]
-        first, second = await asyncio.wait_for(asyncio.gather(*(join.agree() for join in joins)), 10)
+        first, second = await asyncio.wait_for(asyncio.gather(*(join.wait_for_cluster() for join in joins)), 10)
         assert first == second
         assert first is not None
         assert [member.address for member in first.members] == [record.address for record in state.records]
@@ -422,10 +424,10 @@ def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
     async def run() -> None:
         state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_: None)
         control = ControlService(state, CREDENTIALS)
-        service = Service((Address("127.0.0.1", await control.start()),), SHARED)
-        join = Join(HERE, JoinSettings("/runs/x"), lambda: service)
+        service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
+        join = Rendezvous(HERE, JoinSettings("/runs/x"), lambda: service)
         running = asyncio.create_task(join.membership.run())
-        agreeing = asyncio.create_task(join.agree())
+        agreeing = asyncio.create_task(join.wait_for_cluster())
         await join.membership.wait_for_change()
         state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", time.monotonic())
         control.publish()
@@ -444,8 +446,8 @@ def test_a_service_is_asked_for_until_there_is_one() -> None:
         state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_: None)
         control = ControlService(state, CREDENTIALS)
         port = await control.start()
-        answers = [None, None, Service((Address("127.0.0.1", port),), SHARED)]
-        join = Join(HERE, JoinSettings("/runs/x"), lambda: answers.pop(0) if len(answers) > 1 else answers[0])
+        answers = [None, None, ControlEndpoint((Address("127.0.0.1", port),), SHARED)]
+        join = Rendezvous(HERE, JoinSettings("/runs/x"), lambda: answers.pop(0) if len(answers) > 1 else answers[0])
         running = asyncio.create_task(join.membership.run())
         deadline = time.monotonic() + 10
         while not state.records[0].has_registered:
