@@ -23,7 +23,7 @@ from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.messages import Map
 from tf4slurm.errors import InterfaceError, PlacementError, RendezvousError, SlurmEnvironmentError
 from tf4slurm.network.interfaces import INFINIBAND
-from tf4slurm.network.proxies import past_proxies
+from tf4slurm.network.reachability import bypass_proxies
 from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import SCRIPT_TASK_TYPES
 from tf4slurm.slurm.step import SlurmStep
@@ -137,7 +137,7 @@ def get_server_dictionary(
             directory=directory,
         )
         os.environ["TF_GRPC_REUSE_PORT"] = "true"
-        os.environ.update(past_proxies(os.environ, (member.address.host for member in cluster.members)))
+        os.environ.update(bypass_proxies(os.environ, (member.address.host for member in cluster.members)))
     else:
         cluster = _compute_cluster(step, counts, placement, interface, ports)
     return set_current_server_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))

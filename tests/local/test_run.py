@@ -392,7 +392,7 @@ def test_isolated_without_user_namespaces_says_what_to_do(tmp_path: Path) -> Non
     command = (TF4SLURM, "run", "--workers", "1", "--isolated", "--", "true")
     done = subprocess.run([*forbid, "sh", *command], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 3
-    assert "does not let this user make a network namespace" in done.stderr
+    assert "does not let this user create a network namespace" in done.stderr
 
 
 def test_two_jobs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:

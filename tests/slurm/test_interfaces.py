@@ -59,8 +59,8 @@ def test_the_asked_network_is_chosen(lab: SlurmLab, interface: str, address: str
     ("interface", "words"),
     [
         ("ib1", "'ib1' does not exist on node r1-n9. Found: eth0, ib0, lo"),
-        ("*0", "fits several on node r1-n9: eth0 (10.78.0.2), ib0 (172.29.0.2)"),
-        ("fastest", "fits several"),  # both cables say 10 Gbit/s
+        ("*0", "matches several on node r1-n9: eth0 (10.78.0.2), ib0 (172.29.0.2)"),
+        ("fastest", "matches several"),  # both cables say 10 Gbit/s
         ("192.168.7.0/24", "Found: eth0, ib0, lo"),
         ("{host}-opa", "Found: eth0, ib0, lo"),
     ],

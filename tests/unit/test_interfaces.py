@@ -27,7 +27,7 @@ def test_the_loopback_interface_has_its_address() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "pattern",
     [
         f"{LOOPBACK[:-1]}[{LOOPBACK[-1]}]",
         "127.0.0.0/8",
@@ -36,31 +36,31 @@ def test_the_loopback_interface_has_its_address() -> None:
         f"10.255.255.252/30, {LOOPBACK} ,ib-nowhere",
     ],
 )
-def test_a_wish_that_fits_the_loopback_interface(wish: str) -> None:
-    assert interface_address(wish, "n1") == "127.0.0.1"
+def test_pattern_matches_the_loopback_interface(pattern: str) -> None:
+    assert interface_address(pattern, "n1") == "127.0.0.1"
 
 
-def test_a_rule_for_host_names() -> None:
+def test_host_name_pattern() -> None:
     assert interface_address("{host}", "localhost") in ("127.0.0.1", "::1")
     assert interface_address("local{host}", "host") in ("127.0.0.1", "::1")
 
 
-def test_a_wish_that_fits_several_is_refused_and_names_them() -> None:
+def test_pattern_that_matches_several_is_refused() -> None:
     usable = [each for each in list_interfaces() if each.addresses]
     if len(usable) < 2:
         pytest.skip("this host has one interface only")
     with pytest.raises(InterfaceError) as caught:
         interface_address("*", "n1")
-    assert "Interface '*' fits several on node " in str(caught.value)
+    assert "Interface '*' matches several on node " in str(caught.value)
     for each in usable:
         assert f"{each.name} ({each.addresses[0]})" in str(caught.value)
 
 
-@pytest.mark.parametrize("wish", ["10.0.0.0/33", "ib0/24", "/"])
-def test_what_is_no_network_is_refused(wish: str) -> None:
+@pytest.mark.parametrize("pattern", ["10.0.0.0/33", "ib0/24", "/"])
+def test_invalid_network_is_refused(pattern: str) -> None:
     with pytest.raises(InterfaceError, match="is not a network") as caught:
-        interface_address(wish, "n1")
-    assert caught.value.interface == wish
+        interface_address(pattern, "n1")
+    assert caught.value.interface == pattern
 
 
 def test_the_interfaces_are_those_that_the_system_names() -> None:
@@ -86,7 +86,7 @@ def test_the_fastest_is_never_loopback() -> None:
         assert isinstance(found, InterfaceError)
 
 
-def test_an_unknown_name_lists_those_that_exist() -> None:
+def test_unknown_name_lists_the_interfaces() -> None:
     with pytest.raises(InterfaceError) as caught:
         interface_address("ib-nowhere", "n1")
     error = caught.value
@@ -147,5 +147,5 @@ def test_the_addresses_of_the_host_are_its_own_ipv4_first_and_without_loopback()
         ("", False),
     ],
 )
-def test_what_is_loopback(host: str, expected: bool) -> None:
+def test_is_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected

@@ -50,7 +50,7 @@ def test_the_kernel_picks_different_ports(held: HeldPort) -> None:
         assert 0 < other.port != held.port > 0
 
 
-def test_a_held_port_is_no_other_holders(held: HeldPort) -> None:
+def test_held_port_cannot_be_held_twice(held: HeldPort) -> None:
     with pytest.raises(PlacementError) as caught:
         hold_port([held.port])
     assert str(caught.value) == f"None of the 1 ports {held.port} is free on this host. Give a larger range."
@@ -66,7 +66,7 @@ def test_holders_take_the_first_free_candidate(held: HeldPort) -> None:
 
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_a_port_on_which_anyone_listens_is_not_held(host: str, reuse: bool) -> None:
+def test_listening_port_is_not_held(host: str, reuse: bool) -> None:
     with listener(0, reuse=reuse, host=host) as server, pytest.raises(PlacementError):
         hold_port([server.getsockname()[1]])
 
@@ -88,7 +88,7 @@ def test_the_child_with_the_option_accepts_every_connection_while_the_port_is_he
             assert_reached(server, held.port)
 
 
-def test_nobody_answers_on_a_port_that_is_only_held(held: HeldPort) -> None:
+def test_held_port_refuses_connections(held: HeldPort) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", held.port), timeout=5)
 
@@ -119,7 +119,7 @@ def test_listening_beside_the_held_port_does_not_let_another_holder_in(held: Hel
         ("65535,1", (65535, 1)),
     ],
 )
-def test_ports_are_read(text: str, ports: tuple[int, ...]) -> None:
+def test_ports_are_parsed(text: str, ports: tuple[int, ...]) -> None:
     assert parse_ports(text) == ports
 
 
@@ -138,7 +138,7 @@ def test_ports_are_read(text: str, ports: tuple[int, ...]) -> None:
         ("23000 - 23002", "23000 - 23002"),
     ],
 )
-def test_what_is_not_a_range_is_refused(text: str, part: str) -> None:
+def test_invalid_range_is_refused(text: str, part: str) -> None:
     with pytest.raises(ValueError, match='expected "first-last" within 1 to 65535') as caught:
         parse_ports(text)
     assert str(caught.value).startswith(repr(part))
@@ -148,7 +148,7 @@ def test_what_is_not_a_range_is_refused(text: str, part: str) -> None:
     ("ports", "text"),
     [((5,), "5"), ((5, 6, 7), "5-7"), ((5, 7, 8), "5,7-8"), ((8, 7), "8,7"), ((5, 5), "5,5"), ((), "")],
 )
-def test_ports_are_written(ports: tuple[int, ...], text: str) -> None:
+def test_ports_are_formatted(ports: tuple[int, ...], text: str) -> None:
     assert format_ports(ports) == text
 
 
@@ -174,7 +174,7 @@ def leave_in_time_wait() -> int:
     return port
 
 
-def test_a_port_that_an_ended_server_left_can_be_held_by_one() -> None:
+def test_port_in_time_wait_is_held_by_one_holder() -> None:
     port = leave_in_time_wait()
     with contextlib.closing(hold_port([port])) as held:
         assert held.port == port

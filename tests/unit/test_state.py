@@ -301,10 +301,10 @@ def test_a_task_that_cannot_take_part_ends_the_job_with_its_words() -> None:
 
 def test_an_address_that_is_not_proved_ends_the_job_with_what_was_tried() -> None:
     job = Job().join()
-    job.say(2, "not_ready", detail="ps/0 on n1 is not reached at 10.0.0.1:4001: refused")
+    job.say(2, "not_ready", detail="ps/0 on n1 is not reachable at 10.0.0.1:4001: refused")
     assert job.outcome == Outcome(
         6,
-        "ps/0 on n1 is not reached at 10.0.0.1:4001: refused. That was tried from worker/0 on n2. "
+        "ps/0 on n1 is not reachable at 10.0.0.1:4001: refused. That was tried from worker/0 on n2. "
         "Look at the network, or name another with --interface.",
         Task("worker", 0),
     )

@@ -38,7 +38,7 @@ from tf4slurm.errors import (
     Tf4SlurmError,
 )
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory, open_to_append
-from tf4slurm.network.proxies import past_proxies
+from tf4slurm.network.reachability import bypass_proxies
 from tf4slurm.roles import Role, role_of
 from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
@@ -235,7 +235,7 @@ class Agent:
         result.setdefault("PYTHONUNBUFFERED", "1")
         result.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
         result.update(self._gpu_environ(cluster, task))
-        result.update(past_proxies(result, (member.address.host for member in cluster.members)))
+        result.update(bypass_proxies(result, (member.address.host for member in cluster.members)))
         return result
 
     def _gpu_environ(self, cluster: Cluster, task: Task) -> dict[str, str]:

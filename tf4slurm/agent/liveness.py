@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from tf4slurm.cluster import Address
-from tf4slurm.network.answer import is_answering
+from tf4slurm.network.reachability import is_answering
 from tf4slurm.system.proc import read_stat
 
 _CHECKS = 8  # in the dead time

@@ -1,1 +1,1 @@
-"""What could keep a job from running here, found before it does, with what to do about each."""
+"""Checks of host, cluster and software that find what would prevent a job from running, each with advice."""

@@ -1,1 +1,1 @@
-"""Addresses and ports of this host."""
+"""Network of this host: addresses of interfaces, TCP ports, reachability checks, and isolation."""

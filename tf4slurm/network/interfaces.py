@@ -1,4 +1,4 @@
-"""The addresses of this host: on the interface somebody asks for, towards another host, or all of them."""
+"""Addresses of this host: on a requested interface, on the route to another host, or on all interfaces."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Interface:
     """One network interface of this host.
 
     Attributes:
-        addresses: Those that other hosts can use, IPv4 first; none while the interface is down.
-        hardware_type: As in /sys/class/net/*/type (ARPHRD_…); None where the system does not say.
-        speed: In Mbit/s; 0 where the driver does not say.
+        addresses: Those that other hosts can use, IPv4 first; empty while the interface is down.
+        hardware_type: As in /sys/class/net/*/type (ARPHRD_…); None if the system does not set it.
+        speed: In Mbit/s; 0 if the driver does not report it.
     """
 
     name: str
@@ -35,24 +35,24 @@ class Interface:
 
 
 def interface_address(interface: str, node: str) -> str:
-    """Return the address of this host on the interface that is asked for, IPv4 before IPv6.
+    """Return the address of this host on the requested interface, IPv4 before IPv6.
 
     Args:
-        interface: One of these, or several in order of preference with commas between:
-            a name ("ib0"), a glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (by hardware type, else named ib*
-            or hsn*), "fastest" (by link speed), or a rule for sites that give the network other host names
-            ("{host}-ib0").
-        node: Slurm's name of this node, which such a rule is about; outside of Slurm the host name.
+        interface: A name ("ib0"), a glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (by hardware type, else
+            named ib* or hsn*), "fastest" (by link speed), a host name pattern ("{host}-ib0") for sites where nodes
+            have other names in that network; or several of these with commas between, in order of preference.
+        node: Slurm's name of this node (`slurm.step.own_node_name`), which replaces "{host}".
 
     Raises:
-        InterfaceError: None fits, or several do where one was asked for; the text lists what there is.
+        InterfaceError: No interface matches, or several match one pattern; the message lists the interfaces.
     """
     found = list_interfaces()
-    for wish in interface.split(","):
-        addresses = _addresses_of(wish.strip(), found, node)
+    for pattern in interface.split(","):
+        addresses = _matching_addresses(pattern.strip(), found, node)
         if len(addresses) > 1:
-            what = f"Interface {wish!r} fits several on node {node}: {_describe(found, addresses)}"
-            raise InterfaceError(f"{what}. Name one, or several in order of preference.", interface=wish, available=())
+            what = f"Interface {pattern!r} matches several on node {node}: {_describe(found, addresses)}"
+            message = f"{what}. Choose one, or list several in order of preference."
+            raise InterfaceError(message, interface=pattern, available=())
         if addresses:
             return addresses[0]
     usable = [each.name for each in found if each.addresses]
@@ -60,7 +60,7 @@ def interface_address(interface: str, node: str) -> str:
     raise InterfaceError(
         f"Interface {interface!r} {'has no address or is down' if exists else 'does not exist'} on node "
         f"{node}. Found: {', '.join(usable) or 'none'}. "
-        "Choose one of these, or leave it out for the route to the launcher.",
+        "Choose one of these, or omit --interface to use the route to the launcher.",
         interface=interface,
         available=usable,
     )
@@ -68,7 +68,7 @@ def interface_address(interface: str, node: str) -> str:
 
 def list_interfaces() -> tuple[Interface, ...]:
     """Return the network interfaces of this host, by name."""
-    import psutil  # here, because most agents never ask: it costs them 20 ms
+    import psutil  # imported late: most agents do not need it, and it takes 20 ms
 
     stats = psutil.net_if_stats()
     result = []
@@ -82,7 +82,7 @@ def list_interfaces() -> tuple[Interface, ...]:
 
 
 def route_address(host: str) -> str:
-    """Return the address of this host from which packets to `host` leave. Nothing is sent.
+    """Return the source address of this host for packets to `host`. No packet is sent.
 
     Raises:
         OSError: The host name is unknown, or there is no route.
@@ -94,46 +94,48 @@ def route_address(host: str) -> str:
 
 
 def host_addresses() -> tuple[str, ...]:
-    """Return all addresses at which other hosts may reach this one: of interfaces that are up, IPv4 first."""
+    """Return the addresses of all interfaces that are up, without loopback, IPv4 first."""
     found = [address for interface in list_interfaces() for address in interface.addresses]
     return tuple(sorted((address for address in found if not is_loopback(address)), key=_is_ipv6))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is an address that only this host itself can reach (127.0.0.0/8, ::1)."""
+    """Return whether `host` is a loopback address (127.0.0.0/8, ::1)."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _addresses_of(wish: str, found: Sequence[Interface], node: str) -> list[str]:
-    """Return one address of each interface that one wish fits."""
-    if "{host}" in wish:
-        named = _resolve(wish.replace("{host}", node))
+def _matching_addresses(pattern: str, found: Sequence[Interface], node: str) -> list[str]:
+    """Return one address of each interface that one pattern matches."""
+    if "{host}" in pattern:
+        named = _resolve(pattern.replace("{host}", node))
         return [address for each in found for address in each.addresses if address in named][:1]
-    if "/" in wish:
-        network = _network(wish)
+    if "/" in pattern:
+        network = _network(pattern)
         inside = ([a for a in each.addresses if ipaddress.ip_address(a) in network] for each in found)
         return [addresses[0] for addresses in inside if addresses]
-    able = [each for each in found if each.addresses]
-    if wish == INFINIBAND:
-        fitting = [each for each in able if each.hardware_type == _ARPHRD_INFINIBAND]
-        fitting = fitting or [each for each in able if any(fnmatch.fnmatch(each.name, name) for name in _FAST_NAMES)]
-    elif wish == FASTEST:
-        others = [each for each in able if not is_loopback(each.addresses[0])]
-        fitting = [each for each in others if each.speed == max(other.speed for other in others)]
+    usable = [each for each in found if each.addresses]
+    if pattern == INFINIBAND:
+        matching = [each for each in usable if each.hardware_type == _ARPHRD_INFINIBAND]
+        matching = matching or [
+            each for each in usable if any(fnmatch.fnmatch(each.name, name) for name in _FAST_NAMES)
+        ]
+    elif pattern == FASTEST:
+        others = [each for each in usable if not is_loopback(each.addresses[0])]
+        matching = [each for each in others if each.speed == max(other.speed for other in others)]
     else:
-        fitting = [each for each in able if fnmatch.fnmatchcase(each.name, wish)]
-    return [each.addresses[0] for each in fitting]
+        matching = [each for each in usable if fnmatch.fnmatchcase(each.name, pattern)]
+    return [each.addresses[0] for each in matching]
 
 
-def _network(wish: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+def _network(pattern: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     try:
-        return ipaddress.ip_network(wish, strict=False)
+        return ipaddress.ip_network(pattern, strict=False)
     except ValueError as error:
-        text = f'Interface {wish!r} is not a network: {error}. Write it as "10.149.0.0/16".'
-        raise InterfaceError(text, interface=wish) from error
+        text = f'Interface {pattern!r} is not a network: {error}. Write it as "10.149.0.0/16".'
+        raise InterfaceError(text, interface=pattern) from error
 
 
 def _resolve(name: str) -> set[str]:

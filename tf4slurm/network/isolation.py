@@ -1,4 +1,4 @@
-"""A network of this process's own, with nothing in it but loopback: no other process reaches what listens there."""
+"""`--isolated`: a network namespace with only a loopback interface, which no process outside of the job reaches."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, linux/if.h
 
 
 def isolate() -> None:
-    """Move this process, and so what it starts from now on, into a user and a network namespace of its own.
+    """Move this process, and all that it starts later, into a user and a network namespace of its own.
 
-    It needs no privilege where the system lets users make user namespaces. The process keeps its user and group. Call
-    it while the process has one thread.
+    This needs no privilege where the system lets users create user namespaces. The process keeps its user and group.
+    Call this while the process has one thread.
 
     Raises:
         InterfaceError: The system does not allow it, or is not Linux.
     """
     if sys.platform != "linux":
-        raise InterfaceError("--isolated needs Linux's network namespaces. Leave it out here.", interface="lo")
+        raise InterfaceError("--isolated needs Linux's network namespaces. Omit it on this system.", interface="lo")
     uid, gid = os.geteuid(), os.getegid()
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -39,8 +39,8 @@ def isolate() -> None:
             fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _IFF_UP))
     except OSError as error:
         raise InterfaceError(
-            f"This system does not let this user make a network namespace ({error.strerror}), which --isolated needs. "
-            "Let root allow it (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone or "
-            "kernel.apparmor_restrict_unprivileged_userns), or leave --isolated out on a host that you trust.",
+            f"This system does not let this user create a network namespace ({error.strerror}), which --isolated "
+            "needs. Ask root to allow it (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone or "
+            "kernel.apparmor_restrict_unprivileged_userns), or omit --isolated on a host that you trust.",
             interface="lo",
         ) from error

@@ -1,11 +1,12 @@
-"""Ports: pick one that nobody has, hold it, and hand it over to the child without a race.
+"""TCP ports: choose a free one, hold it, and hand it over to the child without a race.
 
-The holder binds without SO_REUSEPORT, so a port that anybody has, holds or listens on is passed over, and sets the
-option afterwards: from then on another socket of the same user may listen there if it sets the option too, as
-TensorFlow's server does with TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection reaches the child.
+The holder binds without SO_REUSEPORT, so it skips a port that any process uses. Then it sets the option: now another
+socket of the same user can listen there if it sets the option too, as TensorFlow's server does with
+TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection reaches the child.
 
-A server that ended leaves its port in TIME_WAIT for a minute. Only SO_REUSEADDR passes that, and it would pass other
-holders too; so whoever uses it first claims the port among all of tf4slurm on this host, by an abstract socket's name.
+A server that has ended leaves its port in TIME_WAIT for a minute. Binding it needs SO_REUSEADDR, which would also bind
+a port that another holder has bound. So a holder first claims the port among all processes of tf4slurm on this host, by
+the name of an abstract socket.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _BACKLOG = 128
 
 
 class HeldPort:
-    """A TCP port of all addresses of this host that stays ours until `close`."""
+    """A TCP port on all addresses of this host, reserved for this process until `close`."""
 
     def __init__(self, holder: socket.socket, claim: socket.socket | None) -> None:
         self._holder = holder
@@ -29,7 +30,7 @@ class HeldPort:
         self.port: int = holder.getsockname()[1]
 
     def listen(self) -> socket.socket:
-        """Return a listening socket on the held port; close it before the child starts, or it takes connections."""
+        """Return a listening socket on the held port. Close it before the child starts, else it accepts connections."""
         listener = _wildcard_socket(self._holder.family)
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # both, as TensorFlow's server does
             listener.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -45,7 +46,7 @@ class HeldPort:
 
 
 def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
-    """Hold the first free port of `candidates`, or one that the kernel picks if there are none.
+    """Hold the first free port of `candidates`, or without candidates one that the kernel chooses.
 
     Raises:
         PlacementError: Every candidate is in use on this host.
@@ -81,7 +82,7 @@ def _bind(port: int, *, in_time_wait: bool = False) -> socket.socket | None:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """Return what keeps the port claimed while it is open; None if another process has claimed it, or off Linux."""
+    """Return a socket that claims the port while it is open; None if another process has it, or not on Linux."""
     if sys.platform != "linux":
         return None
     claim = socket.socket(socket.AF_UNIX)
@@ -94,10 +95,10 @@ def _claim(port: int) -> socket.socket | None:
 
 
 def parse_ports(text: str) -> tuple[int, ...]:
-    """Read ports as Slurm writes them: "23000-23149,23500,23900-23999".
+    """Parse ports in Slurm's notation: "23000-23149,23500,23900-23999".
 
     Raises:
-        ValueError: A part that is not a port or a range, a reversed range, or a number outside 1 to 65535.
+        ValueError: A part is not a port or a range, a range is reversed, or a number is not within 1 to 65535.
     """
     ports: list[int] = []
     for part in text.split(","):
@@ -110,7 +111,7 @@ def parse_ports(text: str) -> tuple[int, ...]:
 
 
 def format_ports(ports: Sequence[int]) -> str:
-    """Write ports as `parse_ports` reads them."""
+    """Format ports in Slurm's notation; `parse_ports` parses the result."""
     ranges: list[list[int]] = []
     for port in ports:
         if ranges and port == ranges[-1][1] + 1:
@@ -121,7 +122,7 @@ def format_ports(ports: Sequence[int]) -> str:
 
 
 def _wildcard_socket(family: int | None = None) -> socket.socket:
-    """Return a TCP socket that binds all addresses, of both IP versions where the host has IPv6."""
+    """Return a TCP socket for all addresses, of both IP versions if the host has IPv6."""
     if family is None:
         family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     wildcard = socket.socket(family, socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
-"""Proof that an address is reached from another node, and that this job's agent answers there.
+"""Whether addresses are reachable: this job's agents before the start, and the server of a child while it runs.
 
-Before the children start, each agent listens on the port it holds. Another task connects, sends a nonce, and expects
-HMAC-SHA256(secret, nonce + rank) back: a stale server of an earlier job cannot answer that, and TensorFlow would train
-with it silently.
+Before children start, each agent listens on the port that it holds. A task on another node connects, sends a nonce, and
+expects HMAC-SHA256(secret, nonce + rank) back. A server that an earlier job left behind cannot answer that; without the
+check TensorFlow would silently train with it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,30 @@ import hashlib
 import hmac
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tf4slurm.cluster import Address, Cluster, Member
 
 _NONCE_BYTES = 16
 _MAC_BYTES = 32
-_CONNECTIONS = 100  # at a time; an honest one takes a moment, so the oldest of more is no loss
+_MAX_CONNECTIONS = 100  # a check takes a moment, so closing the oldest of more connections loses nothing
+_ANSWER_SECONDS = 5.0
+_EMPTY_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _EMPTY_SETTINGS  # RFC 9113, section 3.4
+_FRAME_HEADER_BYTES = 9
+_SETTINGS_FRAME = 4  # the fourth byte of a frame is its type
+_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 
 
 class ReachabilityServer:
-    """Answers on the held port, from `start` to `close`."""
+    """Answers reachability checks on a held port, from `start` to `close`."""
 
     def __init__(self) -> None:
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.StreamWriter, None] = {}
 
     async def start(self, listener: socket.socket, secret: str, rank: int) -> None:
-        """Answer for `rank` at `listener`; once started, starting again does nothing."""
+        """Answer for `rank` on `listener`; idempotent."""
         if self._server is None:
             self._server = await asyncio.start_server(functools.partial(self._answer, secret, rank), sock=listener)
 
@@ -39,62 +45,101 @@ class ReachabilityServer:
             self._server.close()
 
     async def _answer(self, secret: str, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection; the oldest makes room for it, so that nobody can take all places by saying nothing."""
+        """Answer one connection. If there are too many, close the oldest, so that idle ones cannot block the server."""
         self._open[writer] = None
-        if len(self._open) > _CONNECTIONS:
+        if len(self._open) > _MAX_CONNECTIONS:
             oldest = next(iter(self._open))
             del self._open[oldest]
             oldest.transport.abort()
         try:
-            await _answer(secret, rank, reader, writer)
+            nonce = await asyncio.wait_for(reader.readexactly(_NONCE_BYTES), _ANSWER_SECONDS)
+            writer.write(_mac(nonce, secret, rank))
+            await writer.drain()
+            await asyncio.wait_for(reader.read(1), _ANSWER_SECONDS)  # the client closes first: it gets TIME_WAIT
+        except (OSError, EOFError, asyncio.TimeoutError):
+            pass  # the client sees the end of the connection
         finally:
+            writer.close()
             self._open.pop(writer, None)
 
 
-async def find_unreachable(members: Sequence[Member], secret: str, timeout_seconds: float) -> list[str]:
-    """Ask all of these members for proof at the same time; return one sentence for each that did not give it."""
-    answers = await asyncio.gather(*(_find_fault(member, secret, timeout_seconds) for member in members))
-    return [answer for answer in answers if answer]
-
-
 def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:
-    """Return the members whose address the task of `rank` is to prove.
+    """Return the members whose addresses the task of `rank` checks; none if the cluster has a single node.
 
-    Each member is proved by exactly one task: the nearest one before it, round the ranks, that is on another node.
-    With a single node there is nothing to prove.
+    Exactly one task checks each member: the nearest lower rank, cyclically, that is on another node.
     """
     members = cluster.members
     if len(cluster.nodes) == 1:
         return ()
-    mine = []
-    prover = next(m.rank for m in reversed(members) if m.node != members[0].node)
+    result = []
+    checker = next(m.rank for m in reversed(members) if m.node != members[0].node)
     for previous, member in zip((members[-1], *members[:-1]), members, strict=True):
         if previous.node != member.node:
-            prover = previous.rank
-        if prover == rank:
-            mine.append(member)
-    return tuple(mine)
+            checker = previous.rank
+        if checker == rank:
+            result.append(member)
+    return tuple(result)
 
 
-async def _find_fault(member: Member, secret: str, timeout_seconds: float) -> str | None:
-    name = f"{member.task} on {member.node}"
-    return await find_fault(name, member.rank, member.address, secret, timeout_seconds)
+async def find_unreachable(members: Sequence[Member], secret: str, timeout_seconds: float) -> list[str]:
+    """Check members concurrently; return one sentence about each that failed."""
+    checks = (
+        find_fault(f"{member.task} on {member.node}", member.rank, member.address, secret, timeout_seconds)
+        for member in members
+    )
+    return [fault for fault in await asyncio.gather(*checks) if fault]
 
 
 async def find_fault(name: str, rank: int, address: Address, secret: str, timeout_seconds: float) -> str | None:
-    """Ask whoever listens at `address` to prove that it is `rank` of this job; return a sentence on `name` if not."""
+    """Check that `rank` of this job answers at `address`; return a sentence about `name` if not, else None."""
+    nonce = os.urandom(_NONCE_BYTES)
     try:
-        answer = await asyncio.wait_for(_ask(address, nonce := os.urandom(_NONCE_BYTES)), timeout_seconds)
+        answer = await asyncio.wait_for(_request_mac(address, nonce), timeout_seconds)
     except asyncio.TimeoutError:
         return f"{name} does not answer at {address} within {timeout_seconds:g} s"
     except (OSError, EOFError) as error:
-        return f"{name} is not reached at {address}: {error}"
-    if not hmac.compare_digest(answer, _answer_to(nonce, secret, rank)):
-        return f"something else than {name} answers at {address}"
+        return f"{name} is not reachable at {address}: {error}"
+    if not hmac.compare_digest(answer, _mac(nonce, secret, rank)):
+        return f"another process than {name} answers at {address}"
     return None
 
 
-async def _ask(address: Address, nonce: bytes) -> bytes:
+async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
+    """Check TensorFlow's gRPC server by the first bytes of HTTP/2, on a connection of its own.
+
+    grpcio cannot do this: TensorFlow's server closes connections that send keepalive pings ("too_many_pings"), while it
+    answers the HTTP/2 preface each time.
+
+    Returns:
+        True if an HTTP/2 server answers, False if it times out, None if there is no server or one of another protocol.
+    """
+    writer = None
+    try:
+        opening = asyncio.open_connection(address.host, address.port)
+        reader, writer = await asyncio.wait_for(opening, timeout_seconds)
+        writer.write(_PREFACE)
+        header = await asyncio.wait_for(reader.readexactly(_FRAME_HEADER_BYTES), timeout_seconds)
+        return True if header[3] == _SETTINGS_FRAME else None
+    except asyncio.TimeoutError:
+        return False
+    except (OSError, EOFError):
+        return None
+    finally:
+        if writer is not None:
+            writer.transport.abort()
+
+
+def bypass_proxies(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
+    """Return the variables that let gRPC reach hosts without the environment's HTTP proxy; empty if it has no proxy."""
+    if not any(environ.get(name) or environ.get(name.upper()) for name in _PROXIES):
+        return {}
+    names = list(dict.fromkeys(hosts))
+    # gRPC reads no_grpc_proxy instead of no_proxy if it is set.
+    variables = ("no_proxy", "NO_PROXY", *(("no_grpc_proxy",) if environ.get("no_grpc_proxy") else ()))
+    return {variable: ",".join(filter(None, (environ.get(variable), *names))) for variable in variables}
+
+
+async def _request_mac(address: Address, nonce: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(address.host, address.port)
     try:
         writer.write(nonce)
@@ -104,17 +149,5 @@ async def _ask(address: Address, nonce: bytes) -> bytes:
         writer.close()
 
 
-def _answer_to(nonce: bytes, secret: str, rank: int) -> bytes:
+def _mac(nonce: bytes, secret: str, rank: int) -> bytes:
     return hmac.new(secret.encode(), b"proof" + nonce + rank.to_bytes(4, "big"), hashlib.sha256).digest()
-
-
-async def _answer(secret: str, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        nonce = await asyncio.wait_for(reader.readexactly(_NONCE_BYTES), timeout=5)
-        writer.write(_answer_to(nonce, secret, rank))
-        await writer.drain()
-        await asyncio.wait_for(reader.read(1), timeout=5)  # who closes first keeps the port in TIME_WAIT: not us
-    except (OSError, EOFError, asyncio.TimeoutError):
-        pass  # whoever asked is told by the connection that ends
-    finally:
-        writer.close()

@@ -1,1 +1,1 @@
-"""All that knows Slurm."""
+"""Slurm: allocation and step of a process, layout of a step, GPUs, nodelists, and Slurm's programs."""

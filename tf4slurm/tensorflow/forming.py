@@ -18,7 +18,7 @@ from typing import Any
 from tf4slurm.cluster import Address, Task, format_tasks
 from tf4slurm.errors import EXIT_NOT_FORMED, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.network.answer import is_answering
+from tf4slurm.network.reachability import is_answering
 from tf4slurm.system.variables import ATTEMPT_VARIABLE, RUN_DIRECTORY_VARIABLE
 
 _ANSWER_SECONDS = 1.0

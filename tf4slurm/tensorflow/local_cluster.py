@@ -15,7 +15,7 @@ from typing import Any
 
 from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.network.proxies import past_proxies
+from tf4slurm.network.reachability import bypass_proxies
 from tf4slurm.system import exec_child
 from tf4slurm.tensorflow.forming import lead_servers
 
@@ -102,7 +102,7 @@ class LocalCluster:
         if not self.cluster:
             raise RendezvousError("The cluster is not running. Use it as: with LocalCluster() as cluster: …")
         os.environ["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the chief's port, too
-        os.environ.update(past_proxies(os.environ, ["127.0.0.1"]))
+        os.environ.update(bypass_proxies(os.environ, ["127.0.0.1"]))
         from tf4slurm.tensorflow.keras_limits import tell_keras_limits
 
         tell_keras_limits()

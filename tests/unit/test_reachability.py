@@ -1,4 +1,4 @@
-"""Proof over real connections, and who proves whom."""
+"""Reachability checks over real connections, and which task checks which."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def answering(rank: int, secret: str = SECRET) -> AsyncIterator[HeldPort]:
         held.close()
 
 
-def test_agents_of_this_job_are_proved_all_at_once() -> None:
+def test_agents_of_this_job_are_reachable() -> None:
     async def run() -> list[str]:
         async with answering(0) as first, answering(1) as second:
             return await find_unreachable([member(0, first.port), member(1, second.port)], SECRET, 5)
@@ -45,21 +45,21 @@ def test_agents_of_this_job_are_proved_all_at_once() -> None:
     assert asyncio.run(run()) == []
 
 
-def test_no_member_is_nothing_to_prove() -> None:
+def test_no_member_has_no_fault() -> None:
     assert asyncio.run(find_unreachable([], SECRET, 5)) == []
 
 
 @pytest.mark.parametrize(("rank", "secret"), [(1, "another job's"), (2, SECRET)], ids=["secret", "rank"])
-def test_something_else_is_told(rank: int, secret: str) -> None:
+def test_agent_of_another_job_or_rank_is_a_fault(rank: int, secret: str) -> None:
     async def run() -> None:
         async with answering(rank, secret) as held:
             faults = await find_unreachable([member(1, held.port)], SECRET, 5)
-            assert faults == [f"something else than worker/1 on n1 answers at 127.0.0.1:{held.port}"]
+            assert faults == [f"another process than worker/1 on n1 answers at 127.0.0.1:{held.port}"]
 
     asyncio.run(run())
 
 
-def test_who_says_nothing_takes_nobodys_place() -> None:
+def test_idle_connections_do_not_block_the_server() -> None:
     async def run() -> None:
         async with answering(1) as held:
             silent = [await asyncio.open_connection("127.0.0.1", held.port) for _ in range(300)]
@@ -78,22 +78,22 @@ def test_who_says_nothing_takes_nobodys_place() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_nobody_there_is_told() -> None:
+def test_closed_port_is_a_fault() -> None:
     with contextlib.closing(hold_port()) as held:
         faults = asyncio.run(find_unreachable([member(1, held.port)], SECRET, 5))
     assert len(faults) == 1
-    assert faults[0].startswith(f"worker/1 on n1 is not reached at 127.0.0.1:{held.port}: ")
+    assert faults[0].startswith(f"worker/1 on n1 is not reachable at 127.0.0.1:{held.port}: ")
     assert "refused" in faults[0] or "Connect call failed" in faults[0]
 
 
-def test_who_accepts_and_says_nothing_is_told_in_time() -> None:
+def test_silent_server_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         faults = asyncio.run(find_unreachable([member(1, port)], SECRET, 0.1))
     assert faults == [f"worker/1 on n1 does not answer at 127.0.0.1:{port} within 0.1 s"]
 
 
-def test_who_hangs_up_early_is_told() -> None:
+def test_server_that_closes_the_connection_is_a_fault() -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(16)
         writer.write(b"short")
@@ -105,19 +105,19 @@ def test_who_hangs_up_early_is_told() -> None:
             return await find_unreachable([member(1, server.sockets[0].getsockname()[1])], SECRET, 5)
 
     (fault,) = asyncio.run(run())
-    assert fault.startswith("worker/1 on n1 is not reached at 127.0.0.1:")
+    assert fault.startswith("worker/1 on n1 is not reachable at 127.0.0.1:")
 
 
-def test_only_the_faulty_ones_are_told() -> None:
+def test_only_unreachable_members_are_returned() -> None:
     async def run() -> list[str]:
         async with answering(0) as right, answering(1, "another job's") as wrong:
             return await find_unreachable([member(0, right.port), member(1, wrong.port)], SECRET, 5)
 
     (fault,) = asyncio.run(run())
-    assert fault.startswith("something else than worker/1 on n1")
+    assert fault.startswith("another process than worker/1 on n1")
 
 
-def test_a_stranger_does_not_stop_the_server_from_answering_others() -> None:
+def test_invalid_request_does_not_stop_the_server() -> None:
     async def run() -> list[str]:
         async with answering(1) as held:
             with socket.create_connection(("127.0.0.1", held.port)) as stranger:
@@ -128,7 +128,7 @@ def test_a_stranger_does_not_stop_the_server_from_answering_others() -> None:
     assert asyncio.run(run()) == []
 
 
-def test_starting_again_changes_nothing_and_closing_hands_the_port_over() -> None:
+def test_start_is_idempotent_and_close_frees_the_port() -> None:
     async def run() -> None:
         with contextlib.closing(hold_port()) as held:
             server = ReachabilityServer()
@@ -138,18 +138,18 @@ def test_starting_again_changes_nothing_and_closing_hands_the_port_over() -> Non
             assert await find_unreachable([member(1, held.port)], SECRET, 5) == []
             server.close()
             (fault,) = await find_unreachable([member(1, held.port)], SECRET, 5)
-            assert "is not reached" in fault
+            assert "is not reachable" in fault
 
     asyncio.run(run())
 
 
-def test_closing_what_never_started_does_nothing() -> None:
+def test_close_without_start_does_nothing() -> None:
     server = ReachabilityServer()
     server.close()
     assert asyncio.run(find_unreachable([], SECRET, 1)) == []
 
 
-def test_a_port_that_was_proved_can_be_held_again_by_the_next_job() -> None:
+def test_checked_port_can_be_held_again_by_the_next_job() -> None:
     async def run() -> int:
         async with answering(1) as held:
             assert await find_unreachable([member(1, held.port)] * 3, SECRET, 5) == []
@@ -166,7 +166,7 @@ def cluster_on(nodes: list[str]) -> Cluster:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "provers"),
+    ("nodes", "checkers"),
     [
         ("a", [None]),
         ("aaa", [None, None, None]),
@@ -178,19 +178,19 @@ def cluster_on(nodes: list[str]) -> Cluster:
         ("aabbcc", [5, 5, 1, 1, 3, 3]),
     ],
 )
-def test_who_proves_whom(nodes: str, provers: list[int | None]) -> None:
+def test_which_task_checks_which(nodes: str, checkers: list[int | None]) -> None:
     cluster = cluster_on(list(nodes))
     found: list[int | None] = [None] * len(nodes)
     for rank in range(len(nodes)):
-        for proved in members_to_check(cluster, rank):
-            found[proved.rank] = rank
-    assert found == provers
+        for checked in members_to_check(cluster, rank):
+            found[checked.rank] = rank
+    assert found == checkers
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=20))
-def test_every_member_is_proved_once_by_a_task_on_another_node(nodes: list[str]) -> None:
+def test_every_member_is_checked_once_from_another_node(nodes: list[str]) -> None:
     cluster = cluster_on(nodes)
-    pairs = [(rank, proved.rank) for rank in range(len(nodes)) for proved in members_to_check(cluster, rank)]
-    counts = Counter(proved for _, proved in pairs)
+    pairs = [(rank, checked.rank) for rank in range(len(nodes)) for checked in members_to_check(cluster, rank)]
+    counts = Counter(checked for _, checked in pairs)
     assert counts == ({} if len(set(nodes)) == 1 else dict.fromkeys(range(len(nodes)), 1))
-    assert all(nodes[prover] != nodes[proved] for prover, proved in pairs)
+    assert all(nodes[checker] != nodes[checked] for checker, checked in pairs)
