@@ -17,8 +17,8 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address
 from tf4slurm.control.client import Membership
 from tf4slurm.control.credentials import Credentials
-from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import BarrierArrival, Registration, ScriptState, Usage, encode_map
+from tf4slurm.spec import JobSpec
 
 PATIENCE_SECONDS = 120.0
 _CROWD = 1_000  # of more, those of one process get no turn within the usual dead time
@@ -26,9 +26,9 @@ _USAGE_SECONDS, _USAGES_PER_SECOND = 5.0, 100  # those of agents: see tf4slurm.u
 _STEADY_SECONDS = 20.0  # or one pause of the tasks, if that is longer
 
 
-def limits_of(num_tasks: int) -> Limits:
+def limits_of(num_tasks: int) -> JobSpec:
     """Return the usual limits, but for what so many tasks in so few processes need."""
-    limits = Limits(start_timeout_seconds=PATIENCE_SECONDS, max_attempts=2)
+    limits = JobSpec(start_timeout_seconds=PATIENCE_SECONDS, max_attempts=2)
     return limits if num_tasks <= _CROWD else dataclasses.replace(limits, heartbeat_timeout_seconds=60.0)
 
 

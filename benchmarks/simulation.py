@@ -9,6 +9,7 @@ by side.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import multiprocessing
 import resource
 import time
@@ -26,7 +27,6 @@ from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import Launcher, Reporter
-from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.spawner import SpawnerListener
 
 PROCESSES = 4
@@ -156,8 +156,8 @@ async def _serve_alone(pipe: Connection, num_tasks: int, counts: Counter[str]) -
 
 
 async def _launch(pipe: Connection, num_tasks: int, directory: Path, counts: Counter[str]) -> None:
-    num_of_type = {"chief": 1, "ps": 1, "worker": num_tasks - 2}
-    plan = LaunchPlan(num_of_type, ("true",), "large", directory, limits_of(num_tasks))
+    limits = limits_of(num_tasks)
+    plan = dataclasses.replace(limits, command=("true",), workers=num_tasks - 2, name="large", runs_directory=directory)
     run_directory = RunDirectory.create(directory, "large")
     launcher = Launcher(plan, _NoSpawner(pipe), run_directory, Reporter())
     await asyncio.gather(launcher.run(), _send_loads(pipe, counts))

@@ -12,19 +12,19 @@ from click.testing import CliRunner, Result
 from tf4slurm.cli.options import job_options
 from tf4slurm.cli.recorded import RecordedCommand, made_by
 from tf4slurm.cli.submission_options import make_job, submission_options
-from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.spec import JobSpec
 from tf4slurm.submission.options import Submission
 
 PROGRAM = "/opt/tf4slurm/bin/tf4slurm"
 
 
-def invoke(*arguments: str) -> tuple[Result, list[tuple[LaunchPlan, Submission]]]:
+def invoke(*arguments: str) -> tuple[Result, list[tuple[JobSpec, Submission]]]:
     """Give these arguments to a command with the options of `submit`, without any settings."""
-    jobs: list[tuple[LaunchPlan, Submission]] = []
+    jobs: list[tuple[JobSpec, Submission]] = []
 
     @click.command(cls=RecordedCommand)
     @submission_options
-    @job_options
+    @job_options("submit")
     @click.pass_context
     def command(context: click.Context, /, **options: Any) -> None:
         jobs.append(make_job(context, made_by(context), options))
@@ -32,7 +32,7 @@ def invoke(*arguments: str) -> tuple[Result, list[tuple[LaunchPlan, Submission]]
     return CliRunner().invoke(command, arguments), jobs
 
 
-def job_of(*arguments: str, program: str | Path = PROGRAM) -> tuple[LaunchPlan, Submission]:
+def job_of(*arguments: str, program: str | Path = PROGRAM) -> tuple[JobSpec, Submission]:
     """Return plan and submission of these arguments; `program` is the tf4slurm that the script names."""
     result, jobs = invoke(*arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):

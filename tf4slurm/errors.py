@@ -23,7 +23,8 @@ Tf4SlurmError
 ├─ CheckpointError             a checkpoint cannot be written, or none can be read
 ├─ UnknownJobError             no job of that id, name or path
 ├─ MessageError                a control message that is not one (also ValueError)
-├─ SubmissionError             what sbatch would be asked contradicts itself (also ValueError)
+├─ OptionError                 an option of a job is unknown or invalid (also ValueError)
+│  └─ SubmissionError            the options for sbatch contradict each other or the job
 ├─ MissingDependencyError      a package or program that is needed here is not (also ImportError)
 ├─ ProfileError                a file of settings cannot be read, or says something unknown
 ├─ UntrustedFileError          a file that was found, not named, could be another user's work
@@ -203,14 +204,18 @@ class MessageError(Tf4SlurmError, ValueError):
     """Bytes that are not a control message of this version."""
 
 
-class SubmissionError(Tf4SlurmError, ValueError):
-    """What is asked of sbatch contradicts itself or cannot be written; `option` is the first that does not fit."""
+class OptionError(Tf4SlurmError, ValueError):
+    """An option of a job is unknown or invalid, or contradicts another one; `option` is its name."""
 
     exit_code = EXIT_USAGE
 
     def __init__(self, message: str, *, option: str) -> None:
         super().__init__(message)
         self.option = option
+
+
+class SubmissionError(OptionError):
+    """The options for sbatch contradict each other or the job."""
 
 
 class MissingDependencyError(Tf4SlurmError, ImportError):

@@ -23,11 +23,11 @@ from tf4slurm.jobs.logs import LogReader, find_logs, merge
 from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.status import JobStatus, StatusReader
-from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.reports.drawing import escape
 from tf4slurm.reports.file import make_file
 from tf4slurm.reports.job_summary import read_story
 from tf4slurm.reports.picture import make_picture
+from tf4slurm.spec import JobSpec
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.options import Submission
 from tf4slurm.submission.submit import submit
@@ -179,7 +179,7 @@ class Job:
             f"<table><tr>{head}</tr>{rows}</table>"
         )
 
-    def _make(self) -> tuple[LaunchPlan, Submission]:
+    def _make(self) -> tuple[JobSpec, Submission]:
         words = [*self._arguments(known_options()), "--", *self._command]
         try:
             context = script.make_context("script", words, obj=dict(os.environ))

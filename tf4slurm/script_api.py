@@ -38,7 +38,7 @@ def report(*, step: int | None = None, **metrics: float) -> None:
 
     The job keeps at most 100 metrics per task, with names of at most 100 characters. The rest, and a value that is not
     a number, is left out with one RuntimeWarning, without an agent too; nothing here raises. `tf4slurm run
-    --stall-after SECONDS` ends a job, or begins another attempt, when no task reports a new step for so long.
+    --stall-timeout SECONDS` ends a job, or begins another attempt, when no task reports a new step for so long.
     """
     changes, complaints = _checked(step, metrics)
     for what, text in complaints.items():

@@ -175,7 +175,7 @@ _CHILDREN = (
     _ends("ps/0", "exit 0 too early", 7, "ps/0 on NODE exited with code 0 before the job was done", CRASH_SECONDS),
     _goes_on("worker/1", "exit 0 too early"),
     *(_ends(task, "exception at import", 1, _NO_MODULE, CRASH_SECONDS) for task in _TASKS),
-    _ends("chief/0", "hang in atexit", 7, "Training has stalled", QUICK_SILENCE_SECONDS, "--stall-after", "3"),
+    _ends("chief/0", "hang in atexit", 7, "Training has stalled", QUICK_SILENCE_SECONDS, "--stall-timeout", "3"),
     *(_goes_on(task, "hang in atexit") for task in ("ps/0", "worker/1")),
     *(_goes_on(task, "starts late") for task in _TASKS),
     *(
@@ -251,7 +251,7 @@ _NEVER_SERVE = tuple(
         7,
         f"{task} on NODE",
         _SERVE_TIMEOUT_SECONDS + CRASH_SECONDS,
-        *("--stall-after", "3", "--start-timeout", f"{_SERVE_TIMEOUT_SECONDS:g}", "--max-worker-restarts", "0"),
+        *("--stall-timeout", "3", "--start-timeout", f"{_SERVE_TIMEOUT_SECONDS:g}", "--max-worker-restarts", "0"),
     )
     for task in _TASKS
 )

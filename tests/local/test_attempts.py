@@ -107,7 +107,16 @@ def test_a_server_that_has_answered_and_falls_silent_counts_as_dead(job: Job) ->
 
 
 def test_with_a_stall_limit_a_task_must_have_a_server_in_time(job: Job) -> None:
-    options = ("--stall-after", "5", "--start-timeout", "5", "--heartbeat-timeout", "4", "--heartbeat-interval", "0.2")
+    options = (
+        "--stall-timeout",
+        "5",
+        "--start-timeout",
+        "5",
+        "--heartbeat-timeout",
+        "4",
+        "--heartbeat-interval",
+        "0.2",
+    )
     job.start(
         *ROLES, *options, "--max-worker-restarts", "0", command=(sys.executable, "-c", "import time; time.sleep(1000)")
     )

@@ -30,7 +30,7 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
     [
         (ROLES, 2, "There is no command"),
         ([*ROLES, "--"], 2, "There is no command"),
-        (["--ps", "-1", "--workers", "1", "--", "true"], 2, "-1 is not in the range"),
+        (["--ps", "-1", "--workers", "1", "--", "true"], 2, "-1 is less than 0"),
         (["--ps", "1", "--workers", "0", "--no-chief", "--", "true"], 2, "needs at least one worker"),
         (
             [*ROLES, "--data-workers", "1", "--", "true"],
@@ -51,7 +51,7 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
             2,
             "--heartbeat-interval 10 is not shorter than --heartbeat-timeout 10",
         ),
-        ([*ROLES, "--start-timeout", "0", "--", "true"], 2, "0.0 is not in the range"),
+        ([*ROLES, "--start-timeout", "0", "--", "true"], 2, "0.0 is not greater than 0"),
         ([*ROLES, "--no-such-option", "--", "true"], 2, "--no-such-option"),
         ([*ROLES, "--", "no-such-program"], 3, "'no-such-program' does not exist"),
         ([*ROLES, "--", sys.executable, "no_such_script.py"], 3, "'no_such_script.py' does not exist"),

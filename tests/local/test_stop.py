@@ -164,7 +164,7 @@ for step in range(5):
 threading.Event().wait()
 """
     )
-    start(job, script, "--stall-after", "4")
+    start(job, script, "--stall-timeout", "4")
     assert job.wait() == 7
     assert "no task has reported a new step for 4 s; the last was step 4 of chief/0" in job.stderr
 

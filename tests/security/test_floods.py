@@ -28,10 +28,10 @@ from tf4slurm.cluster import Address, Task
 from tf4slurm.control.access import _UNAUTHENTICATED_CONNECTIONS
 from tf4slurm.control.client import Membership
 from tf4slurm.control.credentials import Credentials, create_credentials
-from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import ScriptState
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
+from tf4slurm.spec import JobSpec
 
 FLOOD = Path(__file__).with_name("flood.py")
 ROOT = FLOOD.parents[2]
@@ -62,7 +62,7 @@ async def _serve(num_tasks: int) -> float:
     def on_event(kind: str, task: str | None, _: str) -> None:
         _print_line(kind=kind, task=task, at=time.monotonic())
 
-    state = JobState(tasks, Limits(), time.monotonic(), on_event)
+    state = JobState(tasks, JobSpec(), time.monotonic(), on_event)
     service = ControlService(state, credentials)
     port = await service.start("127.0.0.1")
     _print_line(port=port, certificate=credentials.shared.certificate, token=credentials.shared.token)

@@ -1,4 +1,4 @@
-"""The options of a job, through click as a user gives them."""
+"""The options of a job, given on the command line."""
 
 from __future__ import annotations
 
@@ -7,98 +7,79 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
-from tf4slurm.agent import agent
-from tf4slurm.cli.options import STOP_SIGNALS, job_options, make_plan
-from tf4slurm.control.limits import Limits
-from tf4slurm.errors import PlacementError
-from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.cli.options import given, job_options
+from tf4slurm.errors import OptionError, PlacementError
+from tf4slurm.spec import JobSpec, make_spec
 
 
-def invoke(*arguments: str, available: int | None = None) -> tuple[Result, list[LaunchPlan]]:
-    """Give these arguments to a command with the options of a job; return click's result and the plan."""
-    plans: list[LaunchPlan] = []
+def spec_of(*arguments: str, available: int | None = None) -> JobSpec:
+    """Return the job that a verb with the options of `run` makes of these arguments."""
+    specs: list[JobSpec] = []
 
     @click.command()
-    @job_options
+    @job_options("run")
     def command(**options: Any) -> None:
-        plans.append(make_plan(available, **options))
+        specs.append(make_spec(given(options), available))
 
-    return CliRunner().invoke(command, arguments), plans
-
-
-def plan_of(*arguments: str, available: int | None = None) -> LaunchPlan:
-    result, plans = invoke(*arguments, available=available)
-    assert result.exit_code == 0, result.output
-    (plan,) = plans
-    return plan
+    CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
+    (spec,) = specs
+    return spec
 
 
-def test_the_defaults() -> None:
-    assert plan_of("--workers", "2", "--", "python", "train.py") == LaunchPlan(
-        counts={"chief": 1, "ps": 1, "worker": 2, "evaluator": 0},
-        command=("python", "train.py"),
-        name="train",
-        runs_directory=Path("runs"),
-        limits=Limits(),
-        interface=None,
-        ports=(),
-    )
-
-
-def test_the_stop_signals_are_the_agents() -> None:
-    assert tuple(number.name for number in agent.STOP_SIGNALS) == STOP_SIGNALS
+def test_defaults() -> None:
+    spec = spec_of("--workers", "2", "--", "python", "train.py")
+    assert spec == JobSpec(("python", "train.py"), workers=2)
+    assert spec.counts == {"chief": 1, "ps": 1, "worker": 2, "evaluator": 0}
 
 
 def test_every_option() -> None:
     options = [
         *("--ps", "2", "--workers", "1", "--evaluators", "1", "--no-chief", "--name", "digits"),
         *("--runs-directory", "/scratch/runs", "--interface", "ib0", "--ports", "40000-40002,40010"),
-        *(
-            "--start-timeout",
-            "60",
-            "--heartbeat-timeout",
-            "5",
-            "--heartbeat-interval",
-            "0.5",
-            "--max-worker-restarts",
-            "0",
-        ),
-        *("--placement", "spread"),
+        *("--start-timeout", "60", "--heartbeat-timeout", "5", "--heartbeat-interval", "0.5"),
+        *("--max-worker-restarts", "0", "--placement", "spread", "--stop-signal", "SIGUSR1", "--require-servers"),
+        *("--srun", "label", "--srun", "cpu-bind=cores", "--requeue", "3"),
     ]
-    assert plan_of(*options, "--", "./train", "--ps", "x") == LaunchPlan(
-        counts={"chief": 0, "ps": 2, "worker": 1, "evaluator": 1},
-        command=("./train", "--ps", "x"),
+    assert spec_of(*options, "--", "./train", "--ps", "x") == JobSpec(
+        ("./train", "--ps", "x"),
+        ps=2,
+        workers=1,
+        evaluators=1,
+        chief=False,
         name="digits",
         runs_directory=Path("/scratch/runs"),
-        limits=Limits(
-            start_timeout_seconds=60, heartbeat_timeout_seconds=5, heartbeat_interval_seconds=0.5, max_worker_restarts=0
-        ),
         interface="ib0",
         ports=(40000, 40001, 40002, 40010),
+        start_timeout_seconds=60,
+        heartbeat_timeout_seconds=5,
+        heartbeat_interval_seconds=0.5,
+        max_worker_restarts=0,
         placement="spread",
+        stop_signal="SIGUSR1",
+        require_servers=True,
+        srun=("label", "cpu-bind=cores"),
+        requeue=3,
     )
 
 
-def test_a_data_service() -> None:
-    plan = plan_of("--data-workers", "2", "--data-python", "/opt/tf/bin/python3", "--", "./train", available=6)
-    assert {role: count for role, count in plan.counts.items() if count} == {
+def test_data_service() -> None:
+    spec = spec_of("--data-workers", "2", "--data-python", "/opt/tf/bin/python3", "--", "./train", available=6)
+    assert {role: count for role, count in spec.counts.items() if count} == {
         "chief": 1,
         "ps": 1,
         "worker": 1,
         "data-dispatcher": 1,
         "data-worker": 2,
     }
-    assert plan.python == "/opt/tf/bin/python3"
-    assert plan_of("--workers", "1", "--data-python", "x", "--", "python", "train.py").data_python is None
+    assert spec.python == "/opt/tf/bin/python3"
 
 
 @pytest.mark.parametrize(("available", "workers"), [(7, 5), (3, 1)])
-def test_without_a_count_the_workers_are_the_tasks_that_are_left(available: int, workers: int) -> None:
-    plan = plan_of("--", "x", available=available)
-    assert plan.num_tasks == available
-    assert plan.counts["worker"] == workers
+def test_workers_default_to_the_remaining_tasks(available: int, workers: int) -> None:
+    spec = spec_of("--", "x", available=available)
+    assert (spec.num_tasks, spec.workers) == (available, workers)
 
 
 @pytest.mark.parametrize(
@@ -112,43 +93,46 @@ def test_without_a_count_the_workers_are_the_tasks_that_are_left(available: int,
         (("/opt/bin/program", "--flag"), "program"),
     ],
 )
-def test_a_job_is_named_after_its_script(command: tuple[str, ...], name: str) -> None:
-    assert plan_of("--workers", "1", "--", *command).name == name
+def test_name_defaults_to_the_script(command: tuple[str, ...], name: str) -> None:
+    assert spec_of("--workers", "1", "--", *command).name == name
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "option", "words"),
     [
-        ((), 'There is no command. Give it after "--", such as: -- python train.py'),
-        (("--workers", "1"), "There is no command."),
-        (("--workers", "1", "--"), "There is no command."),
-        (("--workers", "-1", "--", "x"), "-1 is not in the range x>=0"),
-        (("--workers", "two", "--", "x"), "'two' is not a valid integer"),
-        (("--start-timeout", "0", "--workers", "1", "--", "x"), "0.0 is not in the range x>0"),
-        (("--heartbeat-timeout", "-1", "--workers", "1", "--", "x"), "-1.0 is not in the range x>0"),
+        ((), "workers", "The number of workers is not known"),
+        (("--workers", "1"), "command", 'There is no command. Give it after "--", such as: -- python train.py'),
+        (("--workers", "1", "--"), "command", "There is no command."),
+        (("--workers", "-1", "--", "x"), "workers", "--workers: -1 is less than 0."),
+        (("--workers", "two", "--", "x"), "workers", "--workers: 'two' is not an integer."),
+        (("--start-timeout", "0", "--", "x"), "start-timeout", "--start-timeout: 0.0 is not greater than 0."),
+        (("--heartbeat-timeout", "-1", "--", "x"), "heartbeat-timeout", "-1.0 is not greater than 0."),
         (
-            ("--heartbeat-interval", "10", "--workers", "1", "--", "x"),
+            ("--heartbeat-interval", "10", "--", "x"),
+            "heartbeat-interval",
             "--heartbeat-interval 10 is not shorter than --heartbeat-timeout 10: every task",
         ),
-        (
-            ("--heartbeat-interval", "2", "--heartbeat-timeout", "1", "--workers", "1", "--", "x"),
-            "--heartbeat-interval 2 is not shorter than",
-        ),
-        (("--no-chief", "--workers", "0", "--", "x"), "Nobody would lead: --no-chief needs at least one worker."),
-        (("--ports", "40010-40000", "--workers", "1", "--", "x"), "'40010-40000' is not a range of ports"),
-        (("--ports", "http", "--workers", "1", "--", "x"), "'http' is not a range of ports"),
-        (("--data-workers", "1", "--workers", "1", "--", "bash", "x"), "'bash' is not one. Name it with --data-python"),
-        (("--wokers", "1", "--", "x"), "No such option"),
-        (("--heartbeat-interval", "nan", "--workers", "1", "--", "x"), "nan"),
-        (("--start-timeout", "nan", "--workers", "1", "--", "x"), "nan"),
+        (("--no-chief", "--workers", "0", "--", "x"), "workers", "--no-chief needs at least one worker"),
+        (("--ports", "40010-40000", "--", "x"), "ports", "'40010-40000' is not a range of ports"),
+        (("--ports", "http", "--", "x"), "ports", "'http' is not a range of ports"),
+        (("--control-port", "70000", "--", "x"), "control-port", "70000 is greater than 65535."),
+        (("--stop-signal", "SIGHUP", "--", "x"), "stop-signal", "'SIGHUP' is not one of SIGTERM, SIGINT"),
+        (("--data-workers", "1", "--", "bash", "x"), "data-python", "'bash' is not one. Name it with --data-python"),
+        (("--start-timeout", "nan", "--", "x"), "start-timeout", "nan is not a finite number."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...], words: str) -> None:
-    result, plans = invoke(*arguments)
-    assert plans == []
-    assert result.exit_code == 2
-    assert words in result.output
+def test_invalid_option_is_refused(arguments: tuple[str, ...], option: str, words: str) -> None:
+    with pytest.raises((OptionError, PlacementError)) as caught:
+        spec_of(*arguments)
+    assert words in str(caught.value)
+    if isinstance(caught.value, OptionError):
+        assert (caught.value.option, caught.value.exit_code) == (option, 2)
+
+
+def test_unknown_option_is_refused() -> None:
+    with pytest.raises(click.NoSuchOption):
+        spec_of("--wokers", "1", "--", "x")
 
 
 @pytest.mark.parametrize(
@@ -159,9 +143,9 @@ def test_what_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...], words
         (("--workers", "3", "--", "x"), 4, "need 5 tasks, but Slurm gives 4"),
     ],
 )
-def test_counts_that_do_not_fit_are_a_pre_flight_error(
+def test_counts_that_do_not_fit_slurm_are_refused(
     arguments: tuple[str, ...], available: int | None, words: str
 ) -> None:
-    result, _ = invoke(*arguments, available=available)
-    assert isinstance(result.exception, PlacementError)
-    assert words in str(result.exception)
+    with pytest.raises(PlacementError) as caught:
+        spec_of(*arguments, available=available)
+    assert words in str(caught.value)

@@ -65,6 +65,6 @@ def test_each_counterpart_exists_or_is_said_in_words(section: str) -> None:
 def test_the_options_of_a_job_are_those_of_every_verb() -> None:
     def nothing(**values: object) -> None: ...
 
-    shared = {parameter.name for parameter in job_options(nothing).__click_params__}  # type: ignore[attr-defined]
+    shared = {parameter.name for parameter in job_options("task")(nothing).__click_params__}  # type: ignore[attr-defined]
     for verb in (run, submit, task):
         assert shared <= {parameter.name for parameter in verb.params}

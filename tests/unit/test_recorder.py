@@ -13,11 +13,11 @@ import pytest
 
 from tests.processes import wait_until
 from tf4slurm.cluster import Task
-from tf4slurm.control.limits import Limits
 from tf4slurm.control.outcome import Outcome
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.recorder import Recorder
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.spec import JobSpec
 from tf4slurm.system.background import OrderedThread
 
 
@@ -25,7 +25,7 @@ def test_the_last_word_stands_however_long_the_one_before_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = RunDirectory.create(tmp_path, "run")
-    state = JobState([Task("worker", 0)], Limits(), time.monotonic(), lambda *_: None)
+    state = JobState([Task("worker", 0)], JobSpec(), time.monotonic(), lambda *_: None)
     files = OrderedThread()
     recorder = Recorder(run, state, time.monotonic(), files)
     write_status = RunDirectory.write_status

@@ -30,7 +30,6 @@ from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control import munge
 from tf4slurm.control.credentials import Credentials
-from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import Registration
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
@@ -44,13 +43,14 @@ from tf4slurm.errors import (
 from tf4slurm.network.interfaces import is_loopback, list_interfaces
 from tf4slurm.network.ports import hold_port
 from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.spec import JobSpec
 from tf4slurm.system.variables import AGENT_VARIABLES
 
 DATA = Path(__file__).parent.parent / "data"
 STEP: dict[str, str] = json.loads((DATA / "step-3-nodes-7-tasks.json").read_text())["environments"][1]
 SERVICE = ControlEndpoint((Address("10.0.0.1", 5000), Address("fd00::1", 5000)), SHARED)
 HERE = LocalTask(0, "laptop")
-LIMITS = Limits(heartbeat_interval_seconds=0.05, heartbeat_timeout_seconds=2)
+LIMITS = JobSpec(heartbeat_interval_seconds=0.05, heartbeat_timeout_seconds=2)
 
 
 # The place

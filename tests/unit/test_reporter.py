@@ -10,13 +10,13 @@ import pytest
 from tf4slurm import __version__
 from tf4slurm.cli.reporter import PlainReporter, summary
 from tf4slurm.cluster import Task
-from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import ObservedState, Registration
 from tf4slurm.control.outcome import Outcome
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.events import Event
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import Result
+from tf4slurm.spec import JobSpec
 from tf4slurm.system.output import LineWriter
 
 TASKS = (Task("chief", 0), Task("ps", 0), Task("worker", 0), Task("worker", 1))
@@ -26,7 +26,7 @@ DIRECTORY = RunDirectory(Path("/runs/digits-42"))
 
 def trained() -> JobState:
     """A job whose children run: joined at 0 s, started at 1 s."""
-    state = JobState(TASKS, Limits(), START, lambda *_: None)
+    state = JobState(TASKS, JobSpec(), START, lambda *_: None)
     for rank in range(4):
         hello = Registration(rank, f"n{rank // 2}", f"10.0.0.{rank // 2}", 40000 + rank, f"i{rank}", __version__)
         state.on_hello(hello, START)
@@ -116,7 +116,7 @@ Root cause: The job was stopped: the launcher got SIGINT."""
 
 
 def missing() -> Result:
-    state = JobState(TASKS, Limits(), START, lambda *_: None)
+    state = JobState(TASKS, JobSpec(), START, lambda *_: None)
     state.on_hello(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
     for tick in range(1, 302):
         state.on_status(0, ObservedState("registered"), START + tick)
@@ -125,7 +125,7 @@ def missing() -> Result:
 
 
 def stopped() -> Result:
-    state = JobState(TASKS, Limits(), START, lambda *_: None)
+    state = JobState(TASKS, JobSpec(), START, lambda *_: None)
     state.on_hello(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
     state.on_spawner_exit(Outcome(130, "The job was stopped: the launcher got SIGINT."), START + 2)
     state.on_status(0, ObservedState("terminated"), START + 2)

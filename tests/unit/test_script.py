@@ -8,20 +8,20 @@ import shlex
 import signal
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given as given_any
 from hypothesis import strategies as st
 
 from tests.processes import read_process, wait_until
 from tests.submissions import job_of
-from tf4slurm.cli.options import job_options, make_plan
-from tf4slurm.control.limits import Limits
-from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.cli.options import given, job_options
+from tf4slurm.spec import JobSpec, make_spec
 from tf4slurm.submission.batch_script import make_script, quote
 from tf4slurm.submission.options import Submission
 
@@ -77,7 +77,7 @@ SCRIPTS = {
             "SIGUSR1",
             "--finish-timeout",
             "10",
-            "--stall-after",
+            "--stall-timeout",
             "600",
             "--require-servers",
             "--python",
@@ -117,23 +117,20 @@ def run_script(script: str, directory: Path, **variables: str) -> list[str]:
     return (directory / "arguments").read_bytes().decode().split("\0")[:-1]
 
 
-def plan_from(arguments: list[str]) -> LaunchPlan:
-    """Return what `tf4slurm run` makes of its arguments; those of `run` alone are left out."""
-    plans: list[LaunchPlan] = []
+def spec_from(arguments: list[str]) -> JobSpec:
+    """Return the job that `tf4slurm run` makes of its arguments."""
+    specs: list[JobSpec] = []
 
     @click.command()
     @click.option("--site")
-    @click.option("--srun", multiple=True)
-    @click.option("--requeue")
-    @job_options
-    def run(site: str, srun: tuple[str, ...], requeue: str | None, **options: Any) -> None:
+    @job_options("run")
+    def run(site: str, **options: Any) -> None:
         assert site == "none"
-        plans.append(make_plan(None, **options))
+        specs.append(make_spec(given(options), None))
 
     assert arguments[0] == "run"
-    result = CliRunner().invoke(run, arguments[1:])
-    assert result.exit_code == 0, result.output
-    return plans[0]
+    CliRunner().invoke(run, arguments[1:], catch_exceptions=False, standalone_mode=False)
+    return specs[0]
 
 
 @pytest.mark.parametrize("name", ["plain", "everything", "requeue", "array"])
@@ -142,7 +139,7 @@ def test_run_in_the_job_gets_the_plan_that_was_submitted(name: str, tmp_path: Pa
     plan, submission = job_of(*words, program=recorder)
     arguments = run_script(make_script(plan, submission), tmp_path, SLURM_ARRAY_TASK_ID="0")
     extra = submission.array_lines[0] if submission.array_lines else ()
-    assert plan_from(arguments) == LaunchPlan(**{**vars(plan), "command": (*plan.command, *extra)})
+    assert spec_from(arguments) == replace(plan, command=(*plan.command, *extra))
 
 
 def test_each_element_of_an_array_has_the_arguments_of_its_line(tmp_path: Path, recorder: Path) -> None:
@@ -159,7 +156,7 @@ def test_each_element_of_an_array_has_the_arguments_of_its_line(tmp_path: Path, 
     assert "element 3" in beyond.stderr
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=5))
+@given_any(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=5))
 def test_bash_gives_back_any_words(words: list[str]) -> None:
     line = quote(words)
     assert "\n" not in line
@@ -243,33 +240,31 @@ def test_modules_are_loaded_in_order_by_the_sites_own_function(tmp_path: Path) -
         (tmp_path / "ran").unlink(missing_ok=True)
 
 
-@given(
+@given_any(
     st.builds(
-        LaunchPlan,
-        counts=st.fixed_dictionaries(
-            {"chief": st.integers(0, 1), "ps": st.integers(0, 9), "worker": st.integers(1, 9), "evaluator": st.just(1)}
-        )
-        | st.just({"chief": 1, "ps": 1, "worker": 1, "evaluator": 0, "data-dispatcher": 1, "data-worker": 2}),
+        JobSpec,
         command=st.just(("python", "train.py")),
+        ps=st.integers(0, 9),
+        workers=st.integers(1, 9),
+        chief=st.booleans(),
+        evaluators=st.integers(0, 1),
+        data_workers=st.integers(0, 2),
         name=st.from_regex(r"[\w.]+", fullmatch=True),
         runs_directory=st.just(Path("my runs")),
-        limits=st.builds(
-            Limits,
-            start_timeout_seconds=st.floats(1, 1e9),
-            heartbeat_timeout_seconds=st.floats(2, 1e6),
-            heartbeat_interval_seconds=st.floats(0.001, 1.5),
-            stall_seconds=st.none() | st.floats(0.1, 1e6),
-            max_attempts=st.integers(1, 99),
-        ),
+        start_timeout_seconds=st.floats(1, 1e9),
+        heartbeat_timeout_seconds=st.floats(2, 1e6),
+        heartbeat_interval_seconds=st.floats(0.001, 1.5),
+        stall_timeout_seconds=st.none() | st.floats(0.1, 1e6),
+        max_attempts=st.integers(1, 99),
         interface=st.none() | st.sampled_from(["ib0", "10.0.0.0/8", "{host}-ib0"]),
         gpus_per_worker=st.none() | st.integers(1, 8),
         placement=st.sampled_from(["pack", "spread"]),
     )
 )
-def test_any_plan_comes_back_from_the_last_line(plan: LaunchPlan) -> None:
+def test_last_line_makes_the_same_job(spec: JobSpec) -> None:
     submission = Submission({"gres": "gpu:1"}, program=("tf4slurm",))
-    last = make_script(plan, submission).splitlines()[-1]
-    assert plan_from(shlex.split(last)[2:]) == plan
+    last = make_script(spec, submission).splitlines()[-1]
+    assert spec_from(shlex.split(last)[2:]) == spec
 
 
 def test_what_the_readme_submits_makes_a_script() -> None:

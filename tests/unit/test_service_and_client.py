@@ -24,7 +24,6 @@ from tf4slurm.cluster import Address, Task
 from tf4slurm.control import client
 from tf4slurm.control.client import Membership
 from tf4slurm.control.credentials import TLS_NAME, Credentials, ServiceCredentials, create_credentials
-from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import (
     HEARTBEAT,
     MAX_STATUS_BYTES,
@@ -47,6 +46,7 @@ from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import PlacementError, RendezvousClosedError, RendezvousConnectionError
 from tf4slurm.network.ports import HeldPort, hold_port
+from tf4slurm.spec import JobSpec
 
 CREDENTIALS = create_credentials()
 SHARED = CREDENTIALS.shared
@@ -136,7 +136,7 @@ class Job:
     """A control service that runs, and the memberships of its tasks."""
 
     def __init__(self, roles: str, heartbeat_timeout_seconds: float, credentials: ServiceCredentials) -> None:
-        limits = Limits(
+        limits = JobSpec(
             start_timeout_seconds=20,
             heartbeat_interval_seconds=BEAT,
             heartbeat_timeout_seconds=heartbeat_timeout_seconds,
@@ -357,7 +357,7 @@ def test_job_of_two_tasks_forms_trains_and_ends() -> None:
 
 def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -> None:
     async def scenario() -> None:
-        slow = Limits(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100, grace_period_seconds=0)
+        slow = JobSpec(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100, grace_period_seconds=0)
         state = JobState([Task("worker", 0)], slow, time.monotonic(), lambda *_: None)
         service = ControlService(state, CREDENTIALS)
         member = make_membership(Address("127.0.0.1", await service.start()), heartbeat_timeout_seconds=100)
@@ -983,7 +983,7 @@ def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
     """It may have little of the heartbeat timeout left."""
 
     async def scenario() -> None:
-        slow = Limits(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100)
+        slow = JobSpec(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100)
         state = JobState([Task("worker", 0), Task("worker", 1)], slow, time.monotonic(), lambda *_: None)
         service = ControlService(state, CREDENTIALS)
         port = await service.start()
@@ -1399,7 +1399,7 @@ def test_service_listens_on_the_first_free_one_of_its_ports() -> None:
     async def scenario() -> None:
         with hold_free_ports(2) as (busy, free):
             free.close()
-            service = ControlService(JobState([Task("worker", 0)], Limits(), 0.0, lambda *_: None), CREDENTIALS)
+            service = ControlService(JobState([Task("worker", 0)], JobSpec(), 0.0, lambda *_: None), CREDENTIALS)
             assert await service.start(ports=(busy.port, free.port)) == free.port
             await service.close()
 
@@ -1409,7 +1409,7 @@ def test_service_listens_on_the_first_free_one_of_its_ports() -> None:
 def test_service_without_a_free_port_is_refused() -> None:
     async def scenario() -> None:
         with hold_free_ports(1) as (busy,):
-            service = ControlService(JobState([Task("worker", 0)], Limits(), 0.0, lambda *_: None), CREDENTIALS)
+            service = ControlService(JobState([Task("worker", 0)], JobSpec(), 0.0, lambda *_: None), CREDENTIALS)
             with pytest.raises(PlacementError, match=f"{busy.port} is free on this host"):
                 await service.start("127.0.0.1", (busy.port,))
             await service.close()

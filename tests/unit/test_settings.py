@@ -94,7 +94,7 @@ def test_a_setting_for_jobs_does_not_keep_run_from_a_laptop(home: Path) -> None:
     typed = tf4slurm(home, "run", "--requeue", "3", *TRAIN)
     assert (typed.exit_code, "--requeue needs a job of Slurm" in typed.output) == (2, True)
     user_file(home, "requeue = 3\nsrun = ['label']")
-    assert "There is no command" in tf4slurm(home, "run", "--workers", "1").output
+    assert "There is no command" in str(tf4slurm(home, "run", "--workers", "1").exception)
 
 
 def test_no_option_has_the_name_of_a_variable_that_tasks_have() -> None:
@@ -105,7 +105,7 @@ def test_no_option_has_the_name_of_a_variable_that_tasks_have() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("ps = 'two'", "sets --ps: 'two' is not a valid integer"),
+        ("ps = 'two'", "sets --ps: 'two' is not an integer."),
         ("heartbeat-interval = -1", "sets --heartbeat-interval: "),
         ("snapshot = 'all'", "sets --snapshot: "),
         ("chief = 'perhaps'", "sets --chief: "),

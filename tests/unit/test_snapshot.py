@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.errors import RunDirectoryError, SubmissionError
-from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.spec import JobSpec
 from tf4slurm.submission.options import Submission
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 
@@ -141,7 +141,7 @@ def test_a_place_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -
 
 def test_the_place_is_beside_the_runs_and_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = LaunchPlan({"worker": 1}, ("python", "train.py"), "train", Path("runs"))
+    plan = JobSpec(("python", "train.py"), workers=1)
     assert place_snapshot(plan, Submission()) == (plan, Submission())
     placed, submission = place_snapshot(plan, Submission(snapshot="git"))
     assert placed.runs_directory == tmp_path / "runs"

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Task
-from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import BarrierArrival, DesiredState, ObservedState, Registration, ScriptState, TaskState
 from tf4slurm.control.outcome import Outcome
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.errors import RendezvousClosedError
+from tf4slurm.spec import JobSpec
 
-LIMITS = Limits(
+LIMITS = JobSpec(
     start_timeout_seconds=60,
     heartbeat_interval_seconds=1,
     heartbeat_timeout_seconds=10,
     reconnect_seconds=1.5,
     leave_seconds=5,
-    finish_seconds=30,
+    finish_timeout_seconds=30,
     grace_period_seconds=0,
     max_worker_restarts=2,
 )
@@ -42,7 +42,7 @@ PHASES = list(Phase)
 class Job:
     """A job's state, the clock, and tasks that do what they are told; `roles` are in rank order."""
 
-    def __init__(self, roles: str = FULL, limits: Limits = LIMITS, *, has_agents: bool = True) -> None:
+    def __init__(self, roles: str = FULL, limits: JobSpec = LIMITS, *, has_agents: bool = True) -> None:
         counts: Counter[str] = Counter()
         tasks = []
         for task_type in roles.split():
@@ -508,7 +508,7 @@ def test_worker_that_exits_with_0_before_its_chief_has_finished_and_is_not_resta
     job.end_child(2, 0)
     assert job.order(2).starts == 1
     assert "restarting" not in job.kinds
-    job.turn(LIMITS.finish_seconds + 1)
+    job.turn(LIMITS.finish_timeout_seconds + 1)
     assert job.phase() is Phase.TRAINING
     job.say(3, "running", report=ScriptState(done="done"))
     job.say(0, "running", report=ScriptState(done="done"))
@@ -538,7 +538,7 @@ def test_chief_may_go_on_after_its_workers_and_is_the_cause_if_it_fails(returnco
     job = Job("chief ps worker worker").train()
     job.end_child(2, 0)
     job.end_child(3, 0)
-    job.turn(LIMITS.finish_seconds + 1)
+    job.turn(LIMITS.finish_timeout_seconds + 1)
     assert job.phase() is Phase.TRAINING
     job.end_child(0, returncode)
     assert (job.outcome.exit_code, job.outcome.cause) == (exit_code, Task("chief", 0) if returncode else None)
@@ -585,7 +585,7 @@ def test_after_a_ps_has_left_the_others_have_their_time_to_end() -> None:
     job = Job("ps worker worker").train()
     job.end_child(0, 0)
     job.end_child(1, 0)
-    job.turn(LIMITS.finish_seconds + 1)
+    job.turn(LIMITS.finish_timeout_seconds + 1)
     assert job.outcome.exit_code == 7
     assert job.outcome.cause == Task("ps", 0)
     assert "worker/1 on n2 did not end within 30 s" in job.outcome.reason
@@ -699,7 +699,7 @@ def test_a_child_that_its_agent_killed_for_its_silence_counts_as_lost() -> None:
 
 
 def test_no_new_step_for_the_stall_limit_is_a_failure() -> None:
-    job = Job(limits=dataclasses.replace(LIMITS, stall_seconds=15)).train()
+    job = Job(limits=dataclasses.replace(LIMITS, stall_timeout_seconds=15)).train()
     job.turn(50)
     job.say(0, "running", report=ScriptState(step=1))
     job.turn(10)
@@ -714,7 +714,7 @@ def test_no_new_step_for_the_stall_limit_is_a_failure() -> None:
 
 
 def test_steps_that_are_told_only_when_asked_are_no_stall() -> None:
-    job = Job(limits=dataclasses.replace(LIMITS, stall_seconds=1)).train()
+    job = Job(limits=dataclasses.replace(LIMITS, stall_timeout_seconds=1)).train()
     for step in range(5):
         job.say(0, "running", report=ScriptState(step=step))
         job.turn(LIMITS.heartbeat_interval_seconds + 2 * TICK, talking=[])
@@ -724,7 +724,7 @@ def test_steps_that_are_told_only_when_asked_are_no_stall() -> None:
 
 
 def test_a_beat_that_comes_a_little_early_puts_a_stall_off_for_none_more() -> None:
-    job = Job(limits=dataclasses.replace(LIMITS, stall_seconds=3)).train()
+    job = Job(limits=dataclasses.replace(LIMITS, stall_timeout_seconds=3)).train()
     job.say(0, "running", report=ScriptState(step=1))
     for pause in (1, 1, 0.98):
         job.turn(pause, talking=[])
@@ -1339,7 +1339,7 @@ LIKELY = st.lists(st.tuples(st.just("hello"), RANKS, st.just("")) | st.tuples(st
 class Trial(Job):
     """A job to which anything may happen, and what must hold all the time."""
 
-    def __init__(self, roles: str, limits: Limits = LIMITS) -> None:
+    def __init__(self, roles: str, limits: JobSpec = LIMITS) -> None:
         super().__init__(roles, limits)
         self.ever_proved: set[int] = set()
         self.seen_phase = (1, Phase.RENDEZVOUS)
@@ -1427,12 +1427,12 @@ class Trial(Job):
     steps=st.lists(STEPS, max_size=20),
 )
 def test_whatever_happens_the_job_moves_on_and_ends(
-    roles: str, limits: Limits, beginning: list[tuple[Any, ...]], steps: list[tuple[Any, ...]]
+    roles: str, limits: JobSpec, beginning: list[tuple[Any, ...]], steps: list[tuple[Any, ...]]
 ) -> None:
     trial = Trial(roles, limits)
     for step in (*beginning, *steps):
         trial.step(*step)
-    enough = LIMITS.start_timeout_seconds + LIMITS.finish_seconds + LIMITS.leave_seconds + 100
+    enough = LIMITS.start_timeout_seconds + LIMITS.finish_timeout_seconds + LIMITS.leave_seconds + 100
     trial.turn(enough, talking=(), tick=0.9)  # everyone falls silent
     trial.check()
     assert trial.phase() is Phase.ENDED

@@ -8,7 +8,7 @@ import pytest
 
 from tests.submissions import invoke, job_of
 from tf4slurm.errors import PlacementError, SubmissionError
-from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.spec import JobSpec
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.options import Submission, own_program
 from tf4slurm.submission.sbatch_options import ask_sbatch
@@ -222,7 +222,7 @@ def test_the_program_is_the_one_that_submits_unless_an_environment_is_set_up() -
 
 
 def test_a_python_program_needs_no_command_line() -> None:
-    plan = LaunchPlan({"chief": 1, "ps": 1, "worker": 2}, ("python", "train.py"), "train", Path("runs"))
+    plan = JobSpec(("python", "train.py"), workers=2)
     script = make_script(plan, Submission({"nodes": "2"}, program=("tf4slurm",)))
     assert "from Python" in script.splitlines()[1]
-    assert "exec tf4slurm run --site none --ps 1 --workers 2 " in script
+    assert "exec tf4slurm run --site none --workers 2 " in script

@@ -22,7 +22,6 @@ from typing import BinaryIO, NoReturn
 from tf4slurm.agent.bootstrap import ControlEndpoint, read_place, settings_from_environ
 from tf4slurm.agent.liveness import wait_for_silence
 from tf4slurm.agent.log_tail import LastLines
-from tf4slurm.agent.placeholders import fill_in
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.script_channel import ScriptChannelServer
 from tf4slurm.agent.usage import watch_usage
@@ -39,6 +38,7 @@ from tf4slurm.errors import (
 )
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory, open_to_append
 from tf4slurm.network.reachability import bypass_proxies
+from tf4slurm.placeholders import fill_in
 from tf4slurm.roles import Role, role_of
 from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss

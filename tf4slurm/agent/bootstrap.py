@@ -15,6 +15,7 @@ from tf4slurm.cluster import Address
 from tf4slurm.control import munge
 from tf4slurm.control.credentials import Credentials
 from tf4slurm.slurm.step import SlurmStep, own_node_name
+from tf4slurm.spec import JobSpec
 from tf4slurm.system.variables import (
     CERTIFICATE_VARIABLE,
     CONTROL_VARIABLE,
@@ -54,6 +55,23 @@ class JoinSettings:
     stop_signal: int = signal.SIGTERM
     python: str = ""
     num_tasks: int = 1
+
+
+def join_settings(spec: JobSpec, run_directory: Path) -> JoinSettings:
+    """Return what the tasks of a job need to know."""
+    return JoinSettings(
+        run_directory=str(run_directory),
+        interface=spec.interface,
+        ports=spec.ports,
+        heartbeat_interval_seconds=spec.heartbeat_interval_seconds,
+        heartbeat_timeout_seconds=spec.heartbeat_timeout_seconds,
+        join_seconds=spec.start_timeout_seconds,
+        gpus_per_worker=spec.gpus_per_worker,
+        serve_seconds=spec.start_timeout_seconds if spec.stall_timeout_seconds is not None else None,
+        stop_signal=signal.Signals[spec.stop_signal],
+        python=spec.python,
+        num_tasks=spec.num_tasks,
+    )
 
 
 @dataclass(frozen=True)

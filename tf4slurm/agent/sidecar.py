@@ -25,7 +25,6 @@ from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.script_channel import ScriptChannelServer
 from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.credentials import Credentials, create_credentials
-from tf4slurm.control.limits import Limits
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import InterfaceError, RendezvousError, RendezvousTimeoutError
@@ -34,6 +33,7 @@ from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.roles import role_of
 from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.spec import JobSpec
 from tf4slurm.system.background import in_thread
 from tf4slurm.system.output import LogHandler
 from tf4slurm.system.program import silence_grpc
@@ -135,7 +135,7 @@ class Sidecar:
     async def _host(self) -> None:
         """Host the control service until every task has left."""
         place = functools.partial(place_tasks, self._counts, self._placement)
-        limits = Limits(
+        limits = JobSpec(
             start_timeout_seconds=self._settings.join_seconds,
             heartbeat_interval_seconds=self._settings.heartbeat_interval_seconds,
             heartbeat_timeout_seconds=self._settings.heartbeat_timeout_seconds,

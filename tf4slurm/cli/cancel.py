@@ -69,7 +69,7 @@ def _cancel(known: KnownJob, grace_period: float | None) -> None:
         except LaunchError:  # no batch job: of salloc's, the launcher is none of Slurm's processes
             cancel_job(known.job_id)
     if grace_period is None:
-        grace_period = float(job.get("limits", {}).get("grace_period_seconds", 0)) + _MARGIN_SECONDS
+        grace_period = float(job.get("options", {}).get("grace_period_seconds", 0)) + _MARGIN_SECONDS
     click.echo(f"tf4slurm: {known.name} is asked to save and stop; it has {grace_period:g} s.", err=True)
     deadline = time.monotonic() + grace_period
     while time.monotonic() < deadline:

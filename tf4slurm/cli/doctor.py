@@ -7,12 +7,12 @@ import json
 import secrets
 import signal
 import sys
-from pathlib import Path
+from typing import Any
 
 import click
 
 from tf4slurm import __version__
-from tf4slurm.cli.options import place_options
+from tf4slurm.cli.options import PLACE_OPTIONS, given, job_options
 from tf4slurm.doctor.finding import Finding, Level, exit_code_of
 from tf4slurm.doctor.here import Wishes, check_here
 from tf4slurm.doctor.node import be_node
@@ -21,13 +21,14 @@ from tf4slurm.doctor.scheduler import check_slurm
 from tf4slurm.doctor.text import conclude, describe, report
 from tf4slurm.errors import SlurmEnvironmentError
 from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.spec import JobSpec
 
 _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
 @click.option("--on-nodes", is_flag=True, help="Look at each node of the Slurm allocation this runs in.")
-@place_options
+@job_options("doctor", PLACE_OPTIONS)
 @click.option("--quick", is_flag=True, help="Do not start TensorFlow or pip: seconds less, and less is known.")
 @click.option("--report", "as_report", is_flag=True, help="Write plain text to paste into an issue.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
@@ -37,13 +38,11 @@ def doctor(
     environ: dict[str, str],
     /,
     on_nodes: bool,
-    interface: str | None,
-    ports: tuple[int, ...],
-    runs_directory: Path,
     quick: bool,
     as_report: bool,
     as_json: bool,
     as_node: bool,
+    **options: Any,
 ) -> None:
     """Look at Python, TensorFlow, Slurm, the run directory and the network, and say what to do where it is needed.
 
@@ -53,7 +52,8 @@ def doctor(
     if as_node:
         be_node(environ)
         return
-    wishes = Wishes(runs_directory, interface, ports, quick)
+    spec = JobSpec(**given(options))
+    wishes = Wishes(spec.runs_directory, spec.interface, spec.ports, quick)
     findings = check_slurm(environ)
     if on_nodes:
         findings += _check_nodes(environ, wishes)

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from tf4slurm.cli.options import Ports
+from tf4slurm.cli.options import given, job_options
 from tf4slurm.doctor.environment import describe_environment
 from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.server_dictionary import get_server_dictionary
+from tf4slurm.spec import JobSpec
 
 
 @click.command()
@@ -18,17 +19,17 @@ from tf4slurm.server_dictionary import get_server_dictionary
 @click.option(
     "--tasks", help="A role for each rank, such as ps,worker,worker: show the map of it, without an exchange."
 )
-@click.option("--ports", type=Ports(), default=(), help="Ports for that map. [default: those that Slurm reserves]")
+@job_options("env", ("ports",))
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 @click.pass_obj
-def env(
-    environ: dict[str, str], /, interface: str | None, tasks: str | None, ports: tuple[int, ...], as_json: bool
-) -> None:
+def env(environ: dict[str, str], /, interface: str | None, tasks: str | None, as_json: bool, **options: Any) -> None:
     """Show what this process sees: its step, the layout, the address it would take, TF_CONFIG, and what is doubtful."""
     description = describe_environment(environ, interface)
     if tasks is not None and description["tf_config"] is None:
         try:
-            cluster, role, index = get_server_dictionary(tasks.split(","), ports=ports, exchange=False)
+            cluster, role, index = get_server_dictionary(
+                tasks.split(","), ports=JobSpec(**given(options)).ports, exchange=False
+            )
             description["tf_config"] = {"cluster": cluster, "task": {"type": role, "index": index}}
         except Tf4SlurmError as error:
             description["doubts"].append(str(error))

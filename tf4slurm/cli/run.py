@@ -7,22 +7,22 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from tf4slurm.cli.options import job_options, make_plan
+from tf4slurm.cli.options import given, job_options
 from tf4slurm.cli.reporter import PlainReporter, make_reporter
 from tf4slurm.cli.settings import site_option
-from tf4slurm.cli.submission_options import parse_srun, srun_option
+from tf4slurm.cli.submission_options import parse_srun
 from tf4slurm.errors import SlurmEnvironmentError
 from tf4slurm.jobs.registry import remember
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.launch.checks import check_command, check_ports
 from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher, Result
 from tf4slurm.launch.local_spawner import LocalSpawner
-from tf4slurm.launch.plan import LaunchPlan, check_command, check_ports
 from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.launch.srun_spawner import SrunSpawner
@@ -30,6 +30,7 @@ from tf4slurm.network.interfaces import interface_address
 from tf4slurm.network.isolation import isolate
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.step import SlurmStep, is_in_step, own_node_name
+from tf4slurm.spec import JobSpec, make_spec
 
 logger = logging.getLogger(__name__)
 
@@ -41,20 +42,10 @@ logger = logging.getLogger(__name__)
     is_flag=True,
     help="Run local processes in a network of their own, which has only loopback: no other host or user reaches them.",
 )
-@click.option(
-    "--requeue",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Put a batch job that is stopped back into Slurm's queue: at most N times for its time limit, always after a "
-    "preemption.",
-)
-@srun_option
 @site_option
-@job_options
+@job_options("run")
 @click.pass_context
-def run(
-    context: click.Context, /, local: bool, isolated: bool, requeue: int | None, srun: tuple[str, ...], **options: Any
-) -> None:
+def run(context: click.Context, /, local: bool, isolated: bool, **options: Any) -> None:
     """Run COMMAND once per task as one TensorFlow cluster, and end it whatever happens.
 
     On a laptop the tasks are local processes; inside a Slurm allocation they are started with srun. COMMAND stands
@@ -72,17 +63,17 @@ def run(
                 raise click.UsageError(f"--{option} needs a job of Slurm, and there is none here.")
     if allocation is not None and allocation.restart_count:
         logger.warning("this job was put back into the queue %d times", allocation.restart_count)
-    plan = make_plan(allocation.num_tasks if allocation else None, **options)
+    spec = make_spec(given(options), allocation.num_tasks if allocation else None)
     if isolated and allocation is not None:
         raise click.UsageError("--isolated is for local processes: the hosts of an allocation must reach each other.")
     if isolated:
         isolate()
-    elif allocation is None and plan.num_tasks > 1 and sys.platform == "linux":
+    elif allocation is None and spec.num_tasks > 1 and sys.platform == "linux":
         logger.warning(
             "TensorFlow's servers listen on all interfaces of this host, without authentication: --isolated closes "
             "them to other hosts and users"
         )
-    result = launch(plan, environ, allocation, make_reporter, requeue, parse_srun(srun))
+    result = launch(spec, environ, allocation, make_reporter)
     sys.exit(result.outcome.exit_code)
 
 
@@ -107,41 +98,39 @@ def check_place(environ: Mapping[str, str], allocation: SlurmAllocation | None) 
 
 
 def launch(
-    plan: LaunchPlan,
+    spec: JobSpec,
     environ: Mapping[str, str],
     allocation: SlurmAllocation | None,
     start_reporter: Callable[[int], PlainReporter],
-    requeue: int | None = None,
-    srun: Sequence[str] = (),
 ) -> Result:
-    """Run the plan to its end, here or in the allocation; return how it went. `srun` are more options of srun.
+    """Run a job to its end, here or in the allocation; return how it ended.
 
     Raises:
         Tf4SlurmError: Something is wrong with it that can be told before anything starts.
     """
-    check_command(plan.command)
-    if plan.data_python is not None:
-        check_command((plan.data_python,))
+    check_command(spec.command)
+    if spec.data_workers:
+        check_command((spec.python,))
     if allocation is None:
-        check_ports(plan.ports, plan.num_tasks, plan.control_port)
-        if plan.interface is not None:
-            interface_address(plan.interface, own_node_name(environ))
+        check_ports(spec.ports, spec.num_tasks, spec.control_port)
+        if spec.interface is not None:
+            interface_address(spec.interface, own_node_name(environ))
     signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the launcher can take them
     job_id = allocation.job_id if allocation else None
-    name = f"{plan.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
-    run_directory = RunDirectory.create(plan.runs_directory, name)
-    remember(name if job_id else run_directory.path.name, plan.runs_directory, environ, job_id)
+    name = f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
+    run_directory = RunDirectory.create(spec.runs_directory, name)
+    remember(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
     spawner: Spawner
     if allocation is None:
-        spawner = LocalSpawner(plan.num_tasks, plan.command, environ)
+        spawner = LocalSpawner(spec.num_tasks, spec.command, environ)
     else:
-        spawner = SrunSpawner(allocation, plan.num_tasks, plan.command, environ, srun)
+        spawner = SrunSpawner(allocation, spec.num_tasks, spec.command, environ, parse_srun(spec.srun))
     requeuer = None
-    if allocation is not None and requeue is not None:
-        requeuer = Requeue(allocation.job_id, requeue, allocation.array_element)
+    if allocation is not None and spec.requeue is not None:
+        requeuer = Requeue(allocation.job_id, spec.requeue, allocation.array_element)
     facts = {"job_id": job_id, "arguments": sys.argv}
-    reporter = start_reporter(plan.num_tasks)  # now: it may start a thread, which no fork survives
+    reporter = start_reporter(spec.num_tasks)  # now: it may start a thread, which no fork survives
     try:
-        return asyncio.run(Launcher(plan, spawner, run_directory, reporter, requeuer, facts).run())
+        return asyncio.run(Launcher(spec, spawner, run_directory, reporter, requeuer, facts).run())
     finally:
         reporter.close()

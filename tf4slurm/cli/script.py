@@ -16,14 +16,14 @@ from tf4slurm.submission.batch_script import make_script
 @click.command(cls=RecordedCommand)
 @site_option
 @submission_options
-@job_options
+@job_options("script")
 @click.pass_context
 def script(context: click.Context, /, **options: Any) -> None:
     """Print the batch script that "tf4slurm submit" with the same options gives to sbatch.
 
     Slurm need not be there. `tf4slurm script … | sbatch` submits it.
     """
-    plan, submission = make_job(context, made_by(context), options)
+    spec, submission = make_job(context, made_by(context), options)
     if submission.snapshot != "none":
         raise click.UsageError('Printing a script takes no snapshot. Leave --snapshot out, or use "tf4slurm submit".')
-    write_script(make_script(plan, submission))
+    write_script(make_script(spec, submission))

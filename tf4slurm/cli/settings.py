@@ -11,10 +11,11 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from tf4slurm.cli.options import job_options
 from tf4slurm.cli.submission_options import option_names, submission_options
-from tf4slurm.errors import ProfileError
+from tf4slurm.errors import OptionError, ProfileError
+from tf4slurm.options import options_by_key, options_of
 from tf4slurm.settings import NO_SITE, SITE, Places, Setting, read_settings
+from tf4slurm.spec import JobSpec
 
 
 def site_option(function: Callable[..., None]) -> Callable[..., None]:
@@ -52,8 +53,8 @@ def settings_of(environ: Mapping[str, str], site: str | None = None) -> dict[str
 
 def known_options() -> list[str]:
     """Return the long names of the options that settings can give: those of `submit`, which has all of `run`."""
-    options = {**option_names(submission_options), **option_names(job_options)}
-    return sorted({SITE, *(name for names in options.values() for name in names)})
+    names = (name for names in option_names(submission_options).values() for name in names)
+    return sorted({SITE, *names, *options_by_key(JobSpec)})
 
 
 def _take_settings(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -80,11 +81,16 @@ def _convert(context: click.Context, parameter: click.Parameter, setting: Settin
     """Return the value as click takes it: a list for an option that may be repeated, else a text or a truth."""
     value = setting.value
     try:
+        declared = options_of(JobSpec).get(parameter.name or "")
+        if declared is not None:
+            declared.convert(value)
         if parameter.multiple:
             value = shlex.split(value) if isinstance(value, str) else [str(item) for item in value]
         elif not isinstance(value, bool):
             value = str(value)
         parameter.type_cast_value(context, value)
+    except OptionError as error:
+        raise ProfileError(f"{setting.origin} sets {error}", source=setting.origin) from error
     except (click.BadParameter, TypeError, ValueError) as error:
         why = error.message if isinstance(error, click.BadParameter) else str(error)
         raise ProfileError(f"{setting.origin} sets {parameter.opts[-1]}: {why}", source=setting.origin) from error

@@ -9,10 +9,10 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from tf4slurm.agent.placeholders import placeholders_in
-from tf4slurm.cli.options import make_plan
+from tf4slurm.cli.options import given
 from tf4slurm.errors import LaunchError, SubmissionError
-from tf4slurm.launch.plan import LaunchPlan
+from tf4slurm.placeholders import placeholders_in
+from tf4slurm.spec import JobSpec, make_spec
 from tf4slurm.submission.options import MEMORY_OPTIONS, Submission, read_array_lines
 from tf4slurm.submission.snapshot import place_snapshot
 
@@ -109,30 +109,17 @@ _OPTIONS = (
         "git does not ignore. Outside of a checkout that is everything, files with secrets such as .env too.",
     ),
     click.option("--single", is_flag=True, help="One task that runs COMMAND alone: no ps, no cluster."),
-    click.option(
-        "--requeue",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Put the job back into the queue: at most N times for its time limit, always after a preemption.",
-    ),
 )
-
-
-def srun_option(function: Callable[..., None]) -> Callable[..., None]:
-    """Add --srun, of all verbs that start srun or write it."""
-    return click.option("--srun", multiple=True, metavar=_RAW, help="Any other option of srun. Repeatable.")(function)
 
 
 def submission_options(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options of a submission."""
     for option in reversed(_OPTIONS):
         function = option(function)
-    return srun_option(function)
+    return function
 
 
-def make_job(
-    context: click.Context, made_by: tuple[str, ...], options: dict[str, Any]
-) -> tuple[LaunchPlan, Submission]:
+def make_job(context: click.Context, made_by: tuple[str, ...], options: dict[str, Any]) -> tuple[JobSpec, Submission]:
     """Make plan and submission from the values of all options of a verb.
 
     Raises:
@@ -148,8 +135,8 @@ def make_job(
     available = 1 if taken["single"] else _available_tasks(sbatch)
     if options["workers"] is None and available is None:
         raise click.UsageError("How many workers are there? Give --workers N, or the number of all tasks with -n.")
-    plan = make_plan(available, **options)
-    srun = parse_raw("--srun", taken["srun"])
+    plan = make_spec(given(options), available)
+    srun = parse_raw("--srun", plan.srun)
     if taken["container"]:
         srun = {"container": taken["container"], **srun}
     if taken["ps_sbatch"] and not taken["het"]:
@@ -159,7 +146,6 @@ def make_job(
         ps_options=parse_raw("--ps-sbatch", taken["ps_sbatch"]) if taken["het"] else None,
         srun=srun,
         after=tuple(taken["after"]),
-        requeue=taken["requeue"],
         array_lines=_read_lines(taken["array_args"]),
         single=taken["single"],
         modules=tuple(taken["module"]),

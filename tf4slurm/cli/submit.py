@@ -10,7 +10,7 @@ from tf4slurm.cli.options import job_options
 from tf4slurm.cli.recorded import RecordedCommand, made_by, write_script
 from tf4slurm.cli.settings import site_option
 from tf4slurm.cli.submission_options import make_job, submission_options
-from tf4slurm.launch.plan import check_command
+from tf4slurm.launch.checks import check_command
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.submit import estimate, kept_script
 from tf4slurm.submission.submit import submit as submit_job
@@ -21,7 +21,7 @@ from tf4slurm.submission.submit import submit as submit_job
 @click.option("--test-only", is_flag=True, help="Print when and where Slurm would start it, and submit nothing.")
 @site_option
 @submission_options
-@job_options
+@job_options("submit")
 @click.pass_context
 def submit(context: click.Context, /, dry_run: bool, test_only: bool, **options: Any) -> None:
     """Give COMMAND to Slurm as a batch job of one TensorFlow cluster; print the job's id.
@@ -30,19 +30,19 @@ def submit(context: click.Context, /, dry_run: bool, test_only: bool, **options:
     COMMAND alone, once.
     """
     environ: dict[str, str] = context.obj
-    plan, submission = make_job(context, made_by(context), options)
+    spec, submission = make_job(context, made_by(context), options)
     if dry_run:
-        write_script(make_script(plan, submission))
+        write_script(make_script(spec, submission))
         return
     if not submission.has_environment:  # else what it needs may only be there
-        check_command(plan.command)
+        check_command(spec.command)
     if test_only:
-        click.echo(estimate(plan, submission, environ))
+        click.echo(estimate(spec, submission, environ))
         return
-    job_id = submit_job(plan, submission, environ)
+    job_id = submit_job(spec, submission, environ)
     click.echo(job_id)
     if "time" not in submission.options:
         click.echo("No time limit is asked for (-t): the partition's own counts.", err=True)
     click.echo(
-        f"The script is kept as {kept_script(plan, job_id)}; look at the job with: tf4slurm status {job_id}", err=True
+        f"The script is kept as {kept_script(spec, job_id)}; look at the job with: tf4slurm status {job_id}", err=True
     )

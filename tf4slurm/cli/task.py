@@ -9,12 +9,12 @@ import click
 
 from tf4slurm.agent.agent import run_agent
 from tf4slurm.agent.bootstrap import is_under_launcher
-from tf4slurm.cli.options import job_options, make_plan
+from tf4slurm.cli.options import given, job_options
 from tf4slurm.system.output import LineWriter
 
 
 @click.command()
-@job_options
+@job_options("task")
 @click.pass_obj
 def task(environ: dict[str, str], /, **options: Any) -> None:
     """Be one task of a job: what srun starts on every task.
@@ -31,18 +31,19 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
 def _run_alone(environ: dict[str, str], options: dict[str, Any]) -> int:
     # only here: an agent under a launcher needs none of it, and starts faster
     from tf4slurm.cli.reporter import PlainReporter
-    from tf4slurm.launch.plan import check_command
+    from tf4slurm.launch.checks import check_command
     from tf4slurm.launch.self_hosted import run_self_hosted_task
     from tf4slurm.slurm.step import SlurmStep
+    from tf4slurm.spec import make_spec
 
     step = SlurmStep.from_environ(environ)
-    plan = make_plan(step.num_tasks, **options)
-    check_command(plan.command)
-    if plan.data_python is not None:
-        check_command((plan.data_python,))
+    spec = make_spec(given(options), step.num_tasks)
+    check_command(spec.command)
+    if spec.data_workers:
+        check_command((spec.python,))
     writer = LineWriter(sys.stdout)
-    reporter = PlainReporter(plan.num_tasks, writer, writer)
+    reporter = PlainReporter(spec.num_tasks, writer, writer)
     try:
-        return run_self_hosted_task(plan, step, environ, writer, reporter)
+        return run_self_hosted_task(spec, step, environ, writer, reporter)
     finally:
         reporter.close()

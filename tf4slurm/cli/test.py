@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
+from typing import Any
 
 import click
 
-from tf4slurm.cli.options import place_options
+from tf4slurm.cli.options import PLACE_OPTIONS, given, job_options
 from tf4slurm.cli.reporter import PlainReporter
 from tf4slurm.cli.run import check_place, launch
-from tf4slurm.control.limits import Limits
 from tf4slurm.launch.launcher import Result
-from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.placement import fill_counts
 from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.spec import JobSpec
 from tf4slurm.system.output import LineWriter
 
 # Not "-m": that would let a json.py in the user's directory take the place of Python's own.
@@ -26,7 +24,7 @@ _LOG_BYTES = 64 * 1024
 @click.command()
 @click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
 @click.option("--plain", is_flag=True, help="Leave TensorFlow out: only processes, addresses and their end.")
-@place_options
+@job_options("test", PLACE_OPTIONS)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1, max=3600),
@@ -40,10 +38,8 @@ def test(
     /,
     local: bool,
     plain: bool,
-    interface: str | None,
-    ports: tuple[int, ...],
-    runs_directory: Path,
     timeout: float,
+    **options: Any,
 ) -> None:
     """Run a chief, a ps and a worker that train with ParameterServerStrategy, and say what was proved.
 
@@ -57,16 +53,16 @@ def test(
         click.echo("tf4slurm | there is no TensorFlow in this Python: plain processes are used", err=True)
     module = "doctor.plain_smoke" if is_plain else "tensorflow.smoke"
     available = allocation.num_tasks if allocation else None
-    plan = LaunchPlan(
-        counts=fill_counts(1, 1, None if available is not None else 1, 0, available),
+    spec = JobSpec(
         command=(sys.executable, "-c", _SCRIPT.format(module=module, seconds=timeout)),
         name="test",
-        runs_directory=runs_directory,
-        limits=Limits(start_timeout_seconds=timeout, grace_period_seconds=5.0, max_worker_restarts=0),
-        interface=interface,
-        ports=ports,
-    )
-    result = launch(plan, environ, allocation, _Reporter)
+        workers=1 if available is None else None,
+        start_timeout_seconds=timeout,
+        grace_period_seconds=5.0,
+        max_worker_restarts=0,
+        **given(options),
+    ).for_tasks(available)
+    result = launch(spec, environ, allocation, _Reporter)
     if result.outcome.is_success:
         click.echo(_what_was_proved(result))
     else:

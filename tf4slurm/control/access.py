@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from tf4slurm.control.limits import handshake_seconds
 from tf4slurm.control.messages import MAX_STATUS_BYTES, TOKEN_METADATA
 
 if TYPE_CHECKING:  # generic for type checkers only
@@ -25,6 +24,13 @@ _OWN_FILES = 128  # pipes and logs of this process, beside its connections and f
 _MAX_METADATA_BYTES = 4096
 _MAX_STREAMS = 2  # per connection: a task has one
 _MAX_READ_BYTES = 32_768  # per connection: with 4,096 clients that flood, memory is 0.8 GB, not 2 GB (grpcio 1.85)
+_HANDSHAKE_SECONDS = 3.0
+_HANDSHAKES_PER_SECOND = 500  # fewer than two cores complete, so that all tasks may connect at the same time
+
+
+def handshake_seconds(num_tasks: int) -> float:
+    """Return how long a new connection may take for its TLS handshake, and again until it has a call."""
+    return _HANDSHAKE_SECONDS + num_tasks / _HANDSHAKES_PER_SECOND
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):

@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 
 from tf4slurm.cluster import Address
+from tf4slurm.control.access import handshake_seconds
 from tf4slurm.control.credentials import TLS_NAME, Credentials
-from tf4slurm.control.limits import Limits, handshake_seconds
 from tf4slurm.control.messages import (
     HEARTBEAT,
     METHOD,
@@ -35,6 +35,7 @@ from tf4slurm.control.messages import (
     shrink,
 )
 from tf4slurm.errors import MessageError, RendezvousClosedError, RendezvousConnectionError
+from tf4slurm.spec import JobSpec
 from tf4slurm.system.background import in_thread
 
 if TYPE_CHECKING:  # generic for type checkers only
@@ -142,7 +143,7 @@ class Membership:
     async def run(self) -> None:
         """Be a member until this task has left.
 
-        A task that leaves waits for a lost service for `Limits.reconnect_seconds` only: then it counts as gone itself.
+        A task that leaves waits for a lost service for `JobSpec.reconnect_seconds` only: then it counts as gone itself.
 
         Raises:
             RendezvousClosedError: The service refuses this task.
@@ -169,7 +170,7 @@ class Membership:
                     logger.debug("no connection to the control service at %s: %s", address, reason)
                 if not (error and is_cut_short):  # keep the earlier error if this try had too little time
                     at, error = str(address), reason
-            patience = Limits.reconnect_seconds if addresses else 0
+            patience = JobSpec.reconnect_seconds if addresses else 0
             if self.status.state == "terminated" and time.monotonic() - self._disconnected_at > patience:
                 return
             await asyncio.sleep(_RETRY_SECONDS)

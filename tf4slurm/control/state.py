@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
 from tf4slurm.control.barriers import Barriers
-from tf4slurm.control.limits import Limits
 from tf4slurm.control.messages import DesiredState, Map, ObservedState, Registration, ScriptState
 from tf4slurm.control.outcome import Outcome, describe_end, exit_code_of
 from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, RendezvousClosedError
 from tf4slurm.network.interfaces import is_loopback
 from tf4slurm.roles import role_of
+from tf4slurm.spec import JobSpec
 
 
 class Phase(enum.Enum):
@@ -45,7 +45,7 @@ class JobState:
     def __init__(
         self,
         tasks: Sequence[Task],
-        limits: Limits,
+        limits: JobSpec,
         now: float,
         on_event: Callable[[str, str | None, str], None],
         place: Callable[[Sequence[str]], Sequence[Task]] | None = None,
@@ -279,10 +279,10 @@ class JobState:
             self._phase_deadline = _EVER
             waiting = [r for r in self.records if r.role.is_waited_for and not r.is_done]
             if self._departed is not None:
-                late = f"{format_tasks(waiting)} did not end within {self.limits.finish_seconds:g} s"
+                late = f"{format_tasks(waiting)} did not end within {self.limits.finish_timeout_seconds:g} s"
                 self._fail(Outcome(EXIT_TASK_LOST, f"{late}.", waiting[0].task))
             else:
-                self._complete(f"all but {format_tasks(waiting)}, waited for {self.limits.finish_seconds:g} s")
+                self._complete(f"all but {format_tasks(waiting)}, waited for {self.limits.finish_timeout_seconds:g} s")
         elif self.phase is Phase.STOPPING and self._stop is not None:
             self._emit("grace_period_over", None, f"the grace of {self.limits.grace_period_seconds:g} s is over")
             self._decide(self._stop)
@@ -395,7 +395,7 @@ class JobState:
 
         A beat is not to the millisecond, so those that were asked up to half of one before count too.
         """
-        seconds = self.limits.stall_seconds
+        seconds = self.limits.stall_timeout_seconds
         if seconds is None or self._stepped_at is None or now - self._stepped_at <= seconds:
             return False
         asked_at = self._stepped_at + seconds - self.limits.heartbeat_interval_seconds / 2
@@ -406,7 +406,7 @@ class JobState:
         self._stepped_at = None
         if self.phase is Phase.TRAINING:
             furthest = max(self.records, key=lambda record: record.status.report.step or 0)
-            what = f"no task has reported a new step for {self.limits.stall_seconds:g} s"
+            what = f"no task has reported a new step for {self.limits.stall_timeout_seconds:g} s"
             what += f"; the last was step {furthest.status.report.step}"
             self._fail(Outcome(EXIT_TASK_LOST, f"Training has stalled: {what} of {furthest}.", furthest.task))
 
@@ -443,7 +443,7 @@ class JobState:
         record.is_done = True
         if self._departed is None and not self._is_finishing:
             self._departed = record
-            seconds = self.limits.finish_seconds
+            seconds = self.limits.finish_timeout_seconds
             self._phase_deadline = now + seconds
             self._emit("exited_early", record, f"exited before the job was done; the others have {seconds:g} s to end")
 
@@ -499,7 +499,7 @@ class JobState:
             self._complete("all that the job waits for")
         else:
             self._departed = None
-            self._phase_deadline = min(self._phase_deadline, now + self.limits.finish_seconds)
+            self._phase_deadline = min(self._phase_deadline, now + self.limits.finish_timeout_seconds)
             if not self._is_finishing:
                 self._is_finishing = True
                 self._changed.update(range(len(self.records)))

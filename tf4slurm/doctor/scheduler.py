@@ -6,19 +6,21 @@ import re
 import shutil
 from collections.abc import Mapping
 
-from tf4slurm.control.limits import Limits
 from tf4slurm.doctor.finding import Finding
 from tf4slurm.errors import LaunchError
 from tf4slurm.slurm import commands
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.site import Partition, SlurmSite
+from tf4slurm.spec import JobSpec
 
 _TIMEOUT_SECONDS = 15.0  # the controller itself gives up after MessageTimeout, 10 s by default
 _OLDEST = (20, 11)  # the first whose srun has --overlap
 _PARTITIONS = 12  # as many as are shown
 
 
-def check_slurm(environ: Mapping[str, str], grace_period_seconds: float = Limits.grace_period_seconds) -> list[Finding]:
+def check_slurm(
+    environ: Mapping[str, str], grace_period_seconds: float = JobSpec.grace_period_seconds
+) -> list[Finding]:
     """Look at Slurm from this host; `grace_period_seconds` is what a job will have to save and stop."""
     allocation = SlurmAllocation.from_environ(environ)
     if shutil.which("srun") is None and allocation is None:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from tf4slurm import __version__
 from tf4slurm.agent.agent import STOP_SIGNALS
-from tf4slurm.agent.bootstrap import ControlEndpoint, settings_to_environ
+from tf4slurm.agent.bootstrap import ControlEndpoint, join_settings, settings_to_environ
 from tf4slurm.agent.log_tail import explain
 from tf4slurm.cluster import Address
 from tf4slurm.control.credentials import create_credentials
@@ -33,13 +33,13 @@ from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_REQUEUED, EXIT_TASK_LOST, Launc
 from tf4slurm.jobs.events import Event, EventLog
 from tf4slurm.jobs.recorder import Recorder
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.launch.requeue import Reason, Requeue
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.slurm.commands import ask_grant
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
+from tf4slurm.spec import JobSpec
 from tf4slurm.system.background import OrderedThread, in_thread
 from tf4slurm.system.child_process import adopt_orphans
 from tf4slurm.system.proc import own_identity
@@ -108,7 +108,7 @@ class Launcher:
 
     def __init__(
         self,
-        plan: LaunchPlan,
+        spec: JobSpec,
         spawner: Spawner | None,
         run_directory: RunDirectory,
         reporter: Reporter,
@@ -124,24 +124,24 @@ class Launcher:
         self._node = node
         self._facts = facts or {}
         self._requeue = requeue
-        self._plan = plan
+        self._spec = spec
         self._spawner = spawner
         self._run_directory = run_directory
         self._reporter = reporter
         self._files = OrderedThread()  # writes the run directory
         self._events = EventLog(run_directory.events, self._files)
         self._started_at = time.monotonic()
-        place = functools.partial(place_tasks, plan.counts, plan.placement)
-        tasks = place([""] * plan.num_tasks)
-        needs_nodes = plan.placement == SPREAD
-        self._state = JobState(tasks, plan.limits, self._started_at, self._on_event, place if needs_nodes else None)
+        place = functools.partial(place_tasks, spec.counts, spec.placement)
+        tasks = place([""] * spec.num_tasks)
+        needs_nodes = spec.placement == SPREAD
+        self._state = JobState(tasks, spec, self._started_at, self._on_event, place if needs_nodes else None)
         self._credentials = create_credentials()
         self._service = ControlService(self._state, self._credentials)
         self._recorder = Recorder(run_directory, self._state, self._started_at, self._files)
         self._is_hurried = asyncio.Event()
 
     async def run(self) -> Result:
-        """Form the cluster, watch it, end it; return how it went. Every wait in it ends by the plan's limits."""
+        """Form the cluster, watch it, end it; return how it went. Every wait in it ends by the job's limits."""
         adopt_orphans()
         if self._spawner is not None:
             self._take_signals()
@@ -159,13 +159,13 @@ class Launcher:
             self._reporter.on_run_directory(self._run_directory)
             for doubt in await in_thread(self._requeue.find_doubts) if self._requeue is not None else ():
                 logger.warning("%s", doubt)
-            port = await self._service.start(self._listen_host(), self._plan.service_ports)
+            port = await self._service.start(self._listen_host(), self._spec.service_ports)
             service = await in_thread(self._locate, port)
             if self._spawner is None:  # those of a spawner are told by it
                 await self._in_time(self._files.run(self._write_control, service))
             ending = asyncio.create_task(self._service.wait_for_end())
             if self._spawner is not None and self._state.outcome is None:
-                settings = self._plan.to_settings(self._run_directory.path)
+                settings = join_settings(self._spec, self._run_directory.path)
                 environment = {**service.to_environ(), **settings_to_environ(settings)}
                 starting = asyncio.create_task(self._spawner.start(environment, self))
                 await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -219,8 +219,8 @@ class Launcher:
         """Return the addresses under which the tasks may find the service, the likeliest first."""
         if self._listen_host() == _LOOPBACK:
             hosts: tuple[str, ...] = (_LOOPBACK,)
-        elif self._plan.interface is not None and self._spawner is None:
-            hosts = (interface_address(self._plan.interface, self._node),)
+        elif self._spec.interface is not None and self._spawner is None:
+            hosts = (interface_address(self._spec.interface, self._node),)
         else:
             hosts = host_addresses() or (socket.gethostname(),)
         return ControlEndpoint(tuple(Address(host, port) for host in hosts), self._credentials.shared)
@@ -267,7 +267,7 @@ class Launcher:
     # Files
 
     def _write_job(self) -> None:
-        self._run_directory.write_job({**_describe(self._plan), **self._facts})
+        self._run_directory.write_job({**_describe(self._spec), **self._facts})
 
     def _write_control(self, service: ControlEndpoint) -> None:
         self._run_directory.write_control(service.to_json())
@@ -353,16 +353,16 @@ class Launcher:
             return None
 
 
-def _describe(plan: LaunchPlan) -> dict[str, Any]:
+def _describe(spec: JobSpec) -> dict[str, Any]:
     return {
-        "name": plan.name,
-        "command": list(plan.command),
-        "counts": dict(plan.counts),
-        "placement": plan.placement,
-        "limits": dataclasses.asdict(plan.limits),
-        "interface": plan.interface,
-        "ports": list(plan.ports),
-        "control_port": plan.control_port,
+        "name": spec.name,
+        "command": list(spec.command),
+        "counts": dict(spec.counts),
+        "placement": spec.placement,
+        "options": spec.to_json(),
+        "interface": spec.interface,
+        "ports": list(spec.ports),
+        "control_port": spec.control_port,
         "host": socket.gethostname(),
         "directory": os.getcwd(),
         "process": own_identity(),

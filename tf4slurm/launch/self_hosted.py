@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 
 from tf4slurm.agent.agent import Agent
-from tf4slurm.agent.bootstrap import ControlEndpoint, read_place
+from tf4slurm.agent.bootstrap import ControlEndpoint, join_settings, read_place
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Address
 from tf4slurm.control.client import Membership
@@ -26,9 +26,9 @@ from tf4slurm.jobs.lost_job import last_known
 from tf4slurm.jobs.registry import remember
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import Launcher, Reporter, Result
-from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.spec import JobSpec
 from tf4slurm.system.output import LineWriter
 
 logger = logging.getLogger(__name__)
@@ -39,21 +39,23 @@ _CONNECT_SECONDS = 1.0
 
 
 def run_self_hosted_task(
-    plan: LaunchPlan, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, reporter: Reporter
+    spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, reporter: Reporter
 ) -> int:
     """Be one task of the step; return its exit code. On rank 0 that is the job's."""
     restart = f"r{step.restart_count}" if step.restart_count else ""
-    path = plan.runs_directory / f"{plan.name}-{step.job_id}.{step.step_id}{restart}"
+    path = spec.runs_directory / f"{spec.name}-{step.job_id}.{step.step_id}{restart}"
     directory = RunDirectory.open(path) if step.rank == 0 else RunDirectory(path.absolute())
-    join = Rendezvous(read_place(environ), plan.to_settings(path), lambda: ControlEndpoint.from_file(directory.control))
-    agent = Agent(plan.command, join, environ, writer)
+    join = Rendezvous(
+        read_place(environ), join_settings(spec, path), lambda: ControlEndpoint.from_file(directory.control)
+    )
+    agent = Agent(spec.command, join, environ, writer)
     if step.rank != 0:
         exit_code = asyncio.run(agent.run(directory))
         if agent.has_lost_launcher and join.membership.map is not None:
             _end_without_rank_0(join.membership, directory, step)
         return 0 if agent.has_left else exit_code
-    remember(path.name, plan.runs_directory, environ, step.job_id)
-    launcher = Launcher(plan, None, directory, reporter, facts={"job_id": step.job_id}, node=step.node_name)
+    remember(path.name, spec.runs_directory, environ, step.job_id)
+    launcher = Launcher(spec, None, directory, reporter, facts={"job_id": step.job_id}, node=step.node_name)
     result = asyncio.run(_host(launcher, agent, directory))
     if any(
         record.has_registered and record.is_connected and record.status.state != "terminated"

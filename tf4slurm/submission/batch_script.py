@@ -5,30 +5,15 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-import signal
 from collections.abc import Sequence
 
 from tf4slurm import __version__
-from tf4slurm.agent.placeholders import fill_in, placeholders_in
 from tf4slurm.cluster import Task
-from tf4slurm.control.limits import Limits
-from tf4slurm.launch.plan import LaunchPlan
-from tf4slurm.network.ports import format_ports
-from tf4slurm.placement import PACK
+from tf4slurm.placeholders import fill_in, placeholders_in
+from tf4slurm.spec import JobSpec
 from tf4slurm.submission.options import Submission
 from tf4slurm.submission.sbatch_options import ask_sbatch, place_by_component
 
-_LIMIT_OPTIONS = {
-    "start_timeout_seconds": "--start-timeout",
-    "heartbeat_timeout_seconds": "--heartbeat-timeout",
-    "heartbeat_interval_seconds": "--heartbeat-interval",
-    "grace_period_seconds": "--grace-period",
-    "finish_seconds": "--finish-timeout",
-    "stall_seconds": "--stall-after",
-    "require_servers": "--require-servers",
-    "max_worker_restarts": "--max-worker-restarts",
-    "max_attempts": "--max-attempts",
-}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ARGUMENTS = '"${arguments[@]}"'
 # The output of a run that follows a requeue, beside Slurm's own file, which the first run has.
@@ -39,23 +24,23 @@ _SIGNALS = ("HUP", "INT", "TERM", "USR1", "USR2")
 _STOP = "exit 3"  # refused before anything started
 
 
-def make_script(plan: LaunchPlan, submission: Submission) -> str:
+def make_script(spec: JobSpec, submission: Submission) -> str:
     """Return the text that sbatch is given.
 
     Everything that tf4slurm is told stands in its last line; files of settings are not read again in the job.
 
     Raises:
-        SubmissionError: The submission contradicts itself or the plan.
+        SubmissionError: The submission contradicts itself or the job.
     """
-    components = ask_sbatch(plan, submission)
+    components = ask_sbatch(spec, submission)
     blocks = [
         _header(submission.made_by),
         "\n#SBATCH hetjob\n".join(_directives(options) for options in components),
         _output(submission, is_array="array" in components[0]),
         _environment(submission),
         _array(submission.array_lines),
-        _filled_in(plan),
-        _end(_command(plan, submission), submission.epilogue),
+        _filled_in(spec),
+        _end(_command(spec, submission), submission.epilogue),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -121,68 +106,25 @@ def _array(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, unknown, "esac"])
 
 
-def _filled_in(plan: LaunchPlan) -> str:
+def _filled_in(spec: JobSpec) -> str:
     """Return a comment on what becomes of the command's placeholders, by the example of one task."""
-    if not placeholders_in(plan.command):
+    if not placeholders_in(spec.command):
         return ""
-    task = Task("worker" if plan.counts.get("worker") else "chief", 0)
-    hosts = {role: ["HOST:PORT"] * count for role, count in plan.counts.items()}
-    return f"# Each task gets its own values; {task} runs:\n#   {quote(fill_in(plan.command, hosts, task))}"
+    task = Task("worker" if spec.counts.get("worker") else "chief", 0)
+    hosts = {role: ["HOST:PORT"] * count for role, count in spec.counts.items()}
+    return f"# Each task gets its own values; {task} runs:\n#   {quote(fill_in(spec.command, hosts, task))}"
 
 
-def _command(plan: LaunchPlan, submission: Submission) -> str:
-    srun = [_option(name, value) for name, value in submission.srun.items()]
+def _command(spec: JobSpec, submission: Submission) -> str:
+    srun = tuple(f"{name}={value}" if value else name for name, value in submission.srun.items())
     if submission.single:
-        words = [*(["srun", *srun] if srun else []), *plan.command]
+        words = [*(["srun", *(f"--{each}" for each in srun)] if srun else []), *spec.command]
     else:
-        words = [*submission.tf4slurm, "run", *_run_options(plan, submission, srun), "--", *plan.command]
+        placement = spec.placement if submission.ps_options is None else place_by_component(spec)
+        options = dataclasses.replace(spec, placement=placement, srun=srun).to_arguments()
+        words = [*submission.tf4slurm, "run", "--site", "none", *options, "--", *spec.command]
     line = quote(words)
     return f"{line} {_ARGUMENTS}" if submission.array_lines else line
-
-
-def _run_options(plan: LaunchPlan, submission: Submission, srun: Sequence[str]) -> list[str]:
-    counts = plan.counts
-    options = ["--site", "none", "--ps", str(counts.get("ps", 0)), "--workers", str(counts.get("worker", 0))]
-    if counts.get("evaluator"):
-        options += ["--evaluators", str(counts["evaluator"])]
-    if counts.get("data-worker"):
-        options += ["--data-workers", str(counts["data-worker"])]
-    if plan.data_python is not None:
-        options += ["--data-python", plan.data_python]
-    if not counts.get("chief"):
-        options.append("--no-chief")
-    placement = plan.placement if submission.ps_options is None else place_by_component(plan)
-    if placement != PACK:
-        options += ["--placement", placement]
-    if plan.gpus_per_worker is not None:
-        options += ["--gpus-per-worker", str(plan.gpus_per_worker)]
-    options += ["--name", plan.name, "--runs-directory", str(plan.runs_directory)]
-    if plan.interface is not None:
-        options += ["--interface", plan.interface]
-    if plan.ports:
-        options += ["--ports", format_ports(plan.ports)]
-    if plan.control_port is not None:
-        options += ["--control-port", str(plan.control_port)]
-    defaults = Limits()
-    for limit in dataclasses.fields(Limits):
-        value = getattr(plan.limits, limit.name)
-        if value != getattr(defaults, limit.name):
-            options += [_LIMIT_OPTIONS[limit.name], *([] if value is True else [_number(value)])]
-    if plan.stop_signal != signal.SIGTERM:
-        options += ["--stop-signal", signal.Signals(plan.stop_signal).name]
-    if submission.requeue is not None:
-        options += ["--requeue", str(submission.requeue)]
-    for option in srun:
-        options += ["--srun", option.removeprefix("--")]
-    return options
-
-
-def _option(name: str, value: str) -> str:
-    return f"--{name}={value}" if value else f"--{name}"
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
 
 
 def _end(command: str, epilogue: str) -> str:

@@ -39,7 +39,6 @@ class Submission:
         after: Ids of jobs that must have succeeded first.
         gpu_flag: How the GPUs that the plan gives to its workers are asked for: "gpus-per-node" or "gres".
         gpu_type: Such as "a100"; empty for any.
-        requeue: How often the job goes back into the queue for its time limit; None for never.
         array_lines: Arguments that the element k of a job array appends to the command: those of line k, from 0.
         single: One task and nothing of tf4slurm: no ps, no cluster.
         modules, load_env, venv, conda, environment, prologue: What is set up before, in this order. `environment` are
@@ -59,7 +58,6 @@ class Submission:
     after: tuple[str, ...] = ()
     gpu_flag: str = "gpus-per-node"
     gpu_type: str = ""
-    requeue: int | None = None
     array_lines: tuple[tuple[str, ...], ...] = ()
     single: bool = False
     modules: tuple[str, ...] = ()

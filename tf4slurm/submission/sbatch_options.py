@@ -1,4 +1,4 @@
-"""What sbatch is asked in the end: what a submission says, and what follows from the plan. Pure."""
+"""What sbatch is asked in the end: what a submission says, and what follows from the spec. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 from tf4slurm.errors import SubmissionError
-from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.placement import PACK, SPREAD, parse_roles
+from tf4slurm.spec import JobSpec
 from tf4slurm.submission.options import MEMORY_OPTIONS, Submission, check_option
 
 SIGNAL_BEFORE_LIMIT = "USR1@120"
@@ -20,31 +20,31 @@ _SIGNAL = re.compile(r"(?P<who>[RB]+:)?\w+(@\d+)?")
 _WARNING_SECONDS = 60  # Slurm's default for --signal, and how much earlier than asked it may send it
 
 
-def ask_sbatch(plan: LaunchPlan, submission: Submission) -> tuple[dict[str, str], ...]:
-    """Return the options of each component of the job, complete: what was asked and what follows from the plan.
+def ask_sbatch(spec: JobSpec, submission: Submission) -> tuple[dict[str, str], ...]:
+    """Return the options of each component of the job, complete: what was asked and what follows from the spec.
 
     Raises:
-        SubmissionError: They do not fit the plan.
+        SubmissionError: They do not fit the spec.
     """
-    if "/" in plan.name:
-        raise SubmissionError(f"The name {plan.name!r} has a slash, and files are named after it.", option="name")
+    if "/" in spec.name:
+        raise SubmissionError(f"The name {spec.name!r} has a slash, and files are named after it.", option="name")
     options = dict(submission.options)
-    if submission.requeue is not None:
+    if spec.requeue is not None:
         options.setdefault("requeue", "")
         options.setdefault("signal", SIGNAL_BEFORE_LIMIT)
     if not submission.single and "signal" in options:
         options["signal"] = _to_batch_script(options["signal"])
-        if submission.requeue is not None:
+        if spec.requeue is not None:
             _check_warning(options["signal"], options.get("time", ""))
     if submission.array_lines:
         options.setdefault("array", f"0-{len(submission.array_lines) - 1}")
     if submission.after:
         others = [options["dependency"]] if "dependency" in options else []
         options["dependency"] = ",".join([f"afterok:{':'.join(submission.after)}", *others])
-    options = {"job-name": plan.name, **options}
+    options = {"job-name": spec.name, **options}
     options.setdefault("open-mode", "append")  # else a requeue empties the output of the run before
     if submission.single:
-        if submission.requeue is not None:
+        if spec.requeue is not None:
             raise SubmissionError(
                 "--single has nothing of tf4slurm in the job that could requeue it. Leave --requeue out; "
                 "--sbatch requeue lets Slurm do it after a preemption.",
@@ -54,51 +54,51 @@ def ask_sbatch(plan: LaunchPlan, submission: Submission) -> tuple[dict[str, str]
             raise SubmissionError("--single is a job of one task. Leave --ntasks out.", option="ntasks")
     components: tuple[dict[str, str], ...]
     if submission.ps_options is None:
-        components = (_add_gpus(_add_tasks(options, plan.num_tasks), plan, submission),)
+        components = (_add_gpus(_add_tasks(options, spec.num_tasks), spec, submission),)
     else:
-        components = _ask_components(options, submission.ps_options, plan, submission)
+        components = _ask_components(options, submission.ps_options, spec, submission)
     for component in components:
         for name, value in component.items():  # the job's name and the type of GPU are not yet checked
             check_option(name, value)
     return components
 
 
-def place_by_component(plan: LaunchPlan) -> str:
+def place_by_component(spec: JobSpec) -> str:
     """Return the placement of a heterogeneous job, a role for each rank: the ranks of the ps come first.
 
     Raises:
         SubmissionError: The plan has another placement, or nothing for a component.
     """
-    ps = plan.counts.get("ps", 0)
-    others = [role for role, count in plan.counts.items() if role != "ps" for _ in range(count)]
+    ps = spec.counts.get("ps", 0)
+    others = [role for role, count in spec.counts.items() if role != "ps" for _ in range(count)]
     if not ps or not others:
         raise SubmissionError("--het is for ps on one component and others on another; one has no task.", option="het")
-    if plan.placement == PACK:
+    if spec.placement == PACK:
         return ",".join(["ps"] * ps + others)
-    if plan.placement == SPREAD or parse_roles(plan.placement)[:ps] != ["ps"] * ps:
+    if spec.placement == SPREAD or parse_roles(spec.placement)[:ps] != ["ps"] * ps:
         raise SubmissionError(
-            f"--het gives the first {ps} ranks to the ps, but --placement {plan.placement} does not. Leave --placement "
+            f"--het gives the first {ps} ranks to the ps, but --placement {spec.placement} does not. Leave --placement "
             "out, or put the ps first.",
             option="placement",
         )
-    return plan.placement
+    return spec.placement
 
 
 def _ask_components(
-    options: dict[str, str], ps_options: Mapping[str, str], plan: LaunchPlan, submission: Submission
+    options: dict[str, str], ps_options: Mapping[str, str], spec: JobSpec, submission: Submission
 ) -> tuple[dict[str, str], ...]:
-    place_by_component(plan)
+    place_by_component(spec)
     if "array" in options:
         raise SubmissionError("Slurm has no arrays of heterogeneous jobs: leave --array or --het out.", option="array")
-    if "ntasks" in options and options.pop("ntasks") != str(plan.num_tasks):
+    if "ntasks" in options and options.pop("ntasks") != str(spec.num_tasks):
         raise SubmissionError("With --het the number of tasks follows from the roles. Leave -n out.", option="ntasks")
     memory = set(MEMORY_OPTIONS) & set(ps_options)
     kept = {name: value for name, value in options.items() if name not in _NOT_OF_A_PS}
     ps = {**{name: value for name, value in kept.items() if not (memory and name in MEMORY_OPTIONS)}, **ps_options}
-    others = {role: count for role, count in plan.counts.items() if role != "ps"}
+    others = {role: count for role, count in spec.counts.items() if role != "ps"}
     for component in (ps, options):  # else the first one's would be taken for that of both
         component.setdefault("cpus-per-task", "1")
-    return (_add_tasks(ps, plan.counts["ps"]), _add_gpus(_add_tasks(options, sum(others.values())), plan, submission))
+    return (_add_tasks(ps, spec.counts["ps"]), _add_gpus(_add_tasks(options, sum(others.values())), spec, submission))
 
 
 def _add_tasks(options: dict[str, str], num_tasks: int) -> dict[str, str]:
@@ -112,22 +112,22 @@ def _add_tasks(options: dict[str, str], num_tasks: int) -> dict[str, str]:
     return options
 
 
-def _add_gpus(options: dict[str, str], plan: LaunchPlan, submission: Submission) -> dict[str, str]:
+def _add_gpus(options: dict[str, str], spec: JobSpec, submission: Submission) -> dict[str, str]:
     """Ask for as many GPUs on each node as its workers need, with the tasks dealt evenly over the nodes."""
-    workers = plan.counts.get("worker", 0)
-    if plan.gpus_per_worker is None or not workers or set(_GPU_OPTIONS) & set(options):
+    workers = spec.counts.get("worker", 0)
+    if spec.gpus_per_worker is None or not workers or set(_GPU_OPTIONS) & set(options):
         return options
     nodes = "1" if submission.single else options.get("nodes", "")
     if not _COUNT.fullmatch(nodes):
         raise SubmissionError(
-            f"With --gpus-per-worker {plan.gpus_per_worker} the GPUs of a node depend on the number of nodes. Give "
+            f"With --gpus-per-worker {spec.gpus_per_worker} the GPUs of a node depend on the number of nodes. Give "
             "that with -N, or ask for the GPUs yourself with --gpus-per-node or --gres.",
             option="gpus-per-worker",
         )
     per_node = options.get("ntasks-per-node", str(-(-int(options["ntasks"]) // int(nodes))))
     most = min(int(per_node), workers) if _COUNT.fullmatch(per_node) else workers
     kind = f"{submission.gpu_type}:" if submission.gpu_type else ""
-    gpus = f"{'gpu:' if submission.gpu_flag == 'gres' else ''}{kind}{plan.gpus_per_worker * most}"
+    gpus = f"{'gpu:' if submission.gpu_flag == 'gres' else ''}{kind}{spec.gpus_per_worker * most}"
     return {**options, "ntasks-per-node": per_node, submission.gpu_flag: gpus}
 
 

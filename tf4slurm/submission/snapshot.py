@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tf4slurm.errors import RunDirectoryError, SubmissionError
 from tf4slurm.jobs.run_directory import make_parent
-from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.settings import repository_of
+from tf4slurm.spec import JobSpec
 from tf4slurm.submission.options import Submission
 
 _TIMEOUT_SECONDS = 60.0
@@ -23,15 +23,15 @@ _MAX_BYTES = 10**9
 _COPY = "Use --snapshot copy."
 
 
-def place_snapshot(plan: LaunchPlan, submission: Submission) -> tuple[LaunchPlan, Submission]:
+def place_snapshot(spec: JobSpec, submission: Submission) -> tuple[JobSpec, Submission]:
     """Say where the snapshot of a job will be, if it has one: beside its runs, by absolute paths, where nothing is."""
     if submission.snapshot == "none" or submission.directory is not None:
-        return plan, submission
-    runs = plan.runs_directory.absolute()
-    stem = f"{plan.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        return spec, submission
+    runs = spec.runs_directory.absolute()
+    stem = f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (f"{stem}{'' if number == 1 else f'-{number}'}{_ENDING}" for number in range(1, 10_000))
     directory = next(runs / name for name in names if not (runs / name).exists())
-    return replace(plan, runs_directory=runs), replace(submission, directory=directory)
+    return replace(spec, runs_directory=runs), replace(submission, directory=directory)
 
 
 def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from tf4slurm.errors import RefusedError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.registry import remember
 from tf4slurm.jobs.run_directory import make_parent
-from tf4slurm.launch.plan import LaunchPlan
 from tf4slurm.slurm.sbatch import check_known, estimate_start, submit_environment, submit_script
+from tf4slurm.spec import JobSpec
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.options import Submission
 from tf4slurm.submission.sbatch_options import ask_sbatch
@@ -24,27 +24,27 @@ from tf4slurm.system.trusted_files import check_trusted
 logger = logging.getLogger(__name__)
 
 
-def submit(plan: LaunchPlan, submission: Submission, environ: Mapping[str, str] | None = None) -> str:
+def submit(spec: JobSpec, submission: Submission, environ: Mapping[str, str] | None = None) -> str:
     """Submit a job; return its id. The script is kept beside the run directory: `kept_script` tells where.
 
     Args:
         environ: What the job gets, without what an outer job left in it; None for this process's own.
 
     Raises:
-        SubmissionError: The submission contradicts itself or the plan.
+        SubmissionError: The submission contradicts itself or the spec.
         RunDirectoryError: The script could not be kept; nothing is submitted.
         RefusedError: sbatch did not take it, or Slurm does not know a job that it comes after.
         LaunchError: There is no sbatch.
     """
-    plan, submission = place_snapshot(plan, submission)
-    text = make_script(plan, submission)
-    environ = _environ_for(plan, submission, environ)
+    spec, submission = place_snapshot(spec, submission)
+    text = make_script(spec, submission)
+    environ = _environ_for(spec, submission, environ)
     check_known(submission.after, environ)
-    draft = _write_draft(plan, text)
+    draft = _write_draft(spec, text)
     _make_output_directory(submission)
     try:
         if submission.snapshot != "none" and submission.directory is not None:
-            take_snapshot(submission.snapshot, Path.cwd(), submission.directory, plan.command)
+            take_snapshot(submission.snapshot, Path.cwd(), submission.directory, spec.command)
         job_id, words = submit_script(text, environ)
     except Tf4SlurmError as error:
         if not (isinstance(error, RefusedError) and error.returncode < 0):  # else Slurm may have it, and use them
@@ -55,11 +55,11 @@ def submit(plan: LaunchPlan, submission: Submission, environ: Mapping[str, str] 
     if words:
         logger.warning("%s", words)
     try:
-        os.link(draft, kept_script(plan, job_id))  # fails where a file is: none is overwritten
+        os.link(draft, kept_script(spec, job_id))  # fails where a file is: none is overwritten
         draft.unlink()
     except OSError as error:
         logger.warning("the script of job %s is kept as %s: %s", job_id, draft, error.strerror)
-    remember(f"{plan.name}-{job_id}", plan.runs_directory, environ, job_id)
+    remember(f"{spec.name}-{job_id}", spec.runs_directory, environ, job_id)
     return job_id
 
 
@@ -79,20 +79,20 @@ def submit_again(script: Path, name: str, environ: Mapping[str, str]) -> str:
     return job_id
 
 
-def estimate(plan: LaunchPlan, submission: Submission, environ: Mapping[str, str] | None = None) -> str:
+def estimate(spec: JobSpec, submission: Submission, environ: Mapping[str, str] | None = None) -> str:
     """Ask Slurm when the job would start, without submitting it; return its words. Raises what `submit` does."""
-    text, environ = make_script(plan, submission), _environ_for(plan, submission, environ)
+    text, environ = make_script(spec, submission), _environ_for(spec, submission, environ)
     check_known(submission.after, environ)
     return estimate_start(text, environ)
 
 
-def kept_script(plan: LaunchPlan, job_id: str) -> Path:
+def kept_script(spec: JobSpec, job_id: str) -> Path:
     """Return where the script of a job is kept."""
-    return plan.runs_directory / f"{plan.name}-{job_id}.sh"
+    return spec.runs_directory / f"{spec.name}-{job_id}.sh"
 
 
-def _environ_for(plan: LaunchPlan, submission: Submission, environ: Mapping[str, str] | None) -> dict[str, str]:
-    options = {name for component in ask_sbatch(plan, submission) for name in component}
+def _environ_for(spec: JobSpec, submission: Submission, environ: Mapping[str, str] | None) -> dict[str, str]:
+    options = {name for component in ask_sbatch(spec, submission) for name in component}
     return submit_environment(os.environ if environ is None else environ, options)
 
 
@@ -103,17 +103,17 @@ def _make_output_directory(submission: Submission) -> None:
         directory.mkdir(parents=True, exist_ok=True)
 
 
-def _write_draft(plan: LaunchPlan, text: str) -> Path:
+def _write_draft(spec: JobSpec, text: str) -> Path:
     """Write the script before sbatch has it: no job is submitted whose script cannot be kept. It is 0700."""
-    draft = plan.runs_directory / f"{plan.name}-{secrets.token_hex(4)}.draft"
+    draft = spec.runs_directory / f"{spec.name}-{secrets.token_hex(4)}.draft"
     try:
-        make_parent(plan.runs_directory)
+        make_parent(spec.runs_directory)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
         with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
     except OSError as error:
         raise RunDirectoryError(
-            f"The script cannot be kept in {str(plan.runs_directory)!r}: {error.strerror}. Choose a directory that you "
+            f"The script cannot be kept in {str(spec.runs_directory)!r}: {error.strerror}. Choose a directory that you "
             "may write, on a file system that all hosts of the job share, with --runs-directory.",
             path=str(draft),
         ) from error

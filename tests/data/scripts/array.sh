@@ -17,4 +17,4 @@ case "$SLURM_ARRAY_TASK_ID" in
   *) echo "There are no arguments for element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;
 esac
 
-exec /opt/tf4slurm/bin/tf4slurm run --site none --ps 1 --workers 1 --name train --runs-directory runs -- python train.py "${arguments[@]}"
+exec /opt/tf4slurm/bin/tf4slurm run --site none --workers 1 --name train -- python train.py "${arguments[@]}"

@@ -19,4 +19,4 @@ export OMP_NUM_THREADS=4
 export WORDS='it'"'"'s two words'
 nvidia-smi
 
-exec python -m tf4slurm run --site none --ps 1 --workers 1 --name train --runs-directory runs -- python train.py
+exec python -m tf4slurm run --site none --workers 1 --name train -- python train.py

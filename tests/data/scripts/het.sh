@@ -22,4 +22,4 @@
 # After a requeue: Slurm opens its own file again, and the output of each run is kept.
 if [ -n "${SLURM_RESTART_COUNT:-}" ]; then exec >"slurm-$SLURM_JOB_ID.$SLURM_RESTART_COUNT.out" 2>&1; fi
 
-exec /opt/tf4slurm/bin/tf4slurm run --site none --ps 1 --workers 3 --placement ps,chief,worker,worker,worker --gpus-per-worker 2 --name train --runs-directory runs -- python train.py
+exec /opt/tf4slurm/bin/tf4slurm run --site none --workers 3 --placement ps,chief,worker,worker,worker --gpus-per-worker 2 --name train -- python train.py

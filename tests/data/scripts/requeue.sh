@@ -12,7 +12,7 @@
 if [ -n "${SLURM_RESTART_COUNT:-}" ]; then exec >"slurm-$SLURM_JOB_ID.$SLURM_RESTART_COUNT.out" 2>&1; fi
 
 set -m  # without job control the command would ignore SIGINT
-/opt/tf4slurm/bin/tf4slurm run --site none --ps 1 --workers 2 --name train --runs-directory runs --requeue 5 -- python train.py &
+/opt/tf4slurm/bin/tf4slurm run --site none --workers 2 --name train --requeue 5 -- python train.py &
 job=$!
 set +m
 trap 'again=1; kill -HUP $job' HUP

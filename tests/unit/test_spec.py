@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.agent.bootstrap import JoinSettings
-from tf4slurm.control.limits import Limits
+from tf4slurm.agent.bootstrap import JoinSettings, join_settings
 from tf4slurm.errors import CommandError, PlacementError
-from tf4slurm.launch.plan import LaunchPlan, check_command, check_ports
+from tf4slurm.launch.checks import check_command, check_ports
+from tf4slurm.spec import JobSpec
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +28,18 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_settings_of_the_tasks_are_those_of_the_plan() -> None:
-    limits = Limits(start_timeout_seconds=30, heartbeat_interval_seconds=0.5, heartbeat_timeout_seconds=4)
-    plan = LaunchPlan({"worker": 1}, ("x",), "name", Path("runs"), limits, "ib0", (4000, 4001))
-    assert plan.to_settings(Path("/runs/name-1")) == JoinSettings("/runs/name-1", "ib0", (4000, 4001), 0.5, 4, 30)
+    spec = JobSpec(
+        ("x",),
+        ps=0,
+        workers=1,
+        chief=False,
+        start_timeout_seconds=30,
+        heartbeat_interval_seconds=0.5,
+        heartbeat_timeout_seconds=4,
+        interface="ib0",
+        ports=(4000, 4001),
+    )
+    assert join_settings(spec, Path("/runs/name-1")) == JoinSettings("/runs/name-1", "ib0", (4000, 4001), 0.5, 4, 30)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +54,7 @@ def test_the_settings_of_the_tasks_are_those_of_the_plan() -> None:
     ],
 )
 def test_the_python_of_the_data_service(command: tuple[str, ...], named: str | None, python: str) -> None:
-    plan = LaunchPlan({"worker": 1}, command, "name", Path("runs"), data_python=named)
-    assert plan.to_settings(Path("/runs/name-1")).python == python
+    assert JobSpec(command, workers=1, data_python=named).python == python
 
 
 @pytest.mark.parametrize(
@@ -85,8 +93,8 @@ def test_ports_too_few_are_refused_with_the_number_that_is_needed(control_port: 
 def test_control_service_tries_control_port_or_the_ports_from_the_last(
     ports: tuple[int, ...], control_port: int | None, expected: tuple[int, ...]
 ) -> None:
-    plan = LaunchPlan({"worker": 1}, ("true",), "name", Path("runs"), ports=ports, control_port=control_port)
-    assert plan.service_ports == expected
+    spec = JobSpec(("true",), workers=1, ports=ports, control_port=control_port)
+    assert spec.service_ports == expected
 
 
 @pytest.mark.parametrize(
@@ -144,3 +152,24 @@ def test_a_command_that_cannot_be_run(command: tuple[str, ...], words: str) -> N
     assert caught.value.command == command
     if "in " in words:
         assert os.getcwd() in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("num_tasks", "spec", "seconds"),
+    [
+        (1, JobSpec(), 1),
+        (100, JobSpec(), 1),
+        (250, JobSpec(), 2.5),
+        (1_000, JobSpec(), 4),
+        (100_000, JobSpec(), 4),
+        (100_000, JobSpec(heartbeat_timeout_seconds=60), 24),
+        (1_000, JobSpec(heartbeat_timeout_seconds=60), 10),
+        (1_000, JobSpec(heartbeat_timeout_seconds=2), 1),
+        (1_000, JobSpec(heartbeat_interval_seconds=7), 7),
+        (4, JobSpec(heartbeat_interval_seconds=0.05), 0.05),
+    ],
+)
+def test_heartbeat_interval_grows_with_the_tasks_up_to_half_the_timeout(
+    num_tasks: int, spec: JobSpec, seconds: float
+) -> None:
+    assert spec.heartbeat_interval_of(num_tasks) == seconds

@@ -1,0 +1,58 @@
+"""Checks of a job's command and ports before anything is started."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+
+from tf4slurm.errors import CommandError, PlacementError
+from tf4slurm.network.ports import format_ports
+
+_INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
+_NO_SCRIPT_FOLLOWS = re.compile(r"-[A-Za-z]*[cms]|-$")  # -c CODE, -m MODULE, bash -lc, or - for standard input
+_SCRIPT_ENDINGS = (".py", ".sh")
+
+
+def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:
+    """Check that a range has a port for each task of a host, and one for the control service if it takes one of them.
+
+    Raises:
+        PlacementError: It has not.
+    """
+    requested = tasks_per_host + (control_port is None or control_port in ports)
+    if ports and len(ports) < requested:
+        raise PlacementError(
+            f"{len(ports)} ports ({format_ports(ports)}) are too few for {tasks_per_host} tasks on one host and the "
+            f"control service. Give --ports a range of at least {requested}.",
+            requested=requested,
+            available=len(ports),
+        )
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Check that the program, and the script that a known interpreter is given, are there and can be run.
+
+    Raises:
+        CommandError: They are not.
+    """
+    program = command[0]
+    if shutil.which(program) is None:
+        if not os.path.exists(program):
+            what, todo = "does not exist", "Check its name, or the environment that should provide it"
+        else:
+            what, todo = (
+                "is not executable",
+                f'Start it with its interpreter, such as "python {program}", or chmod +x it',
+            )
+        raise CommandError(f"The program {program!r} {what}. {todo}.", command=command)
+    if not _INTERPRETER.fullmatch(os.path.basename(program)):
+        return
+    for argument in command[1:]:
+        if _NO_SCRIPT_FOLLOWS.match(argument) or os.path.isfile(argument):
+            return
+        if argument.endswith(_SCRIPT_ENDINGS) and not argument.startswith("-"):
+            raise CommandError(
+                f"The script {argument!r} does not exist in {os.getcwd()}. Check its path.", command=command
+            )

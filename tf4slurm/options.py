@@ -1,0 +1,210 @@
+"""Options of a job as fields of a dataclass: each field declares its help text, flags, range and Slurm counterpart."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import shlex
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tf4slurm.errors import OptionError
+
+_METADATA = "option"
+_TRUE, _FALSE = ("1", "true", "yes", "on", "t", "y"), ("0", "false", "no", "off", "f", "n")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: what the field declares, and the field's name, type and default value.
+
+    Attributes:
+        help: Help text, one sentence. The default value is appended unless the text contains one.
+        flags: Further flags, such as "-N".
+        metavar: Placeholder of the value in help texts.
+        minimum: Smallest valid number.
+        maximum: Largest valid number.
+        exceeds: Lower bound that is itself not valid.
+        choices: The valid texts, if only these are valid.
+        parse: Reads the value from text; raises ValueError.
+        format: Writes the value as `parse` reads it.
+        sbatch: Whether sbatch has an option of this name, which gets the value.
+        exclusive: Name of a group of options that exclude each other.
+        complete: Name of the shell completion, see `cli/options.py`.
+        verbs: The verbs that have the option; empty for all verbs of the dataclass.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    is_list: bool
+    help: str
+    flags: tuple[str, ...] = ()
+    metavar: str = ""
+    minimum: float | None = None
+    maximum: float | None = None
+    exceeds: float | None = None
+    choices: tuple[str, ...] = ()
+    parse: Callable[[str], Any] | None = None
+    format: Callable[[Any], str] | None = None
+    sbatch: bool = False
+    exclusive: str = ""
+    complete: str = ""
+    verbs: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Return the name in settings files: the field's name with dashes, without the unit."""
+        return self.name.removesuffix("_seconds").replace("_", "-")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return all long names."""
+        return (self.key, *(flag[2:] for flag in self.flags if flag.startswith("--")))
+
+    @property
+    def is_switch(self) -> bool:
+        """Return whether the flag takes no value."""
+        return self.kind is bool
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Return whether the flag may be given several times."""
+        return self.is_list and self.parse is None
+
+    @property
+    def metavar_text(self) -> str:
+        """Return the placeholder of the value."""
+        if self.choices:
+            return f"[{'|'.join(self.choices)}]"
+        return self.metavar or ("SECONDS" if self.name.endswith("_seconds") else _METAVARS.get(self.kind, "TEXT"))
+
+    @property
+    def help_text(self) -> str:
+        """Return the help text with the default value."""
+        has_default = self.default not in (None, "", (), False) and "[default:" not in self.help
+        return f"{self.help} [default: {self.to_text(self.default)}]" if has_default else self.help
+
+    def convert(self, value: Any) -> Any:
+        """Return a value of the field's type for a text of the command line, a value of a TOML file or of a program.
+
+        Raises:
+            OptionError: The value is invalid.
+        """
+        try:
+            if value is None or value is self.default:
+                return self.default
+            return self._checked(self._parsed(value))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise OptionError(f"--{self.key}: {error}", option=self.key) from error
+
+    def to_text(self, value: Any) -> str:
+        """Return one value as `convert` reads it."""
+        if self.format is not None:
+            return self.format(value)
+        if isinstance(value, float):
+            return str(int(value)) if value == int(value) else repr(value)
+        return str(value)
+
+    def to_arguments(self, value: Any) -> list[str]:
+        """Return the command-line arguments that set this value; none for the default."""
+        if value == self.default:
+            return []
+        if self.is_switch:
+            return [f"--{self.key}" if value else f"--no-{self.key}"]
+        return [
+            word
+            for item in (value if self.is_repeatable else [value])
+            for word in (f"--{self.key}", self.to_text(item))
+        ]
+
+    def _parsed(self, value: Any) -> Any:
+        if self.parse is not None:
+            return self.parse(value) if isinstance(value, str) else tuple(value)
+        if self.is_list:
+            items = shlex.split(value) if isinstance(value, str) else value
+            return tuple(str(item) for item in items)
+        if self.is_switch:
+            return _to_bool(value)
+        if isinstance(value, bool) or (self.kind is int and isinstance(value, float)):
+            raise ValueError(f"{value!r} is not {_NAMES[self.kind]}.")
+        try:
+            return self.kind(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is not {_NAMES[self.kind]}.") from None
+
+    def _checked(self, value: Any) -> Any:
+        if self.choices and value not in self.choices:
+            raise ValueError(f"{value!r} is not one of {', '.join(self.choices)}.")
+        if self.kind in (int, float) and not self.is_list:
+            if not math.isfinite(value):
+                raise ValueError(f"{value!r} is not a finite number.")
+            if self.minimum is not None and value < self.minimum:
+                raise ValueError(f"{value} is less than {self.minimum:g}.")
+            if self.maximum is not None and value > self.maximum:
+                raise ValueError(f"{value} is greater than {self.maximum:g}.")
+            if self.exceeds is not None and value <= self.exceeds:
+                raise ValueError(f"{value} is not greater than {self.exceeds:g}.")
+        return value
+
+
+_METAVARS: Mapping[type, str] = {int: "N", float: "NUMBER", Path: "PATH"}
+_NAMES: Mapping[type, str] = {int: "an integer", float: "a number", str: "a text", Path: "a path"}
+
+
+def option(default: Any, help: str, **declaration: Any) -> Any:
+    """Return a dataclass field that is an option; `declaration` are further attributes of `Option`."""
+    return dataclasses.field(default=default, metadata={_METADATA: {"help": help, **declaration}})
+
+
+def options_of(cls: type) -> Mapping[str, Option]:
+    """Return the options that a dataclass declares, by the names of their fields."""
+    return _declared_options(cls)
+
+
+@functools.cache
+def _declared_options(cls: type) -> Mapping[str, Option]:
+    hints = typing.get_type_hints(cls)
+    found = {}
+    for field in dataclasses.fields(cls):
+        if _METADATA in field.metadata:
+            kind, is_list = _kind_of(hints[field.name])
+            found[field.name] = Option(field.name, kind, field.default, is_list, **field.metadata[_METADATA])
+    return types.MappingProxyType(found)
+
+
+def options_by_key(cls: type) -> dict[str, Option]:
+    """Return the options that a dataclass declares, by their long names on the command line."""
+    return {key: each for each in options_of(cls).values() for key in each.keys}
+
+
+def known(name: str, names: Iterable[str], what: str) -> OptionError:
+    """Return the error for an unknown name; its text contains the most similar known names."""
+    similar: Sequence[str] = difflib.get_close_matches(name, list(names), n=3)
+    guess = f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
+    return OptionError(f"{name!r} is not {what}.{guess}", option=name)
+
+
+def _kind_of(hint: Any) -> tuple[type, bool]:
+    """Return the type of the values, and whether the option takes several."""
+    if typing.get_origin(hint) is tuple:
+        return typing.get_args(hint)[0], True
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        return (str if str in kinds else kinds[0]), False
+    return (str if typing.get_origin(hint) is typing.Literal else hint), False
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    if text not in (*_TRUE, *_FALSE):
+        raise ValueError(f"{value!r} is not true or false.")
+    return text in _TRUE

@@ -1,0 +1,230 @@
+"""`JobSpec` and `BatchSpec`: every option of a job, declared once.
+
+The options of the command line, the keys of settings files, the variables TF4SLURM_<OPTION>, the last line of a batch
+script and the settings of agents are derived from these fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tf4slurm.errors import OptionError
+from tf4slurm.network.ports import format_ports, parse_ports
+from tf4slurm.options import option, options_of
+from tf4slurm.placeholders import likely_slips, placeholders_in
+from tf4slurm.placement import PACK, fill_counts, place_tasks
+
+logger = logging.getLogger(__name__)
+
+StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
+STOP_SIGNALS: tuple[StopSignal, ...] = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+"""The signals that ask the whole job to save and stop, whichever of its processes receives them."""
+
+_PYTHON = re.compile(r"python[\d.]*")
+_HEARTBEATS_PER_SECOND = 100
+_MAX_INTERVAL = 0.4  # of the heartbeat timeout
+_NOT_TASK = ("run", "submit", "script")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """A job: the command, the number of tasks of each role, the network, and the limits; all times in seconds.
+
+    Raises:
+        OptionError: A value is invalid, or two options exclude each other.
+        PlacementError: The list of roles in `placement` does not have as many tasks of each role.
+    """
+
+    command: tuple[str, ...] = field(default=(), kw_only=False)
+    ps: int = option(1, "Number of parameter servers.", minimum=0)
+    workers: int | None = option(
+        None, "Number of workers. [default: the remaining tasks that Slurm provides]", minimum=0
+    )
+    evaluators: int = option(0, "Number of evaluators, which are outside the cluster spec.", minimum=0)
+    data_workers: int = option(0, "Number of workers of a tf.data service; a dispatcher is added.", minimum=0)
+    data_python: str | None = option(None, "Python with TensorFlow for that service. [default: the command's]")
+    chief: bool = option(True, "Whether the job has a chief; without one, worker 0 leads. [default: chief]")
+    placement: str = option(
+        PACK, '"pack" by rank, "spread" the ps over the nodes, or a role for each rank, such as "ps,worker,worker".'
+    )
+    gpus_per_worker: int | None = option(
+        None, "GPUs of each worker. [default: an even share of those that Slurm allocates]", minimum=1
+    )
+    name: str = option(
+        "", "Name of the job and of its run directory. [default: the script's]", flags=("-J", "--job-name")
+    )
+    runs_directory: Path = option(Path("runs"), "Directory of the run directories; all hosts must share it.")
+    interface: str | None = option(
+        None, "Network interface whose address is used. [default: the route to the launcher]", complete="interfaces"
+    )
+    ports: tuple[int, ...] = option(
+        (), "Ports to choose from, such as 40000-40099.", parse=parse_ports, format=format_ports
+    )
+    control_port: int | None = option(
+        None, "Port of the control service. [default: the last free one of --ports, or any]", minimum=1, maximum=65535
+    )
+    start_timeout_seconds: float = option(300.0, "Timeout in seconds to form the cluster.", exceeds=0)
+    heartbeat_timeout_seconds: float = option(10.0, "Heartbeat timeout in seconds.", exceeds=0)
+    heartbeat_interval_seconds: float = option(
+        1.0, "Minimum seconds between two heartbeats of a task; more for large jobs.", exceeds=0
+    )
+    max_worker_restarts: int = option(3, "Maximum in-place restarts per worker.", minimum=0)
+    max_attempts: int = option(
+        1, "How often the cluster is formed at most: again after the loss of a ps or the chief.", minimum=1
+    )
+    grace_period_seconds: float = option(
+        25.0, "Seconds that the script has to save and stop after a stop request; 0 for none.", minimum=0
+    )
+    stop_signal: StopSignal = option(
+        "SIGTERM",
+        "Signal that requests the stop from the chief (without one, from the workers), unless the script polls for it.",
+        choices=STOP_SIGNALS,
+    )
+    finish_timeout_seconds: float = option(
+        300.0, "Seconds to wait for an evaluator after all others, and for all others after a ps has exited.", exceeds=0
+    )
+    stall_timeout_seconds: float | None = option(
+        None,
+        "Seconds without a new step after which the job fails, once steps are reported. A task that has no server "
+        "after --start-timeout fails, too. [default: no limit]",
+        exceeds=0,
+    )
+    require_servers: bool = option(
+        False, "Fail with exit code 6 if no task opens a TensorFlow server within --start-timeout. [default: warn]"
+    )
+    requeue: int | None = option(
+        None,
+        "Requeue a batch job that is stopped: at most N times at its time limit, always after a preemption.",
+        metavar="N",
+        minimum=0,
+        verbs=_NOT_TASK,
+    )
+    srun: tuple[str, ...] = option((), "Any other option of srun. Repeatable.", metavar="K=V", verbs=_NOT_TASK)
+    reconnect_seconds: float = 1.5
+    """A broken connection that is not back by then counts as the loss of the task."""
+    leave_seconds: float = 4.0
+    """From SIGTERM to SIGKILL for a child that is terminated."""
+
+    def __post_init__(self) -> None:
+        words = shlex.split(self.command) if isinstance(self.command, str) else self.command
+        self._set(command=tuple(words))
+        self._set(**{name: each.convert(getattr(self, name)) for name, each in options_of(self.__class__).items()})
+        if self.command and not self.name:
+            self._set(name=_name_of(self.command))
+        self._check()
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _check(self) -> None:
+        if self.heartbeat_interval_seconds >= self.heartbeat_timeout_seconds:
+            raise OptionError(
+                f"--heartbeat-interval {self.heartbeat_interval_seconds:g} is not shorter than --heartbeat-timeout "
+                f"{self.heartbeat_timeout_seconds:g}: every task would be lost.",
+                option="heartbeat-interval",
+            )
+        if not self.chief and self.workers == 0:
+            raise OptionError(
+                "--no-chief needs at least one worker, because worker 0 leads. Give --workers N.", option="workers"
+            )
+        placeholders = placeholders_in(self.command)
+        if self.chief and "worker_hosts" in placeholders and "chief_hosts" not in placeholders:
+            raise OptionError(
+                "The command has {worker_hosts} but not {chief_hosts}: no list would contain the chief. If worker 0 "
+                "is the chief in the script, give --no-chief, else add {chief_hosts}.",
+                option="chief",
+            )
+        if self.data_workers and self.command and not self.python:
+            raise OptionError(
+                f"--data-workers needs a Python that has TensorFlow, and {self.command[0]!r} is not one. Name it with "
+                "--data-python, such as --data-python python3.",
+                option="data-python",
+            )
+        if self.workers is not None:
+            place_tasks(self.counts, self.placement, [""] * self.num_tasks)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2, "evaluator": 0}."""
+        return self._fill_counts(None)
+
+    @property
+    def num_tasks(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def service_ports(self) -> tuple[int, ...]:
+        """The ports that the control service tries, in this order; empty for any free one."""
+        return self.ports[::-1] if self.control_port is None else (self.control_port,)  # tasks take the first ones
+
+    @property
+    def python(self) -> str:
+        """The Python of the data service; empty if it is unknown."""
+        program = self.command[0] if self.command else ""
+        return self.data_python or (program if _PYTHON.fullmatch(os.path.basename(program)) else "")
+
+    def for_tasks(self, available: int | None) -> JobSpec:
+        """Return this job with the number of workers filled in from the number of tasks that Slurm provides.
+
+        Args:
+            available: Number of tasks of the allocation or step; None if it is not limited.
+
+        Raises:
+            PlacementError: The roles need more or fewer tasks, or the number of workers is unknown.
+        """
+        return dataclasses.replace(self, workers=self._fill_counts(available)["worker"])
+
+    def heartbeat_interval_of(self, num_tasks: int) -> float:
+        """Return how often the service requests a heartbeat of each of so many tasks, in seconds.
+
+        The cost is bounded for more than 100 tasks, as long as two heartbeats fit into the heartbeat timeout.
+        """
+        return max(
+            self.heartbeat_interval_seconds,
+            min(num_tasks / _HEARTBEATS_PER_SECOND, _MAX_INTERVAL * self.heartbeat_timeout_seconds),
+        )
+
+    def to_arguments(self) -> list[str]:
+        """Return the options of `tf4slurm run` that make this job; those with default values are left out."""
+        found = options_of(JobSpec).items()
+        return [word for name, each in found for word in each.to_arguments(getattr(self, name))]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON values; `JobSpec(**values)` reads them."""
+        values = {name: getattr(self, name) for name in options_of(JobSpec)}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+    def _fill_counts(self, available: int | None) -> dict[str, int]:
+        return fill_counts(int(self.chief), self.ps, self.workers, self.evaluators, available, self.data_workers)
+
+
+def make_spec(values: Mapping[str, Any], available: int | None) -> JobSpec:
+    """Return the job that options and command describe.
+
+    Args:
+        available: Number of tasks of the allocation or step; None if it is not limited.
+
+    Raises:
+        OptionError, PlacementError: The options are invalid.
+    """
+    spec = JobSpec(**values).for_tasks(available)
+    if not spec.command:
+        raise OptionError('There is no command. Give it after "--", such as: -- python train.py', option="command")
+    for name, meant in likely_slips(spec.command).items():
+        logger.warning("{%s} in the command stays as it is; if it is to be filled in, write {%s}", name, meant)
+    return spec
+
+
+def _name_of(command: Sequence[str]) -> str:
+    """Return the stem of the script, or of the program if there is none."""
+    script = next((word for word in command[1:] if word.endswith((".py", ".sh"))), command[0])
+    return re.sub(r"[^\w.-]", "_", Path(script).stem) or "job"
