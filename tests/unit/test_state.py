@@ -377,7 +377,7 @@ def test_a_connection_that_breaks_after_a_silence_gets_no_extra_time() -> None:
 
 
 def test_a_short_dead_time_is_not_lengthened_by_a_broken_connection() -> None:
-    job = Job(limits=dataclasses.replace(LIMITS, heartbeat_timeout_seconds=1))
+    job = Job(limits=dataclasses.replace(LIMITS, heartbeat_interval_seconds=0.5, heartbeat_timeout_seconds=1))
     job.train()
     job.state.on_disconnect(2, job.now)
     job.turn(1.3)
