@@ -23,7 +23,6 @@ from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.messages import Map
 from tf4slurm.errors import InterfaceError, PlacementError, RendezvousError, SlurmEnvironmentError
 from tf4slurm.network.interfaces import INFINIBAND
-from tf4slurm.network.reachability import bypass_proxies
 from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import SCRIPT_TASK_TYPES
 from tf4slurm.slurm.step import SlurmStep
@@ -136,6 +135,8 @@ def get_server_dictionary(
             timeout_seconds=timeout_seconds,
             directory=directory,
         )
+        from tf4slurm.network.reachability import bypass_proxies  # imports asyncio: tf4slurm.shutdown does not need it
+
         os.environ["TF_GRPC_REUSE_PORT"] = "true"
         os.environ.update(bypass_proxies(os.environ, (member.address.host for member in cluster.members)))
     else:
