@@ -42,7 +42,7 @@ PHASES = list(Phase)
 class Job:
     """A job's state, the clock, and tasks that do what they are told; `roles` are in rank order."""
 
-    def __init__(self, roles: str = FULL, limits: JobSpec = LIMITS, *, has_agents: bool = True) -> None:
+    def __init__(self, roles: str = FULL, limits: JobSpec = LIMITS, *, owns_child: bool = True) -> None:
         counts: Counter[str] = Counter()
         tasks = []
         for task_type in roles.split():
@@ -50,7 +50,8 @@ class Job:
             counts[task_type] += 1
         self.now = 1000.0
         self.events: list[tuple[str, str | None, str]] = []
-        self.state = JobState(tasks, limits, self.now, lambda *event: self.events.append(event), has_agents=has_agents)
+        self.state = JobState(tasks, limits, self.now, lambda *event: self.events.append(event))
+        self.owns_child = owns_child
         self.ranks = range(len(tasks))
 
     # What the tests look at
@@ -80,7 +81,7 @@ class Job:
 
     def hello(self, rank: int, **changes: Any) -> TaskRecord:
         hello = Registration(rank, f"n{rank}", f"10.0.0.{rank}", 4000 + rank, f"incarnation-{rank}", __version__)
-        return self.state.on_hello(dataclasses.replace(hello, **changes), self.now)
+        return self.state.on_hello(dataclasses.replace(hello, owns_child=self.owns_child, **changes), self.now)
 
     def say(self, rank: int, state: TaskState, **fields: Any) -> None:
         """A task tells a change; what it does not change stays as it was."""
@@ -605,18 +606,18 @@ def test_a_ps_learns_when_training_is_over_and_who_failed(
     assert (job.order(1).is_training_over, job.order(1).failed) == (True, failed)
 
 
-# Tasks without agents
+# Tasks of sidecars
 
 
 def free_job() -> Job:
-    job = Job("ps worker worker", has_agents=False)
+    job = Job("ps worker worker", owns_child=False)
     job.join()
     for rank in job.ranks:
         job.say(rank, "ready")
     return job
 
 
-def test_tasks_without_agents_come_and_go_by_themselves() -> None:
+def test_loss_of_a_task_whose_agent_does_not_own_its_child_ends_no_job() -> None:
     job = free_job()
     job.say(1, "terminated", report=ScriptState(done="done"))
     job.state.on_disconnect(2, job.now)

@@ -36,8 +36,14 @@ class Rendezvous:
     """
 
     def __init__(
-        self, place: Place, settings: JoinSettings, find_endpoint: Callable[[], ControlEndpoint | None]
+        self,
+        place: Place,
+        settings: JoinSettings,
+        find_endpoint: Callable[[], ControlEndpoint | None],
+        *,
+        owns_child: bool = True,
     ) -> None:
+        """`owns_child` is False for the sidecar of a script that srun started."""
         self.place = place
         self.settings = settings
         self.token = ""
@@ -45,6 +51,7 @@ class Rendezvous:
         self.held_port: HeldPort | None = None
         self.listener: socket.socket | None = None
         self._find_endpoint = find_endpoint
+        self._owns_child = owns_child
         self._choosing = threading.Lock()
         self._incarnation = f"{os.getpid()}-{time.time_ns():x}-{os.urandom(4).hex()}"
         self.membership = Membership(
@@ -148,4 +155,5 @@ class Rendezvous:
             except (Tf4SlurmError, OSError) as error:
                 self.failure = error
         failure = None if self.failure is None else str(self.failure)[:_FAILURE_CHARACTERS]
-        return Registration(self.place.rank, node, host, port, self._incarnation, __version__, failure)
+        task = (self.place.rank, node, host, port, self._incarnation, __version__)
+        return Registration(*task, failure, self._owns_child)

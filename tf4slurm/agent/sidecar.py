@@ -56,7 +56,9 @@ class Sidecar:
         path = Path(settings.run_directory)
         hosts = place.rank == 0
         self._directory = RunDirectory.open(path, reserve_result=False) if hosts else RunDirectory(path.absolute())
-        self._join = Rendezvous(place, settings, lambda: ControlEndpoint.from_file(self._directory.control))
+        self._join = Rendezvous(
+            place, settings, lambda: ControlEndpoint.from_file(self._directory.control), owns_child=False
+        )
         self._line = ScriptChannelServer(self._join.membership.note)
         self._lacking = self._lacking_interface()
 
@@ -143,9 +145,7 @@ class Sidecar:
         )
         needs_nodes = self._placement == SPREAD
         tasks = place([""] * sum(self._counts.values()))
-        state = JobState(
-            tasks, limits, time.monotonic(), lambda *_: None, place if needs_nodes else None, has_agents=False
-        )
+        state = JobState(tasks, limits, time.monotonic(), lambda *_: None, place if needs_nodes else None)
         credentials = await in_thread(create_credentials)
         service = ControlService(state, credentials)
         try:
@@ -185,8 +185,9 @@ def _answer(content: object) -> None:
 def _failure(join: Rendezvous) -> Exception:
     if join.failure is not None:
         return join.failure
-    reason = join.membership.order.reason or "The tasks did not agree on a map."
-    return RendezvousTimeoutError(reason) if "did not form within" in reason else RendezvousError(reason)
+    order = join.membership.order
+    kind = RendezvousTimeoutError if order.has_timed_out else RendezvousError
+    return kind(order.reason or "The cluster did not form.")
 
 
 def main() -> None:

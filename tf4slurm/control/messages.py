@@ -48,6 +48,8 @@ class Registration:
     Attributes:
         incarnation: Tells one process of a rank from a later one.
         failure: Why it cannot take part, in a sentence; None if it can.
+        owns_child: Whether the agent starts and terminates the task's process. False for the sidecar of a script that
+            srun started.
     """
 
     rank: int
@@ -57,6 +59,7 @@ class Registration:
     incarnation: str
     version: str
     failure: str | None = None
+    owns_child: bool = True
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,8 @@ class DesiredState:
     Attributes:
         attempt: Be in this forming of the cluster; a task in an earlier one ends its child and takes a new port.
         starts: Have started the child so often.
-        leave: End the child, at most `leave_seconds` after SIGTERM, and leave, for this `reason`.
+        leave: End the child, at most `leave_seconds` after SIGTERM, and leave, for this `reason`; `has_timed_out`
+            if the cluster did not form in time.
         stop: Why the script should save and stop; empty if it should not. `grace_period_seconds` is how long it has.
         released: Token of the script's last arrival at a barrier that is over, and why if it `broke`.
         is_training_over: No task but the ps still needs the others; `failed` are those of them that failed.
@@ -179,6 +183,7 @@ class DesiredState:
     leave: bool = False
     leave_seconds: float = 0.0
     reason: str = ""
+    has_timed_out: bool = False
     stop: str = ""
     grace_period_seconds: float = 0.0
     released: str = ""

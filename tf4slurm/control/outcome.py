@@ -17,12 +17,14 @@ class Outcome:
         reason: What happened, in one sentence.
         cause: The task that failed first; None where no single task did.
         tail: The last lines that the cause's child printed.
+        has_timed_out: The cluster did not form in time.
     """
 
     exit_code: int
     reason: str
     cause: Task | None = None
     tail: tuple[str, ...] = ()
+    has_timed_out: bool = False
 
     @property
     def is_success(self) -> bool:

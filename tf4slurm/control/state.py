@@ -49,13 +49,11 @@ class JobState:
         now: float,
         on_event: Callable[[str, str | None, str], None],
         place: Callable[[Sequence[str]], Sequence[Task]] | None = None,
-        *,
-        has_agents: bool = True,
     ) -> None:
         """`tasks[rank]` is the task of a rank. `on_event(kind, task, text)` is told of each change of life.
 
-        `place(nodes_by_rank)` replaces `tasks` once every task has registered. Tasks without agents come
-        and go by themselves: once they have the map, the loss of one is only told to the others.
+        `place(nodes_by_rank)` replaces `tasks` once every task has registered. The job goes
+        on without a task whose agent does not own its child: the others only learn that it is lost.
         """
         has_chief = any(task.task_type == "chief" for task in tasks)
         self.limits = limits
@@ -69,7 +67,6 @@ class JobState:
         ]
         self._on_event = on_event
         self._place = place
-        self._has_agents = has_agents
         self._changed: set[int] = set()
         self._here: set[int] = set()  # ranks that have joined and are not gone
         self._awaited = set(range(len(tasks)))  # ranks that have no address in this attempt
@@ -104,6 +101,7 @@ class JobState:
             leave=self.outcome is not None,
             leave_seconds=self.limits.leave_seconds,
             reason=self.outcome.reason if self.outcome is not None else "",
+            has_timed_out=self.outcome is not None and self.outcome.has_timed_out,
             stop=self._stop.reason if self._stop is not None else "",
             grace_period_seconds=self.limits.grace_period_seconds if self._stop is not None else 0.0,
             released=record.released,
@@ -137,6 +135,7 @@ class JobState:
         """
         self._advance(now)
         record = self._checked_record(hello)
+        record.owns_child = hello.owns_child
         self.on_disconnect(record.rank, now)  # where the end of the call before was not noticed yet
         record.is_connected = True
         if record.has_registered:  # no heartbeat: a task whose messages are never accepted is lost
@@ -170,7 +169,7 @@ class JobState:
         if status.stop_signal is not None and status.stop_signal != before.stop_signal:
             self.on_stop(signal.Signals[status.stop_signal], f"{record} got {status.stop_signal}", now)
         passed_on = record.status.report.stop_signal
-        if passed_on is not None and passed_on != before.report.stop_signal and self._has_agents:
+        if passed_on is not None and passed_on != before.report.stop_signal and record.owns_child:
             self.on_stop(signal.Signals[passed_on], f"the script of {record} got {passed_on}", now)
         if record.status.report != before.report:
             self._on_report(record, before.report, now)
@@ -195,7 +194,7 @@ class JobState:
             self._emit("started", record, f"started (process {status.process_id})")
         elif status.state == "exited":
             self._on_exit(record, status.returncode or 0, now)
-        elif status.state == "terminated" and self.outcome is None and self._has_agents:
+        elif status.state == "terminated" and self.outcome is None and record.owns_child:
             self._lose(record, status.detail or "it left without being told to")
         elif status.state == "terminated":
             self._set_gone(record)
@@ -413,7 +412,8 @@ class JobState:
     @property
     def _lacks_servers(self) -> bool:
         """Whether several tasks should have a TensorFlow server, and none has had one in any attempt."""
-        return self._has_agents and not self._has_served and len(self._server_tasks) > 1
+        tasks = self._server_tasks
+        return not self._has_served and len(tasks) > 1 and all(record.owns_child for record in tasks)
 
     @property
     def _server_tasks(self) -> list[TaskRecord]:
@@ -518,7 +518,7 @@ class JobState:
         self._set_gone(record)
         self._emit("lost", record, f"is lost: {why}")
         self._barriers.depart(record)
-        if self._has_agents or self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
+        if record.owns_child or self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
             self._decide(Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task))
         self._note_end_of_training()
         self._end_if_all_gone()
@@ -533,8 +533,7 @@ class JobState:
             self._end_if_all_gone()
 
     def _end_if_all_gone(self) -> None:
-        is_leaving = self.phase is Phase.TERMINATING or (self.phase is Phase.TRAINING and not self._has_agents)
-        if is_leaving and not self._here:
+        if self.phase in (Phase.TRAINING, Phase.TERMINATING) and not self._here:
             self.phase = Phase.ENDED
 
     def _not_formed(self) -> Outcome:
@@ -546,6 +545,7 @@ class JobState:
             f"The cluster did not form within {self.limits.start_timeout_seconds:g} s: {format_tasks(late)} {what}. "
             "Look at the log of each, or raise --start-timeout.",
             late[0].task,
+            has_timed_out=True,
         )
 
     def _advance(self, now: float) -> None:

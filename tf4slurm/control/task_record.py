@@ -14,6 +14,7 @@ class TaskRecord:
     """What is known of one task.
 
     Attributes:
+        owns_child: Whether its agent starts and terminates its process; see `Registration`.
         is_placed: Whether its task is known already; before, it only stands for the number of them.
         is_connected: Whether its connection stands, or stood when its agent left or was lost.
         is_gone: Its agent has left or is lost.
@@ -29,6 +30,7 @@ class TaskRecord:
     task: Task
     role: Role
     is_placed: bool = True
+    owns_child: bool = True
     node: str = ""
     address: Address | None = None
     attempt: int = 0
