@@ -13,6 +13,8 @@ from typing import Any
 from benchmarks.measure import Figure
 from tests.jobs import TF4SLURM
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import JobFile, ResultFile, ResultTask, Sample, StatusFile, StatusTask, from_json
+from tf4slurm.slurm.job import SlurmGrant
 
 _PS, _WORKERS, _SECONDS, _SAMPLE_SECONDS = 16, 983, 3600.0, 10.0
 NAMES = ["chief/0", *(f"ps/{index}" for index in range(_PS)), *(f"worker/{index}" for index in range(_WORKERS))]
@@ -35,19 +37,18 @@ def write_large_run(parent: Path) -> RunDirectory:
     """Make up the run directory of such a job: workers come late, are restarted and fall silent, by chance."""
     chance = random.Random(1)
     run = RunDirectory.create(parent, "large-1000")
-    run.write_job({"name": "large", "command": ["python", "train.py"], "job_id": "4711", "host": "n1"})
+    run.write(JobFile(name="large", command=("python", "train.py"), job_id="4711", host="n1"))
     cpus, memory = 2 * len(NAMES), 4 * 10**9 * len(NAMES)
-    run.write_slurm({"submitted": 1e9 - 600, "started": 1e9 - 5, "cpus": cpus, "memory_bytes": memory})
+    run.write(SlurmGrant(submitted=1e9 - 600, started=1e9 - 5, cpus=cpus, memory_bytes=memory))
     events = sorted(_make_events(chance), key=lambda event: float(event["seconds"]))
     run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     for sample in _make_samples(chance):
-        run.append_sample(sample)
-    tasks = [
-        {"task": name, "rank": rank, "node": f"n{rank // 8}", "returncode": None} for rank, name in enumerate(NAMES)
-    ]
-    run.write_status({"seconds": _SECONDS, "phase": "ended", "attempt": 1, "tasks": tasks})
+        run.append_sample(from_json(Sample, sample))
+    tasks = [StatusTask(task=name, rank=rank, node=f"n{rank // 8}") for rank, name in enumerate(NAMES)]
+    run.write(StatusFile(seconds=_SECONDS, phase="ended", attempt=1, tasks=tuple(tasks)))
+    ends = tuple(ResultTask(task=task.task, rank=task.rank, node=task.node) for task in tasks)
     reason = "Training is done: all that the job waits for exited with code 0."
-    run.write_result({"exit_code": 0, "reason": reason, "seconds": _SECONDS, "attempts": 1, "tasks": tasks})
+    run.write_result(ResultFile(exit_code=0, reason=reason, seconds=_SECONDS, attempts=1, tasks=ends))
     return run
 
 

@@ -12,6 +12,7 @@ from benchmarks.measure import Figure
 from tests.jobs import TF4SLURM
 from tf4slurm.jobs.registry import remember
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import JobFile, StatusFile, from_json
 
 _TASKS = 1_000
 
@@ -20,8 +21,8 @@ def measure_status(directory: Path, runs: int) -> list[Figure]:
     """Whole commands, from the start of the process to its end, with their output in a pipe."""
     environ = {**os.environ, "XDG_STATE_HOME": str(directory / "state")}
     run = RunDirectory.create(directory / "runs", "large")
-    run.write_job({"name": "large", "command": ["true"], "counts": {"chief": 1, "ps": 99, "worker": 900}})
-    run.write_status(_status())
+    run.write(JobFile(name="large", command=("true",), counts={"chief": 1, "ps": 99, "worker": 900}))
+    run.write(from_json(StatusFile, _status()))
     remember("large", directory / "runs", environ)
     completing = {"_TF4SLURM_COMPLETE": "bash_complete", "COMP_WORDS": "tf4slurm status ", "COMP_CWORD": "2"}
     figures = []
@@ -46,7 +47,7 @@ def _status() -> dict[str, object]:
             "address": f"10.0.{rank // 250}.{rank % 250}:40000",
             "state": "running",
             "starts": 1,
-            "heard_seconds": 0.5,
+            "heartbeat_age_seconds": 0.5,
             "started_seconds": 3.0,
             "step": 1000 + rank,
             "steps_per_second": 12.5,

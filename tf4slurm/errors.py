@@ -8,6 +8,7 @@ Tf4SlurmError
 ├─ PlacementError              counts, nodes and ports do not fit (also ValueError)
 ├─ CommandError                the command to run cannot be started
 ├─ RunDirectoryError           the run directory cannot be made or written
+├─ SchemaVersionError          a newer version of tf4slurm wrote a job's file
 ├─ RendezvousError
 │  ├─ RendezvousTimeoutError     not all tasks came in time (also TimeoutError)
 │  ├─ RendezvousConnectionError  the control service cannot be reached (also ConnectionError)
@@ -113,6 +114,15 @@ class RunDirectoryError(Tf4SlurmError):
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
         self.path = path
+
+
+class SchemaVersionError(Tf4SlurmError):
+    """A newer version of tf4slurm wrote the file `path` of a job; `version` is its schema version."""
+
+    def __init__(self, message: str, *, path: str, version: int) -> None:
+        super().__init__(message)
+        self.path = path
+        self.version = version
 
 
 class RendezvousError(Tf4SlurmError):

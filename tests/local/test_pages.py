@@ -17,6 +17,7 @@ from tests.browser import Browser
 from tests.jobs import ROLES, Job
 from tests.processes import wait_until
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import StatusFile
 from tf4slurm.reports.job_summary import read_story
 from tf4slurm.reports.live_page import serve_page
 from tf4slurm.reports.report import make_body, make_page, make_report, read_part
@@ -122,7 +123,9 @@ def test_the_live_page_updates_itself_and_ends_with_the_job(browser: Browser, jo
     job.start(*ROLES, command=(sys.executable, str(script), str(end)))
     assert wait_until(lambda: any((job.directory / "runs").glob("*/status.json")), 20)
     run = RunDirectory(job.run_directory)
-    assert wait_until(lambda: bool((run.read_status() or {"tasks": [{}]})["tasks"][0].get("steps_per_second")), 40)
+    assert wait_until(
+        lambda: any(task.steps_per_second for task in (run.read(StatusFile) or StatusFile()).tasks[:1]), 40
+    )
 
     def steps(dom: str) -> int:
         return int(re.findall(r"<dt>step</dt><dd>([\d,]+)</dd>", dom)[0].replace(",", ""))

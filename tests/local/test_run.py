@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +23,7 @@ from tests.jobs import CHILD, NAMES, ROLES, TF4SLURM, Job, know_secret
 from tests.processes import marked_processes, wait_until, wait_until_gone
 from tf4slurm.agent.agent import _ChildLog
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import StatusFile
 from tf4slurm.system.output import LineWriter
 
 
@@ -33,8 +33,8 @@ def agent_of(child: int) -> psutil.Process:
     return parent
 
 
-def read_status(job: Job) -> dict[str, Any] | None:
-    return RunDirectory(job.run_directory).read_status()
+def read_status(job: Job) -> StatusFile:
+    return RunDirectory(job.run_directory).read(StatusFile) or StatusFile()
 
 
 def test_a_job_forms_and_ends_when_its_chief_does(job: Job) -> None:
@@ -228,7 +228,7 @@ def test_job_whose_launcher_was_killed_is_lost_with_the_time_and_the_exit_codes(
     job.start(*ROLES, "--heartbeat-timeout", "3")
     for name in NAMES:
         job.wait_for_child(name)
-    assert wait_until(lambda: (read_status(job) or {}).get("phase") == "training", 20)
+    assert wait_until(lambda: read_status(job).phase == "training", 20)
     assert job.process is not None
     job.process.kill()
     job.process.wait()
@@ -568,10 +568,10 @@ def test_status_is_written_again_once_a_full_disk_has_space(job: Job) -> None:
         (job.directory / "runs" / "filling").unlink()
         freed_at = time.time()
         run = RunDirectory(next((job.directory / "runs").glob("*-*")))
-        assert wait_until(lambda: (run.read_status() or {}).get("time", 0) > freed_at, 20)
+        assert wait_until(lambda: ((run.read(StatusFile) or StatusFile()).time or 0) > freed_at, 20)
         job.end_child("chief-0")
         assert job.wait() == 0
-        assert (run.read_status() or {})["phase"] == "ended"
+        assert (run.read(StatusFile) or StatusFile()).phase == "ended"
 
 
 def test_log_files_are_closed_when_the_child_ends(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

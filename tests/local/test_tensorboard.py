@@ -11,6 +11,7 @@ import pytest
 
 from tests.jobs import TF4SLURM
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import JobFile
 
 EVENTS = "events.out.tfevents.1"
 
@@ -23,7 +24,7 @@ def run(tmp_path: Path) -> RunDirectory:
     old.touch()
     os.utime(old, (time.time() - 1000, time.time() - 1000))
     run = RunDirectory.create(tmp_path / "runs", "train-1")
-    run.write_job({"directory": str(tmp_path / "home")})
+    run.write(JobFile(directory=str(tmp_path / "home")))
     return run
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +15,7 @@ from tf4slurm.control.outcome import Outcome
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.recorder import Recorder
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import StatusFile
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.background import OrderedThread
 
@@ -28,15 +27,15 @@ def test_the_last_word_stands_however_long_the_one_before_takes(
     state = JobState([Task("worker", 0)], JobSpec(), time.monotonic(), lambda *_: None)
     files = OrderedThread()
     recorder = Recorder(run, state, time.monotonic(), files)
-    write_status = RunDirectory.write_status
+    write = RunDirectory.write
     phases: list[str] = []
     goes_on = threading.Event()
 
-    def write_slowly(run: RunDirectory, content: Mapping[str, Any]) -> None:
-        phases.append(content["phase"])
+    def write_slowly(run: RunDirectory, content: StatusFile) -> None:
+        phases.append(str(content.phase))
         if len(phases) == 1:
             assert goes_on.wait(20)
-        write_status(run, content)
+        write(run, content)
 
     async def end_while_it_writes() -> None:
         recording = asyncio.create_task(recorder.run())
@@ -48,10 +47,10 @@ def test_the_last_word_stands_however_long_the_one_before_takes(
         goes_on.set()
         await files.run(lambda: None)
 
-    monkeypatch.setattr(RunDirectory, "write_status", write_slowly)
+    monkeypatch.setattr(RunDirectory, "write", write_slowly)
     asyncio.run(end_while_it_writes())
     assert phases == ["rendezvous", "ended"]
-    status = run.read_status()
+    status = run.read(StatusFile)
     assert status is not None
-    assert status["phase"] == "ended"
-    assert "is not written down" not in caplog.text
+    assert status.phase == "ended"
+    assert "is not recorded" not in caplog.text

@@ -10,6 +10,7 @@ from tf4slurm.errors import RunDirectoryError, UnknownJobError
 from tf4slurm.jobs import registry
 from tf4slurm.jobs.registry import find_job, find_run, known_jobs, remember
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import JobFile
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_jobs_that_follow_at_once_are_told_apart(environ: dict[str, str], tmp_pa
 
 def test_a_run_directory_is_found_by_its_path_alone(environ: dict[str, str], tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "train-9")
-    run.write_job({"job_id": "9"})
+    run.write(JobFile(job_id="9"))
     job = find_job(str(run.path), environ)
     assert (job.job_id, job.run_directories) == ("9", [run])
 
@@ -49,14 +50,14 @@ def test_a_run_directory_that_is_half_gone_is_still_found_and_one_that_is_gone_i
     (half / "events.jsonl").touch()
     assert find_run(str(half), environ).path == half
     remember("gone-5", tmp_path / "runs", environ, "5")
-    with pytest.raises(RunDirectoryError, match=r"'gone-5' has no run directory: '.*/runs/gone-5' is not there"):
+    with pytest.raises(RunDirectoryError, match=r"'gone-5' has no run directory: '.*/runs/gone-5' does not exist"):
         find_run("5", environ)
 
 
 def test_an_unknown_job_is_answered_with_the_nearest(environ: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(UnknownJobError, match="None was started yet"):
+    with pytest.raises(UnknownJobError, match="has not started any job"):
         find_job("17", environ)
-    with pytest.raises(UnknownJobError, match="No job was started yet"):
+    with pytest.raises(UnknownJobError, match="This user has not started any job"):
         find_job(None, environ)
     remember("digits-4711", tmp_path, environ, "4711")
     with pytest.raises(UnknownJobError, match=r"no job '4771'.*4711") as caught:

@@ -13,8 +13,8 @@ from tf4slurm.cluster import Task
 from tf4slurm.control.messages import ObservedState, Registration
 from tf4slurm.control.outcome import Outcome
 from tf4slurm.control.state import JobState
-from tf4slurm.jobs.events import Event
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import Event
 from tf4slurm.launch.launcher import Result
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.output import LineWriter
@@ -152,10 +152,12 @@ def test_children_and_notes_go_their_own_ways_and_what_is_frequent_is_left_out()
     reporter = PlainReporter(4, LineWriter(output), LineWriter(notes))
     state = trained()
     reporter.on_run_directory(DIRECTORY)
-    reporter.on_event(Event(0.01, "registered", "ps/0", "ps/0 on n0 joined"), state)
-    reporter.on_event(Event(1.234, "training", None, "every address is reachable; starting the child processes"), state)
+    reporter.on_event(Event(0.0, 0.01, "registered", "ps/0", "ps/0 on n0 joined"), state)
+    reporter.on_event(
+        Event(0.0, 1.234, "training", None, "every address is reachable; starting the child processes"), state
+    )
     reporter.on_output("worker/0 | epoch 1")
-    reporter.on_event(Event(123.4, "restarting", "worker/1", "worker/1 on n1 restart 1 in place"), state)
+    reporter.on_event(Event(0.0, 123.4, "restarting", "worker/1", "worker/1 on n1 restart 1 in place"), state)
     reporter.on_result(succeeded())
     reporter.close()
     assert output.getvalue() == "worker/0 | epoch 1\n"

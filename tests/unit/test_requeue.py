@@ -10,6 +10,7 @@ import pytest
 from tf4slurm.control.outcome import Outcome
 from tf4slurm.errors import LaunchError
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.launch import requeue
 from tf4slurm.launch.requeue import Requeue
 from tf4slurm.slurm.job import SlurmJob, parse_job
@@ -63,7 +64,7 @@ def test_why_a_job_goes_back(
 def test_the_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answer_with(monkeypatch, RUNNING)
     for name, reason in (("train-7", "time limit"), ("train-7-2", "preemption"), ("train-77", "time limit")):
-        RunDirectory.create(tmp_path, name).write_result({"requeued": reason})
+        RunDirectory.create(tmp_path, name).write_result(ResultFile(requeued=reason))
     (tmp_path / "train-7-3").mkdir()
     (tmp_path / "train-7-3" / "result.json").write_text("{")
     directory = RunDirectory.create(tmp_path, "train-7")

@@ -16,8 +16,9 @@ from tf4slurm.agent.bootstrap import JoinSettings, LocalTask
 from tf4slurm.agent.sidecar import Sidecar
 from tf4slurm.cluster import Task
 from tf4slurm.errors import RunDirectoryError
-from tf4slurm.jobs.events import EventLog
+from tf4slurm.jobs.recorder import EventLog
 from tf4slurm.jobs.run_directory import RunDirectory, open_to_append
+from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, Sample
 from tf4slurm.system.background import OrderedThread
 
 MAKERS = {"create": lambda path: RunDirectory.create(path.parent, path.name), "open": RunDirectory.open}
@@ -54,7 +55,7 @@ def test_a_place_that_cannot_be_written_is_an_error(
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError) as caught:
         make(tmp_path / place)
-    assert str(caught.value).startswith(f"The run directory '{tmp_path / place}' cannot be made: ")
+    assert str(caught.value).startswith(f"The run directory '{tmp_path / place}' cannot be created: ")
     assert "--runs-directory" in str(caught.value)
     assert caught.value.path == str(tmp_path / place)
 
@@ -68,10 +69,10 @@ def test_the_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m
 def test_open_makes_it_or_takes_the_one_that_is_there(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "digits-1.0"
     made = RunDirectory.open(path)
-    made.write_job({"name": "digits"})
+    made.write(JobFile(name="digits"))
     assert RunDirectory.open(path) == made
     assert mode_of(path) == 0o700
-    assert json.loads((path / "job.json").read_text()) == {"name": "digits"}
+    assert made.read(JobFile) == JobFile(name="digits")
 
 
 def test_space_for_the_result_is_4_kb_however_often_it_is_opened_and_none_where_none_is_written(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_second_result_on_a_full_disk_replaces_the_first(tmp_path: Path, first: 
     """As where Slurm refuses the requeue that the first one tells."""
     with small_disk(tmp_path / "runs"):
         run = RunDirectory.create(tmp_path / "runs", "digits")
-        requeued = {"exit_code": 75, "requeued": "time limit", "tasks": "x" * (20_000 if "long" in first else 1)}
+        requeued = ResultFile(exit_code=75, requeued="time limit", tail=("x" * (20_000 if "long" in first else 1),))
         if first == "on the full disk":
             fill(tmp_path / "runs")
             with pytest.raises(RunDirectoryError, match="the exit code and the reason alone"):
@@ -104,11 +105,12 @@ def test_second_result_on_a_full_disk_replaces_the_first(tmp_path: Path, first: 
         else:
             run.write_result(requeued)
             fill(tmp_path / "runs")
-        assert (run.read_result() or {})["exit_code"] == 75
+        result = run.read(ResultFile)
+        assert result is not None
+        assert result.exit_code == 75
         with pytest.raises(RunDirectoryError, match="the exit code and the reason alone"):
-            run.write_result({"exit_code": 143, "reason": "The job was stopped.", "requeued": None})
-        result = run.read_result() or {}
-        assert (result["exit_code"], result["reason"], result["requeued"]) == (143, "The job was stopped.", None)
+            run.write_result(ResultFile(exit_code=143, reason="The job was stopped."))
+        assert run.read(ResultFile) == ResultFile(exit_code=143, reason="The job was stopped.")
 
 
 def test_a_directory_of_the_users_own_is_closed_to_others(tmp_path: Path) -> None:
@@ -143,8 +145,8 @@ def test_files_and_directories_that_grow_are_this_users_alone_whatever_the_umask
         EventLog(run.events, thread).add("registered", "worker/0", "It has joined.")
         thread.submit(written.set)
         assert written.wait(10)
-        run.append_sample({"seconds": 1.0})
-        run.write_last_state(Task("worker", 0), {"state": "ended"})
+        run.append_sample(Sample(seconds=1.0))
+        run.write_last_state(LastState("worker/0", state="ended"))
         open_to_append(run.log(Task("worker", 0), 1)).close()
     finally:
         os.umask(old)
@@ -168,24 +170,22 @@ def test_where_its_files_are(tmp_path: Path) -> None:
     assert directory.log(Task("worker", 3), 2) == tmp_path / "logs" / "worker-3.2.log"
 
 
-@pytest.mark.parametrize("name", ["job", "control", "result"])
-def test_a_file_is_whole_and_readable_by_its_user_alone(tmp_path: Path, name: str) -> None:
+def test_file_is_replaced_whole_and_readable_by_its_user_alone(tmp_path: Path) -> None:
     directory = RunDirectory.open(tmp_path)
-    write = getattr(directory, f"write_{name}")
-    path = tmp_path / f"{name}.json"
+    path = tmp_path / "job.json"
     old = os.umask(0)
     try:
-        write({"number": 1})
+        directory.write(JobFile(name="first"))
         first = path.stat().st_ino
         with path.open() as reader:
-            write({"number": 2})
-            assert json.load(reader) == {"number": 1}  # who has it open reads the old one to its end
+            directory.write(JobFile(name="second"))
+            assert json.load(reader)["name"] == "first"  # an open file stays the old one
     finally:
         os.umask(old)
-    assert json.loads(path.read_text()) == {"number": 2}
+    assert directory.read(JobFile) == JobFile(name="second")
     assert path.stat().st_ino != first
     assert mode_of(path) == 0o600
-    assert {child.name for child in tmp_path.iterdir()} - {".result.json.reserved"} == {f"{name}.json", "logs"}
+    assert {child.name for child in tmp_path.iterdir()} == {".result.json.reserved", "job.json", "logs"}
 
 
 def test_draft_that_an_earlier_process_left_is_replaced(tmp_path: Path) -> None:
@@ -196,14 +196,14 @@ def test_draft_that_an_earlier_process_left_is_replaced(tmp_path: Path) -> None:
 
 def test_content_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
     directory = RunDirectory.open(tmp_path)
-    directory.write_job({"number": 1})
+    directory.write(JobFile(name="first"))
     with pytest.raises(TypeError):
-        directory.write_job({"number": object()})
-    assert json.loads((tmp_path / "job.json").read_text()) == {"number": 1}
+        directory.write(JobFile(name=object()))  # type: ignore[arg-type]
+    assert directory.read(JobFile) == JobFile(name="first")
 
 
 def test_a_directory_that_went_away_is_an_error_of_ours(tmp_path: Path) -> None:
     directory = RunDirectory.open(tmp_path / "digits")
     shutil.rmtree(directory.path)
     with pytest.raises(RunDirectoryError):
-        directory.write_job({"number": 1})
+        directory.write(JobFile())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import JobFile, Process, ResultFile, StatusFile, from_json
 from tf4slurm.jobs.status import read_status
 from tf4slurm.slurm.job import QueueEntry, parse_queue
-from tf4slurm.system.proc import is_alive, own_identity
 
 TASK = {
     "task": "worker/0",
@@ -23,7 +24,7 @@ TASK = {
     "starts": 1,
     "returncode": None,
     "is_gone": False,
-    "heard_seconds": 0.5,
+    "heartbeat_age_seconds": 0.5,
     "started_seconds": 1.0,
     "step": 100,
     "steps_per_second": 10.0,
@@ -50,12 +51,12 @@ def entry(state: str, **changes: str) -> QueueEntry:
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path, "train-17")
-    run.write_job({"process": own_identity()})
+    run.write(JobFile(process=Process.own()))
     return run
 
 
 def write_status(run: RunDirectory, age: float = 0.0, **changes: Any) -> None:
-    run.write_status({**STATUS, "time": time.time() - age, **changes})
+    run.write(from_json(StatusFile, {**STATUS, "time": time.time() - age, **changes}))
 
 
 def job(tmp_path: Path, job_id: str | None = "17") -> KnownJob:
@@ -84,8 +85,8 @@ def test_a_running_job_shows_its_tasks(run: RunDirectory, tmp_path: Path) -> Non
     (task,) = status.tasks
     assert (status.state, status.phase, status.elapsed, status.limit) == ("RUNNING", "training", "0:11", "1:00:00")
     assert (task.task, task.state, task.step, task.metrics) == ("worker/0", "running", 100, {"loss": 0.5})
-    assert status.to_json()["tasks"][0]["memory_bytes"] == 10**8
-    assert not status.doubts
+    assert task.memory_bytes == 10**8
+    assert not status.warnings
 
 
 @pytest.mark.parametrize(
@@ -123,20 +124,20 @@ def test_the_words_for_a_task(run: RunDirectory, tmp_path: Path, changes: dict[s
 def test_a_silent_launcher_is_told(run: RunDirectory, tmp_path: Path) -> None:
     write_status(run, age=100)
     status = read_status(job(tmp_path), entry("RUNNING"))
-    assert "Nothing was written for 100 s" in status.doubts[0]
-    assert status.tasks[0].heard_seconds == pytest.approx(100.5, abs=1)
+    assert "The launcher wrote nothing for 100 s" in status.warnings[0]
+    assert status.tasks[0].heartbeat_age_seconds == pytest.approx(100.5, abs=1)
 
 
 @pytest.mark.parametrize(("code", "word"), [(0, "COMPLETED"), (3, "FAILED"), (7, "FAILED"), (143, "STOPPED")])
 def test_the_result_is_the_last_word(run: RunDirectory, tmp_path: Path, code: int, word: str) -> None:
     write_status(run, phase="ended")
-    run.write_result({"exit_code": code, "reason": "so it was", "seconds": 3661.0})
+    run.write_result(ResultFile(exit_code=code, reason="so it was", seconds=3661.0))
     status = read_status(job(tmp_path), None)
     assert (status.state, status.exit_code, status.reason, status.elapsed) == (word, code, "so it was", "1:01:01")
 
 
 def test_a_requeued_job_goes_on(run: RunDirectory, tmp_path: Path) -> None:
-    run.write_result({"exit_code": 75, "reason": "It is requeued (time limit)."})
+    run.write_result(ResultFile(exit_code=75, reason="It is requeued (time limit)."))
     assert read_status(job(tmp_path), entry("PENDING", reason="BeginTime")).state == "PENDING"
     assert read_status(job(tmp_path), entry("RUNNING")).state == "RUNNING"
     assert read_status(job(tmp_path), None).exit_code == 75
@@ -145,7 +146,7 @@ def test_a_requeued_job_goes_on(run: RunDirectory, tmp_path: Path) -> None:
 def test_a_local_job_is_as_alive_as_its_launcher(run: RunDirectory, tmp_path: Path) -> None:
     write_status(run)
     assert read_status(job(tmp_path, None), None).state == "RUNNING"
-    run.write_job({"process": {**own_identity(), "started": 1}})  # another process has its number now
+    run.write(JobFile(process=replace(Process.own(), started=1)))  # another process has its number now
     write_status(run, age=100)
     status = read_status(job(tmp_path, None), None)
     assert (status.state, status.exit_code) == ("LOST", 1)
@@ -154,7 +155,7 @@ def test_a_local_job_is_as_alive_as_its_launcher(run: RunDirectory, tmp_path: Pa
 def test_what_nobody_knows_is_unknown(tmp_path: Path) -> None:
     assert read_status(job(tmp_path, None), None).state == "UNKNOWN"
     status = read_status(job(tmp_path), None, ["Slurm does not answer."])
-    assert (status.state, status.has_ended, status.doubts) == ("UNKNOWN", False, ("Slurm does not answer.",))
+    assert (status.state, status.has_ended, status.warnings) == ("UNKNOWN", False, ("Slurm does not answer.",))
 
 
 @pytest.mark.parametrize(
@@ -182,8 +183,8 @@ def test_half_written_files_are_no_error(run: RunDirectory, tmp_path: Path) -> N
     (run.path / "status.json").write_text('{"time": 3, "tasks": [{"ta')
     (run.path / "job.json").write_text("")
     assert read_status(job(tmp_path), entry("RUNNING")).tasks == ()
-    run.write_status({"tasks": [3, {}]})
-    assert [task.state for task in read_status(job(tmp_path), entry("RUNNING")).tasks] == ["None"]
+    (run.path / "status.json").write_text('{"tasks": [3, {}]}')
+    assert [task.state for task in read_status(job(tmp_path), entry("RUNNING")).tasks] == ["?", "?"]
 
 
 def test_the_queue_is_read_line_by_line() -> None:
@@ -199,7 +200,8 @@ def test_the_queue_is_read_line_by_line() -> None:
 
 
 def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
-    assert is_alive(own_identity())
-    assert not is_alive({**own_identity(), "started": 5})
-    assert not is_alive({**own_identity(), "host": "another"})
-    assert not is_alive({})
+    own = Process.own()
+    assert own.is_alive()
+    assert not replace(own, started=5).is_alive()
+    assert not replace(own, host="another").is_alive()
+    assert not Process().is_alive()

@@ -16,11 +16,12 @@ from tests.jobs import TF4SLURM
 from tf4slurm.errors import UnknownJobError, UntrustedFileError
 from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, remember
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import JobFile, Process, ResultFile
 from tf4slurm.settings import Places, project_directories
 from tf4slurm.spec import JobSpec
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.options import Submission
-from tf4slurm.system.proc import is_alive, own_identity
+from tf4slurm.system.proc import identity_of
 from tf4slurm.system.trusted_files import check_trusted
 
 NOBODY = 65534
@@ -250,7 +251,7 @@ def test_config_init_makes_a_file_that_is_used_whatever_the_umask(tmp_path: Path
         command = [TF4SLURM, "config", "init"]
         environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
         made = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
-        RunDirectory.create(tmp_path / "runs", "train").write_job({})
+        RunDirectory.create(tmp_path / "runs", "train").write(JobFile())
     finally:
         os.umask(before)
     check_trusted(Path(made.strip()), "")
@@ -262,8 +263,8 @@ def stranger_run(tmp_path: Path) -> Path:
     """The run directory of another user's job, whose command leaves a trace."""
     run = RunDirectory.create(tmp_path, "train")
     command = ["run", "--ps", "0", "--workers", "0", "--", "touch", str(tmp_path / "PLANTED")]
-    run.write_job({"arguments": ["tf4slurm", *command], "directory": str(tmp_path), "process": {"id": 1}})
-    run.write_result({"exit_code": 1})
+    run.write(JobFile(arguments=("tf4slurm", *command), directory=str(tmp_path), process=Process(id=1)))
+    run.write_result(ResultFile(exit_code=1))
     os.chown(run.path / "job.json", NOBODY, NOBODY)
     return run.path
 
@@ -285,10 +286,9 @@ def test_job_of_another_user_is_not_cancelled(stranger_run: Path) -> None:
     sleeper = subprocess.Popen(["sleep", "600"])
     try:
         (stranger_run / "result.json").unlink()
-        started = int(Path(f"/proc/{sleeper.pid}/stat").read_text().split()[21])
-        process = {**own_identity(), "id": sleeper.pid, "started": started}
-        assert is_alive(process)
-        RunDirectory(stranger_run).write_job({"process": process})
+        process = Process(*identity_of(sleeper.pid))
+        assert process.is_alive()
+        RunDirectory(stranger_run).write(JobFile(process=process))
         os.chown(stranger_run / "job.json", NOBODY, NOBODY)
         done = subprocess.run(
             [TF4SLURM, "cancel", "--grace-period", "0", stranger_run], capture_output=True, text=True, timeout=60
@@ -325,7 +325,7 @@ def test_registry_that_others_could_have_written_is_left_out_with_one_warning(
     change(registry)
     assert known_jobs(environ) == []
     (warning,) = caplog.messages
-    assert "2 remembered jobs are left out" in warning
+    assert "2 registered jobs are left out" in warning
     assert f"add {str(registry)!r} to the environment variable TF4SLURM_TRUST" in warning
     for text in (None, "train"):
         with pytest.raises(UnknownJobError):

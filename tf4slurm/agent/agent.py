@@ -37,6 +37,7 @@ from tf4slurm.errors import (
     Tf4SlurmError,
 )
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory, open_to_append
+from tf4slurm.jobs.schema import LastState
 from tf4slurm.network.reachability import bypass_proxies
 from tf4slurm.placeholders import fill_in
 from tf4slurm.roles import Role, role_of
@@ -290,17 +291,18 @@ class Agent:
     async def _write_last_state(self, run_directory: RunDirectory, cluster: Cluster) -> None:
         """Write down where this task stood, for readers of a job whose launcher is gone; give a slow disk 2 s."""
         task, status = cluster.members[self._join.place.rank].task, self._membership.status
-        content = {
-            "time": round(time.time(), 3),
-            "attempt": status.attempt,
-            "starts": status.starts,
-            "state": "ended" if status.state == "running" else status.state,  # by this agent
-            "returncode": status.returncode,
-        }
+        state = LastState(
+            task=str(task),
+            time=round(time.time(), 3),
+            attempt=status.attempt,
+            starts=status.starts,
+            state="ended" if status.state == "running" else status.state,  # by this agent
+            returncode=status.returncode,
+        )
 
         def write() -> None:
             try:
-                run_directory.write_last_state(task, content)
+                run_directory.write_last_state(state)
             except RunDirectoryError as error:
                 logger.warning("%s", error)
 

@@ -7,16 +7,15 @@ import os
 import signal
 import sys
 import time
-from typing import Any
 
 import click
 
 from tf4slurm.cli.jobs import job_argument
 from tf4slurm.errors import EXIT_USAGE, LaunchError
 from tf4slurm.jobs.registry import KnownJob, find_job
+from tf4slurm.jobs.schema import JobFile
 from tf4slurm.jobs.status import StatusReader
 from tf4slurm.slurm.commands import cancel_job, signal_batch
-from tf4slurm.system.proc import is_alive
 
 _LOOK_SECONDS = 0.3
 _MARGIN_SECONDS = 10.0
@@ -56,7 +55,7 @@ def _cancel(known: KnownJob, grace_period: float | None) -> None:
         click.echo(f"tf4slurm: {known.name} has ended already: {status.state}.", err=True)
         return
     runs = known.run_directories
-    job: dict[str, Any] = (runs[-1].read_job_to_act_on() if runs else None) or {}
+    job = runs[-1].read_trusted_job() if runs else JobFile()
     if known.job_id is not None and (status.state == "PENDING" or not runs or grace_period == 0):
         cancel_job(known.job_id)
         click.echo(f"tf4slurm: {known.name} is cancelled.", err=True)
@@ -69,7 +68,7 @@ def _cancel(known: KnownJob, grace_period: float | None) -> None:
         except LaunchError:  # no batch job: of salloc's, the launcher is none of Slurm's processes
             cancel_job(known.job_id)
     if grace_period is None:
-        grace_period = float(job.get("options", {}).get("grace_period_seconds", 0)) + _MARGIN_SECONDS
+        grace_period = job.grace_period_seconds + _MARGIN_SECONDS
     click.echo(f"tf4slurm: {known.name} is asked to save and stop; it has {grace_period:g} s.", err=True)
     deadline = time.monotonic() + grace_period
     while time.monotonic() < deadline:
@@ -85,12 +84,13 @@ def _cancel(known: KnownJob, grace_period: float | None) -> None:
     click.echo(f"tf4slurm: {known.name} did not stop in time and was killed.", err=True)
 
 
-def _signal(known: KnownJob, job: dict[str, Any], number: signal.Signals) -> None:
-    """Signal the launcher of a local job, and no other process that may have its number now."""
-    process = job.get("process", {})
-    if is_alive(process):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(process["id"]), number)
+def _signal(known: KnownJob, job: JobFile, number: signal.Signals) -> None:
+    """Signal the launcher of a local job, unless another process has its number now."""
+    process = job.process
+    if process is None:
         return
-    if process.get("host") not in (None, os.uname().nodename):
-        raise click.ClickException(f"it runs on {process['host']}: cancel it there.")
+    if process.is_alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.id, number)
+    elif process.host != os.uname().nodename:
+        raise click.ClickException(f"it runs on {process.host}: cancel it there.")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import click
 
 from tf4slurm.cli.jobs import table
 from tf4slurm.jobs.registry import known_jobs
+from tf4slurm.jobs.schema import to_json
 from tf4slurm.jobs.status import StatusReader
 
 _SHOWN = 20
@@ -23,8 +23,8 @@ def list_(environ: dict[str, str], /, show_all: bool, as_json: bool) -> None:
     jobs = known_jobs(environ)[: None if show_all else _SHOWN]
     statuses = StatusReader(jobs).read()
     if as_json:
-        rows = [{**each.to_json(), "started": job.started} for job, each in zip(jobs, statuses, strict=True)]
-        click.echo(json.dumps([{k: v for k, v in row.items() if k != "tasks"} for row in rows], indent=2))
+        rows = [{**vars(each), "started": job.started} for job, each in zip(jobs, statuses, strict=True)]
+        click.echo(to_json([{k: v for k, v in row.items() if k != "tasks"} for row in rows], indent=2))
         return
     if not jobs:
         click.echo("No job was started yet. Start one: tf4slurm run --help", err=True)
@@ -37,5 +37,5 @@ def list_(environ: dict[str, str], /, show_all: bool, as_json: bool) -> None:
             (job.job_id or "-", job.name, each.state, code, each.elapsed or "-", started, each.run_directory or "-")
         )
     click.echo("\n".join(table(lines)))
-    for doubt in dict.fromkeys(doubt for each in statuses for doubt in each.doubts):
-        click.echo(f"tf4slurm: {doubt}", err=True)
+    for warning in dict.fromkeys(warning for each in statuses for warning in each.warnings):
+        click.echo(f"tf4slurm: {warning}", err=True)

@@ -11,6 +11,7 @@ import click
 from tf4slurm.cli.jobs import job_argument
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.registry import find_job
+from tf4slurm.jobs.schema import JobFile
 from tf4slurm.jobs.status import StatusReader
 from tf4slurm.submission.submit import submit_again
 
@@ -29,13 +30,13 @@ def resume(environ: dict[str, str], /, job: str | None) -> None:
     if not status.has_ended:
         raise click.UsageError(f"{known.name} is still {status.state}. Wait for its end, or cancel it first.")
     runs = known.run_directories
-    content = (runs[-1].read_job_to_act_on() if runs else None) or {}
-    os.chdir(content.get("directory", "."))
+    job_file = runs[-1].read_trusted_job() if runs else JobFile()
+    os.chdir(job_file.directory or ".")
     script = Path(known.runs_directory) / f"{known.name}.sh"
     if known.job_id is not None and script.is_file():
         click.echo(submit_again(script, known.name.removesuffix(f"-{known.job_id}"), environ))
         return
-    arguments = content.get("arguments")
+    arguments = job_file.arguments
     if not arguments or known.job_id is not None:
         raise RunDirectoryError(
             f"How {known.name} was started is not kept: neither {script} nor job.json tells it. Start it again with "

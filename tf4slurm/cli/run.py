@@ -128,7 +128,7 @@ def launch(
     requeuer = None
     if allocation is not None and spec.requeue is not None:
         requeuer = Requeue(allocation.job_id, spec.requeue, allocation.array_element)
-    facts = {"job_id": job_id, "arguments": sys.argv}
+    facts = {"job_id": job_id, "arguments": tuple(sys.argv)}
     reporter = start_reporter(spec.num_tasks)  # now: it may start a thread, which no fork survives
     try:
         return asyncio.run(Launcher(spec, spawner, run_directory, reporter, requeuer, facts).run())

@@ -9,7 +9,7 @@ import click
 
 from tf4slurm.cli.jobs import job_argument, paint, table
 from tf4slurm.jobs.registry import KnownJob, find_job
-from tf4slurm.jobs.run_directory import to_json
+from tf4slurm.jobs.schema import to_json
 from tf4slurm.jobs.status import JobStatus, StatusReader, TaskStatus
 
 _FILES_SECONDS = 2.0
@@ -38,7 +38,7 @@ def status(environ: dict[str, str], /, jobs: tuple[str, ...], watch: bool, web: 
         return
     statuses = StatusReader(known).read()
     if as_json:
-        click.echo(to_json([each.to_json() for each in statuses], indent=2))
+        click.echo(to_json(statuses, indent=2))
         return
     click.echo("\n\n".join(describe(each, environ) for each in statuses))
 
@@ -63,7 +63,7 @@ def describe(job: JobStatus, environ: dict[str, str]) -> str:
         lines.append(f"  {job.reason}")
     if job.start:
         lines.append(f"  Slurm expects to start it at {job.start}.")
-    lines += [f"  {doubt}" for doubt in job.doubts]
+    lines += [f"  {warning}" for warning in job.warnings]
     if job.tasks:
         lines += ["", *table([_HEADING, *(_row(task) for task in job.tasks)])]
         lines = [line.replace("STALLED", paint("STALLED", "red", environ), 1) for line in lines]
@@ -77,10 +77,11 @@ def describe(job: JobStatus, environ: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-_HEADING = ("TASK", "NODE", "ADDRESS", "STATE", "STEP", "STEP/S", "MEMORY", "HEARD")
+_HEADING = ("TASK", "NODE", "ADDRESS", "STATE", "STEP", "STEP/S", "MEMORY", "HEARTBEAT")
 
 
 def _row(task: TaskStatus) -> tuple[str, ...]:
+    age = task.heartbeat_age_seconds
     return (
         task.task,
         task.node or "-",
@@ -89,7 +90,7 @@ def _row(task: TaskStatus) -> tuple[str, ...]:
         "-" if task.step is None else f"{task.step:,}",
         "-" if task.steps_per_second is None else f"{task.steps_per_second:g}",
         f"{task.memory_bytes / 1e6:,.0f} MB" if task.memory_bytes else "-",
-        "-" if task.heard_seconds is None or task.state == "terminated" else f"{task.heard_seconds:.0f} s",
+        "-" if age is None or task.state == "terminated" else f"{age:.0f} s",
     )
 
 

@@ -16,6 +16,7 @@ import click
 from tf4slurm.errors import CommandError
 from tf4slurm.jobs.registry import find_run
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import JobFile
 
 _LONGEST_SEARCH_SECONDS = 10.0
 
@@ -70,8 +71,8 @@ def find_event_files(run: RunDirectory) -> Path | None:
 
 
 def _places(run: RunDirectory) -> list[Path]:
-    directory = (run.read_job() or {}).get("directory")
-    return [run.path, *([Path(directory)] if isinstance(directory, str) else [])]
+    job = run.read(JobFile)
+    return [run.path, *([Path(job.directory)] if job is not None and job.directory else [])]
 
 
 def _event_files(place: Path, deadline: float) -> Iterator[Path]:

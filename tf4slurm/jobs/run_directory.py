@@ -1,42 +1,57 @@
-"""The run directory: everything that is kept of one job. Its JSON has NaN and infinite numbers as texts: see `to_json`.
+"""The run directory of a job: its place, its permissions, and how its files are written and read.
 
 runs/<name>-<id>/
-    job.json          the plan, the versions, the command
-    control.json      0600: only where tasks come by themselves (plain srun): where the control service listens, and the
-                      job's secret, sealed with MUNGE where that works
+    job.json          what was started
+    control.json      address and credentials of the control service, sealed with MUNGE where that works; only for tasks
+                      that no launcher starts (plain srun)
     events.jsonl      every change of state
-    slurm.json        when Slurm has taken and started the job, and what it was given
-    status.json       where the job stands, as of the last seconds
+    slurm.json        what Slurm gave the job, and when
+    status.json       the state of job and tasks a few seconds ago
     samples.jsonl     steps, metrics, memory, processor time and bytes over time
-    logs/<role>-<index>.<attempt>.log   what the task's child printed
-    logs/<role>-<index>.<attempt>.times when: lines "byte seconds", the log from that byte on is of that time or later
-    work/<role>-<index>.<attempt>/      what a server of the data service keeps over a restart
+    logs/<role>-<index>.<attempt>.log   output of the task's child process
+    logs/<role>-<index>.<attempt>.times lines "byte seconds": output from this byte on is of this time or later
+    work/<role>-<index>.<attempt>/      files of a tf.data service server
     lost/<role>-<index>.json            what the task's agent knew when it lost the launcher
-    result.json       the outcome, and the life of each task; .result.json.reserved is its space on a full disk
-    report.html       the job's life to look at
+    result.json       how the job ended; .result.json.reserved is space for it on a full disk
+    report.html       the job's report
+
+`schema.py` has the schema of the JSON files. All files have mode 0600, all directories 0700.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import json
-import math
 import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import RunDirectoryError
+from tf4slurm.jobs.schema import (
+    FILE_NAMES,
+    JobFile,
+    LastState,
+    ResultFile,
+    Sample,
+    StatusFile,
+    read_file,
+    read_lines,
+    to_json,
+    to_versioned_json,
+)
+from tf4slurm.slurm.job import SlurmGrant
 from tf4slurm.system.trusted_files import check_trusted
 
 TIMES_SUFFIX = ".times"
 _RESERVED = ".result.json.reserved"
 _RESERVED_BYTES = 4096
-_SHORT_REASON = 500  # characters; JSON may write each as six
+_SHORT_REASON = 500  # characters; JSON may write each as six bytes
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -47,10 +62,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, parent: Path, name: str) -> RunDirectory:
-        """Make `parent`/`name`; where that exists already, `name`-2, `name`-3 and so on.
+        """Create `parent`/`name`; if that exists, `name`-2, `name`-3 and so on.
 
         Raises:
-            RunDirectoryError: It cannot be made.
+            RunDirectoryError: The directory cannot be created.
         """
         for number in range(1, 10_000):
             path = parent / (name if number == 1 else f"{name}-{number}")
@@ -62,34 +77,35 @@ class RunDirectory:
             except FileExistsError:
                 if parent.is_dir():
                     continue
-                raise _cannot_write(path, "its parent is not a directory") from None
+                raise _cannot_create(path, "its parent is not a directory") from None
             except OSError as error:
-                raise _cannot_write(path, error.strerror) from error
+                raise _cannot_create(path, error.strerror) from error
             return cls(path.absolute())
-        raise _cannot_write(parent / name, "9,999 runs of that name exist")
+        raise _cannot_create(parent / name, "9,999 runs of that name exist")
 
     @classmethod
     def open(cls, path: Path, *, reserve_result: bool = True) -> RunDirectory:
-        """Make the run directory at exactly this path, or take the one that is there if it is this user's own.
+        """Create the run directory at exactly this path, or open the existing one if this user owns it.
 
         Args:
-            reserve_result: Reserve the space for result.json: whether the caller will write it.
+            path: The run directory.
+            reserve_result: Reserve space for result.json, for the process that will write it.
 
         Raises:
-            RunDirectoryError: It cannot be made, or someone else has made it, or a link in its place.
+            RunDirectoryError: The directory cannot be created, belongs to another user, or is a link.
         """
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             facts = path.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-                raise _cannot_write(path, "a link, or another user's directory, is in its place")
+                raise _cannot_create(path, "a link, or another user's directory, is in its place")
             if facts.st_mode & 0o077:
                 path.chmod(0o700)
             (path / "logs").mkdir(mode=0o700, exist_ok=True)
             if reserve_result:
                 _reserve_result(path)
         except OSError as error:
-            raise _cannot_write(path, error.strerror) from error
+            raise _cannot_create(path, error.strerror) from error
         return cls(path.absolute())
 
     @property
@@ -106,31 +122,65 @@ class RunDirectory:
     def work(self, task: Task, attempt: int) -> Path:
         return self.path / "work" / f"{task.task_type}-{task.task_index}.{attempt}"
 
-    def write_job(self, content: Mapping[str, Any]) -> None:
-        _write_json(self.path / "job.json", content)
-
-    def write_control(self, content: Mapping[str, Any]) -> None:
-        _write_json(self.control, content)
-
-    def write_result(self, content: Mapping[str, Any]) -> None:
-        """Write result.json; on a full disk the exit code and the reason alone, into the space reserved for it.
-
-        On a full disk a second call writes into the space of the result.json that is there.
+    def read(self, kind: type[_T]) -> _T | None:
+        """Read a file of the schema, such as `StatusFile`; return None if it is missing or not JSON.
 
         Raises:
-            RunDirectoryError: It cannot be written, or not whole.
+            SchemaVersionError: A newer version of tf4slurm wrote it.
         """
-        path, reserved = self.path / "result.json", self.path / _RESERVED
+        return read_file(self.path / FILE_NAMES[kind], kind)
+
+    def read_trusted_job(self) -> JobFile:
+        """Read job.json for a caller that runs its command or signals its process; an empty one if it is missing.
+
+        Raises:
+            UntrustedFileError: Another user could have written it.
+            SchemaVersionError: A newer version of tf4slurm wrote it.
+        """
+        path = self.path / FILE_NAMES[JobFile]
+        if path.exists():
+            check_trusted(path, "Only the user who started a job can resume or cancel it.")
+        return self.read(JobFile) or JobFile()
+
+    def read_lines(self, kind: type[_T]) -> list[_T]:
+        """Read events.jsonl (`Event`) or samples.jsonl (`Sample`); damaged lines are left out."""
+        return read_lines(self.path / FILE_NAMES[kind], kind)
+
+    def read_last_states(self) -> dict[str, LastState]:
+        """Return what agents that lost their launcher wrote, by task; empty if none did."""
+        states = (read_file(path, LastState) for path in sorted((self.path / "lost").glob("*.json")))
+        return {state.task: state for state in states if state is not None}
+
+    def write(self, content: JobFile | StatusFile | SlurmGrant) -> None:
+        """Write a file of the schema whole or not at all.
+
+        Raises:
+            RunDirectoryError: It cannot be written.
+        """
+        indent = None if isinstance(content, StatusFile) else 2
+        _write(self.path / FILE_NAMES[type(content)], to_versioned_json(content, indent).encode())
+
+    def write_control(self, content: Mapping[str, Any]) -> None:
+        _write(self.control, to_json(content, indent=2).encode() + b"\n")
+
+    def write_result(self, content: ResultFile) -> None:
+        """Write result.json; on a full disk the exit code and the reason alone, into the space reserved for it.
+
+        A second call on a full disk overwrites the existing result.json.
+
+        Raises:
+            RunDirectoryError: It cannot be written, or only in part.
+        """
+        path, reserved = self.path / FILE_NAMES[ResultFile], self.path / _RESERVED
         try:
-            _write_json(path, content)
+            _write(path, to_versioned_json(content, indent=2).encode())
         except RunDirectoryError as error:
-            kept = {name: content.get(name) for name in ("exit_code", "cause", "seconds", "attempts", "requeued")}
-            text = json.dumps({**kept, "reason": str(content.get("reason", ""))[:_SHORT_REASON]})
+            short = to_versioned_json(_shorten(content)).encode()
             try:
                 space = reserved if reserved.exists() else path
-                # In place: that takes no space on most file systems.
+                # Overwriting takes no space on most file systems.
                 with open(os.open(space, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
-                    file.write(text.encode().ljust(_RESERVED_BYTES))
+                    file.write(short.ljust(_RESERVED_BYTES))
                     file.truncate()
                 space.replace(path)
             except OSError:
@@ -139,28 +189,22 @@ class RunDirectory:
         with contextlib.suppress(OSError):
             reserved.unlink()
 
-    def write_slurm(self, content: Mapping[str, Any]) -> None:
-        _write_json(self.path / "slurm.json", content)
-
-    def write_status(self, content: Mapping[str, Any]) -> None:
-        _write_json(self.path / "status.json", content, indent=None)
-
-    def write_last_state(self, task: Task, content: Mapping[str, Any]) -> None:
-        path = self.path / "lost" / f"{task.task_type}-{task.task_index}.json"
-        with contextlib.suppress(OSError):  # `_write` says what is wrong
+    def write_last_state(self, content: LastState) -> None:
+        path = self.path / "lost" / f"{content.task.replace('/', '-')}.json"
+        with contextlib.suppress(OSError):  # `_write` raises the error
             path.parent.mkdir(mode=0o700, exist_ok=True)
-        _write_json(path, {"task": str(task), **content})
+        _write(path, to_versioned_json(content, indent=2).encode())
 
-    def append_sample(self, content: Mapping[str, Any]) -> None:
-        path = self.path / "samples.jsonl"
+    def append_sample(self, sample: Sample) -> None:
+        path = self.path / FILE_NAMES[Sample]
         try:
             with open_to_append(path) as file:
-                file.write(to_json(content).encode() + b"\n")
+                file.write(to_json(sample).encode() + b"\n")
         except OSError as error:
-            raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
+            raise _cannot_write(path, error) from error
 
     def write_report(self, content: bytes, path: Path | None = None) -> Path:
-        """Write the report, by default as report.html, whole or not at all; return where it is.
+        """Write the report whole or not at all, by default as report.html; return its path.
 
         Raises:
             RunDirectoryError: It cannot be written.
@@ -170,27 +214,17 @@ class RunDirectory:
         return path
 
     def size_of_record(self) -> int:
-        """Return the bytes of what grows while a job lives: events and samples."""
+        """Return the size of events.jsonl and samples.jsonl in bytes."""
         total = 0
-        for path in (self.events, self.path / "samples.jsonl"):
+        for path in (self.events, self.path / FILE_NAMES[Sample]):
             with contextlib.suppress(OSError):
                 total += path.stat().st_size
         return total
 
+    # For reports/, until it uses the schema.
+
     def read_job(self) -> dict[str, Any] | None:
-        """Return what job.json holds; None if it is not there, or cannot be read. So for the others."""
         return _read_json(self.path / "job.json")
-
-    def read_job_to_act_on(self) -> dict[str, Any] | None:
-        """Return what job.json holds, for a caller that runs its command or signals its process.
-
-        Raises:
-            UntrustedFileError: Another user could have written it.
-        """
-        path = self.path / "job.json"
-        if path.exists():
-            check_trusted(path, "Only the user who started a job may act on it.")
-        return self.read_job()
 
     def read_slurm(self) -> dict[str, Any] | None:
         return _read_json(self.path / "slurm.json")
@@ -201,13 +235,7 @@ class RunDirectory:
     def read_status(self) -> dict[str, Any] | None:
         return _read_json(self.path / "status.json")
 
-    def read_last_states(self) -> dict[str, dict[str, Any]]:
-        """Return what agents that lost their launcher knew, by task; empty if none did."""
-        states = map(_read_json, sorted((self.path / "lost").glob("*.json")))
-        return {str(state.get("task")): state for state in states if state}
-
     def read_events(self) -> list[dict[str, Any]]:
-        """Return the events so far; a line that is cut or broken is left out."""
         return _read_lines(self.events)
 
     def read_samples(self) -> list[dict[str, Any]]:
@@ -221,45 +249,25 @@ def _reserve_result(path: Path) -> None:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open a file that grows, for this user alone; what is written is with the kernel at once."""
+    """Open a growing file, readable by this user alone, without a buffer."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0)
 
 
 def make_parent(path: Path) -> None:
-    """Make the directory of run directories, if it is not there; others may not write it, whatever the umask."""
+    """Create the directory of run directories if it is missing; others cannot write it, whatever the umask."""
     path.mkdir(mode=0o755, parents=True, exist_ok=True)
 
 
-def to_json(content: Any, indent: int | None = None) -> str:
-    """Return JSON; numbers that JSON does not have are the texts "NaN", "Infinity" and "-Infinity", as protobuf has it.
-
-    Python's float() reads them.
-    """
-    dump = functools.partial(
-        json.dumps, indent=indent, separators=(",", ":") if indent is None else None, allow_nan=False
+def _shorten(result: ResultFile) -> ResultFile:
+    """Return what fits into the reserved space."""
+    reason = result.reason[:_SHORT_REASON]
+    return dataclasses.replace(
+        result, reason=reason, tail=(), meaning=(), log=None, collateral=(), warnings=(), tasks=()
     )
-    try:
-        return dump(content)
-    except ValueError:
-        return dump(_spell_out(content))
-
-
-def _spell_out(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _spell_out(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_spell_out(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
-def _write_json(path: Path, content: Mapping[str, Any], indent: int | None = 2) -> None:
-    _write(path, (to_json(content, indent) + "\n").encode())
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a whole file or none: readers on other hosts never see half of it."""
+    """Replace a file atomically: readers on other hosts never see half of it."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.unlink(missing_ok=True)
@@ -267,7 +275,7 @@ def _write(path: Path, content: bytes) -> None:
             file.write(content)
         draft.replace(path)
     except OSError as error:
-        raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
+        raise _cannot_write(path, error) from error
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -289,9 +297,13 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return result
 
 
-def _cannot_write(path: Path, why: str | None) -> RunDirectoryError:
+def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path))
+
+
+def _cannot_create(path: Path, reason: str | None) -> RunDirectoryError:
     return RunDirectoryError(
-        f"The run directory {str(path)!r} cannot be made: {why}. Choose a place that you may write, on a file system "
-        "that all hosts of the job share, with --runs-directory.",
+        f"The run directory {str(path)!r} cannot be created: {reason}. Choose a directory that you can write, on a "
+        "file system that all hosts of the job share, with --runs-directory.",
         path=str(path),
     )

@@ -1,16 +1,4 @@
-"""Where a job stands: what its run directory tells, and what Slurm says.
-
-As JSON (`tf4slurm status --json`) a list of
-
-    {"job_id", "name", "state", "phase", "attempt", "max_attempts", "exit_code", "reason", "elapsed", "limit", "start",
-     "nodes", "written_seconds", "run_directory", "doubts": [sentence],
-     "tasks": [{"task", "rank", "node", "address", "state", "step", "steps_per_second", "step_seconds", "memory_bytes",
-                "heard_seconds", "starts", "metrics"}]}
-
-"state" is Slurm's while Slurm has the job, else RUNNING, COMPLETED, FAILED, STOPPED, LOST (its launcher has ended
-without a result) or UNKNOWN. A task is missing, waiting, running, STALLED, exited, ended (by its agent, which had lost
-the launcher), lost or left. What is not known is null. A metric may be "NaN", "Infinity" or "-Infinity".
-"""
+"""The state of jobs and their tasks: `JobStatus`, from the run directory's files and Slurm's answers."""
 
 from __future__ import annotations
 
@@ -21,28 +9,45 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from tf4slurm.control.outcome import describe_end
 from tf4slurm.errors import EXIT_REQUEUED, LaunchError
-from tf4slurm.jobs.lost_job import last_known
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, StatusFile, StatusTask
 from tf4slurm.slurm.commands import ask_accounting, ask_job, ask_queue
 from tf4slurm.slurm.job import ENDED_STATES, QueueEntry
-from tf4slurm.system.proc import is_alive
 
 _SLURM_SECONDS = 5.0
 _STALL_SECONDS = 60.0
-_STALL_STEPS = 10.0  # and as long as this many steps took before
+_STALL_STEPS = 10.0  # and at least as long as this many steps took before
 _FRESH_SECONDS = 5.0
-_LATE_SECONDS = 20.0  # that status.json may be old on a slow file system
+_LATE_SECONDS = 20.0  # age that status.json may have on a slow file system
 _STOP_CODES = (130, 143, 138, 140)
-_UNKNOWN_END = {"state": "lost"}
+_MOST_ENDS = 5
+_LATEST_TIME = 1e11  # in seconds since 1970; time.localtime fails for much later ones
 
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """One task; see the head of this file."""
+    """The state of one task. None is unknown.
+
+    Attributes:
+        task: Its role and index, such as "worker/0".
+        rank: Its rank in the step.
+        node: Name of its node.
+        address: Its host:port in the cluster spec.
+        state: "missing" (not registered), "waiting" (for the other tasks), "running", "STALLED" (no new step for long),
+            "exited N" (child process, with exit code N), "ended" (by its agent, which had lost the launcher), "lost" or
+            "terminated".
+        step: Last training step that the script reported.
+        steps_per_second: Mean over the last 20 s.
+        step_seconds: Age of the last new step in seconds.
+        memory_bytes: Resident memory of its processes; 0 is unknown.
+        heartbeat_age_seconds: Age of the last message from its agent in seconds.
+        starts: Number of starts of its child process in this attempt.
+        metrics: Metrics that the script reported with its step; None is NaN or infinite.
+    """
 
     task: str
     rank: int
@@ -53,14 +58,34 @@ class TaskStatus:
     steps_per_second: float | None
     step_seconds: float | None
     memory_bytes: int
-    heard_seconds: float | None
+    heartbeat_age_seconds: float | None
     starts: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """One job; see the head of this file. Times are text as Slurm writes it, or seconds."""
+    """The state of one job. None is unknown.
+
+    Attributes:
+        job_id: Slurm's job id; None for a local job.
+        name: Name that its run directories begin with.
+        state: Slurm's state while Slurm has the job; then "RUNNING", "COMPLETED", "FAILED", "STOPPED", "LOST" (the
+            launcher ended without a result) or "UNKNOWN".
+        phase: Phase of the running job, such as "training".
+        attempt: Number of this attempt, from 1.
+        max_attempts: How many attempts the job may make.
+        exit_code: Exit code of the job; None while it has not ended.
+        reason: Why the job is pending, or how it ended, in words.
+        elapsed: Time since its start, such as "1:02:03".
+        limit: Time limit, as Slurm writes it.
+        start: Expected start of a pending job, as Slurm writes it.
+        nodes: Its nodes, as a nodelist.
+        written_seconds: Age of this information in seconds.
+        run_directory: Path of its latest run directory.
+        warnings: Why this information may be wrong or incomplete, in sentences.
+        tasks: Its tasks by rank.
+    """
 
     job_id: str | None
     name: str
@@ -76,211 +101,264 @@ class JobStatus:
     nodes: str | None
     written_seconds: float | None
     run_directory: str | None
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
     tasks: tuple[TaskStatus, ...]
 
     @property
     def has_ended(self) -> bool:
         return self.exit_code is not None
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 class StatusReader:
-    """Reads where some jobs stand, again and again; their files each time, Slurm's word not too often."""
+    """Reads the state of some jobs repeatedly: the files at each call, Slurm's answer less often."""
 
     def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0) -> None:
-        """`ask_seconds` is how old Slurm's last answer may be."""
+        """`ask_seconds` is the age at which Slurm's last answer is replaced."""
         self._jobs = jobs
         self._ask_seconds = ask_seconds
         self._asked_at = -math.inf
         self._entries: dict[str, QueueEntry] = {}
-        self._doubts: list[str] = []
+        self._warnings: list[str] = []
 
     def read(self) -> list[JobStatus]:
-        """Return where each job stands now."""
+        """Return the current state of each job.
+
+        Raises:
+            SchemaVersionError: A newer version of tf4slurm wrote a job's files.
+        """
         if time.monotonic() - self._asked_at >= self._ask_seconds:
-            self._entries, self._doubts = _ask_slurm(self._jobs)
+            self._entries, self._warnings = _ask_slurm(self._jobs)
             self._asked_at = time.monotonic()
         return [
-            read_status(job, self._entries.get(job.job_id or ""), self._doubts if job.job_id else ())
+            read_status(job, self._entries.get(job.job_id or ""), self._warnings if job.job_id else ())
             for job in self._jobs
         ]
 
 
 def _ask_slurm(jobs: Sequence[KnownJob]) -> tuple[dict[str, QueueEntry], list[str]]:
-    """Ask Slurm for the jobs that are its own; return what it says by job id, and the doubts that remain."""
+    """Ask Slurm for those of the jobs that have an id; return its entries by job id, and warnings."""
     job_ids = [job.job_id for job in jobs if job.job_id is not None]
     if not job_ids:
         return {}, []
     try:
         entries = ask_queue(job_ids, timeout_seconds=_SLURM_SECONDS)
     except LaunchError as error:
-        return {}, [f"What Slurm knows of it is not in this: {error}"]
+        return {}, [f"Slurm's information is missing: {error}"]
     found: dict[str, QueueEntry] = {}
     for entry in entries:
         found.setdefault(entry.job_id, entry)
         array = entry.job_id.partition("_")[0]
-        if array not in found or found[array].has_ended:  # of an array, one that is still to end
+        if array not in found or found[array].has_ended:  # of an array, an element that has not ended
             found[array] = entry
     return found, []
 
 
-def read_status(job: KnownJob, entry: QueueEntry | None, doubts: Sequence[str] = ()) -> JobStatus:
-    """Return where a job stands. `entry` is what the queue says, None if it does not have it."""
+@dataclass(frozen=True)
+class _Sources:
+    """What is known of a job: the files of its latest run directory, and its entry in Slurm's queue."""
+
+    job: KnownJob
+    entry: QueueEntry | None
+    run: RunDirectory | None
+    file: StatusFile  # empty if there is none
+    result: ResultFile | None
+    age: float | None  # of status.json, in seconds
+
+
+def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str] = ()) -> JobStatus:
+    """Return the state of a job.
+
+    Args:
+        job: The job.
+        entry: Its entry in Slurm's queue; None if it has none.
+        warnings: What Slurm did not answer.
+
+    Raises:
+        SchemaVersionError: A newer version of tf4slurm wrote the job's files.
+    """
     runs = job.run_directories
     run = runs[-1] if runs else None
-    status = (run.read_status() if run else None) or {}
-    result = run.read_result() if run else None
-    age = time.time() - status["time"] if "time" in status else None
-    doubts = list(doubts)
-    state, exit_code, reason = _judge(job, run, entry, result, status, age, doubts)
-    is_over = exit_code is not None
-    tasks = [] if state == "PENDING" else _tasks(status)
-    if run is not None and is_over and result is None:
-        last = run.read_last_states()
-        tasks = [{**task, **last.get(str(task.get("task")), _UNKNOWN_END)} for task in tasks]
+    file = (run.read(StatusFile) if run else None) or StatusFile()
+    age = None if file.time is None else time.time() - file.time
+    known = _Sources(job, entry, run, file, run.read(ResultFile) if run else None, age)
+    all_warnings = list(warnings)
+    state, exit_code, reason = _find_state(known, all_warnings)
     return JobStatus(
         job_id=job.job_id,
         name=job.name,
         state=state,
-        phase=status.get("phase"),
-        attempt=status.get("attempt"),
-        max_attempts=status.get("max_attempts"),
+        phase=file.phase,
+        attempt=file.attempt,
+        max_attempts=file.max_attempts,
         exit_code=exit_code,
         reason=reason,
-        elapsed=entry.elapsed if entry else _clock(result.get("seconds") if result else _elapsed(status, age, is_over)),
+        elapsed=entry.elapsed if entry else _elapsed(known, has_ended=exit_code is not None),
         limit=entry.limit if entry else None,
         start=entry.start if entry and entry.is_pending and entry.start != "N/A" else None,
-        nodes=(entry.nodes if entry else None) or _nodes(status),
+        nodes=(entry.nodes if entry else None) or ",".join(dict.fromkeys(t.node for t in file.tasks if t.node)) or None,
         written_seconds=None if age is None else round(age, 1),
         run_directory=str(run.path) if run else None,
-        doubts=tuple(doubts),
-        tasks=tuple(_task(task, status, age or 0.0, is_over) for task in tasks),
+        warnings=tuple(all_warnings),
+        tasks=() if state == "PENDING" else tuple(_find_tasks(known, has_ended=exit_code is not None)),
     )
 
 
-def _judge(
-    job: KnownJob,
-    run: RunDirectory | None,
-    entry: QueueEntry | None,
-    result: dict[str, Any] | None,
-    status: dict[str, Any],
-    age: float | None,
-    doubts: list[str],
-) -> tuple[str, int | None, str]:
-    """Return state, exit code once it is over, and the reason in words."""
+def _find_state(known: _Sources, warnings: list[str]) -> tuple[str, int | None, str]:
+    """Return the job's state, its exit code once it has ended, and the reason; add to the warnings."""
+    entry, result, age = known.entry, known.result, known.age
     if entry is not None and entry.is_pending:
-        if result is None and age is not None and age < _FRESH_SECONDS:  # it has begun since Slurm was asked
-            return "RUNNING", None, str(status.get("reason", ""))
+        if result is None and age is not None and age < _FRESH_SECONDS:  # it started after Slurm was asked
+            return "RUNNING", None, known.file.reason
         return entry.state, None, entry.explained_reason
-    is_requeued = result is not None and result.get("exit_code") == EXIT_REQUEUED and entry is not None
+    is_requeued = result is not None and result.exit_code == EXIT_REQUEUED and entry is not None
     if result is not None and not is_requeued:
-        code = int(result.get("exit_code", 1))
-        word = "COMPLETED" if code == 0 else "STOPPED" if code in _STOP_CODES else "FAILED"
-        return word, code, str(result.get("reason", ""))
+        code = result.exit_code
+        return "COMPLETED" if code == 0 else "STOPPED" if code in _STOP_CODES else "FAILED", code, result.reason
     if entry is not None and not entry.has_ended:
-        if age is not None and age > status.get("heartbeat_timeout_seconds", 0) + _LATE_SECONDS:
-            doubts.append(
-                f"Nothing was written for {age:.0f} s: the launcher is stopped, or the file system is slow. The "
-                "tasks below are as they were then."
+        if age is not None and age > known.file.heartbeat_timeout_seconds + _LATE_SECONDS:
+            warnings.append(
+                f"The launcher wrote nothing for {age:.0f} s: it is stopped, or the file system is slow. The tasks are "
+                "shown as they were then."
             )
-        return entry.state, None, status.get("reason", "")
-    if job.job_id is not None:
-        return _judge_gone(job, run, entry, doubts)
-    process = ((run.read_job() if run else None) or {}).get("process")
-    if process is not None and is_alive(process):
-        return "RUNNING", None, ""
-    if process is not None and process.get("host") != os.uname().nodename and age is not None and age < _LATE_SECONDS:
-        return "RUNNING", None, ""  # on another host, which shares this directory
-    if run is None:
-        return "UNKNOWN", 1, f"Its run directory under {job.runs_directory} is gone."
-    return "LOST", 1, _describe_loss("Its launcher was killed, or its host went down: there is no result.", run)
+        return entry.state, None, known.file.reason
+    if known.job.job_id is not None:
+        return _find_end_in_slurm(known, known.job.job_id, has_answer=not warnings)
+    return _find_end_of_local_job(known)
 
 
-def _judge_gone(
-    job: KnownJob, run: RunDirectory | None, entry: QueueEntry | None, doubts: list[str]
-) -> tuple[str, int | None, str]:
-    """Judge a job of Slurm that has ended without a result: by the queue's last word, or the accounting's."""
-    assert job.job_id is not None
-    if doubts:  # Slurm does not answer: it may as well be running
+def _find_end_in_slurm(known: _Sources, job_id: str, *, has_answer: bool) -> tuple[str, int | None, str]:
+    """Return the state of a Slurm job without a result, by accounting or by the queue's last entry."""
+    if not has_answer:  # the job may still run
         return "UNKNOWN", None, ""
     try:
-        accounted = ask_accounting(job.job_id, timeout_seconds=_SLURM_SECONDS)
+        accounted = ask_accounting(job_id, timeout_seconds=_SLURM_SECONDS)
     except LaunchError:
         accounted = None
-    if accounted is not None and accounted[0] in ENDED_STATES:  # it may lag behind the queue, and call it PENDING yet
+    if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
         code = accounted[1] or int(accounted[0] != "COMPLETED")
-        return accounted[0], code, _describe_loss("From Slurm's accounting; there is no result of a launcher.", run)
-    if entry is not None:
+        return accounted[0], code, _describe_loss("From Slurm's accounting; the launcher wrote no result.", known.run)
+    if known.entry is not None:
         code = 0
         with contextlib.suppress(LaunchError):
-            code = ask_job(job.job_id, timeout_seconds=_SLURM_SECONDS).exit_code
-        code = code or int(entry.state != "COMPLETED")
-        return entry.state, code, _describe_loss("From Slurm's queue; there is no result of a launcher.", run)
-    why = "Slurm no longer knows it, and there is no result of a launcher."
-    return "LOST" if run is not None else "UNKNOWN", 1, _describe_loss(why, run)
+            code = ask_job(job_id, timeout_seconds=_SLURM_SECONDS).exit_code
+        code = code or int(known.entry.state != "COMPLETED")
+        return known.entry.state, code, _describe_loss("From Slurm's queue; the launcher wrote no result.", known.run)
+    reason = "Slurm no longer has this job, and the launcher wrote no result."
+    return "LOST" if known.run is not None else "UNKNOWN", 1, _describe_loss(reason, known.run)
 
 
-def _describe_loss(why: str, run: RunDirectory | None) -> str:
-    return f"{why} {last_known(run)}".rstrip() if run is not None else why
+def _find_end_of_local_job(known: _Sources) -> tuple[str, int | None, str]:
+    """Return the state of a local job without a result, by its launcher's process."""
+    if known.run is None:
+        return "UNKNOWN", 1, f"Its run directory under {known.job.runs_directory} does not exist."
+    process = (known.run.read(JobFile) or JobFile()).process
+    if process is not None:
+        is_elsewhere = process.host != os.uname().nodename  # on a host that shares this directory
+        if process.is_alive() or (is_elsewhere and known.age is not None and known.age < _LATE_SECONDS):
+            return "RUNNING", None, ""
+    return "LOST", 1, _describe_loss("The launcher was killed, or its host failed: it wrote no result.", known.run)
 
 
-def _tasks(status: dict[str, Any]) -> list[dict[str, Any]]:
-    tasks = status.get("tasks")
-    return [task for task in tasks if isinstance(task, dict)] if isinstance(tasks, list) else []
+def _elapsed(known: _Sources, *, has_ended: bool) -> str | None:
+    if known.result is not None:
+        return _format_seconds(known.result.seconds)
+    return None if known.age is None else _format_seconds(known.file.seconds + (0.0 if has_ended else known.age))
 
 
-def _task(task: dict[str, Any], status: dict[str, Any], age: float, is_over: bool) -> TaskStatus:
-    heard, step_seconds = task.get("heard_seconds"), task.get("step_seconds")
+def _find_tasks(known: _Sources, *, has_ended: bool) -> list[TaskStatus]:
+    tasks = known.file.tasks
+    if known.run is not None and has_ended and known.result is None:
+        states = known.run.read_last_states()
+        tasks = tuple(_with_last_state(task, states.get(task.task, LastState())) for task in tasks)
+    return [_make_task(task, known.file, known.age or 0.0, has_ended) for task in tasks]
+
+
+def _with_last_state(task: StatusTask, last: LastState) -> StatusTask:
+    starts = last.starts if last.time is not None else task.starts
+    returncode = last.returncode if last.time is not None else task.returncode
+    return dataclasses.replace(task, state=last.state, starts=starts, returncode=returncode)
+
+
+def _make_task(task: StatusTask, file: StatusFile, age: float, has_ended: bool) -> TaskStatus:
+    heartbeat_age, step_seconds = task.heartbeat_age_seconds, task.step_seconds
     return TaskStatus(
-        task=str(task.get("task")),
-        rank=int(task.get("rank") or 0),
-        node=task.get("node"),
-        address=task.get("address"),
-        state=_task_state(task, status, 0.0 if is_over else age),
-        step=task.get("step"),
-        steps_per_second=task.get("steps_per_second"),
+        task=task.task,
+        rank=task.rank,
+        node=task.node,
+        address=task.address,
+        state=_task_state(task, file, 0.0 if has_ended else age),
+        step=task.step,
+        steps_per_second=task.steps_per_second,
         step_seconds=None if step_seconds is None else round(step_seconds + age, 1),
-        memory_bytes=int(task.get("memory_bytes") or 0),
-        heard_seconds=None if heard is None else round(heard + age, 1),
-        starts=int(task.get("starts") or 0),
-        metrics={name: float(value) for name, value in (task.get("metrics") or {}).items()},
+        memory_bytes=task.memory_bytes,
+        heartbeat_age_seconds=None if heartbeat_age is None else round(heartbeat_age + age, 1),
+        starts=task.starts,
+        metrics=task.metrics,
     )
 
 
-def _task_state(task: dict[str, Any], status: dict[str, Any], age: float) -> str:
-    state = task.get("state")
-    if state == "exited":
-        return f"exited {task.get('returncode')}"
-    if task.get("is_gone"):
-        return "terminated" if state == "terminated" else "lost"
-    if state == "running":
-        return "STALLED" if _is_stalled(task, status, age) else "running"
-    return {"registered": "waiting", "ready": "waiting", "not_ready": "waiting"}.get(str(state), str(state))
+def _task_state(task: StatusTask, file: StatusFile, age: float) -> str:
+    if task.state == "exited":
+        return f"exited {task.returncode}"
+    if task.is_gone:
+        return "terminated" if task.state == "terminated" else "lost"
+    if task.state == "running":
+        return "STALLED" if _is_stalled(task, file, age) else "running"
+    return "waiting" if task.state in ("registered", "ready", "not_ready") else task.state
 
 
-def _is_stalled(task: dict[str, Any], status: dict[str, Any], age: float) -> bool:
-    step, still = task.get("step"), task.get("step_seconds")
-    if not step or still is None or status.get("phase") != "training":
+def _is_stalled(task: StatusTask, file: StatusFile, age: float) -> bool:
+    if not task.step or task.step_seconds is None or file.phase != "training":
         return False
-    lived = status.get("seconds", 0.0) - (task.get("started_seconds") or 0.0)
-    return bool(still + age > max(_STALL_SECONDS, _STALL_STEPS * lived / step))
+    seconds_per_step = (file.seconds - (task.started_seconds or 0.0)) / task.step
+    return task.step_seconds + age > max(_STALL_SECONDS, _STALL_STEPS * seconds_per_step)
 
 
-def _elapsed(status: dict[str, Any], age: float | None, is_over: bool) -> float | None:
-    return None if age is None else status.get("seconds", 0.0) + (0.0 if is_over else age)
-
-
-def _nodes(status: dict[str, Any]) -> str | None:
-    nodes = dict.fromkeys(task["node"] for task in _tasks(status) if task.get("node"))
-    return ",".join(nodes) or None
-
-
-def _clock(seconds: float | None) -> str | None:
+def _format_seconds(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def is_lost(run: RunDirectory) -> bool:
+    """Return whether the launcher of this job certainly ended without a result.
+
+    It did if it ran on this host and its process does not exist any more, or if agents have written that they lost it.
+    (A launcher on another host that writes nothing may be stopped.)
+    """
+    if run.read(ResultFile) is not None:
+        return False
+    process = (run.read(JobFile) or JobFile()).process
+    if process is not None and process.host == os.uname().nodename:
+        return not process.is_alive()
+    return bool(run.read_last_states())
+
+
+def last_known(run: RunDirectory) -> str:
+    """Return the last recorded state of a job without a result, in sentences: phase, step, and how tasks ended."""
+    file, states = run.read(StatusFile), list(run.read_last_states().values())
+    sentences = []
+    if file is not None and file.time is not None:
+        reached = max((task.step for task in file.tasks if task.step is not None), default=None)
+        step = "" if reached is None else f", step {reached:,}"
+        sentences.append(f"Last recorded state, at {_format_time(file.time)}: {file.phase}{step}.")
+    ends = [f"{state.task} {describe_end(state.returncode)}" for state in states if state.returncode is not None]
+    if ends:
+        more = f" and {len(ends) - _MOST_ENDS:,} more" if len(ends) > _MOST_ENDS else ""
+        sentences.append(f"These tasks ended by themselves: {', '.join(ends[:_MOST_ENDS])}{more}.")
+    ended = [state.time for state in states if state.state == "ended"]
+    if ended:
+        sentences.append(f"Agents terminated the scripts of {len(ended):,} tasks, at {_format_time(ended[0])}.")
+    return " ".join(sentences)
+
+
+def _describe_loss(reason: str, run: RunDirectory | None) -> str:
+    return f"{reason} {last_known(run)}".rstrip() if run is not None else reason
+
+
+def _format_time(seconds: float | None) -> str:
+    if seconds is None or not 0 < seconds < _LATEST_TIME:
+        return "an unknown time"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -30,9 +30,9 @@ from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_REQUEUED, EXIT_TASK_LOST, LaunchError, RunDirectoryError
-from tf4slurm.jobs.events import Event, EventLog
-from tf4slurm.jobs.recorder import Recorder
+from tf4slurm.jobs.recorder import EventLog, Recorder
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import Event, JobFile, Process, ResultFile, ResultTask
 from tf4slurm.launch.requeue import Reason, Requeue
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.network.interfaces import host_addresses, interface_address
@@ -42,7 +42,6 @@ from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.background import OrderedThread, in_thread
 from tf4slurm.system.child_process import adopt_orphans
-from tf4slurm.system.proc import own_identity
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +256,7 @@ class Launcher:
     def _note_grant(self, job_id: str) -> None:
         """Write down what Slurm has given the job: it forgets jobs a few minutes after their end."""
         try:
-            self._run_directory.write_slurm(dataclasses.asdict(ask_grant(job_id)))
+            self._run_directory.write(ask_grant(job_id))
         except (LaunchError, RunDirectoryError) as error:
             logger.info("what Slurm has given the job is not written down: %s", error)
 
@@ -267,7 +266,7 @@ class Launcher:
     # Files
 
     def _write_job(self) -> None:
-        self._run_directory.write_job({**_describe(self._spec), **self._facts})
+        self._run_directory.write(_job_file(self._spec, self._facts))
 
     def _write_control(self, service: ControlEndpoint) -> None:
         self._run_directory.write_control(service.to_json())
@@ -334,7 +333,7 @@ class Launcher:
 
     def _write(self, result: Result) -> None:
         try:
-            self._run_directory.write_result(_result_json(result))
+            self._run_directory.write_result(_result_file(result))
         except RunDirectoryError as error:  # a full disk does not change how the job went
             logger.error("%s", error)
 
@@ -353,54 +352,52 @@ class Launcher:
             return None
 
 
-def _describe(spec: JobSpec) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "command": list(spec.command),
-        "counts": dict(spec.counts),
-        "placement": spec.placement,
-        "options": spec.to_json(),
-        "interface": spec.interface,
-        "ports": list(spec.ports),
-        "control_port": spec.control_port,
-        "host": socket.gethostname(),
-        "directory": os.getcwd(),
-        "process": own_identity(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "versions": {"tf4slurm": __version__, "python": platform.python_version()},
-    }
+def _job_file(spec: JobSpec, facts: Mapping[str, Any]) -> JobFile:
+    return JobFile(
+        name=spec.name,
+        command=spec.command,
+        counts=spec.counts,
+        grace_period_seconds=spec.grace_period_seconds,
+        options=spec.to_json(),
+        host=socket.gethostname(),
+        directory=os.getcwd(),
+        process=Process.own(),
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        versions={"tf4slurm": __version__, "python": platform.python_version()},
+        **facts,
+    )
 
 
-def _result_json(result: Result) -> dict[str, Any]:
+def _result_file(result: Result) -> ResultFile:
     outcome = result.outcome
-    return {
-        "exit_code": outcome.exit_code,
-        "reason": outcome.reason,
-        "cause": str(outcome.cause) if outcome.cause else None,
-        "tail": list(outcome.tail),
-        "meaning": explain(outcome.tail),
-        "log": str(result.cause_log) if result.cause_log else None,
-        "collateral": [] if outcome.is_success else result.collateral,
-        "seconds": round(result.seconds, 3),
-        "attempts": result.attempt,
-        "requeued": result.requeued,
-        "warnings": list(result.warnings),
-        "tasks": [_task_json(record, result.started_at) for record in result.records],
-    }
+    return ResultFile(
+        exit_code=outcome.exit_code,
+        reason=outcome.reason,
+        cause=str(outcome.cause) if outcome.cause else None,
+        tail=tuple(outcome.tail),
+        meaning=tuple(explain(outcome.tail)),
+        log=str(result.cause_log) if result.cause_log else None,
+        collateral=() if outcome.is_success else tuple(result.collateral),
+        seconds=round(result.seconds, 3),
+        attempts=result.attempt,
+        requeued=result.requeued,
+        warnings=tuple(result.warnings),
+        tasks=tuple(_result_task(record, result.started_at) for record in result.records),
+    )
 
 
-def _task_json(record: TaskRecord, started_at: float) -> dict[str, Any]:
+def _result_task(record: TaskRecord, started_at: float) -> ResultTask:
     def since_start(at: float | None) -> float | None:
         return None if at is None else round(at - started_at, 3)
 
-    return {
-        "task": str(record.task),
-        "rank": record.rank,
-        "node": record.node or None,
-        "address": str(record.address) if record.address else None,
-        "starts": record.status.starts,
-        "state": record.status.state if record.has_registered else "missing",
-        "returncode": record.status.returncode,
-        "started_seconds": since_start(record.started_at),
-        "ended_seconds": since_start(record.ended_at),
-    }
+    return ResultTask(
+        task=str(record.task),
+        rank=record.rank,
+        node=record.node or None,
+        address=str(record.address) if record.address else None,
+        starts=record.status.starts,
+        state=record.status.state if record.has_registered else "missing",
+        returncode=record.status.returncode,
+        started_seconds=since_start(record.started_at),
+        ended_seconds=since_start(record.ended_at),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import signal
@@ -12,6 +11,7 @@ from typing import Literal
 from tf4slurm.control.outcome import Outcome
 from tf4slurm.errors import LaunchError
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.slurm.commands import ask_job, requeue_job
 
 logger = logging.getLogger(__name__)
@@ -79,11 +79,9 @@ class Requeue:
         first = re.sub(rf"(-{re.escape(self._job_id)})-\d+$", r"\1", run_directory.path.name)
         runs = re.compile(rf"{re.escape(first)}(-\d+)?")
         paths = run_directory.path.parent.iterdir()
-        return sum(_was_requeued(path / "result.json") for path in paths if runs.fullmatch(path.name))
+        return sum(_was_requeued(path) for path in paths if runs.fullmatch(path.name))
 
 
 def _was_requeued(path: Path) -> bool:
-    try:
-        return bool(json.loads(path.read_text(encoding="utf-8")).get("requeued") == "time limit")
-    except (OSError, ValueError):
-        return False
+    result = RunDirectory(path).read(ResultFile)
+    return result is not None and result.requeued == "time limit"

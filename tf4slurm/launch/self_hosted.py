@@ -22,9 +22,10 @@ from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Address
 from tf4slurm.control.client import Membership
 from tf4slurm.errors import EXIT_TASK_LOST, LaunchError, RunDirectoryError
-from tf4slurm.jobs.lost_job import last_known
 from tf4slurm.jobs.registry import remember
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import ResultFile, StatusFile
+from tf4slurm.jobs.status import last_known
 from tf4slurm.launch.launcher import Launcher, Reporter, Result
 from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.step import SlurmStep
@@ -94,25 +95,24 @@ def _write_result(membership: Membership, directory: RunDirectory) -> bool:
         directory.control.unlink()
     except OSError:
         deadline = time.monotonic() + _RESULT_SECONDS
-        while directory.read_result() is None and time.monotonic() < deadline:
+        while directory.read(ResultFile) is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         return False
-    if directory.read_result() is not None:
+    if directory.read(ResultFile) is not None:
         return True
     assert membership.map is not None
     rank_0 = membership.map.to_cluster().members[0]
-    status = directory.read_status() or {}
+    status = directory.read(StatusFile)
     what = f"The agent of {rank_0.task} on {rank_0.node}, which hosted the control service, is lost."
-    content = {
-        "exit_code": EXIT_TASK_LOST,
-        "reason": f"{what} {last_known(directory)}".strip(),
-        "cause": str(rank_0.task),
-        "seconds": status.get("seconds"),
-        "attempts": membership.status.attempt,
-        "requeued": None,
-    }
+    result = ResultFile(
+        exit_code=EXIT_TASK_LOST,
+        reason=f"{what} {last_known(directory)}".strip(),
+        cause=str(rank_0.task),
+        seconds=status.seconds if status is not None else None,
+        attempts=membership.status.attempt,
+    )
     try:
-        directory.write_result(content)
+        directory.write_result(result)
     except RunDirectoryError as error:
         logger.error("%s", error)
     return True

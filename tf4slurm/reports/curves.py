@@ -150,6 +150,6 @@ def _metrics(
                     continue
                 curves = found.setdefault(name[:_MOST_NAME], {})
                 curves.setdefault(int(rank), [None] * len(samples))[number] = _number(value)
-                if value in ("NaN", "Infinity", "-Infinity"):  # as run_directory.to_json writes them
+                if value is None:  # NaN or infinite
                     undefined.setdefault((name[:_MOST_NAME], int(rank)), float(sample["seconds"]))
     return found, undefined, len(others)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tf4slurm.jobs.lost_job import is_lost, last_known
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.status import is_lost, last_known
 from tf4slurm.reports.advice import Advice, explain_failure, give_advice
 from tf4slurm.reports.curves import Curves, make_curves
 from tf4slurm.reports.resource_usage import JobNeeds, make_needs

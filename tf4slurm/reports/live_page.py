@@ -19,8 +19,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tf4slurm.jobs.lost_job import is_lost
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.status import is_lost
 from tf4slurm.reports.drawing import escape
 from tf4slurm.reports.job_summary import read_story
 from tf4slurm.reports.quantities import format_seconds

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -72,21 +72,26 @@ def ignores_signal(process_id: int, number: int) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1) and all(ignores_signal(child, number) for child in children)
 
 
-def own_identity() -> dict[str, str | int]:
-    """Return the `identity_of` this process."""
-    return identity_of(os.getpid())
+class ProcessIdentity(NamedTuple):
+    """What distinguishes a process from all others, also from later ones of the same id.
+
+    `started` is its start time in clock ticks since the host's boot; 0 if there is no such process.
+    """
+
+    host: str
+    process_id: int
+    started: int
 
 
-def identity_of(process_id: int) -> dict[str, str | int]:
-    """Return what distinguishes a process from all others, also from later ones of the same id: see `is_alive`."""
-    return {"host": os.uname().nodename, "id": process_id, "started": _start_ticks(process_id)}
+def identity_of(process_id: int) -> ProcessIdentity:
+    """Return the identity of a process of this host."""
+    return ProcessIdentity(os.uname().nodename, process_id, _start_ticks(process_id))
 
 
-def is_alive(identity: Mapping[str, str | int]) -> bool:
-    """Return whether the process of this `identity_of` runs on this host."""
-    same_host = identity.get("host") == os.uname().nodename
-    started = _start_ticks(int(identity.get("id", 0))) if same_host else 0
-    return bool(started) and started == identity.get("started")
+def is_alive(identity: ProcessIdentity) -> bool:
+    """Return whether this process runs on this host."""
+    started = _start_ticks(identity.process_id) if identity.host == os.uname().nodename else 0
+    return bool(started) and started == identity.started
 
 
 def _start_ticks(process_id: int) -> int:
