@@ -95,7 +95,7 @@ def test_a_star_import_loads_no_tensorflow() -> None:
 
 def test_importing_the_package_is_light() -> None:
     loaded = imported_by("import tf4slurm")
-    assert not loaded & {"tensorflow", "grpc", "asyncio", "click", "rich", "psutil"}
+    assert not loaded & {"tensorflow", "grpc", "asyncio", "click", "rich", "psutil", "jinja2"}
 
 
 def test_importing_the_room_shutdown_is_light() -> None:
@@ -106,7 +106,7 @@ def test_importing_the_room_shutdown_is_light() -> None:
 
 def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
     loaded = imported_by("import tf4slurm.agent.agent, tf4slurm.cli.task")
-    assert not loaded & {"tensorflow", "rich", "psutil", "tf4slurm.launch.launcher"}
+    assert not loaded & {"tensorflow", "rich", "psutil", "jinja2", "tf4slurm.launch.launcher"}
     assert not imported_by("import tf4slurm.agent.agent") & {"click", "cryptography"}
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from markupsafe import escape
 
 from tf4slurm.cli.script import script
 from tf4slurm.cli.settings import known_options
@@ -23,10 +24,8 @@ from tf4slurm.jobs.logs import LogReader, find_logs, merge
 from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.status import JobStatus, StatusReader
-from tf4slurm.reports.drawing import escape
-from tf4slurm.reports.file import make_file
-from tf4slurm.reports.job_summary import read_story
-from tf4slurm.reports.picture import make_picture
+from tf4slurm.reports.report import make_file, make_picture
+from tf4slurm.reports.summary import read_summary
 from tf4slurm.spec import JobSpec
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.options import Submission
@@ -147,11 +146,11 @@ class Job:
         """
         run = self._run()
         where = run.path / "report.html" if path is None else Path(path).absolute()
-        return run.write_report(make_file(read_story(run), where), where)
+        return run.write_report(make_file(read_summary(run), where), where)
 
     def plot(self) -> Picture:
         """Return timeline and curves, as a picture that a notebook shows."""
-        return Picture(make_picture(read_story(self._run())))
+        return Picture(make_picture(read_summary(self._run())))
 
     def __repr__(self) -> str:
         what = shlex.join(self._command) or "of before"

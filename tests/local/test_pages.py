@@ -18,9 +18,9 @@ from tests.jobs import ROLES, Job
 from tests.processes import wait_until
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import StatusFile
-from tf4slurm.reports.job_summary import read_story
 from tf4slurm.reports.live_page import serve_page
-from tf4slurm.reports.report import make_body, make_page, make_report, read_part
+from tf4slurm.reports.report import make_body, make_page, make_report, read_template
+from tf4slurm.reports.summary import read_summary
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 TRAINING, BAD, PAPER, DARK = (bytes.fromhex(colour) for colour in ("009e73", "b93a00", "ffffff", "12161d"))
@@ -37,13 +37,13 @@ for step in range(10**6):
 
 
 def write_page(run: Path, path: Path) -> str:
-    path.write_text(make_report(read_story(RunDirectory(run))), encoding="utf-8", errors="replace")
+    path.write_text(make_report(read_summary(RunDirectory(run))), encoding="utf-8", errors="replace")
     return path.as_uri()
 
 
 @contextmanager
 def served(run: RunDirectory) -> Iterator[tuple[str, list[str]]]:
-    """Serve the live page of a run; yield its address, and why it ended, once it has."""
+    """Serve the live page of a run; yield its URL, and a list that receives why serving ended."""
     addresses: list[str] = []
     ends: list[str] = []
     stop = threading.Event()
@@ -62,7 +62,7 @@ def served(run: RunDirectory) -> Iterator[tuple[str, list[str]]]:
         assert not thread.is_alive()
 
 
-def test_a_good_jobs_report(browser: Browser, tmp_path: Path) -> None:
+def test_report_of_a_completed_job(browser: Browser, tmp_path: Path) -> None:
     url = write_page(RUNS / "digits", tmp_path / "good.html")
     words = browser.words(url)
     assert words.startswith("Completed digits")
@@ -77,30 +77,30 @@ def test_a_good_jobs_report(browser: Browser, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_failed_jobs_report(browser: Browser, tmp_path: Path) -> None:
+def test_report_of_a_failed_job(browser: Browser, tmp_path: Path) -> None:
     url = write_page(RUNS / "broken", tmp_path / "broken.html")
     words = browser.words(url)
-    assert words.index("Why it failed") < words.index("ValueError: images of shape") < words.index("Timeline")
+    assert words.index("Why the job failed") < words.index("ValueError: images of shape") < words.index("Timeline")
     assert browser.colours(url)[BAD] > 500
 
 
 @pytest.mark.long
-def test_a_chart_is_read_under_the_pointer(browser: Browser, tmp_path: Path) -> None:
+def test_values_under_the_pointer_are_shown(browser: Browser, tmp_path: Path) -> None:
     hand = """
     const chart = document.querySelector("svg.chart"), frame = chart.getBoundingClientRect();
     const where = { bubbles: true, clientX: frame.left + frame.width * 0.8, clientY: frame.top + 20 };
     chart.dispatchEvent(new PointerEvent("pointermove", where));
     """
-    body = make_body(read_story(RunDirectory(RUNS / "digits")))
+    body = make_body(read_summary(RunDirectory(RUNS / "digits")))
     page = tmp_path / "pointed.html"
-    page.write_text(make_page("pointed", body, read_part("page.js") + hand))
+    page.write_text(make_page("pointed", body, read_template("page.js") + hand))
     dom = browser.dom(page.as_uri())
     (reading,) = re.findall(r'<span class="reading">([^<]+)</span>', dom)
     assert re.fullmatch(r"at 4[0-9.]+ s: chief/0 [0-9.]+", reading)
     assert dom.count('class="cursor axis"') == 1
 
 
-def test_what_a_job_says_runs_nowhere(browser: Browser, tmp_path: Path) -> None:
+def test_no_text_of_a_job_is_run_as_script(browser: Browser, tmp_path: Path) -> None:
     run = Path(shutil.copytree(RUNS / "broken", tmp_path / "run"))
     evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
     for name in ("job.json", "result.json"):
@@ -110,14 +110,14 @@ def test_what_a_job_says_runs_nowhere(browser: Browser, tmp_path: Path) -> None:
     dom = browser.dom(write_page(run, tmp_path / "evil.html"))
     assert "<title>run: failed</title>" in dom
     assert "&lt;script&gt;" in dom
-    planted = tmp_path / "planted.html"  # and if one got into the page, the browser is told not to run it
+    planted = tmp_path / "planted.html"  # even if markup got into the page, its policy forbids scripts
     planted.write_text((tmp_path / "evil.html").read_text().replace("<main>", f"<main>{evil}", 1))
     dom = browser.dom(planted.as_uri())
     assert "<img src" in dom
     assert "<title>run: failed</title>" in dom
 
 
-def test_the_live_page_updates_itself_and_ends_with_the_job(browser: Browser, job: Job, tmp_path: Path) -> None:
+def test_live_page_updates_itself_and_ends_with_the_job(browser: Browser, job: Job, tmp_path: Path) -> None:
     script, end = tmp_path / "reports.py", tmp_path / "end"
     script.write_text(REPORTS)
     job.start(*ROLES, command=(sys.executable, str(script), str(end)))
@@ -131,37 +131,37 @@ def test_the_live_page_updates_itself_and_ends_with_the_job(browser: Browser, jo
         return int(re.findall(r"<dt>step</dt><dd>([\d,]+)</dd>", dom)[0].replace(",", ""))
 
     with served(run) as (address, ends):
-        first = browser.dom(address, 40)  # a page that took long to make is asked for again after 30 s at most
+        first = browser.dom(address, 40)  # the page updates every 30 s at least
         assert int(re.findall(r'data-updates="(\d+)"', first)[0]) >= 2
         assert "Training</p>" in first
-        assert "Live: looked at" in first
+        assert "Live: updated at" in first
         assert wait_until(lambda: steps(browser.dom(address)) > steps(first), 30)
         assert browser.colours(address)[TRAINING] > 100
         end.touch()
         assert job.wait() == 0
-        words: list[str] = []  # the first look may still get the page that was made a moment ago
+        words: list[str] = []  # the first request may get the page made a moment ago
 
         def is_completed() -> bool:
             words.append(browser.words(address))
             return "Completed" in words[-1]
 
         assert wait_until(is_completed, 30), words
-        assert "The job has ended: this page stays as it is." in words[-1]
+        assert "The job has ended. This page is final." in words[-1]
         assert wait_until(lambda: ends == ["The job has ended."], 10)
 
 
-def test_a_loss_that_is_nan_is_named_in_the_report(job: Job, tmp_path: Path) -> None:
+def test_loss_that_is_nan_is_named(job: Job, tmp_path: Path) -> None:
     code, end = REPORTS.replace("1 / (step + 1)", "float('nan')"), tmp_path / "end"
     job.start("--ps", "0", "--workers", "0", command=(sys.executable, "-c", code, str(end)))
     assert wait_until(lambda: any("loss" in path.read_text() for path in tmp_path.rglob("samples.jsonl")), 30)
     end.touch()
     assert job.wait() == 0
     assert "loss of chief/0 was NaN or infinite, first after" in make_report(
-        read_story(RunDirectory(job.run_directory))
+        read_summary(RunDirectory(job.run_directory))
     )
 
 
-def test_the_launcher_writes_the_report_at_the_end(job: Job) -> None:
+def test_launcher_writes_the_report_at_the_end(job: Job) -> None:
     job.start(*ROLES)
     job.wait_for_child("worker-1")
     job.wait_for_child("ps-0")
@@ -169,5 +169,5 @@ def test_the_launcher_writes_the_report_at_the_end(job: Job) -> None:
     assert job.wait() == 3
     path = job.run_directory / "report.html"
     assert f"report: {path}\n" in job.stderr
-    assert "ps/0 on " in path.read_text().partition("Why it failed")[2]
+    assert "ps/0 on " in path.read_text().partition("Why the job failed")[2]
     assert path.stat().st_mode & 0o077 == 0

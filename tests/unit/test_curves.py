@@ -1,4 +1,4 @@
-"""Samples become curves: rates of counters, thinned out, whatever is missing."""
+"""Curves from samples: rates of counters, thinning, missing values; and their charts."""
 
 from __future__ import annotations
 
@@ -8,71 +8,72 @@ from typing import Any
 import pytest
 
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.reports.chart import Chart, draw_chart, make_lines
-from tf4slurm.reports.curves import MOST_POINTS, make_curves
+from tf4slurm.jobs.schema import Sample, from_json
+from tf4slurm.reports.charts import Chart, draw_chart, make_lines
+from tf4slurm.reports.curves import MAX_POINTS, make_curves
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 
 
-def sample(seconds: float, **columns: Any) -> dict[str, Any]:
-    return {"seconds": seconds, **columns}
+def sample(seconds: float, **columns: Any) -> Sample:
+    return from_json(Sample, {"seconds": seconds, **columns})
 
 
-def test_a_rate_goes_from_one_change_to_the_next() -> None:
+def test_rate_is_constant_between_changes() -> None:
     told = [0.0, 0.0, 5.0, 5.0, 5.0, 10.0]  # every 4 s or 6 s, sampled every 2 s
     curves = make_curves([sample(2 * number, cpu=[value]) for number, value in enumerate(told)], 1)
     assert curves.cores == [[None, 1.25, 1.25, *[pytest.approx(5 / 6)] * 3]]
 
 
-def test_a_counter_that_stands_still_is_a_rate_of_zero_after_a_while() -> None:
+def test_counter_without_change_has_rate_zero_after_a_timeout() -> None:
     curves = make_curves([sample(10 * number, step=[min(number, 2)], cpu=[1.0]) for number in range(6)], 1)
     assert curves.steps == [[None, 0.1, 0.1, 0.0, 0.0, None]]
     assert curves.cores == [[None, 0.0, 0.0, 0.0, 0.0, 0.0]]
 
 
-def test_a_counter_that_falls_began_anew() -> None:
+def test_counter_that_falls_was_restarted() -> None:
     moved = [10, 20, None, 4, 8]
     curves = make_curves([sample(10 * number, sent=[value]) for number, value in enumerate(moved)], 1)
     assert curves.sent == [[None, 1, None, None, 0.4]]
-    assert curves.totals == [(28, 0)]
+    assert curves.total_bytes == [(28, 0)]
 
 
-def test_of_many_samples_a_screen_full_is_drawn_and_the_rest_is_counted() -> None:
+def test_many_samples_are_thinned_out_and_counted() -> None:
     peak = [sample(number, memory=[9 if number == 501 else 1], step=[number]) for number in range(1000)]
     curves = make_curves(peak, 1)
-    assert len(curves.seconds) == 200 <= MOST_POINTS
+    assert len(curves.seconds) == 200 <= MAX_POINTS
     assert curves.seconds[-1] == 999
-    assert curves.left_out == (800, 0)
+    assert (curves.num_samples_left_out, curves.num_metrics_left_out) == (800, 0)
     assert set(curves.steps[0]) == {None, 1.0}
-    assert curves.peaks == [9]  # also one that is not drawn
+    assert curves.peak_memory == [9]  # also of samples that are not drawn
 
 
 def test_metrics_are_kept_by_name_and_rank() -> None:
     curves = make_curves([sample(1, metrics={"1": {"loss": 2.0}}), sample(2, metrics={"1": {"loss": 1.0, "n": 3}})], 2)
     assert curves.metrics == {"loss": {1: [2.0, 1.0]}, "n": {1: [None, 3]}}
     many = make_curves([sample(1, metrics={"0": {f"m{number}": 1.0 for number in range(100)}})], 1)
-    assert (len(many.metrics), many.left_out[1]) == (24, 76)
+    assert (len(many.metrics), many.num_metrics_left_out) == (24, 76)
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        {"memory": [1]},
+        from_json(Sample, {"memory": [1]}),
         sample(float("inf")),
         sample(3, memory="x", step=3, metrics=[1]),
         sample(3, memory=[None, "1", True], metrics={"x": {}, "7": {"a": 1}, "0": 3}),
         sample(3, memory=[10**400], metrics={"0": {"a": float("nan")}}),
     ],
 )
-def test_what_is_no_sample_makes_no_curve(line: dict[str, Any]) -> None:
+def test_damaged_sample_makes_no_curve(line: Sample) -> None:
     curves = make_curves([sample(1, memory=[5, 6]), line, sample(1, memory=[7, 7])], 2)
     assert [column[0] for column in curves.memory] == [5, 6]
     assert curves.seconds[:1] == [1]
     assert not any(value for by_rank in curves.metrics.values() for column in by_rank.values() for value in column)
 
 
-def test_a_real_job() -> None:
-    curves = make_curves(RunDirectory(RUNS / "digits").read_samples(), 4)
+def test_real_job() -> None:
+    curves = make_curves(RunDirectory(RUNS / "digits").read_lines(Sample), 4)
     chief = [rate for rate in curves.steps[0] if rate]
     assert 20 < min(chief) < max(chief) < 200
     assert all(0 <= (cores or 0) < 4 for column in curves.cores for cores in column)
@@ -80,14 +81,15 @@ def test_a_real_job() -> None:
     assert set(curves.metrics) == {"loss"}
 
 
-def test_many_tasks_of_a_role_are_one_line_with_what_lies_between() -> None:
+def test_many_tasks_of_a_role_are_one_line_with_a_range() -> None:
     names = [f"worker/{index}" for index in range(9)] + ["ps/0"]
     lines = make_lines(names, {rank: [float(rank), 1.0] for rank in range(10)})
     assert [line.name for line in lines] == ["9 workers (mean)", "ps/0"]
     assert (lines[0].values, lines[0].low, lines[0].high) == ([4, 1], [0, 1], [8, 1])
 
 
-def test_a_chart_of_nothing_is_nothing_and_of_one_value_a_dot() -> None:
-    assert draw_chart(Chart("t", "B", [1.0], make_lines(["ps/0"], {0: [None]}), 2)) == ""
-    assert "h0.01" in draw_chart(Chart("t", "B", [1.0, 2.0], make_lines(["ps/0"], {0: [None, 4.0]}), 2))
-    assert "h0.01" in draw_chart(Chart("t", "", [1.0], make_lines(["ps/0"], {0: [-1e300]}), 0))
+def test_single_value_is_drawn_as_a_dot() -> None:
+    assert make_lines(["ps/0"], {0: [None]}) == []
+    for unit, values in (("B", [None, 4.0]), ("", [-1e300, None])):
+        chart = Chart("t", unit, [1.0, 2.0], make_lines(["ps/0"], {0: values}), 2)
+        assert "h0.01" in draw_chart(chart).to_svg()

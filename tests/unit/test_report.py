@@ -1,4 +1,4 @@
-"""The report as text: what it says of real jobs, and that nothing a job says can break or change it."""
+"""The report of real jobs, and that no content of a run directory can break it or add markup."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from tests.png import count_colours
 from tf4slurm.cli.main import cli
 from tf4slurm.errors import MissingDependencyError, RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.reports.job_summary import read_story
-from tf4slurm.reports.picture import make_picture
-from tf4slurm.reports.report import make_report
+from tf4slurm.reports.report import make_picture, make_report
+from tf4slurm.reports.summary import read_summary
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 HOSTILE = "</script></title></style><script>evil()</script><img src=x onerror=evil()>\"'&\x00\u202e\ud800"
@@ -28,7 +27,7 @@ FILES = ("job.json", "status.json", "result.json", "events.jsonl", "samples.json
 
 
 class Page(HTMLParser):
-    """What a browser would make of a page: its elements, attributes and words."""
+    """The elements, attributes and words of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -46,7 +45,7 @@ class Page(HTMLParser):
 
 
 def page_of(path: Path) -> Page:
-    return Page(make_report(read_story(RunDirectory(path))))
+    return Page(make_report(read_summary(RunDirectory(path))))
 
 
 @pytest.fixture
@@ -55,20 +54,20 @@ def run(tmp_path: Path) -> Path:
     return Path(shutil.copytree(RUNS / "broken", tmp_path / "broken"))
 
 
-def test_a_good_job() -> None:
+def test_report_of_a_completed_job() -> None:
     words = page_of(RUNS / "digits").words
-    for said in ("Completed", "digits", "python train.py --epochs 150", "55 s", "1 chief, 1 ps, 2 workers", "3,303"):
-        assert said in words
-    for said in ("training", "restarting", "Steps per second", "Reported: loss", "Memory of each task"):
-        assert said in words
+    for expected in ("Completed", "digits", "python train.py --epochs 150", "55 s", "1 chief, 1 ps, 2 workers"):
+        assert expected in words
+    for expected in ("3,303", "training", "restarting", "Steps per second", "Reported metric: loss", "Memory per task"):
+        assert expected in words
     assert "worker/1: restarting for" in words
     assert "worker/1 was restarted once." in words
     assert "failed" not in words.replace("failed or lost", "")
 
 
-def test_a_failed_job_says_why_first() -> None:
+def test_report_of_a_failed_job_shows_the_reason_first() -> None:
     words = page_of(RUNS / "broken").words
-    cause, timeline = words.index("Why it failed"), words.index("Timeline")
+    cause, timeline = words.index("Why the job failed"), words.index("Timeline")
     block = words[cause:timeline]
     assert cause < timeline
     assert "chief/0 on laptop exited with code 1." in block
@@ -77,8 +76,8 @@ def test_a_failed_job_says_why_first() -> None:
     assert "chief-0.1.log" in block
 
 
-def test_a_page_needs_nothing_from_elsewhere() -> None:
-    text = make_report(read_story(RunDirectory(RUNS / "digits")))
+def test_page_loads_nothing() -> None:
+    text = make_report(read_summary(RunDirectory(RUNS / "digits")))
     page = Page(text)
     assert not {"link", "img", "iframe", "object"} & {*page.elements} - {"link"}
     assert not [value for name, value in page.attributes if name in ("src", "href", "xlink:href") and value != "data:,"]
@@ -87,7 +86,7 @@ def test_a_page_needs_nothing_from_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_cut_or_gone_costs_its_part_only(run: Path, name: str) -> None:
+def test_cut_or_missing_file_affects_only_its_part(run: Path, name: str) -> None:
     whole = (run / name).read_bytes()
     for length in (len(whole) * 2 // 3, len(whole) // 3, 1, 0):
         (run / name).write_bytes(whole[:length])
@@ -96,17 +95,17 @@ def test_a_file_that_is_cut_or_gone_costs_its_part_only(run: Path, name: str) ->
     assert "chief/0" in page_of(run).words
 
 
-def test_what_is_not_known_is_said(run: Path) -> None:
+def test_missing_files_are_named(run: Path) -> None:
     for name in FILES[2:4]:
         (run / name).unlink()
     words = page_of(run).words
-    assert "There is no events.jsonl" in words
-    assert "There is no result.json: the job still runs, or its launcher was killed; when it was last" in words
+    assert "events.jsonl is missing" in words
+    assert "result.json is missing: the job still runs, or its launcher was killed. The last recorded" in words
     empty = RunDirectory.create(run, "empty").path
-    assert "it left no word" in page_of(empty).words
+    assert "No phase was recorded." in page_of(empty).words
 
 
-def test_the_last_lines_come_from_the_log_where_the_agent_could_not_tell_them(run: Path) -> None:
+def test_last_lines_come_from_the_log_without_a_tail(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps({**result, "tail": [], "log": "/elsewhere/logs/chief-0.1.log"}))
     assert "ValueError: images" in page_of(run).words
@@ -114,7 +113,7 @@ def test_the_last_lines_come_from_the_log_where_the_agent_could_not_tell_them(ru
     assert "root:" not in page_of(run).words
 
 
-def test_nothing_that_a_job_says_becomes_markup(run: Path) -> None:
+def test_no_text_of_a_job_becomes_markup(run: Path) -> None:
     usual = page_of(run)
     for name in ("job.json", "result.json", "status.json"):
         content = json.loads((run / name).read_text())
@@ -136,14 +135,14 @@ def test_nothing_that_a_job_says_becomes_markup(run: Path) -> None:
     assert {*page.elements} <= {*usual.elements, "ul", "li"}
     assert page.elements.count("script") == usual.elements.count("script") == 1
     assert not [name for name, _ in page.attributes if name.startswith("on")]
-    text = make_report(read_story(RunDirectory(run)))
+    text = make_report(read_summary(RunDirectory(run)))
     assert "\x00" not in text
     assert "\u202e" not in text
     text.encode()  # no half of a surrogate pair
-    ElementTree.fromstring(make_picture(read_story(RunDirectory(run))))
+    ElementTree.fromstring(make_picture(read_summary(RunDirectory(run))))
 
 
-def test_no_damage_to_a_run_directory_keeps_the_report_from_being_made(run: Path) -> None:
+def test_damaged_run_directory_has_a_report(run: Path) -> None:
     chance = random.Random(5)
     values = ["null", "-1", "1e999", "[]", "{}", '"x"', "true", "9" * 400, "[[1]]", '{"a": []}', "NaN"]
     originals = {name: (run / name).read_text() for name in FILES}
@@ -153,49 +152,49 @@ def test_no_damage_to_a_run_directory_keeps_the_report_from_being_made(run: Path
             for _ in range(chance.choice((0, 1, 3, 30))):
                 pieces[chance.randrange(len(pieces))] = chance.choice(values)
             (run / name).write_text("".join(pieces))
-        assert make_report(read_story(RunDirectory(run))).endswith("</html>\n")
+        assert make_report(read_summary(RunDirectory(run))).endswith("</html>\n")
 
 
-def test_a_thousand_tasks_are_grouped_and_that_is_said(tmp_path: Path) -> None:
+def test_thousand_tasks_are_grouped(tmp_path: Path) -> None:
     run = write_large_run(tmp_path)
-    text = make_report(read_story(run))
+    text = make_report(read_summary(run))
     words = Page(text).words
-    assert "Of 1,000 tasks 20 have a row of their own" in words
-    assert re.search(r"drawn together by role.*Marks of \d+ of them are not shown", words)
-    assert "180 of 360 samples are not drawn" in words
-    assert "ps/0 carried" in words
+    assert "20 of 1,000 tasks, those with the most events, have a row of their own" in words
+    assert re.search(r"grouped by role.*Events of \d+ grouped tasks are only in events.jsonl", words)
+    assert "180 of 360 samples are drawn" in words
+    assert "ps/0 transferred" in words
     assert len(text) < 1_000_000
 
 
-def test_the_drawing_alone_is_an_svg_file() -> None:
-    root = ElementTree.fromstring(make_picture(read_story(RunDirectory(RUNS / "digits"))))
+def test_picture_is_an_svg_file() -> None:
+    root = ElementTree.fromstring(make_picture(read_summary(RunDirectory(RUNS / "digits"))))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert "Memory of each task" in "".join(root.itertext())
+    assert "Memory per task" in "".join(root.itertext())
     assert "var(" not in ElementTree.tostring(root, encoding="unicode")
 
 
-def test_a_png_has_the_bars_and_the_words(run: Path, tmp_path: Path) -> None:
+def test_png_has_bars_and_text(run: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / "life.png")], obj={}).exit_code == 0
     colours = count_colours(tmp_path / "life.png")
-    assert colours[bytes.fromhex("56b4e9")] > 1_000, "no bar of a task that imports"
-    assert colours[bytes.fromhex("1c2330")] > 500, "no ink, so no words"
+    assert colours[bytes.fromhex("56b4e9")] > 1_000, "no bar of the state importing"
+    assert colours[bytes.fromhex("1c2330")] > 500, "no text"
 
 
-def test_a_png_without_a_font_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tf4slurm.reports.file._FONTS", ("No Such Font",))
+def test_png_without_a_font_is_an_error(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tf4slurm.reports.report._FONTS", ("No Such Font",))
     refused = CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / "life.png")], obj={})
     assert isinstance(refused.exception, MissingDependencyError)
     assert not (tmp_path / "life.png").exists()
 
 
-def test_the_command_writes_and_prints_where(run: Path, tmp_path: Path) -> None:
-    said = CliRunner().invoke(cli, ["report", str(run)], obj={})
-    assert (said.exit_code, said.stdout) == (0, f"{run / 'report.html'}\n")
-    assert "Why it failed" in (run / "report.html").read_text()
+def test_command_writes_the_file_and_prints_its_path(run: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["report", str(run)], obj={})
+    assert (result.exit_code, result.stdout) == (0, f"{run / 'report.html'}\n")
+    assert "Why the job failed" in (run / "report.html").read_text()
     drawing = tmp_path / "life.svg"
     assert CliRunner().invoke(cli, ["report", str(run), "-o", str(drawing)], obj={}).exit_code == 0
     assert drawing.read_text().startswith("<svg ")
     refused = CliRunner().invoke(cli, ["report", str(run), "-o", "life.pdf"], obj={})
     assert isinstance(refused.exception, RunDirectoryError)
-    assert "which is not made here" in str(refused.exception)
+    assert "is no format of a report" in str(refused.exception)
     assert CliRunner().invoke(cli, ["report", str(run), "-o", "-"], obj={}).stdout.startswith("<!DOCTYPE html>")

@@ -1,4 +1,4 @@
-"""What the events tell of each task's life: tables of events, and the events of real jobs."""
+"""The timeline from tables of events, and from the events of real jobs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.reports.timeline import Mark, Span, Timeline, Wait, make_timeline
+from tf4slurm.jobs.schema import Event, from_json
+from tf4slurm.reports.timeline import Span, Timeline, TimelineEvent, Wait, make_timeline
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 
 
-def event(seconds: float, kind: str, task: str | None = None, text: str = "") -> dict[str, Any]:
-    return {"time": 1000 + seconds, "seconds": seconds, "kind": kind, "task": task, "text": text}
+def event(seconds: float, kind: str, task: str | None = None, text: str = "") -> Event:
+    return Event(1000 + seconds, float(seconds), kind, task, text)
 
 
 def spans_of(timeline: Timeline, name: str) -> list[tuple[str, float, float]]:
-    (life,) = [task for task in timeline.tasks if task.name == name]
-    return [(span.state, span.start, span.end) for span in life.spans]
+    (task,) = [each for each in timeline.tasks if each.name == name]
+    return [(span.state, span.start, span.end) for span in task.spans]
 
 
 FORMED = [
@@ -38,7 +39,7 @@ FORMED = [
 TRAINED = [*FORMED, event(20, "first_step", "chief/0")]
 
 
-def test_a_life_from_start_to_leave() -> None:
+def test_states_from_start_to_termination() -> None:
     ended = [
         event(30, "exited", "chief/0", "exited with code 0"),
         event(30, "outcome"),
@@ -58,27 +59,27 @@ def test_a_life_from_start_to_leave() -> None:
         ("training", 20, 30),
         ("terminating", 30, 34),
     ]
-    assert (timeline.training_at, timeline.end) == (20, 34)
+    assert (timeline.first_step_at, timeline.end) == (20, 34)
     assert timeline.states == ("starting", "importing", "waiting", "training", "terminating")
 
 
-def test_who_came_last_was_waited_for_by_all() -> None:
+def test_all_waited_for_the_last_task() -> None:
     barrier = event(25, "barrier", "worker/0", "worker/0 came last to barrier 'a': b': the first had waited 12.5 s")
     timeline = make_timeline([*TRAINED, barrier])
     assert timeline.waits == (
         Wait(6, 4.5, "worker/0", "to register"),
-        Wait(14, 3, "chief/0", "to import and serve"),
+        Wait(14, 3, "chief/0", "to start its TensorFlow server"),
         Wait(25, 12.5, "worker/0", "at barrier 'a': b'"),
     )
 
 
-def test_without_reported_steps_nobody_says_waiting_or_training() -> None:
+def test_without_reported_steps_tasks_are_running() -> None:
     timeline = make_timeline(FORMED, end=30)
     assert spans_of(timeline, "ps/0") == [("starting", 0, 8), ("importing", 8, 10), ("running", 10, 30)]
-    assert timeline.training_at is None
+    assert timeline.first_step_at is None
 
 
-def test_a_restart_in_place_is_seen_and_told() -> None:
+def test_restart_in_place() -> None:
     again = [
         event(25, "exited", "worker/0", "worker/0 on n1 was killed by signal 9 (SIGKILL)"),
         event(25, "restarting", "worker/0", "restart 1 in place"),
@@ -92,10 +93,13 @@ def test_a_restart_in_place_is_seen_and_told() -> None:
         ("importing", 27, 29),
         ("training", 29, 40),
     ]
-    assert [(mark.kind, mark.is_bad) for mark in timeline.tasks[-1].marks] == [("exited", True), ("restarting", False)]
+    assert [(event.kind, event.is_failure) for event in timeline.tasks[-1].events] == [
+        ("exited", True),
+        ("restarting", False),
+    ]
 
 
-def test_a_new_attempt_starts_all_again() -> None:
+def test_new_attempt_starts_all_tasks_again() -> None:
     anew = [
         event(24, "exited", "ps/0", "exited with code 1"),
         event(24, "attempt", None, "attempt 2 of 2"),
@@ -110,17 +114,17 @@ def test_a_new_attempt_starts_all_again() -> None:
         ("importing", 29, 31),
         ("training", 31, 40),
     ]
-    assert timeline.marks == (Mark(24, "attempt", "attempt 2 of 2", is_bad=True),)
+    assert timeline.events == (TimelineEvent(24, "attempt", "attempt 2 of 2", is_failure=True),)
 
 
-def test_what_slurm_knows_of_the_queue_comes_before() -> None:
+def test_time_in_the_queue_comes_first() -> None:
     timeline = make_timeline(TRAINED, queued=(-60, -2))
     assert timeline.start == -60
     assert spans_of(timeline, "ps/0")[:2] == [("queued", -60, -2), ("starting", -2, 0)]
     assert make_timeline(TRAINED, queued=(-0.2, 0)).start == 0
 
 
-def test_ranks_that_have_no_role_yet_are_the_tasks_of_these_ranks() -> None:
+def test_event_of_a_rank_belongs_to_its_task() -> None:
     timeline = make_timeline(
         [event(1, "registered", "rank 1"), event(3, "started", "worker/0")], ["chief/0", "worker/0"], 5
     )
@@ -139,19 +143,20 @@ def test_ranks_that_have_no_role_yet_are_the_tasks_of_these_ranks() -> None:
         {"seconds": 1, "kind": "registered"},
     ],
 )
-def test_what_is_no_event_is_passed_over(line: dict[str, Any]) -> None:
-    assert make_timeline([line, *TRAINED]) == make_timeline(TRAINED)
+def test_damaged_event_is_ignored(line: dict[str, Any]) -> None:
+    damaged = from_json(Event, line)
+    assert make_timeline([damaged, *TRAINED]) == make_timeline(TRAINED)
 
 
-def test_no_events_are_an_empty_timeline() -> None:
+def test_timeline_without_events_is_empty() -> None:
     assert make_timeline([]) == Timeline(0.0, 0.0, (), (), (), None)
     assert make_timeline([], ["ps/0"], 3).tasks[0].spans == [Span("starting", 0.0, 3)]
 
 
-def test_a_real_job_whose_worker_was_killed() -> None:
-    timeline = make_timeline(RunDirectory(RUNS / "digits").read_events())
+def test_real_job_whose_worker_was_killed() -> None:
+    timeline = make_timeline(RunDirectory(RUNS / "digits").read_lines(Event))
     states = [state for state, _, _ in spans_of(timeline, "worker/1")]
     restarted = ["importing", "training", "terminating"]
     assert states == ["starting", "importing", "waiting", "training", "restarting", *restarted]
-    assert timeline.training_at == pytest.approx(21, abs=0.1)
-    assert [mark.kind for mark in timeline.marks] == ["outcome"]
+    assert timeline.first_step_at == pytest.approx(21, abs=0.1)
+    assert [event.kind for event in timeline.events] == ["outcome"]

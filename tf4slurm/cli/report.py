@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from tf4slurm.jobs.registry import find_run
-from tf4slurm.reports.file import make_file
-from tf4slurm.reports.job_summary import read_story
+from tf4slurm.reports.report import make_file
+from tf4slurm.reports.summary import read_summary
 
 
 @click.command()
@@ -30,7 +30,7 @@ def report(environ: dict[str, str], /, job: str | None, output: Path | None, is_
     sent to somebody as it is.
     """
     run = find_run(job, environ)
-    content = make_file(read_story(run), output or "report.html")
+    content = make_file(read_summary(run), output or "report.html")
     if output == Path("-"):
         click.echo(content, nl=False)
         return

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import stat
 from collections.abc import Mapping
@@ -221,26 +220,6 @@ class RunDirectory:
                 total += path.stat().st_size
         return total
 
-    # For reports/, until it uses the schema.
-
-    def read_job(self) -> dict[str, Any] | None:
-        return _read_json(self.path / "job.json")
-
-    def read_slurm(self) -> dict[str, Any] | None:
-        return _read_json(self.path / "slurm.json")
-
-    def read_result(self) -> dict[str, Any] | None:
-        return _read_json(self.path / "result.json")
-
-    def read_status(self) -> dict[str, Any] | None:
-        return _read_json(self.path / "status.json")
-
-    def read_events(self) -> list[dict[str, Any]]:
-        return _read_lines(self.events)
-
-    def read_samples(self) -> list[dict[str, Any]]:
-        return _read_lines(self.path / "samples.jsonl")
-
 
 def _reserve_result(path: Path) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
@@ -276,25 +255,6 @@ def _write(path: Path, content: bytes) -> None:
         draft.replace(path)
     except OSError as error:
         raise _cannot_write(path, error) from error
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    result = []
-    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with contextlib.suppress(ValueError):
-                content = json.loads(line)
-                if isinstance(content, dict):
-                    result.append(content)
-    return result
 
 
 def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:

@@ -342,10 +342,10 @@ class Launcher:
         try:
             if self._run_directory.size_of_record() > _CHEAP_REPORT_BYTES:
                 return None
-            from tf4slurm.reports.job_summary import read_story
             from tf4slurm.reports.report import make_report
+            from tf4slurm.reports.summary import read_summary
 
-            report = make_report(read_story(self._run_directory)).encode("utf-8", "replace")
+            report = make_report(read_summary(self._run_directory)).encode("utf-8", "replace")
             return self._run_directory.write_report(report)
         except Exception as error:  # whatever it is: a picture must not cost the job its exit code
             logger.warning("there is no report.html: %s: %s", type(error).__name__, error)

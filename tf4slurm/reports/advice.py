@@ -1,6 +1,6 @@
-"""What a job's numbers say could be done better, and what a failure means, in words: pure.
+"""Recommendations from a job's measurements, and explanations of its failure.
 
-Each piece of advice rests on numbers that it names; where too little was measured there is none.
+Each recommendation names the numbers it is based on. Too few measurements give none.
 """
 
 from __future__ import annotations
@@ -9,194 +9,196 @@ import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tf4slurm.agent.log_tail import explain
-from tf4slurm.reports.quantities import format_bytes, format_number, format_seconds
-from tf4slurm.reports.resource_usage import JobNeeds, TaskNeeds
+from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST
+from tf4slurm.jobs.schema import ResultFile
+from tf4slurm.reports.formatting import format_bytes, format_number, format_seconds
+from tf4slurm.reports.summary import JobUsage, TaskUsage
 from tf4slurm.reports.timeline import Timeline
+from tf4slurm.slurm.job import SlurmGrant
 
-_FEWEST_SAMPLES = 5
-_WAIT_SECONDS = 30.0
-_IDLE_END_SECONDS = 20.0
-_WAIT_SHARE = 0.1
-_HEAVY_PS = 1.5  # times its fair share of the bytes
-_BUSY_PS, _IDLE_WORKER = 0.8, 0.4  # cores
-_MUCH_MEMORY, _MANY_CORES = 4.0, 2.0  # given over used
-_SLOW_WORKER = 0.7  # of the median
+_MIN_SAMPLES = 5
+_LONG_WAIT_SECONDS = 30.0
+_LONG_END_SECONDS = 20.0
+_LONG_SHARE = 0.1  # of the job's duration
+_UNEVEN_PS_FACTOR = 1.5  # times an even share of the bytes
+_BUSY_PS_CORES, _IDLE_WORKER_CORES = 0.8, 0.4
+_EXCESS_MEMORY, _EXCESS_CORES = 4.0, 2.0  # allocated / used
+_SLOW_WORKER_FACTOR = 0.7  # of the median
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing that could be better: what was seen, with its numbers, and what to do."""
+    """What was measured, and what the user can do about it."""
 
-    seen: str
-    todo: str
+    finding: str
+    action: str
 
 
 def give_advice(
-    needs: JobNeeds, timeline: Timeline, undefined: Mapping[tuple[str, int], float] | None = None
+    usage: JobUsage, timeline: Timeline, not_finite: Mapping[tuple[str, int], float] | None = None
 ) -> list[Advice]:
-    """Return what is worth telling, the weightiest first; `undefined` is that of the job's curves."""
-    found = [*_of_waits(needs, timeline), *_of_restarts(timeline)]
-    if needs.samples >= _FEWEST_SAMPLES:
-        found = [
-            *_of_ps(needs),
-            *_of_waiting_workers(needs),
-            *_of_unequal_workers(needs),
-            *_of_grant(needs),
-            *_of_end(needs),
-            *found,
-        ]
-    found = [*_of_undefined(undefined or {}, needs), *found]
-    if timeline.training_at is None and any(task.spans for task in timeline.tasks):
-        found.append(
-            Advice(
-                "No task reported its steps, so this report cannot tell waiting from training, nor how fast it was.",
-                "Call tf4slurm.report(step=step, loss=loss) in the training loop.",
-            )
-        )
-    return found
+    """Return the recommendations, the most important first; `not_finite` is that of `Curves`."""
+    return [
+        *_metrics_not_finite(not_finite or {}, usage),
+        *(_from_samples(usage) if usage.num_samples >= _MIN_SAMPLES else ()),
+        *_longest_wait(usage, timeline),
+        *_restarts(timeline),
+        *_steps_not_reported(timeline),
+    ]
 
 
-def explain_failure(result: Mapping[str, Any], grant: Mapping[str, Any]) -> list[str]:
-    """Return what the end of a failed job means, and what to look at next, in sentences."""
-    code, cause = result.get("exit_code"), result.get("cause")
-    tail = [str(each) for each in result.get("tail") or ()]
-    tasks = result.get("tasks") or ()
-    ends = [task.get("returncode") for task in tasks if isinstance(task, dict) and task.get("task") == cause]
-    returncode = ends[0] if ends else None
-    words = "\n".join(tail)
-    said = explain(tail)
+def explain_failure(result: ResultFile, allocation: SlurmGrant) -> list[str]:
+    """Return what the end of a failed job means and what to check next, in sentences."""
+    code, tail = result.exit_code, list(result.tail)
+    cause = next((task for task in result.tasks if task.task == result.cause), None)
+    returncode = cause.returncode if cause is not None else None
+    sentences = explain(tail)
+    if re.search(r"^Traceback|^\w*(Error|Exception)\b", "\n".join(tail), re.MULTILINE):
+        sentences.insert(0, "The script raised an exception: the last line names it, the lines above show where.")
     if returncode == -9:
-        memory = grant.get("memory_bytes")
-        had = f" The job had {format_bytes(memory)} on all its nodes together." if type(memory) is int else ""
-        said.append(
-            "SIGKILL ends a process at once, without a word. Most often the host ran out of memory, or the job passed "
-            f"its limit: look at the curve of memory before the end.{had} Else somebody, or the scheduler, killed it."
+        memory = allocation.memory_bytes
+        limit = f" The job had {format_bytes(memory)} on all its nodes together." if memory is not None else ""
+        sentences.append(
+            "SIGKILL gives a process no time to print an error. Most often the host ran out of memory or the job "
+            f"exceeded its memory limit: check the memory chart before the end.{limit} Otherwise a person or Slurm "
+            "killed it."
         )
     elif returncode in (-11, -6, -7, -4):
-        said.append("The process crashed inside a compiled library, not in Python. Run it with PYTHONFAULTHANDLER=1.")
-    elif code == 6 and any(task.get("starts") for task in tasks if isinstance(task, dict)):
-        said.append("The scripts ran, but not as one cluster: see the reason above.")
-    elif code == 6:
-        said.append("The cluster never formed, so training has not begun. What is missing stands in the reason above.")
-    elif isinstance(code, int) and code > 128 and not cause:
-        said.append("The job did not fail by itself: it was asked to stop, by a person, a time limit or preemption.")
-    elif code == 7 and not said:
-        said.append("A task was lost or stood still, and had no chance to say why. Look at its host, and at its log.")
-    if tail and re.search(r"^Traceback|^\w*(Error|Exception)\b", words, re.MULTILINE):
-        said.insert(0, "The script raised an exception: its last line says which, the lines above it where.")
-    if result.get("collateral"):
-        said.append("What ended after the cause followed from it, and needs no repair of its own.")
-    return said
+        sentences.append("The process crashed in a compiled library, not in Python. Set PYTHONFAULTHANDLER=1.")
+    elif code == EXIT_NOT_FORMED and any(task.starts for task in result.tasks):
+        sentences.append("The scripts ran, but not as one cluster: see the reason above.")
+    elif code == EXIT_NOT_FORMED:
+        sentences.append("The cluster did not form, so training did not start. The reason above names what is missing.")
+    elif code > 128 and not result.cause:
+        sentences.append("The job did not fail: a person, a time limit or preemption requested the stop.")
+    elif code == EXIT_TASK_LOST and not sentences:
+        sentences.append("A task was lost or stalled before it could report a reason. Check its host and its log.")
+    if result.collateral:
+        sentences.append("The other tasks failed because of the cause. They need no fix of their own.")
+    return sentences
 
 
-def _of_ps(needs: JobNeeds) -> Iterator[Advice]:
-    ps, moved = needs.of_role("ps"), sum(task.bytes_moved for task in needs.of_role("ps"))
+def _from_samples(usage: JobUsage) -> Iterator[Advice]:
+    yield from _uneven_ps(usage)
+    yield from _workers_waiting_for_ps(usage)
+    yield from _unequal_workers(usage)
+    yield from _excess_allocation(usage)
+    yield from _long_end(usage)
+
+
+def _uneven_ps(usage: JobUsage) -> Iterator[Advice]:
+    ps, moved = usage.of_role("ps"), sum(task.bytes_moved for task in usage.of_role("ps"))
     if len(ps) < 2 or moved < 1e6:
         return
-    heaviest = max(ps, key=lambda task: task.bytes_moved)
-    share = heaviest.bytes_moved / moved
-    if share >= _HEAVY_PS / len(ps):
+    busiest = max(ps, key=lambda task: task.bytes_moved)
+    share = busiest.bytes_moved / moved
+    if share >= _UNEVEN_PS_FACTOR / len(ps):
         yield Advice(
-            f"{heaviest.name} carried {share:.0%} of the bytes of {len(ps)} ps: {format_bytes(heaviest.bytes_moved)} "
-            f"of {format_bytes(moved)}; an even share is {1 / len(ps):.0%}.",
-            "A large variable lies there. Split it with a variable_partitioner (Keras 3 layers cannot), or take fewer "
-            "ps.",
+            f"{busiest.name} transferred {share:.0%} of the bytes of {len(ps)} ps: {format_bytes(busiest.bytes_moved)} "
+            f"of {format_bytes(moved)}. An even share is {1 / len(ps):.0%}.",
+            "It holds a large variable. Split the variable with a variable_partitioner (not possible for Keras 3 "
+            "layers), or use fewer ps.",
         )
 
 
-def _of_waiting_workers(needs: JobNeeds) -> Iterator[Advice]:
-    workers = [task.cores for task in needs.of_role("worker") if task.cores is not None]
-    ps = [task for task in needs.of_role("ps") if task.cores is not None]
+def _workers_waiting_for_ps(usage: JobUsage) -> Iterator[Advice]:
+    workers = [task.cores for task in usage.of_role("worker") if task.cores is not None]
+    ps = {task.cores: task.name for task in usage.of_role("ps") if task.cores is not None}
     if not workers or not ps:
         return
-    busiest = max(ps, key=lambda task: task.cores or 0.0)
-    middle = statistics.median(workers)
-    if (busiest.cores or 0.0) >= _BUSY_PS and middle <= _IDLE_WORKER:
+    busiest, median = max(ps), statistics.median(workers)
+    if busiest >= _BUSY_PS_CORES and median <= _IDLE_WORKER_CORES:
         yield Advice(
-            f"The workers look as if they wait for the ps: {busiest.name} used {format_number(busiest.cores or 0)} "
-            f"cores, the workers {format_number(middle)} each.",
-            "Take more ps, larger batches, or several steps per scheduled function.",
+            f"The workers probably wait for the ps: {ps[busiest]} used {format_number(busiest)} cores, the workers "
+            f"{format_number(median)} each.",
+            "Use more ps, larger batches, or several steps per scheduled function.",
         )
 
 
-def _of_unequal_workers(needs: JobNeeds) -> Iterator[Advice]:
-    measures: tuple[tuple[str, Callable[[TaskNeeds], float | None]], ...] = (
-        ("steps per second", lambda task: task.steps),
+def _unequal_workers(usage: JobUsage) -> Iterator[Advice]:
+    measures: tuple[tuple[str, Callable[[TaskUsage], float | None]], ...] = (
+        ("steps per second", lambda task: task.steps_per_second),
         ("cores in use", lambda task: task.cores),
     )
     for unit, measure in measures:
-        values = {task.name: value for task in needs.of_role("worker") if (value := measure(task)) is not None}
+        values = {task.name: value for task in usage.of_role("worker") if (value := measure(task)) is not None}
         if len(values) < 2:
             continue
-        middle = statistics.median_high(values.values())
-        slow = sorted((value, name) for name, value in values.items() if value < _SLOW_WORKER * middle)
-        if slow and middle > 0.05:
+        median = statistics.median_high(values.values())
+        slow = sorted((value, name) for name, value in values.items() if value < _SLOW_WORKER_FACTOR * median)
+        if slow and median > 0.05:
             others = f" and {len(slow) - 1} more" if len(slow) > 1 else ""
             yield Advice(
                 f"The workers are unequal: {slow[0][1]}{others} had {format_number(slow[0][0])} {unit}, the median is "
-                f"{format_number(middle)}.",
-                "In synchronous training all wait for the slowest. Look at its host: other load, other processor.",
+                f"{format_number(median)}.",
+                "In synchronous training all workers wait for the slowest. Check its host for other load or a slower "
+                "processor.",
             )
         return
 
 
-def _of_grant(needs: JobNeeds) -> Iterator[Advice]:
-    memory, cpus = needs.given_memory_bytes, needs.given_cpus
-    if memory and needs.memory_bytes and memory >= _MUCH_MEMORY * needs.memory_bytes:
+def _excess_allocation(usage: JobUsage) -> Iterator[Advice]:
+    memory, cpus = usage.allocated_memory_bytes, usage.allocated_cpus
+    if memory and usage.memory_bytes and memory >= _EXCESS_MEMORY * usage.memory_bytes:
         yield Advice(
-            f"{format_bytes(memory)} of memory were given, {format_bytes(needs.memory_bytes)} used at most: "
-            f"{format_number(memory / needs.memory_bytes)} times what was needed.",
-            f"Ask for about {format_bytes(1.5 * needs.memory_bytes)} in all: a smaller job starts sooner.",
+            f"{format_bytes(memory)} of memory were allocated, at most {format_bytes(usage.memory_bytes)} used: "
+            f"{format_number(memory / usage.memory_bytes)} times the peak.",
+            f"Request about {format_bytes(1.5 * usage.memory_bytes)} in total: smaller jobs start sooner.",
         )
-    if cpus and needs.cores and cpus >= _MANY_CORES * needs.cores and cpus > 1.5 * len(needs.tasks):
+    if cpus and usage.cores and cpus >= _EXCESS_CORES * usage.cores and cpus > 1.5 * len(usage.tasks):
         yield Advice(
-            f"{cpus:,} cores were given, {format_number(needs.cores)} were busy on average.",
-            "Ask for fewer with --cpus-per-task, or let TensorFlow's input pipeline use them (tf.data.AUTOTUNE).",
+            f"{cpus:,} cores were allocated, {format_number(usage.cores)} were in use on average.",
+            "Request fewer with --cpus-per-task, or use them in TensorFlow's input pipeline (tf.data.AUTOTUNE).",
         )
 
 
-def _of_waits(needs: JobNeeds, timeline: Timeline) -> Iterator[Advice]:
+def _long_end(usage: JobUsage) -> Iterator[Advice]:
+    seconds = usage.seconds_after_last_step
+    if seconds is not None and seconds >= max(_LONG_END_SECONDS, _LONG_SHARE * usage.seconds):
+        yield Advice(
+            f"The job ran for {format_seconds(seconds)} after the last reported step, {seconds / usage.seconds:.0%} of "
+            "its duration.",
+            "Check what the script does then: evaluation, saving, or waiting at its exit.",
+        )
+
+
+def _longest_wait(usage: JobUsage, timeline: Timeline) -> Iterator[Advice]:
     longest = max(timeline.waits, key=lambda wait: wait.seconds, default=None)
-    if longest and longest.seconds >= max(_WAIT_SECONDS, _WAIT_SHARE * needs.seconds):
+    if longest and longest.seconds >= max(_LONG_WAIT_SECONDS, _LONG_SHARE * usage.seconds):
         yield Advice(
-            f"All others waited {format_seconds(longest.seconds)} for {longest.task} {longest.what}, "
-            f"{longest.seconds / max(needs.seconds, 1e-9):.0%} of the job's time.",
-            "Look at its host: a slow file system (Python packages load from it), or another load.",
+            f"All other tasks waited {format_seconds(longest.seconds)} for {longest.task} {longest.what}, "
+            f"{longest.seconds / max(usage.seconds, 1e-9):.0%} of the job's duration.",
+            "Check its host for other load or a slow file system: importing Python packages reads many files.",
         )
 
 
-def _of_end(needs: JobNeeds) -> Iterator[Advice]:
-    idle = needs.idle_end_seconds
-    if idle is not None and idle >= max(_IDLE_END_SECONDS, _WAIT_SHARE * needs.seconds):
+def _metrics_not_finite(not_finite: Mapping[tuple[str, int], float], usage: JobUsage) -> Iterator[Advice]:
+    for (name, rank), seconds in sorted(not_finite.items(), key=lambda item: item[1])[:1]:
+        others = f", as were {len(not_finite) - 1} more of its metrics and tasks" if len(not_finite) > 1 else ""
         yield Advice(
-            f"The job went on for {format_seconds(idle)} after the last reported step, {idle / needs.seconds:.0%} of "
-            "its time.",
-            "Look at what the script does then: evaluating, saving, or waiting for something at its exit.",
-        )
-
-
-def _of_undefined(undefined: Mapping[tuple[str, int], float], needs: JobNeeds) -> Iterator[Advice]:
-    for (name, rank), seconds in sorted(undefined.items(), key=lambda each: each[1])[:1]:
-        others = f", as {len(undefined) - 1} more of its metrics and tasks were" if len(undefined) > 1 else ""
-        yield Advice(
-            f"{name} of {needs.tasks[rank].name} was NaN or infinite, first after {format_seconds(seconds)}{others}.",
-            "Training has most likely diverged, whatever its exit code: lower the learning rate, clip gradients, or "
+            f"{name} of {usage.tasks[rank].name} was NaN or infinite, first after {format_seconds(seconds)}{others}.",
+            "Training has most likely diverged, whatever the exit code: lower the learning rate, clip gradients, or "
             "find the first bad operation with tf.debugging.enable_check_numerics().",
         )
 
 
-def _of_restarts(timeline: Timeline) -> Iterator[Advice]:
-    restarts = {task.name: sum(mark.kind == "restarting" for mark in task.marks) for task in timeline.tasks}
-    often = {name: count for name, count in restarts.items() if count}
-    if often:
-        name = max(often, key=lambda each: often[each])
-        total = sum(often.values())
+def _restarts(timeline: Timeline) -> Iterator[Advice]:
+    restarts = {task.name: sum(event.kind == "restarting" for event in task.events) for task in timeline.tasks}
+    total = sum(restarts.values())
+    if total:
+        name = max(restarts, key=lambda each: restarts[each])
+        finding = f"{total} restarts in place, {restarts[name]} of them of {name}."
         yield Advice(
-            f"{total} restarts in place, {often[name]} of them of {name}."
-            if total > 1
-            else f"{name} was restarted once.",
-            "What it printed before each end stands in its log.",
+            finding if total > 1 else f"{name} was restarted once.",
+            "Its logs contain what it printed before each exit.",
+        )
+
+
+def _steps_not_reported(timeline: Timeline) -> Iterator[Advice]:
+    if timeline.first_step_at is None and any(task.spans for task in timeline.tasks):
+        yield Advice(
+            "No task reported its steps, so the report shows neither waiting and training apart, nor steps per second.",
+            "Call tf4slurm.report(step=step, loss=loss) in the training loop.",
         )

@@ -1,37 +1,39 @@
-"""What each task used and reached over time, from the lines of samples.jsonl: pure.
+"""What each task used and reported over time, from the samples of the job.
 
-Of a counter (steps, processor time, bytes) the curve is its rate, from one change of the counter to the next: agents
-tell it less often than samples are taken. A counter that falls began anew: the child was started again. Of more samples
-than a screen can show, every nth is taken, and rates are those over the longer stretch.
+The curve of a counter (steps, processor seconds, bytes) is its rate from one change to the next, because agents report
+it less often than samples are taken. A counter that falls belongs to a restarted script. Of more samples than a chart
+can show, every nth is used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-MOST_POINTS = 240
-_STEP_PATIENCE = 20.0  # seconds without a change after which a counter counts as standing still
-_USAGE_PATIENCE = 6.0  # agents look every 5 s
-_MOST_METRICS = 24
-_LARGEST = 1e100
-_MOST_NAME = 80  # characters
+from tf4slurm.jobs.schema import Sample
+
+MAX_POINTS = 240
+_STEPS_TIMEOUT_SECONDS = 20.0  # a counter that has not changed for this long has the rate 0
+_USAGE_TIMEOUT_SECONDS = 6.0  # agents measure every 5 s
+_MAX_METRICS = 24
+_MAX_NAME_LENGTH = 80
 
 Values = list[float | None]
+"""One value per time; None where nothing was measured."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves of all tasks: one list per rank, one value per time; None where nothing is known.
+    """The curves of all tasks: a list with `Values` for each rank.
 
     Attributes:
-        seconds: Of the samples, since the job's start.
-        metrics: What scripts reported: by the metric's name, then by rank.
-        totals: Of each rank: bytes sent and received in all its starts.
-        undefined: When a metric was first NaN or infinite, in seconds, by the metric's name and rank.
-        left_out: How many samples, and names of metrics, are not in these curves.
+        seconds: The times of all curves, since the start of the job.
+        metrics: Reported metrics by name and rank.
+        total_bytes: Bytes sent and received of each rank, over all its starts.
+        peak_memory: The largest memory in bytes of each rank, over all samples.
+        not_finite: By a metric's name and rank: when it was first NaN or infinite, in seconds.
+        num_samples_left_out, num_metrics_left_out: What these curves do not contain.
     """
 
     seconds: list[float]
@@ -41,83 +43,77 @@ class Curves:
     sent: list[Values]
     received: list[Values]
     metrics: dict[str, dict[int, Values]]
-    undefined: dict[tuple[str, int], float]
-    totals: list[tuple[float, float]]
-    peaks: list[float]
-    left_out: tuple[int, int]
+    total_bytes: list[tuple[float, float]]
+    peak_memory: list[float]
+    not_finite: dict[tuple[str, int], float]
+    num_samples_left_out: int
+    num_metrics_left_out: int
 
 
-def make_curves(samples: Sequence[Mapping[str, Any]], num_tasks: int) -> Curves:
-    """Make the curves; samples that are not in the order of time, and values that are no numbers, are passed over."""
-    good: list[Mapping[str, Any]] = []
+def make_curves(samples: Iterable[Sample], num_tasks: int) -> Curves:
+    """Return the curves of these samples; samples without a time or out of order are ignored."""
+    valid: list[tuple[float, Sample]] = []
     for sample in samples:
-        at = _number(sample.get("seconds"))
-        if at is not None and (not good or at > good[-1]["seconds"]):
-            good.append(sample)
-    stride = max(1, math.ceil(len(good) / MOST_POINTS))
-    shown = good[::-1][::stride][::-1]  # the last one is among them
-    seconds = [float(sample["seconds"]) for sample in shown]
+        if sample.seconds is not None and (not valid or sample.seconds > valid[-1][0]):
+            valid.append((sample.seconds, sample))
+    stride = max(1, math.ceil(len(valid) / MAX_POINTS))
+    shown = [sample for _, sample in valid][::-1][::stride][::-1]  # contains the last sample
+    seconds = [at for at, _ in valid][::-1][::stride][::-1]
 
-    def columns(name: str, of: Sequence[Mapping[str, Any]]) -> list[Values]:
-        rows = [sample.get(name) for sample in of]
-        lists = [row if isinstance(row, list) else [] for row in rows]
-        whole = all(len(row) == num_tasks for row in lists)
-        padded = lists if whole else [(row + [None] * num_tasks)[:num_tasks] for row in lists]
-        return [[_number(value) for value in column] for column in zip(*padded, strict=True)] or _nothing(num_tasks)
+    def columns(rows: Iterable[Sequence[float | None]]) -> list[Values]:
+        return _columns([*rows], num_tasks)
 
-    sent, received = columns("sent", shown), columns("received", shown)
-    metrics, undefined, unnamed = _metrics(shown, num_tasks)
-    all_memory = columns("memory", good) if stride > 1 else None
-    memory = columns("memory", shown)
+    def rates(counters: list[Values], timeout: float = _USAGE_TIMEOUT_SECONDS) -> list[Values]:
+        return [_rate(counter, seconds, timeout) for counter in counters]
+
+    sent, received = columns(each.sent for each in shown), columns(each.received for each in shown)
+    metrics, not_finite, unnamed = _metrics(seconds, shown, num_tasks)
     return Curves(
         seconds=seconds,
-        steps=[_rate(column, seconds, _STEP_PATIENCE) for column in columns("step", shown)],
-        memory=memory,
-        cores=[_rate(column, seconds, _USAGE_PATIENCE) for column in columns("cpu", shown)],
-        sent=[_rate(column, seconds, _USAGE_PATIENCE) for column in sent],
-        received=[_rate(column, seconds, _USAGE_PATIENCE) for column in received],
+        steps=rates(columns(each.step for each in shown), _STEPS_TIMEOUT_SECONDS),
+        memory=columns(each.memory for each in shown),
+        cores=rates(columns(each.cpu for each in shown)),
+        sent=rates(sent),
+        received=rates(received),
         metrics=metrics,
-        undefined=undefined,
-        totals=[(_total(out), _total(into)) for out, into in zip(sent, received, strict=True)],
-        peaks=[max(filter(None, column), default=0.0) for column in all_memory or memory],
-        left_out=(len(good) - len(shown), unnamed),
+        total_bytes=[(_total(out), _total(into)) for out, into in zip(sent, received, strict=True)],
+        peak_memory=[max(measured(column), default=0.0) for column in columns(each.memory for _, each in valid)],
+        not_finite=not_finite,
+        num_samples_left_out=len(valid) - len(shown),
+        num_metrics_left_out=unnamed,
     )
 
 
-def known(values: Sequence[float | None]) -> list[float]:
-    """Return the values that are known."""
+def measured(values: Sequence[float | None]) -> list[float]:
+    """Return the values that are not None."""
     return [value for value in values if value is not None]
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of what is known; None if nothing is."""
-    found = known(values)
+    found = measured(values)
     return sum(found) / len(found) if found else None
 
 
-def over_tasks(columns: Sequence[Values], combine: Callable[[list[float]], float]) -> Values:
-    """Combine the values of several tasks at each time; None where no task has one."""
-    return [combine(found) if (found := known(row)) else None for row in zip(*columns, strict=True)]
+def combine(columns: Sequence[Values], function: Callable[[list[float]], float]) -> Values:
+    """Return the function of all tasks' values at each time; None where no task has a value."""
+    return [function(found) if (found := measured(row)) else None for row in zip(*columns, strict=True)]
 
 
-def _nothing(num_tasks: int) -> list[Values]:
-    return [[] for _ in range(num_tasks)]
+def _columns(rows: Sequence[Sequence[float | None]], num_tasks: int) -> list[Values]:
+    """Turn rows of one time into columns of one task; missing values are None."""
+    padded = [row if len(row) == num_tasks else (*row, *[None] * num_tasks)[:num_tasks] for row in rows]
+    return [list(column) for column in zip(*padded, strict=True)] or [[] for _ in range(num_tasks)]
 
 
-def _number(value: Any) -> float | None:
-    is_number = type(value) is int or type(value) is float
-    return value if is_number and abs(value) < _LARGEST else None  # not so NaN, and whole numbers of 400 digits
-
-
-def _rate(column: Values, seconds: list[float], patience: float) -> Values:
-    """Return the rise per second, the same from one change to the next; None before the first, and after a fall."""
+def _rate(column: Values, seconds: list[float], timeout: float) -> Values:
+    """Return the increase per second between changes of a counter; None before the first and after a restart."""
     result: Values = [None] * len(column)
     first: int | None = None
     for number, value in enumerate(column):
         before = None if first is None else column[first]
         if value is None or before is None or first is None or value < before:
             first = None if value is None else number
-        elif value > before or seconds[number] - seconds[first] >= patience:
+        elif value > before or seconds[number] - seconds[first] >= timeout:
             rate = (value - before) / (seconds[number] - seconds[first])
             result[first + 1 : number + 1] = [rate] * (number - first)
             first = number
@@ -125,31 +121,32 @@ def _rate(column: Values, seconds: list[float], patience: float) -> Values:
 
 
 def _total(column: Values) -> float:
-    """Return what a counter has counted, over all its beginnings."""
+    """Return the sum of a counter over all starts of its script."""
     total = last = 0.0
-    for value in known(column):
+    for value in measured(column):
         total += value - last if value >= last else value
         last = value
     return total
 
 
 def _metrics(
-    samples: Sequence[Mapping[str, Any]], num_tasks: int
+    seconds: Sequence[float], samples: Sequence[Sample], num_tasks: int
 ) -> tuple[dict[str, dict[int, Values]], dict[tuple[str, int], float], int]:
-    found: dict[str, dict[int, Values]] = {}
-    undefined: dict[tuple[str, int], float] = {}
+    """Return the metrics by name and rank, when they were first not finite, and the number of metrics left out."""
+    metrics: dict[str, dict[int, Values]] = {}
+    not_finite: dict[tuple[str, int], float] = {}
     others: set[str] = set()
     for number, sample in enumerate(samples):
-        by_rank = sample.get("metrics")
-        for rank, values in by_rank.items() if isinstance(by_rank, dict) else ():
-            if not (rank.isdecimal() and int(rank) < num_tasks and isinstance(values, dict)):
+        for rank, values in sample.metrics.items():
+            if not (rank.isdecimal() and int(rank) < num_tasks):
                 continue
             for name, value in values.items():
-                if name[:_MOST_NAME] not in found and len(found) >= _MOST_METRICS:
+                name = name[:_MAX_NAME_LENGTH]
+                if name not in metrics and len(metrics) >= _MAX_METRICS:
                     others.add(name)
                     continue
-                curves = found.setdefault(name[:_MOST_NAME], {})
-                curves.setdefault(int(rank), [None] * len(samples))[number] = _number(value)
-                if value is None:  # NaN or infinite
-                    undefined.setdefault((name[:_MOST_NAME], int(rank)), float(sample["seconds"]))
-    return found, undefined, len(others)
+                by_rank = metrics.setdefault(name, {})
+                by_rank.setdefault(int(rank), [None] * len(samples))[number] = value
+                if value is None:
+                    not_finite.setdefault((name, int(rank)), seconds[number])
+    return metrics, not_finite, len(others)

@@ -1,140 +1,158 @@
-"""The timeline of a job, drawn: one row per task, or of many tasks of a role, one band that tells how many do what."""
+"""The timeline as a drawing: a row per task, or for many tasks of a role a band with the share of tasks per state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
-from tf4slurm.reports.drawing import Scale, box, line, path, svg, symbol, text
-from tf4slurm.reports.quantities import format_seconds, format_tick, time_ticks
-from tf4slurm.reports.timeline import Mark, TaskLife, Timeline
+from markupsafe import Markup
+
+from tf4slurm.reports.formatting import format_seconds, format_tick, time_ticks
+from tf4slurm.reports.svg import Drawing, Scale, element, line, mark, outline, text
+from tf4slurm.reports.timeline import TaskTimeline, Timeline, TimelineEvent
 
 WIDTH = 1100
-MOST_ROWS = 40
+_MAX_ROWS = 40
 _LEFT, _RIGHT, _TOP = 104, 16, 46
-_ROW, _BAR, _BAND = 19, 13, 72
+_ROW, _BAR, _BAND, _BAND_GAP = 19, 13, 72, 22
 _BINS = 240
-_MARK_PIXELS = 9  # two marks of a kind that are nearer become one
-_SYMBOLS = {
-    "restarting": "turn",
-    "disconnected": "gap",
-    "reconnected": "end",
-    "not_restarted": "end",
-    "exited_early": "gap",
-    "exited": "end",
+_MARK_PIXELS = 9  # of two marks of the same kind that are nearer, the second is not drawn
+_MARKS = {"restarting": "triangle", "disconnected": "diamond", "exited_early": "diamond"}
+_LABELS = {
+    "attempt": "new attempt",
+    "stopping": "stop request",
+    "grace_period_over": "grace period over",
+    "outcome": "outcome",
 }
-_LABELS = {"attempt": "new attempt", "stopping": "stop asked", "grace_period_over": "grace over", "outcome": "outcome"}
 
 
-def draw_timeline(timeline: Timeline, start: float, end: float, cause: str | None = None) -> tuple[str, str]:
-    """Draw what lies between two times (seconds); return the SVG, and what of it was drawn together, in a sentence."""
-    alone, together, said = _choose_rows(timeline.tasks, cause)
+def draw_timeline(timeline: Timeline, start: float, end: float, cause: str | None = None) -> Drawing:
+    """Draw the time from `start` to `end` (seconds); the name of the task `cause` is highlighted."""
+    rows, bands = choose_rows(timeline.tasks, cause)
     scale = Scale(start, max(end, start + 0.001), _LEFT, WIDTH - _RIGHT)
-    height = _TOP + len(alone) * _ROW + sum(_BAND + 22 for _ in together) + 10
-    parts = _axis(scale, height)
+    height = _TOP + len(rows) * _ROW + len(bands) * (_BAND + _BAND_GAP) + 10
+    parts = [*_draw_axis(scale, height)]
     y = _TOP
-    for life in alone:
-        parts.append(_row(life, scale, y, is_cause=life.name == cause))
+    for task in rows:
+        parts.append(_draw_row(task, scale, y, is_cause=task.name == cause))
         y += _ROW
-    for role, lives in together.items():
-        parts.append(_band(role, lives, timeline.states, scale, y + 10))
-        y += _BAND + 22
-    parts += _job_marks(timeline.marks, scale, height)
-    return svg(WIDTH, height, f"Timeline of {len(timeline.tasks)} tasks", parts, ' class="timeline"'), said
+    for role, tasks in bands.items():
+        parts += _draw_band(role, tasks, timeline.states, scale, y + 10)
+        y += _BAND + _BAND_GAP
+    parts += _draw_job_events(timeline.events, scale, height)
+    return Drawing(WIDTH, height, f"Timeline of {len(timeline.tasks)} tasks", parts)
 
 
-def _choose_rows(tasks: Sequence[TaskLife], cause: str | None) -> tuple[list[TaskLife], dict[str, list[TaskLife]], str]:
-    """Return those that get a row of their own, the others by role, and what was done with whom."""
-    if len(tasks) <= MOST_ROWS:
-        return list(tasks), {}, ""
-    roles: dict[str, list[TaskLife]] = {}
-    for life in tasks:
-        roles.setdefault(life.role, []).append(life)
-    few = {role for role, lives in roles.items() if len(lives) <= 4}
+def choose_rows(
+    tasks: Sequence[TaskTimeline], cause: str | None
+) -> tuple[list[TaskTimeline], dict[str, list[TaskTimeline]]]:
+    """Return the tasks with a row of their own, and the others by role.
 
-    def weight(life: TaskLife) -> tuple[bool, bool, int, int]:
-        return life.name == cause, life.role in few, sum(mark.is_bad for mark in life.marks), len(life.marks)
+    Of many tasks the cause, the tasks of small roles, and those with the most failures and events have rows.
+    """
+    by_role: dict[str, list[TaskTimeline]] = {}
+    for task in tasks:
+        by_role.setdefault(task.role, []).append(task)
+    if len(tasks) <= _MAX_ROWS:
+        return list(tasks), {}
 
-    ranked = sorted(tasks, key=weight, reverse=True)[: MOST_ROWS // 2]
-    chosen = {id(life) for life in ranked if any(weight(life))}
-    alone = [life for life in tasks if id(life) in chosen]
-    together = {
-        role: rest for role, lives in roles.items() if (rest := [life for life in lives if id(life) not in chosen])
-    }
-    eventful = sum(bool(life.marks) and id(life) not in chosen for life in tasks)
-    said = (
-        f"Of {len(tasks):,} tasks {len(alone)} have a row of their own: those to which most happened. The other "
-        f"{len(tasks) - len(alone):,} are drawn together by role: the height of a colour is the share of tasks. "
+    def priority(task: TaskTimeline) -> tuple[bool, bool, int, int]:
+        failures = sum(event.is_failure for event in task.events)
+        return task.name == cause, len(by_role[task.role]) <= 4, failures, len(task.events)
+
+    ranked = sorted(tasks, key=priority, reverse=True)[: _MAX_ROWS // 2]
+    chosen = {task.name for task in ranked if any(priority(task))}
+    others = {role: [task for task in each if task.name not in chosen] for role, each in by_role.items()}
+    return [task for task in tasks if task.name in chosen], {role: each for role, each in others.items() if each}
+
+
+def describe_grouping(tasks: Sequence[TaskTimeline], cause: str | None) -> str:
+    """Return a note about the tasks and events that the drawing does not show one by one; empty if it shows all."""
+    rows, bands = choose_rows(tasks, cause)
+    if not bands:
+        return ""
+    grouped = [task for each in bands.values() for task in each]
+    note = (
+        f"{len(rows)} of {len(tasks):,} tasks, those with the most events, have a row of their own. The other "
+        f"{len(grouped):,} are grouped by role: the height of a color is the share of tasks in that state."
     )
-    if eventful:
-        said += f"Marks of {eventful:,} of them are not shown; events.jsonl has all."
-    return alone, together, said
+    with_events = sum(bool(task.events) for task in grouped)
+    return f"{note} Events of {with_events:,} grouped tasks are only in events.jsonl." if with_events else note
 
 
-def _axis(scale: Scale, height: float) -> list[str]:
+def _draw_axis(scale: Scale, height: float) -> Iterator[Markup]:
     ticks = time_ticks(scale.low, scale.high, 9)
     step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
-    parts = []
     for tick in ticks:
         x = scale(tick)
+        yield line(x, _TOP - 8, x, height, "grid")
         anchor = "end" if x > WIDTH - _RIGHT - 20 else "middle"
-        parts += [line(x, _TOP - 8, x, height, "grid"), text(x, _TOP - 13, format_tick(tick, step), "tick", anchor)]
-    return parts
+        yield text(x, _TOP - 13, format_tick(tick, step), "tick", anchor)
 
 
-def _row(life: TaskLife, scale: Scale, y: float, *, is_cause: bool) -> str:
+def _draw_row(task: TaskTimeline, scale: Scale, y: float, *, is_cause: bool) -> Markup:
     middle = y + _ROW / 2
-    parts = [text(_LEFT - 10, middle + 4, life.name[:15], "name bad" if is_cause else "name", "end")]
-    for span in life.spans:
+    parts = [text(_LEFT - 10, middle + 4, task.name[:15], "name bad" if is_cause else "name", "end")]
+    for span in task.spans:
         if span.end >= scale.low and span.start <= scale.high:
-            x, until = scale(span.start), scale(span.end)
-            what = f"{life.name}: {span.state} for {format_seconds(span.end - span.start)}"
-            title = f"{what}, from {format_seconds(span.start)} to {format_seconds(span.end)}"
-            parts.append(box(x, middle - _BAR / 2, max(until - x, 0.8), _BAR, f"s-{span.state}", title))
+            x, end = scale(span.start), scale(span.end)
+            times = f"from {format_seconds(span.start)} to {format_seconds(span.end)}"
+            title = f"{task.name}: {span.state} for {format_seconds(span.end - span.start)}, {times}"
+            box = {"x": x, "y": middle - _BAR / 2, "width": max(end - x, 0.8), "height": _BAR}
+            parts.append(element("rect", element("title", title), class_=f"s-{span.state}", **box))
+    return element("g", *parts, *_draw_events(task.events, scale, middle), class_="row")
+
+
+def _draw_events(events: Sequence[TimelineEvent], scale: Scale, y: float) -> Iterator[Markup]:
+    """Draw the marks of a task's events; a mark that would cover one of another kind is drawn beside it."""
     last: dict[str, float] = {}
-    for mark in life.marks:
-        kind = "cross" if mark.is_bad else _SYMBOLS.get(mark.kind, "end")
-        x = scale(mark.seconds)
-        if scale.holds(mark.seconds) and x - last.get(kind, -_MARK_PIXELS) >= _MARK_PIXELS:
-            x = min(max(x, *(at + _MARK_PIXELS for at in last.values()), x), scale.end)  # beside what is there
-            last[kind] = x
-            parts.append(symbol(x, middle, kind, f"{format_seconds(mark.seconds)}: {mark.text}"))
-    return f'<g class="row">{"".join(parts)}</g>'
+    for event in events:
+        kind = "cross" if event.is_failure else _MARKS.get(event.kind, "square")
+        x = scale(event.seconds)
+        if scale.contains(event.seconds) and x - last.get(kind, -_MARK_PIXELS) >= _MARK_PIXELS:
+            last[kind] = x = min(max([x, *(at + _MARK_PIXELS for at in last.values())]), scale.end)
+            yield mark(x, y, kind, f"{format_seconds(event.seconds)}: {event.text}")
 
 
-def _band(role: str, lives: Sequence[TaskLife], states: Sequence[str], scale: Scale, y: float) -> str:
-    """Stack, from below, the shares of tasks in each state."""
+def _draw_band(
+    role: str, tasks: Sequence[TaskTimeline], states: Sequence[str], scale: Scale, y: float
+) -> Iterator[Markup]:
+    """Draw the shares of tasks in each state as stacked areas, the last state at the bottom."""
+    yield text(_LEFT - 10, y + _BAND / 2, role, "name", "end")
+    yield text(_LEFT - 10, y + _BAND / 2 + 14, f"{len(tasks):,} tasks", "tick", "end")
     step = (scale.high - scale.low) / _BINS
-    counts = {state: [0] * (_BINS + 1) for state in states}
-    for life in lives:
-        for span in life.spans:
-            first = max(0, int((span.start - scale.low) / step + 0.5))
-            last = min(_BINS, int((span.end - scale.low) / step + 0.5))
-            if first < last:
-                counts[span.state][first] += 1
-                counts[span.state][last] -= 1
-    base = [0.0] * _BINS
-    parts = [text(_LEFT - 10, y + _BAND / 2, role, "name", "end")]
-    parts.append(text(_LEFT - 10, y + _BAND / 2 + 14, f"{len(lives):,} tasks", "tick", "end"))
-    xs = [scale(scale.low + (number + 0.5) * step) for number in range(_BINS)]
-    xs[0], xs[-1] = scale.start, scale.end
+    xs = [scale.start, *(scale(scale.low + (number + 0.5) * step) for number in range(1, _BINS - 1)), scale.end]
+    bottom = [0.0] * _BINS
     for state in reversed(states):
-        number, top = 0, []
-        for position in range(_BINS):
-            number += counts[state][position]
-            top.append(base[position] + number / len(lives))
-        if top != base:
-            upper = [(x, y + _BAND * (1 - share)) for x, share in zip(xs, top, strict=True)]
-            lower = [(x, y + _BAND * (1 - share)) for x, share in zip(xs, base, strict=True)]
-            outline = _thin(upper) + _thin(lower)[::-1]
-            title = f"<title>{role}: {state}, up to {max(a - b for a, b in zip(top, base, strict=True)):.0%}</title>"
-            parts.append(f'<path class="s-{state}" d="{path(outline, closed=True)}">{title}</path>')
-        base = top
-    parts.append(f'<path class="frame" d="M{scale.start:g} {y:g}H{scale.end:g}V{y + _BAND:g}H{scale.start:g}Z"/>')
-    return "".join(parts)
+        shares = _share_of_tasks(tasks, state, scale.low, step)
+        if any(shares):
+            top = [below + share for below, share in zip(bottom, shares, strict=True)]
+            upper, lower = (
+                _thin_out([(x, y + _BAND * (1 - share)) for x, share in zip(xs, edge, strict=True)])
+                for edge in (top, bottom)
+            )
+            title = element("title", f"{role}: {state}, up to {max(shares):.0%}")
+            yield element("path", title, class_=f"s-{state}", d=outline(upper + lower[::-1], is_closed=True))
+            bottom = top
+    corners = [(scale.start, y), (scale.end, y), (scale.end, y + _BAND), (scale.start, y + _BAND)]
+    yield element("path", class_="frame", d=outline(corners, is_closed=True))
 
 
-def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Leave out the points in the middle of a level line."""
+def _share_of_tasks(tasks: Sequence[TaskTimeline], state: str, low: float, step: float) -> list[float]:
+    """Return the share of tasks in this state for each of the time bins."""
+    changes = [0] * (_BINS + 1)
+    for task in tasks:
+        for span in task.spans:
+            first = max(0, int((span.start - low) / step + 0.5))
+            last = min(_BINS, int((span.end - low) / step + 0.5))
+            if span.state == state and first < last:
+                changes[first] += 1
+                changes[last] -= 1
+    return [count / len(tasks) for count in itertools.accumulate(changes[:-1])]
+
+
+def _thin_out(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Leave out the inner points of horizontal lines."""
     rounded = [(x, round(y, 1)) for x, y in points]
     ends = (0, len(rounded) - 1)
     return [
@@ -144,18 +162,16 @@ def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     ]
 
 
-def _job_marks(marks: Sequence[Mark], scale: Scale, height: float) -> list[str]:
-    parts: list[str] = []
+def _draw_job_events(events: Sequence[TimelineEvent], scale: Scale, height: float) -> Iterator[Markup]:
+    """Draw a vertical line for each event of the whole job, with a label where there is space."""
     free_from = 0.0
-    for mark in marks:
-        if mark.kind not in _LABELS or not scale.holds(mark.seconds):
+    for event in events:
+        if event.kind not in _LABELS or not scale.contains(event.seconds):
             continue
-        x = scale(mark.seconds)
-        parts.append(f'<path class="moment" d="M{x:g} {_TOP - 8:g}V{height:g}"/>')
-        label = _LABELS[mark.kind]
-        width = 6.2 * len(label)
-        at = min(max(x - width / 2, _LEFT), WIDTH - _RIGHT - width)
-        if at >= free_from:
-            parts.append(text(at, 13, label, "moment-name"))
-            free_from = at + width + 8
-    return parts
+        x = scale(event.seconds)
+        yield line(x, _TOP - 8, x, height, "moment")
+        width = 6.2 * len(_LABELS[event.kind])
+        label_x = min(max(x - width / 2, _LEFT), WIDTH - _RIGHT - width)
+        if label_x >= free_from:
+            yield text(label_x, 13, _LABELS[event.kind], "moment-name")
+            free_from = label_x + width + 8

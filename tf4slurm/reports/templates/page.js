@@ -1,4 +1,4 @@
-// Reads a chart under the pointer: the values of its lines at the nearest sample, above it.
+// Shows above a chart the values of its lines at the sample nearest to the pointer.
 document.addEventListener("pointermove", (event) => {
   const chart = event.target.closest ? event.target.closest("svg.chart") : null;
   for (const other of document.querySelectorAll(".cursor")) other.remove();

@@ -1,4 +1,4 @@
-"""Who gets the live page, and who does not."""
+"""The live page: access control, slow clients, and when serving ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.processes import wait_until
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.reports import live_page as web
+from tf4slurm.reports import live_page
 from tf4slurm.reports.live_page import serve_page
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
@@ -64,7 +64,7 @@ def served(run: Path) -> Iterator[Served]:
     assert not page.thread.is_alive()
 
 
-def test_the_address_gets_the_page_and_nobody_keeps_it(served: Served) -> None:
+def test_url_serves_the_page_uncached(served: Served) -> None:
     code, headers, text = served.get(served.path)
     assert code == 200
     assert headers["Cache-Control"] == "no-store"
@@ -77,7 +77,7 @@ def test_the_address_gets_the_page_and_nobody_keeps_it(served: Served) -> None:
     assert json.loads(content)["ended"] is False
 
 
-def test_any_other_address_is_refused(served: Served) -> None:
+def test_other_path_is_refused(served: Served) -> None:
     token = served.path.strip("/")
     assert len(token) >= 43  # 256 bits
     wrong = (
@@ -99,22 +99,22 @@ def test_any_other_address_is_refused(served: Served) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "localhost@x"]
 )
-def test_another_host_name_is_refused(served: Served, host: str) -> None:
+def test_foreign_host_name_is_refused(served: Served, host: str) -> None:
     assert served.get(served.path, host)[0] == 403
 
 
 @pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "[::1]:9"])
-def test_a_tunnel_with_another_port_is_let_in(served: Served, host: str) -> None:
+def test_tunnel_with_another_port_is_accepted(served: Served, host: str) -> None:
     assert served.get(served.path, host)[0] == 200
 
 
-def test_it_listens_on_loopback_only(served: Served) -> None:
+def test_server_listens_on_loopback_only(served: Served) -> None:
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", served.port), timeout=5)
 
 
-def test_those_who_say_nothing_do_not_keep_others_out_for_ever(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web._Handler, "timeout", 0.5)
+def test_silent_clients_do_not_block_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_page._Handler, "timeout", 0.5)
     silent = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(40)]
 
     def is_served() -> bool:
@@ -158,7 +158,7 @@ class SlowClients:
 
 
 @pytest.mark.parametrize("count", [16, 200])
-def test_slow_clients_do_not_keep_the_user_out(served: Served, count: int) -> None:
+def test_slow_clients_do_not_block_the_user(served: Served, count: int) -> None:
     slow = SlowClients(served.port, count)
     try:
         for _ in range(5):
@@ -168,7 +168,7 @@ def test_slow_clients_do_not_keep_the_user_out(served: Served, count: int) -> No
 
 
 def test_slow_request_is_closed_after_its_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "_REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(live_page, "_REQUEST_SECONDS", 1.0)
     slow = SlowClients(served.port, 3)
     try:
         assert wait_until(lambda: slow.closed == 3, 10)
@@ -177,15 +177,15 @@ def test_slow_request_is_closed_after_its_deadline(served: Served, monkeypatch: 
         slow.close()
 
 
-def test_it_ends_once_the_end_was_seen(served: Served, run: Path) -> None:
+def test_serving_ends_after_the_end_was_fetched(served: Served, run: Path) -> None:
     shutil.copy(RUNS / "digits" / "result.json", run)
     assert wait_until(lambda: json.loads(served.get(served.path + "content")[2])["ended"], 10, 0.5)
     assert wait_until(lambda: served.ends == ["The job has ended."], 10)
 
 
-def test_a_browser_that_asks_seldom_has_time_to_see_the_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "_LAST_LOOK_SECONDS", 0)
-    monkeypatch.setattr(web, "_SHORTEST_SECONDS", 30)
+def test_browser_that_rarely_updates_can_fetch_the_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_page, "_LAST_REQUEST_SECONDS", 0)
+    monkeypatch.setattr(live_page, "_MIN_UPDATE_SECONDS", 30)
     page = Served(run)
     page.get(f"{page.path}content")
     shutil.copy(RUNS / "digits" / "result.json", run)
@@ -194,15 +194,15 @@ def test_a_browser_that_asks_seldom_has_time_to_see_the_end(run: Path, monkeypat
     page.thread.join()
 
 
-def test_it_ends_when_nothing_is_written_any_more(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "_SILENCE_SECONDS", 1.0)
+def test_serving_ends_when_the_launcher_is_lost(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_page, "_STATUS_TIMEOUT_SECONDS", 1.0)
     page = Served(run)
     assert wait_until(lambda: bool(page.ends), 10)
-    assert "its launcher is gone" in page.ends[0]
+    assert "The launcher is lost" in page.ends[0]
 
 
-def test_a_run_directory_that_goes_away_is_no_end_of_the_server(served: Served, run: Path) -> None:
+def test_deleted_run_directory_does_not_stop_the_server(served: Served, run: Path) -> None:
     shutil.rmtree(run)
     code, _, text = served.get(served.path)
     assert code == 200
-    assert "There is no result.json" in text
+    assert "result.json is missing" in text

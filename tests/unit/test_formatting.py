@@ -1,16 +1,16 @@
-"""Numbers as people read them."""
+"""Numbers, durations, bytes and axis ticks as text."""
 
 from __future__ import annotations
 
 import pytest
 
-from tf4slurm.reports.quantities import (
+from tf4slurm.reports.formatting import (
     format_bytes,
     format_count,
     format_number,
     format_seconds,
     format_tick,
-    nice_ticks,
+    number_ticks,
     time_ticks,
 )
 
@@ -65,11 +65,11 @@ def test_counts() -> None:
 
 
 def test_ticks_are_round_and_few() -> None:
-    assert nice_ticks(0, 0.9, 5) == [0, 0.25, 0.5, 0.75]
-    assert nice_ticks(-3, 7, 5) == [-2.5, 0, 2.5, 5]
+    assert number_ticks(0, 0.9, 5) == [0, 0.25, 0.5, 0.75]
+    assert number_ticks(-3, 7, 5) == [-2.5, 0, 2.5, 5]
     assert time_ticks(0, 55, 9) == [0, 10, 20, 30, 40, 50]
     assert time_ticks(-600, 3600, 9) == [-600, 0, 600, 1200, 1800, 2400, 3000, 3600]
     assert [format_tick(at, 600) for at in (-600, 0, 7200)] == ["-10 min", "0 min", "2:00 h"]
     for high in (1e-9, 1.0, 1e6, 1e14, 1e300):
-        assert 1 <= len(nice_ticks(0, high, 5)) <= 12
+        assert 1 <= len(number_ticks(0, high, 5)) <= 12
         assert 1 <= len(time_ticks(0, high, 9)) <= 101

@@ -1,0 +1,176 @@
+"""Charts of steps, metrics, memory, processors and network traffic over time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from tf4slurm.reports.curves import Values, combine, mean, measured
+from tf4slurm.reports.formatting import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_tick,
+    number_ticks,
+    time_ticks,
+)
+from tf4slurm.reports.summary import JobSummary
+from tf4slurm.reports.svg import Drawing, Scale, element, line, outline, text
+
+WIDTH, HEIGHT = 540, 190
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 24
+_MAX_LINES_PER_ROLE = 6
+_DASHES = ("", "6 3", "2 3", "9 3 2 3", "1 2", "12 4")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart; its role chooses the color, `dash` the dashes; `low` and `high` bound a shaded band."""
+
+    name: str
+    role: str
+    dash: int
+    values: Values
+    low: Values | None = None
+    high: Values | None = None
+
+    @property
+    def mean(self) -> float | None:
+        return mean(self.values)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over time from 0 to `end` seconds; `unit` is "B", "B/s", or empty for plain numbers."""
+
+    title: str
+    unit: str
+    seconds: Sequence[float]
+    lines: Sequence[Line]
+    end: float
+
+    def format(self, value: float) -> str:
+        return format_bytes(value) + self.unit[1:] if self.unit.startswith("B") else format_number(value)
+
+    @property
+    def data(self) -> str:
+        """The values as JSON, from which page.js shows those under the pointer."""
+        data = {
+            "x": [round(at, 1) for at in self.seconds],
+            "left": _LEFT,
+            "right": WIDTH - _RIGHT,
+            "end": self.end,
+            "lines": [[each.name, [None if v is None else self.format(v) for v in each.values]] for each in self.lines],
+        }
+        return json.dumps(data, separators=(",", ":"))
+
+
+def make_charts(summary: JobSummary) -> list[Chart]:
+    """Return the charts of a job that have values: training progress first, then resources."""
+    curves, end = summary.curves, summary.timeline.end
+
+    def chart(title: str, unit: str, columns: Mapping[int, Values], names: Sequence[str] = summary.names) -> Chart:
+        return Chart(title, unit, curves.seconds, make_lines(names, columns), end)
+
+    roles = summary.usage.roles
+    charts = [
+        chart("Steps per second", "", dict(enumerate(curves.steps))),
+        *(chart(f"Reported metric: {name}", "", by_rank) for name, by_rank in curves.metrics.items()),
+        chart("Memory per task", "B", dict(enumerate(curves.memory))),
+        chart("Processor cores used per task", "", dict(enumerate(curves.cores))),
+        chart("Bytes sent per second, by role", "B/s", _sum_by_role(summary, curves.sent), roles),
+        chart("Bytes received per second, by role", "B/s", _sum_by_role(summary, curves.received), roles),
+    ]
+    return [each for each in charts if each.lines]
+
+
+def make_lines(names: Sequence[str], columns: Mapping[int, Values]) -> list[Line]:
+    """Return a line per column that has values; one line with the mean and range for a role of many tasks."""
+    ranks_by_role: dict[str, list[int]] = {}
+    for rank, column in columns.items():
+        if measured(column):
+            ranks_by_role.setdefault(names[rank].partition("/")[0], []).append(rank)
+    lines = []
+    for role, ranks in ranks_by_role.items():
+        if len(ranks) <= _MAX_LINES_PER_ROLE:
+            lines += [Line(names[rank], role, dash, columns[rank]) for dash, rank in enumerate(ranks)]
+        else:
+            all_values = [columns[rank] for rank in ranks]
+            means = combine(all_values, lambda values: sum(values) / len(values))
+            name = f"{format_count(len(ranks), role)} (mean)"
+            lines.append(Line(name, role, 0, means, combine(all_values, min), combine(all_values, max)))
+    return lines
+
+
+def draw_chart(chart: Chart) -> Drawing:
+    highs = measured([value for each in chart.lines for value in (each.high or each.values)])
+    lows = measured([value for each in chart.lines for value in (each.low or each.values)])
+    low, high = min(0.0, *lows), max(0.0, *highs)
+    if high <= low:
+        high = low + 1.0
+    xs = Scale(0.0, max(chart.end, 0.001), _LEFT, WIDTH - _RIGHT)
+    ys = Scale(low, high + 0.06 * (high - low), HEIGHT - _BOTTOM, _TOP)
+    parts = [*_draw_axes(xs, ys, chart.format)]
+    parts += [_draw_range(each, chart.seconds, xs, ys) for each in chart.lines]
+    parts += [draw_stroke(each, _outline(each.values, chart.seconds, xs, ys)) for each in chart.lines]
+    return Drawing(WIDTH, HEIGHT, chart.title, parts)
+
+
+def draw_stroke(each: Line, path: str) -> Markup:
+    """Return a path in the color and with the dashes of a line."""
+    dashes = _DASHES[each.dash % len(_DASHES)]
+    return element("path", class_=f"curve r-{_color_class(each.role)}", stroke_dasharray=dashes, d=path)
+
+
+def _sum_by_role(summary: JobSummary, columns: Sequence[Values]) -> dict[int, Values]:
+    """Return the sums of the columns of each role, by the role's index."""
+    return {
+        index: combine(
+            [columns[rank] for rank, name in enumerate(summary.names) if name.partition("/")[0] == role], sum
+        )
+        for index, role in enumerate(summary.usage.roles)
+    }
+
+
+def _draw_axes(xs: Scale, ys: Scale, show: Callable[[float], str]) -> Iterator[Markup]:
+    for tick in number_ticks(ys.low, ys.high, 5):
+        y = ys(tick)
+        yield line(xs.start, y, xs.end, y, "grid")
+        yield text(xs.start - 6, y + 4, show(tick), "tick", "end")
+    ticks = time_ticks(xs.low, xs.high, 6)
+    step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
+    for tick in ticks:
+        x = xs(tick)
+        yield line(x, ys.start, x, ys.start + 4, "axis")
+        yield text(x, ys.start + 17, format_tick(tick, step), "tick", "end" if x > xs.end - 14 else "middle")
+    yield line(xs.start, ys.start, xs.end, ys.start, "axis")
+
+
+def _outline(values: Values, seconds: Sequence[float], xs: Scale, ys: Scale) -> str:
+    """Return a path with gaps where values are missing; a single value between two gaps becomes a dot."""
+    segments: list[list[tuple[float, float]]] = [[]]
+    for at, value in zip(seconds, values, strict=True):
+        if value is None:
+            segments.append([])
+        else:
+            segments[-1].append((xs(at), ys(value)))
+    return "".join(outline(each) + ("h0.01" if len(each) == 1 else "") for each in segments if each)
+
+
+def _draw_range(each: Line, seconds: Sequence[float], xs: Scale, ys: Scale) -> Markup:
+    edges = [
+        (xs(at), ys(low), ys(high))
+        for at, low, high in zip(seconds, each.low or (), each.high or (), strict=False)
+        if low is not None and high is not None
+    ]
+    if not edges:
+        return Markup("")
+    points = [(x, low) for x, low, _ in edges] + [(x, high) for x, _, high in reversed(edges)]
+    return element("path", class_=f"between r-{_color_class(each.role)}", d=outline(points, is_closed=True))
+
+
+def _color_class(role: str) -> str:
+    return role if role in ("chief", "ps", "worker", "evaluator") else "other"

@@ -1,0 +1,217 @@
+"""The summary of a job: what its run directory contains, read once for the report and the live page."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import Event, JobFile, ResultFile, Sample, StatusFile
+from tf4slurm.jobs.status import is_lost, last_known
+from tf4slurm.reports.curves import Curves, Values, combine, make_curves, mean, measured
+from tf4slurm.reports.timeline import Timeline, make_timeline
+from tf4slurm.slurm.job import SlurmGrant
+
+_MAX_TAIL_LINES = 20
+_MAX_TAIL_BYTES = 16_000
+
+
+@dataclass(frozen=True)
+class TaskUsage:
+    """What one task used; None where nothing was measured.
+
+    Attributes:
+        cores: Mean processor seconds per second during training.
+        memory_bytes: Peak memory.
+        sent_bytes, received_bytes: Over the connections to its port.
+        steps_per_second: Mean of the reported steps per second during training.
+    """
+
+    name: str
+    cores: float | None
+    memory_bytes: float
+    sent_bytes: float
+    received_bytes: float
+    steps_per_second: float | None
+
+    @property
+    def role(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def bytes_moved(self) -> float:
+        return self.sent_bytes + self.received_bytes
+
+
+@dataclass(frozen=True)
+class JobUsage:
+    """What all tasks used together, and what Slurm allocated (None without Slurm).
+
+    Attributes:
+        cores: Mean of the sum over the tasks during training.
+        memory_bytes: Peak of the sum over the tasks.
+        seconds: Duration of the job.
+        num_samples: Number of samples during training.
+        seconds_after_last_step: From the last reported step to the end of training; None without steps.
+    """
+
+    tasks: tuple[TaskUsage, ...]
+    cores: float | None
+    memory_bytes: float
+    allocated_cpus: int | None
+    allocated_memory_bytes: int | None
+    seconds: float
+    num_samples: int
+    seconds_after_last_step: float | None = None
+
+    def of_role(self, role: str) -> list[TaskUsage]:
+        return [task for task in self.tasks if task.role == role]
+
+    @property
+    def roles(self) -> list[str]:
+        return list(dict.fromkeys(task.role for task in self.tasks))
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """A job that has ended or still runs, as its run directory describes it.
+
+    Attributes:
+        job, status, allocation: job.json, status.json and slurm.json; defaults where they are missing.
+        result: result.json; None until the job has ended.
+        names: The tasks by rank.
+        tail: The last lines that the failed task printed.
+        warnings: Possible problems, in sentences: those of the result, else those of the events.
+        missing: What the run directory does not contain, in sentences.
+        loss: The last known state if the launcher was killed; else empty.
+    """
+
+    path: Path
+    job: JobFile
+    status: StatusFile
+    result: ResultFile | None
+    allocation: SlurmGrant
+    names: tuple[str, ...]
+    timeline: Timeline
+    curves: Curves
+    usage: JobUsage
+    tail: tuple[str, ...]
+    warnings: tuple[str, ...]
+    missing: tuple[str, ...]
+    loss: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.result is not None or bool(self.loss)
+
+    @property
+    def has_failed(self) -> bool:
+        return self.has_ended and (self.result is None or self.result.exit_code != 0)
+
+    @property
+    def cause(self) -> str | None:
+        return self.result.cause if self.result is not None else None
+
+    @property
+    def reason(self) -> str:
+        return self.loss or (self.result or self.status).reason
+
+
+def read_summary(run: RunDirectory) -> JobSummary:
+    """Read a run directory; missing and damaged files are left out and named in `missing`.
+
+    Raises:
+        SchemaVersionError: A newer version of tf4slurm wrote the files.
+    """
+    job, result, status = run.read(JobFile), run.read(ResultFile), run.read(StatusFile) or StatusFile()
+    allocation, events = run.read(SlurmGrant) or SlurmGrant(), run.read_lines(Event)
+    names = tuple(task.task for task in (result and result.tasks) or status.tasks)
+    seconds = max(status.seconds, (result and result.seconds) or 0.0)
+    timeline = make_timeline(events, names, seconds, _queue_times(allocation, events))
+    names = names or tuple(task.name for task in timeline.tasks)
+    curves = make_curves(run.read_lines(Sample), len(names))
+    is_launcher_lost = is_lost(run)
+    return JobSummary(
+        path=run.path,
+        job=job or JobFile(),
+        status=status,
+        result=result,
+        allocation=allocation,
+        names=names,
+        timeline=timeline,
+        curves=curves,
+        usage=summarize_usage(names, curves, timeline, allocation),
+        tail=_tail(run, result) if result is not None and result.exit_code != 0 else (),
+        warnings=result.warnings if result is not None else tuple(e.text for e in events if e.kind == "warning"),
+        missing=tuple(_missing(run, job, status, has_ended=result is not None or is_launcher_lost)),
+        loss=f"The launcher was killed, or its host failed. {last_known(run)}" if is_launcher_lost else "",
+    )
+
+
+def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, allocation: SlurmGrant) -> JobUsage:
+    """Return the usage of all tasks; means are from the first step, or the start, to the outcome."""
+    start = timeline.first_step_at or 0.0
+    end = next((event.seconds for event in timeline.events if event.kind == "outcome"), timeline.end)
+    training = [number for number, at in enumerate(curves.seconds) if start <= at <= end]
+
+    def mean_in_training(column: Values) -> float | None:
+        return mean([column[number] for number in training])
+
+    tasks = tuple(
+        TaskUsage(
+            name=name,
+            cores=mean_in_training(curves.cores[rank]),
+            memory_bytes=curves.peak_memory[rank],
+            sent_bytes=curves.total_bytes[rank][0],
+            received_bytes=curves.total_bytes[rank][1],
+            steps_per_second=mean_in_training(curves.steps[rank]),
+        )
+        for rank, name in enumerate(names)
+    )
+    stepping = [at for at, rates in zip(curves.seconds, zip(*curves.steps, strict=True), strict=False) if any(rates)]
+    return JobUsage(
+        tasks=tasks,
+        cores=mean_in_training(combine(curves.cores, sum)) if curves.cores else None,
+        memory_bytes=max(measured(combine(curves.memory, sum)), default=0.0),
+        allocated_cpus=allocation.cpus,
+        allocated_memory_bytes=allocation.memory_bytes,
+        seconds=timeline.end,
+        num_samples=len(training),
+        seconds_after_last_step=max(0.0, end - stepping[-1]) if stepping else None,
+    )
+
+
+def _queue_times(allocation: SlurmGrant, events: Sequence[Event]) -> tuple[float, float] | None:
+    """Return when Slurm queued and started the job, in seconds since the launcher's start."""
+    launched = next((e.time - e.seconds for e in events if e.time is not None and e.seconds is not None), None)
+    if allocation.submitted is None or launched is None:
+        return None
+    return allocation.submitted - launched, (allocation.started or launched) - launched
+
+
+def _tail(run: RunDirectory, result: ResultFile) -> tuple[str, ...]:
+    """Return the last lines of the failed task: those in the result, else those of its log."""
+    if result.tail or result.log is None:
+        return result.tail[-_MAX_TAIL_LINES:]
+    path = run.path / "logs" / Path(result.log).name
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _MAX_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return ()
+    return tuple(collections.deque(lines, _MAX_TAIL_LINES))
+
+
+def _missing(run: RunDirectory, job: JobFile | None, status: StatusFile, *, has_ended: bool) -> list[str]:
+    sentences = []
+    if job is None:
+        sentences.append("job.json is missing or cannot be read: the command of the job is unknown.")
+    if not run.events.exists():
+        sentences.append("events.jsonl is missing: the timeline is unknown.")
+    if not has_ended:
+        phase = f"The last recorded phase is {status.phase}." if status.phase else "No phase was recorded."
+        sentences.append(f"result.json is missing: the job still runs, or its launcher was killed. {phase}")
+    return sentences
