@@ -15,9 +15,9 @@ from typing import Any
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address
-from tf4slurm.control.client import Membership
+from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import Credentials
-from tf4slurm.control.messages import BarrierArrival, Registration, ScriptState, Usage, encode_map
+from tf4slurm.control.messages import BarrierArrival, Registration, ScriptState, Usage, encode_cluster
 from tf4slurm.spec import JobSpec
 
 PATIENCE_SECONDS = 120.0
@@ -48,14 +48,14 @@ class _Tasks:
         self._members = [self._member(rank) for rank in ranks]
         self._chief = self._members[0] if 0 in ranks else None
 
-    def _member(self, rank: int) -> Membership:
+    def _member(self, rank: int) -> ControlClient:
         host = f"10.{rank >> 16}.{rank >> 8 & 255}.{rank & 255}"
         hello = Registration(rank, f"node{rank:05}", host, _port(), "1", __version__)
-        return Membership(
+        return ControlClient(
             lambda: self._service,
             lambda _: hello,
             heartbeat_timeout_seconds=self._limits.heartbeat_timeout_seconds,
-            join_seconds=PATIENCE_SECONDS,
+            rendezvous_timeout_seconds=PATIENCE_SECONDS,
             num_tasks=self._num_tasks,
         )
 
@@ -65,14 +65,14 @@ class _Tasks:
         running = []
         while what := await loop.run_in_executor(None, self._pipe.recv):
             if what == "map_bytes":
-                agreed = self._members[0].map
+                agreed = self._members[0].cluster
                 assert agreed is not None
-                encoded = encode_map(agreed)
+                encoded = encode_cluster(1, agreed)
                 self._pipe.send((len(encoded), len(zlib.decompress(encoded))))
                 continue
             if what == "rendezvous":
                 running = [asyncio.create_task(member.run()) for member in self._members]
-            do: Callable[[Membership], Coroutine[Any, Any, None]] = getattr(self, f"_{what}")
+            do: Callable[[ControlClient], Coroutine[Any, Any, None]] = getattr(self, f"_{what}")
             try:
                 await asyncio.gather(*map(do, self._members))
             except RuntimeError as error:
@@ -81,54 +81,56 @@ class _Tasks:
             self._pipe.send(time.monotonic())
         del running
 
-    async def _rendezvous(self, member: Membership) -> None:
-        await _wait(member, lambda: bool(member.encoded_map))
+    async def _rendezvous(self, member: ControlClient) -> None:
+        await _wait(member, lambda: bool(member.encoded_cluster))
 
-    async def _decode(self, member: Membership) -> None:
-        assert member.map is not None
+    async def _decode(self, member: ControlClient) -> None:
+        assert member.cluster is not None
 
-    async def _decode_one(self, member: Membership) -> None:
+    async def _decode_one(self, member: ControlClient) -> None:
         """One task of each process decodes the cluster spec."""
         if member is self._members[0]:
             await self._decode(member)
 
-    async def _start(self, member: Membership) -> None:
-        member.report(state="ready")
-        await _wait(member, lambda: bool(member.order.starts))
-        member.report(state="running", starts=1, process_id=1)
+    async def _start(self, member: ControlClient) -> None:
+        member.update(state="ready")
+        await _wait(member, lambda: bool(member.desired.starts))
+        member.update(state="running", starts=1, process_id=1)
 
-    async def _barrier(self, member: Membership) -> None:
-        member.note(dataclasses.replace(ScriptState(), waiting=BarrierArrival("all", "here", PATIENCE_SECONDS)))
-        await _wait(member, lambda: member.order.released == "here")
+    async def _barrier(self, member: ControlClient) -> None:
+        member.update_script(
+            dataclasses.replace(ScriptState(), barrier=BarrierArrival("all", "here", PATIENCE_SECONDS))
+        )
+        await _wait(member, lambda: member.desired.released_barrier == "here")
 
-    async def _steady(self, member: Membership) -> None:
+    async def _steady(self, member: ControlClient) -> None:
         """Only run, and send what the child uses as often as agents do."""
         pause = max(_USAGE_SECONDS, self._num_tasks / _USAGES_PER_SECOND)
         for sample in range(max(1, round(_STEADY_SECONDS / pause))):
-            member.mention(Usage(1_500_000_000 + sample, 1000.5 + sample, 10**10 + sample, 10**11 + sample))
+            member.update_usage(Usage(1_500_000_000 + sample, 1000.5 + sample, 10**10 + sample, 10**11 + sample))
             await asyncio.sleep(pause)
 
-    async def _restart(self, member: Membership) -> None:
+    async def _restart(self, member: ControlClient) -> None:
         """The chief fails; all take another port, and the cluster forms again until all may start."""
         if member is self._chief:
-            member.report(state="exited", returncode=1)
-        before = member.encoded_map
-        await _wait(member, lambda: member.order.attempt == 2)
+            member.update(state="exited", returncode=1)
+        before = member.encoded_cluster
+        await _wait(member, lambda: member.desired.attempt == 2)
         member.begin_attempt(2, port=_port())
-        await _wait(member, lambda: member.encoded_map is not before)
+        await _wait(member, lambda: member.encoded_cluster is not before)
         await self._start(member)
 
-    async def _fail(self, member: Membership) -> None:
+    async def _fail(self, member: ControlClient) -> None:
         await self._end(member, 1)
 
-    async def _leave(self, member: Membership) -> None:
+    async def _leave(self, member: ControlClient) -> None:
         await self._end(member, 0)
 
-    async def _end(self, member: Membership, returncode: int) -> None:
+    async def _end(self, member: ControlClient, returncode: int) -> None:
         """The chief's child ends; all are told to leave."""
         if member is self._chief:
-            member.report(state="exited", returncode=returncode)
-        while not member.order.leave:
+            member.update(state="exited", returncode=returncode)
+        while not member.desired.terminate:
             await member.wait_for_change()
 
 
@@ -137,9 +139,9 @@ def _port() -> int:
     return random.randrange(32_768, 61_000)
 
 
-async def _wait(member: Membership, is_there: Callable[[], bool]) -> None:
+async def _wait(member: ControlClient, is_there: Callable[[], bool]) -> None:
     """Wait until an order says what it should; that to leave is the end of the benchmark."""
     while not is_there():
-        if member.order.leave:
-            raise RuntimeError(f"the job has ended too early: {member.order.reason}")
+        if member.desired.terminate:
+            raise RuntimeError(f"the job has ended too early: {member.desired.terminate_reason}")
         await member.wait_for_change()

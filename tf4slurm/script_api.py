@@ -63,7 +63,7 @@ def should_stop() -> bool:
     if line is None:
         return False
     _heed(line)
-    return bool(line.order.stop)
+    return bool(line.desired.stop_reason)
 
 
 def on_stop(save: Callable[[], object]) -> None:
@@ -98,14 +98,14 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
     if len(name) > _MAX_BARRIER_CHARACTERS:
         raise ValueError(f"A barrier's name has at most {_MAX_BARRIER_CHARACTERS} characters, this one {len(name)}.")
     token = os.urandom(8).hex()
-    line.say(waiting=BarrierArrival(name, token, float(timeout_seconds), tuple(roles)))
+    line.say(barrier=BarrierArrival(name, token, float(timeout_seconds), tuple(roles)))
     try:
-        if not line.wait_until(lambda: line.order.released == token, timeout_seconds + _LATE_SECONDS):
+        if not line.wait_until(lambda: line.desired.released_barrier == token, timeout_seconds + _LATE_SECONDS):
             raise BarrierError(f"Nothing was heard of barrier {name!r} within {timeout_seconds:g} s.", name=name)
-        if line.order.broke:
-            raise BarrierError(f"The barrier broke: {line.order.broke}.", name=name)
+        if line.desired.barrier_error:
+            raise BarrierError(f"The barrier broke: {line.desired.barrier_error}.", name=name)
     finally:
-        line.say(waiting=None)
+        line.say(barrier=None)
 
 
 def _checked(step: Any, metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -149,7 +149,7 @@ class ScriptChannel:
         Raises:
             OSError: It does not answer.
         """
-        self.order = DesiredState()
+        self.desired = DesiredState()
         self.report = ScriptState()
         self.is_open = True
         self._socket = socket.socket(socket.AF_UNIX)
@@ -217,7 +217,7 @@ class ScriptChannel:
                 for line in lines:
                     order = decode(line, DesiredState)
                     with self._changed:
-                        self.order = order
+                        self.desired = order
                         self._changed.notify_all()
                     self._save_if_asked()
         except OSError:
@@ -228,7 +228,7 @@ class ScriptChannel:
 
     def _save_if_asked(self) -> None:
         with self._changed:
-            if self._is_saving or not (self.order.stop and self._callbacks):
+            if self._is_saving or not (self.desired.stop_reason and self._callbacks):
                 return
             self._is_saving = True
             if self.report.has_saved:  # earlier callbacks; the job waits for this one too
@@ -270,9 +270,9 @@ def find_script_channel() -> ScriptChannel | None:
 
 def _heed(line: ScriptChannel) -> None:
     """Tell the agent that this script asks whether to stop, and pass on to it the signals that ask for that."""
-    if line.report.heeds_stop:
+    if line.report.handles_stop:
         return
-    line.say(heeds_stop=True)
+    line.say(handles_stop=True)
     if threading.current_thread() is threading.main_thread():
         numbers = [number for number in _SLURMS_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
         if numbers:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from tf4slurm import errors
 from tf4slurm.cluster import Address, Cluster, Member, Task
-from tf4slurm.control.messages import Map
+from tf4slurm.control.messages import cluster_from_entries
 from tf4slurm.errors import InterfaceError, PlacementError, RendezvousError, SlurmEnvironmentError
 from tf4slurm.network.interfaces import INFINIBAND
 from tf4slurm.placement import PACK, place_tasks
@@ -264,7 +264,7 @@ def form_cluster(
     if "error" in answer:
         raise _rebuild(*answer["error"])
     os.environ[SCRIPT_CHANNEL_VARIABLE] = answer["channel"]
-    return Map(1, tuple(map(tuple, answer["entries"]))).to_cluster()
+    return cluster_from_entries(answer["entries"])
 
 
 def _end_sidecar(sidecar: subprocess.Popen[str], *, is_host: bool) -> None:

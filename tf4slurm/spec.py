@@ -110,7 +110,7 @@ class JobSpec:
     srun: tuple[str, ...] = option((), "Any other option of srun. Repeatable.", metavar="K=V", verbs=_NOT_TASK)
     reconnect_seconds: float = 1.5
     """A broken connection that is not back by then counts as the loss of the task."""
-    leave_seconds: float = 4.0
+    kill_wait_seconds: float = 4.0
     """From SIGTERM to SIGKILL for a child that is terminated."""
 
     def __post_init__(self) -> None:

@@ -287,7 +287,7 @@ def test_a_stopped_agent_is_silence_and_silence_is_death(job: Job, process_mark:
     agent_of(job.wait_for_child("ps-0")["pid"]).suspend()
     assert job.seconds_to_end() < 4 + 5
     assert job.wait() == 7
-    assert "nothing was heard of it for 4 s" in job.stderr
+    assert "it sent no heartbeat for 4 s" in job.stderr
     assert wait_until_gone(process_mark, timeout_seconds=1) == []
 
 

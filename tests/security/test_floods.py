@@ -23,13 +23,12 @@ import pytest
 
 from tests.jobs import Job
 from tests.security.flood import KINDS
-from tests.unit.test_service_and_client import Relay, cancel, make_hello, until
+from tests.unit.test_service_and_client import Relay, cancel, make_registration, until
 from tf4slurm.cluster import Address, Task
-from tf4slurm.control.access import _UNAUTHENTICATED_CONNECTIONS
-from tf4slurm.control.client import Membership
+from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import Credentials, create_credentials
 from tf4slurm.control.messages import ScriptState
-from tf4slurm.control.service import ControlService
+from tf4slurm.control.service import _UNAUTHENTICATED_CONNECTIONS, ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.spec import JobSpec
 
@@ -105,11 +104,11 @@ class Meter:
 
 
 class Served:
-    """A control service in a separate process, and the memberships of its tasks in this one."""
+    """A control service in a separate process, and the clients of its tasks in this one."""
 
     def __init__(self, process: asyncio.subprocess.Process, num_tasks: int) -> None:
         self.events: list[dict[str, Any]] = []
-        self.members: list[Membership] = []
+        self.members: list[ControlClient] = []
         self.port = 0
         self._process = process
         self._num_tasks = num_tasks
@@ -138,11 +137,11 @@ class Served:
         """Start all tasks; they connect to the service itself, or each to one of these ports."""
         for rank in range(self._num_tasks):
             address = Address("127.0.0.1", ports[rank] if ports else self.port)
-            member = Membership(
+            member = ControlClient(
                 lambda address=address: ([address], self._credentials),  # type: ignore[misc]
-                lambda _, rank=rank: make_hello(rank),  # type: ignore[misc]
+                lambda _, rank=rank: make_registration(rank),  # type: ignore[misc]
                 heartbeat_timeout_seconds=10,
-                join_seconds=60,
+                rendezvous_timeout_seconds=60,
                 num_tasks=self._num_tasks,
             )
             self.members.append(member)
@@ -151,18 +150,18 @@ class Served:
     async def form(self, *ports: int) -> None:
         """Bring all tasks up to the point where their children run."""
         self.begin(*ports)
-        await until(lambda: all(member.map for member in self.members), timeout_seconds=30)
+        await until(lambda: all(member.cluster for member in self.members), timeout_seconds=30)
         for member in self.members:
-            member.report(state="ready")
-        await until(lambda: all(member.order.starts == 1 for member in self.members), timeout_seconds=30)
+            member.update(state="ready")
+        await until(lambda: all(member.desired.starts == 1 for member in self.members), timeout_seconds=30)
         for member in self.members:
-            member.report(state="running", starts=1, serves=True)
+            member.update(state="running", starts=1, has_server=True)
         await until(lambda: self.kinds().count("started") == self._num_tasks)
 
     async def check_that_the_job_ends(self) -> None:
         """End the chief's child; the service must then let all tasks leave."""
-        self.members[0].report(state="exited", starts=1, returncode=0)
-        await until(lambda: all(member.order.leave for member in self.members), timeout_seconds=15)
+        self.members[0].update(state="exited", starts=1, returncode=0)
+        await until(lambda: all(member.desired.terminate for member in self.members), timeout_seconds=15)
 
     async def close(self) -> None:
         await cancel(*self._running)
@@ -333,7 +332,7 @@ def test_disconnected_task_is_registered_again_while_connections_reconnect(
                 while time.monotonic() < next_cut:
                     step += 1
                     for member in job.members:
-                        member.note(ScriptState(step=step))
+                        member.update_script(ScriptState(step=step))
                     meter.measure()
                     await asyncio.sleep(0.25)  # the steps' period
             reports = await asyncio.to_thread(floods.reports)
@@ -353,7 +352,7 @@ def test_disconnected_task_is_registered_again_while_connections_reconnect(
 
 def seconds_to_return(job: Served, rank: int, cut_at: float) -> float:
     """Return how long after a cut the service registered the task again; infinity if it did not."""
-    name = job.members[rank].map.to_cluster().members[rank].task  # type: ignore[union-attr]
+    name = job.members[rank].cluster.members[rank].task  # type: ignore[union-attr]
     back = (e["at"] for e in job.events if e["kind"] == "reconnected" and e["task"] == str(name) and e["at"] > cut_at)
     return next(back, float("inf")) - cut_at
 

@@ -26,17 +26,17 @@ from tests.unit.test_service_and_client import (
     client_hello,
     errors_in,
     grpc_server,
-    make_hello,
-    make_membership,
+    make_client,
+    make_registration,
     raw_client,
     run_scenario,
     serving,
     until,
 )
 from tf4slurm.cluster import Address
-from tf4slurm.control.access import _UNAUTHENTICATED_CONNECTIONS, _raise_file_limit
 from tf4slurm.control.credentials import TLS_NAME, ServiceCredentials
 from tf4slurm.control.messages import METHOD, SERVICE, TOKEN_METADATA, Registration, encode
+from tf4slurm.control.service import _UNAUTHENTICATED_CONNECTIONS, _raise_file_limit
 from tf4slurm.errors import RendezvousClosedError, RendezvousConnectionError
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
@@ -63,7 +63,7 @@ def test_call_without_the_token_is_refused_without_a_word(
             members = await job.form(2)
             async with raw_client(job.port, metadata=metadata) as raw:
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    await raw.send(make_hello(0))
+                    await raw.send(make_registration(0))
                 assert await raw.end() == (UNAUTHENTICATED, "", 0)
                 assert not list(await raw.call.initial_metadata())
                 assert not list(await raw.call.trailing_metadata())
@@ -111,7 +111,7 @@ def test_hello_without_the_token_does_not_end_the_job_that_forms(first: dict[str
 
     async def scenario() -> None:
         async with serving() as job:
-            hello = make_hello(0, **first) if "rank" not in first else make_hello(first["rank"])
+            hello = make_registration(0, **first) if "rank" not in first else make_registration(first["rank"])
             assert await asyncio.to_thread(call_without_token, job.port, encode(hello)) == (UNAUTHENTICATED, "", 0)
             assert job.state.outcome is None
             await job.check_undisturbed(await job.form(2))
@@ -143,7 +143,7 @@ def test_metadata_above_the_limit_is_refused_by_grpc(has_token: bool) -> None:
             token = ((TOKEN_METADATA, SHARED.token),) if has_token else ()
             async with raw_client(job.port, metadata=(*token, ("x", "y" * 100_000))) as raw:
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    await raw.send(make_hello(0))
+                    await raw.send(make_registration(0))
                 code, _, received = await raw.end()
                 assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL, UNAUTHENTICATED)
                 assert received == 0
@@ -175,7 +175,7 @@ def test_task_with_a_hello_of_other_fields_is_refused_with_the_reason() -> None:
 
     async def scenario() -> None:
         async with serving() as job, raw_client(job.port) as raw:
-            await raw.send(encode(make_hello(0)).replace(b'"rank"', b'"rung"'))
+            await raw.send(encode(make_registration(0)).replace(b'"rank"', b'"rung"'))
             code, reason, received = await raw.end()
             assert code is grpc.StatusCode.INVALID_ARGUMENT
             assert "Install the same version" in reason
@@ -306,7 +306,7 @@ async def refuse(context: Any) -> None:
 
 async def order_to_leave(context: Any) -> None:
     await context.read()
-    await context.write(b'["DesiredState",{"leave":true}]')
+    await context.write(b'["DesiredState",{"terminate":true}]')
     await context.read()
 
 
@@ -360,7 +360,7 @@ IMPOSTORS = {
 def check_no_secret(received: Received) -> None:
     """Check that neither the token nor a hello was sent."""
     everything = b"".join(received)
-    for secret in (SHARED.token.encode(), b"Registration", b"incarnation", make_hello(0).host.encode()):
+    for secret in (SHARED.token.encode(), b"Registration", b"incarnation", make_registration(0).host.encode()):
         assert secret not in everything
 
 
@@ -370,11 +370,11 @@ def test_server_without_the_jobs_key_gets_neither_hello_nor_token(impostor: Impo
 
     async def scenario() -> None:
         async with impostor(received) as address:
-            member = make_membership(address, join_seconds=0.5)
+            member = make_client(address, rendezvous_timeout_seconds=0.5)
             with pytest.raises(RendezvousConnectionError) as caught:
                 await member.run()
             assert caught.value.address == str(address)
-            assert (member.order.leave, member.map) == (False, None)
+            assert (member.desired.terminate, member.cluster) == (False, None)
         check_no_secret(received)
 
     run_scenario(scenario)
@@ -387,7 +387,7 @@ def test_grpc_server_without_the_jobs_key_gets_no_call(impostor: Impostor) -> No
     async def scenario() -> None:
         async with impostor(received) as address:
             with pytest.raises(RendezvousConnectionError):
-                await make_membership(address, join_seconds=0.5).run()
+                await make_client(address, rendezvous_timeout_seconds=0.5).run()
         assert received == []
 
     run_scenario(scenario)
@@ -400,9 +400,9 @@ def test_impostor_that_has_the_key_gets_the_hello() -> None:
     async def scenario() -> None:
         async with grpc_impostor(CREDENTIALS, refuse_after_hello)(received) as address:
             with pytest.raises(RendezvousClosedError, match="go away"):
-                await make_membership(address, join_seconds=5).run()
+                await make_client(address, rendezvous_timeout_seconds=5).run()
         assert SHARED.token.encode() in received[0]
-        assert received[1] == encode(make_hello(0))
+        assert received[1] == encode(make_registration(0))
 
     run_scenario(scenario)
 
@@ -422,9 +422,9 @@ def test_impostor_does_not_keep_a_task_from_its_job_at_another_address(impostor:
 
             def hello(service: Address) -> Registration:
                 asked.append(service)
-                return make_hello(0, port=service.port)
+                return make_registration(0, port=service.port)
 
-            running = asyncio.create_task(make_membership(address, job.address, hello=hello).run())
+            running = asyncio.create_task(make_client(address, job.address, hello=hello).run())
             await until(lambda: job.state.count("registered"))
             assert asked[-1] == job.address
             assert job.state.records[0].address == Address("10.0.0.0", job.port)
@@ -440,7 +440,7 @@ def test_token_of_one_job_is_not_sent_to_another_job_of_the_same_user() -> None:
     async def scenario() -> None:
         async with serving() as job, serving(credentials=OTHER_JOB) as other:
             with pytest.raises(RendezvousConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
-                await other.membership(0, credentials=SHARED, join_seconds=0.5).run()
+                await other.client(0, credentials=SHARED, rendezvous_timeout_seconds=0.5).run()
             assert job.events == other.events == []
 
     run_scenario(scenario)

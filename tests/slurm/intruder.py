@@ -22,7 +22,7 @@ from tf4slurm import __version__
 from tf4slurm.agent.bootstrap import ControlEndpoint
 from tf4slurm.cluster import Address
 from tf4slurm.control import munge
-from tf4slurm.control.client import Membership
+from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import Credentials
 from tf4slurm.control.messages import Registration
 from tf4slurm.errors import Tf4SlurmError
@@ -42,12 +42,14 @@ def join(address: Address) -> str:
     """Join with the certificate that the service shows to any client, and a guessed token."""
     credentials = Credentials(ssl.get_server_certificate(address), "0" * 64)
     hello = Registration(0, "n", "h", 1, "intruder", __version__)
-    member = Membership(lambda: ([address], credentials), lambda _: hello, heartbeat_timeout_seconds=3, join_seconds=2)
+    member = ControlClient(
+        lambda: ([address], credentials), lambda _: hello, heartbeat_timeout_seconds=3, rendezvous_timeout_seconds=2
+    )
     try:
         asyncio.run(member.run())
-        return f"joined {member.map}"
+        return f"joined {member.cluster}"
     except Tf4SlurmError as error:
-        return f"{type(error).__name__}: {error} {member.map}"
+        return f"{type(error).__name__}: {error} {member.cluster}"
 
 
 def main(run_directory: Path, mark: str, host: str, port: int) -> None:

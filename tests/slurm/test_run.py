@@ -146,7 +146,7 @@ def test_a_cut_off_host_is_death_and_its_agent_ends_its_child(job: Job, lab: Slu
     lab.partition(host)
     try:
         assert job.wait() == 7
-        assert "nothing was heard of it for 3 s" in job.stderr
+        assert "it sent no heartbeat for 3 s" in job.stderr
         assert wait_until_gone(process_mark, timeout_seconds=5) == []
     finally:
         lab.heal(host)

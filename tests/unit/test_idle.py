@@ -15,7 +15,7 @@ def records_of(*names: str, cpu: float = 10.0, step: int | None = None, starts: 
     has_chief = "chief" in names
     records = [TaskRecord(rank, Task(name, 0), role_of(name, has_chief=has_chief)) for rank, name in enumerate(names)]
     for record in records:
-        record.status = ObservedState("running", starts, usage=Usage(cpu_seconds=cpu), report=ScriptState(step=step))
+        record.observed = ObservedState("running", starts, usage=Usage(cpu_seconds=cpu), script=ScriptState(step=step))
     return records
 
 

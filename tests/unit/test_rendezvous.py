@@ -251,7 +251,7 @@ def test_task_with_an_unusable_certificate_does_not_join(certificate: str) -> No
             service = ControlEndpoint((job.address,), Credentials(certificate, SHARED.token))
             join = Rendezvous(HERE, JoinSettings("/runs/x", join_seconds=0.5), lambda: service)
             with pytest.raises(RendezvousConnectionError):
-                await asyncio.wait_for(join.membership.run(), 10)
+                await asyncio.wait_for(join.client.run(), 10)
             assert job.events == []
             if join.held_port is not None:
                 join.held_port.close()
@@ -265,14 +265,14 @@ def test_hello_made_for_several_addresses_holds_one_port() -> None:
             service = ControlEndpoint((Address("127.0.0.1", 1), other.address, job.address), SHARED)
             join = Rendezvous(HERE, JoinSettings("/runs/x"), lambda: service)
             ports: list[int] = []
-            make = join.membership._make_hello
+            make = join.client._make_registration
 
             def record(address: Address) -> Registration:
                 ports.append(make(address).port)
                 return make(address)
 
-            join.membership._make_hello = record
-            running = asyncio.create_task(join.membership.run())
+            join.client._make_registration = record
+            running = asyncio.create_task(join.client.run())
             await until(lambda: job.state.records[0].has_registered)
             assert len(ports) == 3
             assert len(set(ports)) == 1
@@ -297,7 +297,7 @@ async def joined(settings: JoinSettings, place: Place) -> AsyncIterator[tuple[Re
     control = ControlService(state, CREDENTIALS)
     service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
     join = Rendezvous(place, settings, lambda: service)
-    running = asyncio.create_task(join.membership.run())
+    running = asyncio.create_task(join.client.run())
     try:
         deadline = time.monotonic() + 10
         while not state.records[0].has_registered:
@@ -404,7 +404,7 @@ def test_tasks_on_several_nodes_agree_on_the_cluster_after_proving_it() -> None:
         control = ControlService(state, CREDENTIALS)
         service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
         joins = [Rendezvous(LocalTask(rank, f"n{rank}"), settings, lambda: service) for rank in range(2)]
-        running = [asyncio.create_task(join.membership.run()) for join in joins]
+        running = [asyncio.create_task(join.client.run()) for join in joins]
         first, second = await asyncio.wait_for(asyncio.gather(*(join.wait_for_cluster() for join in joins)), 10)
         assert first == second
         assert first is not None
@@ -426,13 +426,13 @@ def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
         control = ControlService(state, CREDENTIALS)
         service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
         join = Rendezvous(HERE, JoinSettings("/runs/x"), lambda: service)
-        running = asyncio.create_task(join.membership.run())
+        running = asyncio.create_task(join.client.run())
         agreeing = asyncio.create_task(join.wait_for_cluster())
-        await join.membership.wait_for_change()
+        await join.client.wait_for_change()
         state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", time.monotonic())
         control.publish()
         assert await asyncio.wait_for(agreeing, 10) is None
-        join.membership.report(state="terminated")
+        join.client.update(state="terminated")
         await asyncio.wait_for(running, 10)
         assert join.held_port is not None
         join.held_port.close()
@@ -448,7 +448,7 @@ def test_a_service_is_asked_for_until_there_is_one() -> None:
         port = await control.start()
         answers = [None, None, ControlEndpoint((Address("127.0.0.1", port),), SHARED)]
         join = Rendezvous(HERE, JoinSettings("/runs/x"), lambda: answers.pop(0) if len(answers) > 1 else answers[0])
-        running = asyncio.create_task(join.membership.run())
+        running = asyncio.create_task(join.client.run())
         deadline = time.monotonic() + 10
         while not state.records[0].has_registered:
             assert time.monotonic() < deadline

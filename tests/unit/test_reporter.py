@@ -29,11 +29,11 @@ def trained() -> JobState:
     state = JobState(TASKS, JobSpec(), START, lambda *_: None)
     for rank in range(4):
         hello = Registration(rank, f"n{rank // 2}", f"10.0.0.{rank // 2}", 40000 + rank, f"i{rank}", __version__)
-        state.on_hello(hello, START)
+        state.on_registration(hello, START)
     for rank in range(4):
-        state.on_status(rank, ObservedState("ready"), START + 0.5)
+        state.on_observed_state(rank, ObservedState("ready"), START + 0.5)
     for rank in range(4):
-        state.on_status(rank, ObservedState("running", 1, 100 + rank), START + 1)
+        state.on_observed_state(rank, ObservedState("running", 1, 100 + rank), START + 1)
     return state
 
 
@@ -44,23 +44,25 @@ def result_of(state: JobState, seconds: float) -> Result:
 
 def succeeded() -> Result:
     state = trained()
-    state.on_status(3, ObservedState("exited", 1, 103, -9), START + 2)
-    state.on_status(3, ObservedState("running", 2, 203), START + 2.5)
-    state.on_status(0, ObservedState("exited", 1, 100, 0), START + 3)
-    state.on_status(0, ObservedState("terminated", 1, 100, 0), START + 3.1)
-    state.on_status(1, ObservedState("terminated", 1, 101), START + 3.2)
-    state.on_status(2, ObservedState("terminated", 1, 102), START + 3.25)
-    state.on_status(3, ObservedState("terminated", 2, 203), START + 3.3)
+    state.on_observed_state(3, ObservedState("exited", 1, 103, -9), START + 2)
+    state.on_observed_state(3, ObservedState("running", 2, 203), START + 2.5)
+    state.on_observed_state(0, ObservedState("exited", 1, 100, 0), START + 3)
+    state.on_observed_state(0, ObservedState("terminated", 1, 100, 0), START + 3.1)
+    state.on_observed_state(1, ObservedState("terminated", 1, 101), START + 3.2)
+    state.on_observed_state(2, ObservedState("terminated", 1, 102), START + 3.25)
+    state.on_observed_state(3, ObservedState("terminated", 2, 203), START + 3.3)
     return result_of(state, 3.456)
 
 
 def failed() -> Result:
     state = trained()
-    state.on_status(1, ObservedState("exited", 1, 101, -9, tail=("Loading", "Killed: out of memory")), START + 2)
-    state.on_status(0, ObservedState("exited", 1, 100, 1, tail=("UnavailableError",)), START + 2.1)
-    state.on_status(1, ObservedState("terminated", 1, 101, -9), START + 2.2)
-    state.on_status(0, ObservedState("terminated", 1, 100, 1), START + 2.2)
-    state.on_status(2, ObservedState("terminated", 1, 102), START + 2.3)
+    state.on_observed_state(
+        1, ObservedState("exited", 1, 101, -9, tail=("Loading", "Killed: out of memory")), START + 2
+    )
+    state.on_observed_state(0, ObservedState("exited", 1, 100, 1, tail=("UnavailableError",)), START + 2.1)
+    state.on_observed_state(1, ObservedState("terminated", 1, 101, -9), START + 2.2)
+    state.on_observed_state(0, ObservedState("terminated", 1, 100, 1), START + 2.2)
+    state.on_observed_state(2, ObservedState("terminated", 1, 102), START + 2.3)
     state.on_spawner_exit(Outcome(7, "srun ended."), START + 3)
     return result_of(state, 3.0)
 
@@ -117,18 +119,18 @@ Root cause: The job was stopped: the launcher got SIGINT."""
 
 def missing() -> Result:
     state = JobState(TASKS, JobSpec(), START, lambda *_: None)
-    state.on_hello(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
+    state.on_registration(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
     for tick in range(1, 302):
-        state.on_status(0, ObservedState("registered"), START + tick)
+        state.on_observed_state(0, ObservedState("registered"), START + tick)
         state.on_tick(START + tick)
     return result_of(state, 300.1)
 
 
 def stopped() -> Result:
     state = JobState(TASKS, JobSpec(), START, lambda *_: None)
-    state.on_hello(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
+    state.on_registration(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
     state.on_spawner_exit(Outcome(130, "The job was stopped: the launcher got SIGINT."), START + 2)
-    state.on_status(0, ObservedState("terminated"), START + 2)
+    state.on_observed_state(0, ObservedState("terminated"), START + 2)
     return result_of(state, 2.0)
 
 

@@ -46,8 +46,8 @@ def test_reports_go_up_and_the_last_of_many_is_told() -> None:
             script.say_soon(step=step, metrics=(("loss", 0.5),))
         assert wait_until(lambda: bool(reports) and reports[-1].step == 999, 5)
         assert len(reports) < 20
-        script.say(done="done")
-        assert wait_until(lambda: reports[-1] == ScriptState(step=999, metrics=(("loss", 0.5),), done="done"), 5)
+        script.say(completion="done")
+        assert wait_until(lambda: reports[-1] == ScriptState(step=999, metrics=(("loss", 0.5),), completion="done"), 5)
 
     with_line(story)
 
@@ -139,7 +139,7 @@ def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once(
             return await asyncio.to_thread(wait_until, condition, 5)
 
         script.add_callback(lambda: called.append("early"))
-        line.tell(DesiredState(stop="The job was stopped.", grace_period_seconds=5))
+        line.tell(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5))
         assert await has(lambda: bool(reports) and reports[-1].has_saved)
         script.add_callback(save_late)
         assert await has(lambda: called == ["early", "late"])
@@ -156,12 +156,12 @@ def test_who_connects_late_hears_how_things_stand() -> None:
     async def run() -> None:
         line = ScriptChannelServer(lambda report: None)
         await line.open()
-        line.tell(DesiredState(stop="The job was stopped.", grace_period_seconds=5))
+        line.tell(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5))
         script = await asyncio.to_thread(ScriptChannel, line.name)
-        heard = await asyncio.to_thread(script.wait_until, lambda: bool(script.order.stop), 5)
+        heard = await asyncio.to_thread(script.wait_until, lambda: bool(script.desired.stop_reason), 5)
         assert heard
-        line.tell(DesiredState(stop="The job was stopped.", grace_period_seconds=5, released="token"))
-        assert await asyncio.to_thread(script.wait_until, lambda: script.order.released == "token", 5)
+        line.tell(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5, released_barrier="token"))
+        assert await asyncio.to_thread(script.wait_until, lambda: script.desired.released_barrier == "token", 5)
         line.close()
         with pytest.raises(RendezvousConnectionError, match="agent of this process is gone"):
             await asyncio.to_thread(script.wait_until, lambda: False, 5)
@@ -185,7 +185,7 @@ def test_callbacks_are_called_once_in_a_thread_of_their_own() -> None:
         script.add_callback(fail)
         script.add_callback(lambda: called.append("second"))
         for token in ("a", "b"):
-            line.tell(DesiredState(stop="stop", released=token))
+            line.tell(DesiredState(stop_reason="stop", released_barrier=token))
         await asyncio.to_thread(wait_until, lambda: bool(reports) and reports[-1].has_saved, 5)
         line.close()
         return reports

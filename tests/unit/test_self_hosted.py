@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tf4slurm.cluster import Address
-from tf4slurm.control.client import Membership
+from tf4slurm.control.client import ControlClient
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.launch.self_hosted import _write_result
@@ -16,7 +16,7 @@ def test_result_of_rank_0_stays_and_one_task_alone_sees_to_the_step(tmp_path: Pa
         raise AssertionError
 
     directory = RunDirectory.open(tmp_path / "job")
-    member = Membership(lambda: ([], None), never, heartbeat_timeout_seconds=1, join_seconds=1)  # type: ignore[arg-type]
+    member = ControlClient(lambda: ([], None), never, heartbeat_timeout_seconds=1, rendezvous_timeout_seconds=1)  # type: ignore[arg-type]
     directory.write_control({"munge": "s"})
     directory.write_result(ResultFile(exit_code=3))
     assert [_write_result(member, directory) for _ in range(2)] == [True, False]

@@ -1,4 +1,4 @@
-"""The control service and memberships over gRPC on 127.0.0.1, in one event loop; and clients that send other things."""
+"""The control service and its client over gRPC on 127.0.0.1, in one event loop; and clients that send other things."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ import grpc.aio
 import pytest
 
 from tf4slurm import __version__
-from tf4slurm.cluster import Address, Task
+from tf4slurm.cluster import Address, Cluster, Task
 from tf4slurm.control import client
-from tf4slurm.control.client import Membership
+from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import TLS_NAME, Credentials, ServiceCredentials, create_credentials
 from tf4slurm.control.messages import (
     HEARTBEAT,
-    MAX_STATUS_BYTES,
+    MAX_STATE_BYTES,
     METHOD,
     SERVICE,
     TOKEN_METADATA,
     DesiredState,
-    Map,
     Message,
     ObservedState,
     Registration,
     ScriptState,
     Usage,
     decode,
-    decode_map,
+    decode_cluster,
     encode,
-    is_encoded_map,
+    is_encoded_cluster,
 )
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
@@ -104,7 +103,7 @@ def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-def make_hello(rank: int, /, **changes: Any) -> Registration:
+def make_registration(rank: int, /, **changes: Any) -> Registration:
     fields: dict[str, Any] = {
         "rank": rank,
         "node": f"n{rank}",
@@ -116,24 +115,24 @@ def make_hello(rank: int, /, **changes: Any) -> Registration:
     return Registration(**{**fields, **changes})
 
 
-def make_membership(
+def make_client(
     *addresses: Address,
     credentials: Credentials = SHARED,
-    hello: Callable[[Address], Registration] = lambda _: make_hello(0),
+    hello: Callable[[Address], Registration] = lambda _: make_registration(0),
     heartbeat_timeout_seconds: float = DEAD,
-    join_seconds: float = 10,
-) -> Membership:
-    """Return a membership that has not begun, with the service at one of these addresses."""
-    return Membership(
+    rendezvous_timeout_seconds: float = 10,
+) -> ControlClient:
+    """Return a client that has not begun, with the service at one of these addresses."""
+    return ControlClient(
         lambda: (addresses, credentials),
         hello,
         heartbeat_timeout_seconds=heartbeat_timeout_seconds,
-        join_seconds=join_seconds,
+        rendezvous_timeout_seconds=rendezvous_timeout_seconds,
     )
 
 
 class Job:
-    """A control service that runs, and the memberships of its tasks."""
+    """A control service that runs, and the clients of its tasks."""
 
     def __init__(self, roles: str, heartbeat_timeout_seconds: float, credentials: ServiceCredentials) -> None:
         limits = JobSpec(
@@ -141,7 +140,7 @@ class Job:
             heartbeat_interval_seconds=BEAT,
             heartbeat_timeout_seconds=heartbeat_timeout_seconds,
             reconnect_seconds=heartbeat_timeout_seconds / 2,
-            leave_seconds=0.5,
+            kill_wait_seconds=0.5,
         )
         counts: Counter[str] = Counter()
         tasks = []
@@ -158,49 +157,49 @@ class Job:
     def address(self) -> Address:
         return Address("127.0.0.1", self.port)
 
-    def membership(
+    def client(
         self,
         rank: int,
         /,
         *,
         port: int | None = None,
         credentials: Credentials = SHARED,
-        join_seconds: float = 10,
+        rendezvous_timeout_seconds: float = 10,
         **changes: Any,
-    ) -> Membership:
-        """Return a membership that has not begun; `changes` replace fields of its hello."""
-        return make_membership(
+    ) -> ControlClient:
+        """Return a client that has not begun; `changes` replace fields of its hello."""
+        return make_client(
             Address("127.0.0.1", port or self.port),
             credentials=credentials,
-            hello=lambda _: make_hello(rank, **changes),
+            hello=lambda _: make_registration(rank, **changes),
             heartbeat_timeout_seconds=self.state.limits.heartbeat_timeout_seconds,
-            join_seconds=join_seconds,
+            rendezvous_timeout_seconds=rendezvous_timeout_seconds,
         )
 
-    def begin(self, membership: Membership) -> asyncio.Task[None]:
-        running = asyncio.create_task(membership.run())
+    def begin(self, client: ControlClient) -> asyncio.Task[None]:
+        running = asyncio.create_task(client.run())
         self._running.append(running)
         return running
 
-    async def form(self, ranks: int) -> list[Membership]:
+    async def form(self, ranks: int) -> list[ControlClient]:
         """Bring this many tasks up to the point where their children run."""
-        members = [self.membership(rank) for rank in range(ranks)]
+        members = [self.client(rank) for rank in range(ranks)]
         for member in members:
             self.begin(member)
-        await until(lambda: all(member.map for member in members))
+        await until(lambda: all(member.cluster for member in members))
         for member in members:
-            member.report(state="ready")
-        await until(lambda: all(member.order.starts == 1 for member in members))
+            member.update(state="ready")
+        await until(lambda: all(member.desired.starts == 1 for member in members))
         for member in members:
-            member.report(state="running", starts=1)
+            member.update(state="running", starts=1)
         await until(lambda: self.state.count("running") == ranks)
         return members
 
-    async def check_undisturbed(self, members: list[Membership]) -> None:
+    async def check_undisturbed(self, members: list[ControlClient]) -> None:
         """Check that no member lost its connection, then let the first end the job."""
         assert not {kind for kind, _ in self.events} & {"lost", "disconnected", "reconnected", "exited", "outcome"}
-        members[0].report(state="exited", starts=1, returncode=0)
-        await until(lambda: all(member.order.leave for member in members))
+        members[0].update(state="exited", starts=1, returncode=0)
+        await until(lambda: all(member.desired.terminate for member in members))
         assert self.state.outcome is not None
         assert self.state.outcome.exit_code == 0
 
@@ -221,13 +220,13 @@ async def serving(
         await job.close()
 
 
-def is_registered(member: Membership) -> bool:
+def is_registered(member: ControlClient) -> bool:
     """Whether the member knows that it is registered, which the service knows a moment earlier."""
     return member._last_address is not None
 
 
 class RawClient:
-    """One call to a service, with which a test sends what a `Membership` would not."""
+    """One call to a service, with which a test sends what a `ControlClient` would not."""
 
     def __init__(self, call: _Call) -> None:
         self.call = call
@@ -240,8 +239,8 @@ class RawClient:
         payload = HEARTBEAT
         while payload == HEARTBEAT:
             payload = await self.call.read()
-        assert is_encoded_map(payload) == (kind is Map)
-        return decode_map(payload) if kind is Map else decode(payload, kind)
+        assert is_encoded_cluster(payload) == (kind is Cluster)
+        return decode_cluster(payload)[1] if kind is Cluster else decode(payload, kind)
 
     async def end(self) -> tuple[grpc.StatusCode, str, int]:
         """Return the code and detail with which the call ended, and how many messages came before."""
@@ -325,24 +324,24 @@ class Relay:
 def test_job_of_two_tasks_forms_trains_and_ends() -> None:
     async def scenario() -> None:
         async with serving() as job:
-            chief, ps = job.membership(0), job.membership(1)
+            chief, ps = job.client(0), job.client(1)
             running = [job.begin(chief), job.begin(ps)]
-            await until(lambda: chief.map and ps.map)
-            assert chief.map == ps.map == job.state.map
-            assert chief.map is not None
-            assert chief.map.to_cluster().to_dictionary() == {"chief": ["10.0.0.0:4000"], "ps": ["10.0.0.1:4001"]}
-            assert chief.order.starts == 0
-            chief.report(state="ready")
-            ps.report(state="ready")
-            await until(lambda: chief.order.starts == ps.order.starts == 1)
-            chief.report(state="running", starts=1, process_id=11)
-            ps.report(state="running", starts=1, process_id=12)
+            await until(lambda: chief.cluster and ps.cluster)
+            assert chief.cluster == ps.cluster == job.state.cluster
+            assert chief.cluster is not None
+            assert chief.cluster.to_dictionary() == {"chief": ["10.0.0.0:4000"], "ps": ["10.0.0.1:4001"]}
+            assert chief.desired.starts == 0
+            chief.update(state="ready")
+            ps.update(state="ready")
+            await until(lambda: chief.desired.starts == ps.desired.starts == 1)
+            chief.update(state="running", starts=1, process_id=11)
+            ps.update(state="running", starts=1, process_id=12)
             await until(lambda: job.state.count("running") == 2)
-            chief.report(state="exited", starts=1, process_id=11, returncode=0)
-            await until(lambda: chief.order.leave and ps.order.leave)
-            assert ps.order.leave_seconds == 0.5
-            chief.report(state="terminated", starts=1, returncode=0)
-            ps.report(state="terminated", starts=1)
+            chief.update(state="exited", starts=1, process_id=11, returncode=0)
+            await until(lambda: chief.desired.terminate and ps.desired.terminate)
+            assert ps.desired.kill_wait_seconds == 0.5
+            chief.update(state="terminated", starts=1, returncode=0)
+            ps.update(state="terminated", starts=1)
             await job.service.wait_for_end()
             await asyncio.gather(*running)
             assert job.state.phase is Phase.ENDED
@@ -360,18 +359,18 @@ def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -> None
         slow = JobSpec(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100, grace_period_seconds=0)
         state = JobState([Task("worker", 0)], slow, time.monotonic(), lambda *_: None)
         service = ControlService(state, CREDENTIALS)
-        member = make_membership(Address("127.0.0.1", await service.start()), heartbeat_timeout_seconds=100)
+        member = make_client(Address("127.0.0.1", await service.start()), heartbeat_timeout_seconds=100)
         running = asyncio.create_task(member.run())
         before = time.monotonic()
-        await until(lambda: member.map)
-        member.report(state="ready")
-        await until(lambda: member.order.starts == 1)
-        member.report(state="running", starts=1)
+        await until(lambda: member.cluster)
+        member.update(state="ready")
+        await until(lambda: member.desired.starts == 1)
+        member.update(state="running", starts=1)
         await until(lambda: state.count("running") == 1)
         state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", time.monotonic())
         service.publish()
-        await until(lambda: member.order.leave)
-        member.report(state="terminated", starts=1)
+        await until(lambda: member.desired.terminate)
+        member.update(state="terminated", starts=1)
         await asyncio.gather(running, service.wait_for_end())
         assert time.monotonic() - before < 5
         await service.close()
@@ -380,7 +379,7 @@ def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -> None
 
 
 def test_task_that_left_is_not_refused_when_the_launcher_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_GOODBYE_SECONDS", 0.2)
+    monkeypatch.setattr(client, "_END_OF_CALL_SECONDS", 0.2)
 
     async def scenario() -> None:
         async with serving("worker") as job, Relay(job.port) as relay:
@@ -391,13 +390,13 @@ def test_task_that_left_is_not_refused_when_the_launcher_is_slow(monkeypatch: py
                 await asyncio.sleep(60)  # so the service does not end the call in time: the task makes another
 
             monkeypatch.setattr(job.service, "_receive", receive_and_hold)
-            member = job.membership(0, port=relay.port)
+            member = job.client(0, port=relay.port)
             running = job.begin(member)
-            await until(lambda: member.map)
+            await until(lambda: member.cluster)
             job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", time.monotonic())
             job.service.publish()
-            await until(lambda: member.order.leave)
-            member.report(state="terminated")
+            await until(lambda: member.desired.terminate)
+            member.update(state="terminated")
             await running
             assert relay.connections >= 2
             assert ("terminated", "worker/0") in job.events
@@ -408,17 +407,17 @@ def test_task_that_left_is_not_refused_when_the_launcher_is_slow(monkeypatch: py
 def test_wait_for_change_returns_at_the_next_order_and_not_at_heartbeats() -> None:
     async def scenario() -> None:
         async with serving("worker") as job:
-            member = job.membership(0)
+            member = job.client(0)
             job.begin(member)
-            while member.map is None:
+            while member.cluster is None:
                 await member.wait_for_change()
             waiting = asyncio.create_task(member.wait_for_change())
-            heard_at = job.state.records[0].heard_at
-            await until(lambda: job.state.records[0].heard_at > heard_at + 3 * BEAT)
+            last_heartbeat_at = job.state.records[0].last_heartbeat_at
+            await until(lambda: job.state.records[0].last_heartbeat_at > last_heartbeat_at + 3 * BEAT)
             assert not waiting.done()
-            member.report(state="ready")
+            member.update(state="ready")
             await waiting
-            assert member.order.starts == 1
+            assert member.desired.starts == 1
 
     run_scenario(scenario)
 
@@ -437,8 +436,8 @@ def test_members_that_send_only_heartbeats_are_not_lost() -> None:
 def test_task_that_answers_with_empty_messages_lives_until_it_stops() -> None:
     async def scenario() -> None:
         async with serving("worker worker", heartbeat_timeout_seconds=SOON_DEAD) as job, raw_client(job.port) as raw:
-            job.begin(job.membership(1))
-            await raw.send(make_hello(0))
+            job.begin(job.client(1))
+            await raw.send(make_registration(0))
             end = time.monotonic() + 2 * SOON_DEAD
             while time.monotonic() < end:
                 if await raw.call.read() == HEARTBEAT:
@@ -457,10 +456,10 @@ def test_usage_and_step_are_sent_with_a_heartbeat() -> None:
         async with serving("worker") as job:
             (member,) = await job.form(1)
             for number in (1, 2):
-                member.mention(Usage(memory_bytes=number))
-                member.note(ScriptState(step=number))
-                await until(lambda number=number: job.state.records[0].status.report.step == number)  # type: ignore[misc]
-                assert job.state.records[0].status == member.status
+                member.update_usage(Usage(memory_bytes=number))
+                member.update_script(ScriptState(step=number))
+                await until(lambda number=number: job.state.records[0].observed.script.step == number)  # type: ignore[misc]
+                assert job.state.records[0].observed == member.observed
 
     run_scenario(scenario)
 
@@ -470,7 +469,7 @@ def test_failed_child_with_the_longest_tail_is_reported() -> None:
         async with serving() as job:
             chief, _ = await job.form(2)
             tail = ("\U0001f600" * 500,) * 20  # as the agent cuts it, in the longest characters
-            chief.report(state="exited", starts=1, returncode=3, tail=tail)
+            chief.update(state="exited", starts=1, returncode=3, tail=tail)
             await until(lambda: job.state.outcome, timeout_seconds=3)
             assert job.state.outcome is not None
             assert job.state.outcome.exit_code == 3
@@ -498,21 +497,21 @@ def test_status_above_the_limit_is_shrunk_with_a_warning_and_accepted(
     async def scenario() -> None:
         async with serving() as job:
             chief, ps = await job.form(2)
-            chief.note(report)
-            chief.report(tail=tail)
-            await until(lambda: job.state.records[0].status.report.step == 7)
-            found = job.state.records[0].status
-            assert found == chief.status
-            assert len(encode(found)) <= MAX_STATUS_BYTES
-            assert len(found.report.metrics) < len(METRICS)
-            assert found.report.metrics == report.metrics[: len(found.report.metrics)]
+            chief.update_script(report)
+            chief.update(tail=tail)
+            await until(lambda: job.state.records[0].observed.script.step == 7)
+            found = job.state.records[0].observed
+            assert found == chief.observed
+            assert len(encode(found)) <= MAX_STATE_BYTES
+            assert len(found.script.metrics) < len(METRICS)
+            assert found.script.metrics == report.metrics[: len(found.script.metrics)]
             assert len(found.tail) < len(LINES)
             await job.check_undisturbed([chief, ps])
 
     run_scenario(scenario)
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING and r.name == "tf4slurm.control.messages"]
     assert warnings
-    assert f"exceeds {MAX_STATUS_BYTES} bytes" in warnings[0].getMessage()
+    assert f"exceeds {MAX_STATE_BYTES} bytes" in warnings[0].getMessage()
 
 
 def test_map_of_2000_tasks_arrives() -> None:
@@ -522,14 +521,14 @@ def test_map_of_2000_tasks_arrives() -> None:
         async with serving(" ".join(["worker"] * 2000)) as job:
             now = time.monotonic()
             for rank in range(1, 2000):
-                job.state.on_hello(make_hello(rank, node=chance.randbytes(70).hex()), now)
-            member = job.membership(0)
+                job.state.on_registration(make_registration(rank, node=chance.randbytes(70).hex()), now)
+            member = job.client(0)
             job.begin(member)
-            await until(lambda: member.map)
-            assert member.map == job.state.map
-            assert len(member.encoded_map) > 2 * 65536
-            assert member.map is not None
-            assert len(member.map.entries) == 2000
+            await until(lambda: member.cluster)
+            assert member.cluster == job.state.cluster
+            assert len(member.encoded_cluster) > 2 * 65536
+            assert member.cluster is not None
+            assert len(member.cluster.members) == 2000
 
     run_scenario(scenario)
 
@@ -550,12 +549,12 @@ def test_refused_task_gets_the_reason_and_does_not_retry(changes: dict[str, Any]
     async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
             members = await job.form(2)
-            late = job.membership(1, port=relay.port, **changes)
+            late = job.client(1, port=relay.port, **changes)
             with pytest.raises(RendezvousClosedError) as caught:
                 await late.run()
             assert caught.value.reason == reason
             assert f"127.0.0.1:{relay.port}" in str(caught.value)
-            assert (late.order, late.map) == (DesiredState(), None)
+            assert (late.desired, late.cluster) == (DesiredState(), None)
             assert relay.connections == 1
             await job.check_undisturbed(members)
 
@@ -568,7 +567,7 @@ def test_refused_task_gets_no_message(changes: dict[str, Any]) -> None:
         async with serving() as job:
             await job.form(2)
             async with raw_client(job.port) as raw:
-                await raw.send(make_hello(0, **changes))
+                await raw.send(make_registration(0, **changes))
                 code, reason, received = await raw.end()
                 assert code is grpc.StatusCode.FAILED_PRECONDITION
                 assert reason
@@ -586,7 +585,7 @@ def test_long_reason_in_any_characters_arrives(character: str) -> None:
             members = await job.form(2)
             for length in (2000, 60):
                 with pytest.raises(RendezvousClosedError) as caught:
-                    await job.membership(0, version=character * length).run()
+                    await job.client(0, version=character * length).run()
                 assert caught.value.reason.startswith("it runs tf4slurm ")
             await job.check_undisturbed(members)
 
@@ -599,8 +598,8 @@ def test_task_that_the_service_cannot_read_is_refused_with_the_reason() -> None:
     async def scenario() -> None:
         async with serving() as job:
             members = await job.form(2)
-            late = job.membership(0, port=job.port)
-            late._make_hello = lambda _: ObservedState()  # type: ignore[assignment, return-value]
+            late = job.client(0, port=job.port)
+            late._make_registration = lambda _: ObservedState()  # type: ignore[assignment, return-value]
             with pytest.raises(RendezvousClosedError, match="Install the same version"):
                 await late.run()
             await job.check_undisturbed(members)
@@ -611,7 +610,7 @@ def test_task_that_the_service_cannot_read_is_refused_with_the_reason() -> None:
 def test_wrong_token_is_retried_until_the_join_timeout() -> None:
     async def scenario() -> None:
         async with serving() as job:
-            wrong = job.membership(0, credentials=WRONG_TOKEN, join_seconds=1)
+            wrong = job.client(0, credentials=WRONG_TOKEN, rendezvous_timeout_seconds=1)
             before = time.monotonic()
             with pytest.raises(RendezvousConnectionError, match="does not accept this job's token"):
                 await wrong.run()
@@ -625,7 +624,7 @@ def test_wrong_token_is_retried_until_the_join_timeout() -> None:
 def test_wrong_certificate_is_retried_until_the_join_timeout() -> None:
     async def scenario() -> None:
         async with serving() as job:
-            wrong = job.membership(0, credentials=OTHER_JOB.shared, join_seconds=1)
+            wrong = job.client(0, credentials=OTHER_JOB.shared, rendezvous_timeout_seconds=1)
             before = time.monotonic()
             with pytest.raises(RendezvousConnectionError, match="CERTIFICATE_VERIFY_FAILED") as caught:
                 await wrong.run()
@@ -641,8 +640,8 @@ def test_last_try_cut_short_does_not_hide_why_the_others_failed() -> None:
     async def scenario() -> None:
         async with serving() as job:
             with socket.create_server(("127.0.0.1", 0)) as mute:
-                member = make_membership(
-                    job.address, Address(*mute.getsockname()), credentials=WRONG_TOKEN, join_seconds=1
+                member = make_client(
+                    job.address, Address(*mute.getsockname()), credentials=WRONG_TOKEN, rendezvous_timeout_seconds=1
                 )
                 with pytest.raises(RendezvousConnectionError, match="does not accept this job's token") as caught:
                     await member.run()
@@ -654,7 +653,7 @@ def test_last_try_cut_short_does_not_hide_why_the_others_failed() -> None:
 def test_service_with_another_certificate_is_not_joined() -> None:
     async def scenario() -> None:
         async with serving() as job, serving(credentials=OTHER_JOB) as impostor:
-            job.begin(make_membership(impostor.address, job.address))
+            job.begin(make_client(impostor.address, job.address))
             await until(lambda: job.state.count("registered"))
             assert impostor.events == []
 
@@ -677,7 +676,7 @@ async def send_text(raw: RawClient) -> None:
 
 
 async def send_truncated_hello(raw: RawClient) -> None:
-    await raw.send(encode(make_hello(0))[:40])
+    await raw.send(encode(make_registration(0))[:40])
 
 
 async def send_status(raw: RawClient) -> None:
@@ -685,11 +684,11 @@ async def send_status(raw: RawClient) -> None:
 
 
 async def send_large_hello(raw: RawClient) -> None:
-    await raw.send(make_hello(0, node="n" * MAX_STATUS_BYTES))
+    await raw.send(make_registration(0, node="n" * MAX_STATE_BYTES))
 
 
 async def send_huge_hello(raw: RawClient) -> None:
-    await raw.send(make_hello(0, node="n" * 10_000_000))
+    await raw.send(make_registration(0, node="n" * 10_000_000))
 
 
 OK, INVALID, EXHAUSTED = (
@@ -733,8 +732,8 @@ def test_client_whose_first_message_is_no_hello_is_refused_and_members_go_on(
 @pytest.mark.parametrize(
     "payload",
     [
-        encode(DesiredState(leave=True)),
-        encode(make_hello(0)),
+        encode(DesiredState(terminate=True)),
+        encode(make_registration(0)),
         encode(ObservedState("terminated"))[:12],
         b"nonsense",
         b'["ObservedState",{"state":"dead"}]',
@@ -750,26 +749,26 @@ def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_told(
 ) -> None:
     async def scenario() -> None:
         async with serving(heartbeat_timeout_seconds=100) as job:
-            ps = job.membership(1)
+            ps = job.client(1)
             job.begin(ps)
             async with raw_client(job.port) as raw:
-                await raw.send(make_hello(0))
-                await until(lambda: ps.map)
+                await raw.send(make_registration(0))
+                await until(lambda: ps.cluster)
                 before = time.monotonic()
                 await raw.send(payload)
                 code, detail, _ = await raw.end()
                 assert code is INVALID
                 assert "is not a control message of this version of tf4slurm" in detail
-            await until(lambda: ps.order.leave)
+            await until(lambda: ps.desired.terminate)
             assert time.monotonic() - before < 5  # and not after the heartbeat timeout
             assert ("lost", "chief/0") in job.events
             assert job.state.outcome is not None
             assert job.state.outcome.cause == Task("chief", 0)
             assert "its message was not accepted: " in job.state.outcome.reason
             assert "is not a control message of this version of tf4slurm" in job.state.outcome.reason
-            assert ps.order.reason == job.state.outcome.reason
+            assert ps.desired.terminate_reason == job.state.outcome.reason
             async with raw_client(job.port) as raw:  # it is lost for good
-                await raw.send(make_hello(0))
+                await raw.send(make_registration(0))
                 code, detail, _ = await raw.end()
                 assert code is grpc.StatusCode.FAILED_PRECONDITION
                 assert "counts as lost" in detail
@@ -778,22 +777,22 @@ def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_told(
     assert errors_in(caplog) == []
 
 
-def test_membership_whose_every_status_is_rejected_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_whose_every_state_is_rejected_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with serving(heartbeat_timeout_seconds=100) as job:
-            chief, ps = job.membership(0), job.membership(1)
+            chief, ps = job.client(0), job.client(1)
             job.begin(ps)
             before = time.monotonic()
             monkeypatch.setattr(
                 client, "encode", lambda message, *before: encode(message, *before).replace(b'"detail"', b'"detial"')
             )
-            chief.report(detail="a field that the service does not know")
+            chief.update(detail="a field that the service does not know")
             with pytest.raises(RendezvousClosedError, match="detial"):
                 await job.begin(chief)
             assert time.monotonic() - before < 5
-            await until(lambda: ps.order.leave)
+            await until(lambda: ps.desired.terminate)
             assert ("lost", "chief/0") in job.events
-            assert "detial" in ps.order.reason
+            assert "detial" in ps.desired.terminate_reason
 
     run_scenario(scenario)
 
@@ -801,40 +800,40 @@ def test_membership_whose_every_status_is_rejected_ends_with_the_reason(monkeypa
 def test_repeated_status_has_no_effect() -> None:
     async def scenario() -> None:
         async with serving() as job, raw_client(job.port) as raw:
-            await raw.send(make_hello(0))
+            await raw.send(make_registration(0))
             await raw.send(ObservedState("running", starts=1))
             await raw.send(ObservedState("running", starts=1))
             await raw.send(ObservedState("running", starts=2))
-            await until(lambda: job.state.records[0].status.starts == 2)
+            await until(lambda: job.state.records[0].observed.starts == 2)
             assert job.events.count(("started", "chief/0")) == 2
 
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("size", [MAX_STATUS_BYTES + 1, 10_000_000])
+@pytest.mark.parametrize("size", [MAX_STATE_BYTES + 1, 10_000_000])
 def test_message_above_the_limit_ends_the_call_and_its_task_may_reconnect(
     size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         async with serving() as job:
-            ps = job.membership(1)
+            ps = job.client(1)
             job.begin(ps)
             async with raw_client(job.port) as raw:
-                await raw.send(make_hello(0))
-                await until(lambda: ps.map)
+                await raw.send(make_registration(0))
+                await until(lambda: ps.cluster)
                 short = len(encode(ObservedState("terminated", detail="x")))
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await raw.send(ObservedState("terminated", detail="x" * (size - short + 1)))
                 code, detail, _ = await raw.end()
                 assert code is EXHAUSTED
-                assert str(MAX_STATUS_BYTES) in detail
+                assert str(MAX_STATE_BYTES) in detail
                 await until(lambda: ("disconnected", "chief/0") in job.events)
-                assert job.state.records[0].status.state == "registered"
-            again = job.membership(0)
+                assert job.state.records[0].observed.state == "registered"
+            again = job.client(0)
             job.begin(again)
-            await until(lambda: again.map)
+            await until(lambda: again.cluster)
             assert ("reconnected", "chief/0") in job.events
-            assert ps.order.leave is False
+            assert ps.desired.terminate is False
 
     run_scenario(scenario)
     assert errors_in(caplog) == []
@@ -843,10 +842,10 @@ def test_message_above_the_limit_ends_the_call_and_its_task_may_reconnect(
 def test_message_of_the_largest_size_is_accepted() -> None:
     async def scenario() -> None:
         async with serving() as job, raw_client(job.port) as raw:
-            await raw.send(make_hello(0))
+            await raw.send(make_registration(0))
             short = len(encode(ObservedState(detail="x")))
-            await raw.send(ObservedState(detail="x" * (MAX_STATUS_BYTES - short + 1)))
-            await until(lambda: job.state.records[0].status.detail)
+            await raw.send(ObservedState(detail="x" * (MAX_STATE_BYTES - short + 1)))
+            await until(lambda: job.state.records[0].observed.detail)
 
     run_scenario(scenario)
 
@@ -855,15 +854,15 @@ def test_late_message_of_a_replaced_connection_is_ignored() -> None:
     async def scenario() -> None:
         async with serving() as job, raw_client(job.port) as old, raw_client(job.port) as new:
             for connection, event in ((old, "registered"), (new, "reconnected")):
-                await connection.send(make_hello(0))
+                await connection.send(make_registration(0))
                 await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
             await new.send(ObservedState("running", starts=1))
-            await until(lambda: job.state.records[0].status.state == "running")
+            await until(lambda: job.state.records[0].observed.state == "running")
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await old.send(ObservedState("exited", starts=1, returncode=9))
             await asyncio.wait_for(old.end(), 3)  # the service has ended it
             assert job.state.records[0].is_connected
-            assert job.state.records[0].status.state == "running"
+            assert job.state.records[0].observed.state == "running"
 
     run_scenario(scenario)
 
@@ -924,7 +923,7 @@ def test_plain_text_grpc_client_gets_unavailable_and_members_go_on() -> None:
             async with grpc.aio.insecure_channel(str(job.address), options=(("grpc.enable_http_proxy", 0),)) as channel:
                 call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=((TOKEN_METADATA, SHARED.token),))
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    await call.write(encode(make_hello(0)))
+                    await call.write(encode(make_registration(0)))
                 assert await call.code() is grpc.StatusCode.UNAVAILABLE
             await job.check_undisturbed(members)
 
@@ -937,21 +936,21 @@ def test_plain_text_grpc_client_gets_unavailable_and_members_go_on() -> None:
 def test_connection_lost_is_made_again_without_losing_state() -> None:
     async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
-            chief, ps = job.membership(0, port=relay.port), job.membership(1)
+            chief, ps = job.client(0, port=relay.port), job.client(1)
             job.begin(chief)
             job.begin(ps)
-            await until(lambda: chief.map)
+            await until(lambda: chief.cluster)
             relay.cut()
-            chief.report(state="ready")
-            ps.report(state="ready")
-            await until(lambda: chief.order.starts == 1)
+            chief.update(state="ready")
+            ps.update(state="ready")
+            await until(lambda: chief.desired.starts == 1)
             assert relay.connections >= 2
-            chief.report(state="running", starts=1)
+            chief.update(state="running", starts=1)
             await until(lambda: job.state.count("running") == 1)
             relay.cut()
             await until(lambda: job.events.count(("disconnected", "chief/0")) == 2)
-            chief.report(state="exited", starts=1, returncode=0)
-            await until(lambda: chief.order.leave)
+            chief.update(state="exited", starts=1, returncode=0)
+            await until(lambda: chief.desired.terminate)
             assert job.state.outcome is not None
             assert job.state.outcome.exit_code == 0
             assert job.events.count(("reconnected", "chief/0")) == 2
@@ -967,13 +966,13 @@ def test_long_status_is_sent_on_the_next_connection(tail: tuple[str, ...]) -> No
 
     async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
-            chief, ps = job.membership(0, port=relay.port), job.membership(1)
+            chief, ps = job.client(0, port=relay.port), job.client(1)
             job.begin(chief)
             job.begin(ps)
-            await until(lambda: chief.map and ps.map)
+            await until(lambda: chief.cluster and ps.cluster)
             relay.cut()
-            chief.report(state="exited", starts=1, returncode=3, tail=tail)
-            await until(lambda: job.state.records[0].status.state == "exited")
+            chief.update(state="exited", starts=1, returncode=3, tail=tail)
+            await until(lambda: job.state.records[0].observed.state == "exited")
             assert job.events.count(("disconnected", "chief/0")) == 1
 
     run_scenario(scenario)
@@ -989,7 +988,7 @@ def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
         port = await service.start()
         for is_back in (False, True):
             async with raw_client(port) as task:
-                await task.send(make_hello(0))
+                await task.send(make_registration(0))
                 if is_back:
                     assert await asyncio.wait_for(task.call.read(), 5) == HEARTBEAT
                 else:
@@ -1003,12 +1002,12 @@ def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
 def test_task_that_reconnects_but_sends_nothing_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
         async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job:
-            ps = job.membership(1)
+            ps = job.client(1)
             job.begin(ps)
             before, reconnections = time.monotonic(), 0
             while job.state.outcome is None:
                 async with raw_client(job.port) as raw:
-                    await raw.send(make_hello(0))
+                    await raw.send(make_registration(0))
                     await until(lambda: job.state.records[0].is_connected or job.state.outcome)
                 await until(lambda: not job.state.records[0].is_connected)
                 reconnections += 1
@@ -1016,9 +1015,9 @@ def test_task_that_reconnects_but_sends_nothing_is_lost_after_the_heartbeat_time
             assert time.monotonic() - before >= SOON_DEAD
             assert reconnections > 2
             assert job.state.outcome.cause == Task("chief", 0)
-            assert f"nothing was heard of it for {SOON_DEAD:g} s" in job.state.outcome.reason
-            await until(lambda: ps.order.leave)
-            assert ps.order.reason == job.state.outcome.reason
+            assert f"it sent no heartbeat for {SOON_DEAD:g} s" in job.state.outcome.reason
+            await until(lambda: ps.desired.terminate)
+            assert ps.desired.terminate_reason == job.state.outcome.reason
 
     run_scenario(scenario)
 
@@ -1030,10 +1029,10 @@ def test_accepted_hello_is_not_made_again() -> None:
 
             def hello(address: Address) -> Registration:
                 asked.append(address)
-                return make_hello(0)
+                return make_registration(0)
 
             address = Address("127.0.0.1", relay.port)
-            member = make_membership(address, hello=hello)
+            member = make_client(address, hello=hello)
             job.begin(member)
             await until(lambda: is_registered(member))
             relay.cut()
@@ -1050,10 +1049,10 @@ def test_hello_is_made_for_each_address_until_one_is_accepted() -> None:
 
             def hello(address: Address) -> Registration:
                 asked.append(address)
-                return make_hello(0, port=address.port)
+                return make_registration(0, port=address.port)
 
             right = Address("127.0.0.1", relay.port)
-            member = make_membership(other.address, right, hello=hello)
+            member = make_client(other.address, right, hello=hello)
             job.begin(member)
             await until(lambda: is_registered(member))
             assert job.state.records[0].address == Address("10.0.0.0", relay.port)
@@ -1068,11 +1067,11 @@ def test_hello_is_made_for_each_address_until_one_is_accepted() -> None:
 def test_silent_service_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
         async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job, Relay(job.port) as relay:
-            chief, ps = job.membership(0, port=relay.port), job.membership(1)
+            chief, ps = job.client(0, port=relay.port), job.client(1)
             before = time.monotonic()
             running = job.begin(chief)
             job.begin(ps)
-            await until(lambda: chief.map)
+            await until(lambda: chief.cluster)
             relay.pause()
             paused = time.monotonic()
             with pytest.raises(RendezvousConnectionError) as caught:
@@ -1081,7 +1080,7 @@ def test_silent_service_is_lost_after_the_heartbeat_timeout() -> None:
             assert caught.value.address == f"127.0.0.1:{relay.port}"
             assert "no address is known" not in str(caught.value)
             await until(lambda: ("lost", "chief/0") in job.events)
-            await until(lambda: ps.order.leave)
+            await until(lambda: ps.desired.terminate)
 
     run_scenario(scenario)
 
@@ -1090,7 +1089,7 @@ def test_silent_service_is_not_looked_for_at_its_other_addresses() -> None:
     async def scenario() -> None:
         async with serving(heartbeat_timeout_seconds=2) as job, Relay(job.port) as relay, Relay(job.port) as other:
             other.pause()
-            member = make_membership(
+            member = make_client(
                 Address("127.0.0.1", relay.port), Address("127.0.0.1", other.port), heartbeat_timeout_seconds=2
             )
             running = job.begin(member)
@@ -1108,12 +1107,12 @@ def test_silent_service_is_not_looked_for_at_its_other_addresses() -> None:
 def test_closed_service_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
         async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job:
-            chief = job.membership(0)
+            chief = job.client(0)
             running = job.begin(chief)
             await until(lambda: is_registered(chief))
             await job.service.close()
             before = time.monotonic()
-            with pytest.raises(RendezvousConnectionError, match="The launcher is gone, or was never there"):
+            with pytest.raises(RendezvousConnectionError, match="The launcher has ended or was not started"):
                 await running
             assert time.monotonic() - before < SOON_DEAD + 1
 
@@ -1123,12 +1122,12 @@ def test_closed_service_is_lost_after_the_heartbeat_timeout() -> None:
 def test_silent_task_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
         async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job, Relay(job.port) as relay:
-            chief, ps = job.membership(0), job.membership(1, port=relay.port)
+            chief, ps = job.client(0), job.client(1, port=relay.port)
             job.begin(chief)
             job.begin(ps)
-            await until(lambda: chief.map and ps.map)
+            await until(lambda: chief.cluster and ps.cluster)
             relay.pause()
-            await until(lambda: chief.order.leave)
+            await until(lambda: chief.desired.terminate)
             assert job.state.outcome is not None
             assert job.state.outcome.cause == Task("ps", 0)
 
@@ -1146,9 +1145,9 @@ def test_without_a_service_run_ends_at_the_join_timeout(find: str) -> None:
         listener.close()
         await listener.wait_closed()
         addresses = [Address("127.0.0.1", port)] if find == "nobody listens" else []
-        member = make_membership(*addresses, join_seconds=0.2)
+        member = make_client(*addresses, rendezvous_timeout_seconds=0.2)
         before = time.monotonic()
-        with pytest.raises(RendezvousConnectionError, match="The launcher is gone, or was never there"):
+        with pytest.raises(RendezvousConnectionError, match="The launcher has ended or was not started"):
             await member.run()
         assert 0.2 <= time.monotonic() - before < 2
 
@@ -1159,8 +1158,11 @@ def test_without_credentials_no_address_is_tried() -> None:
     async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
             address = Address("127.0.0.1", relay.port)
-            member = Membership(
-                lambda: ([address], None), lambda _: make_hello(0), heartbeat_timeout_seconds=DEAD, join_seconds=0.3
+            member = ControlClient(
+                lambda: ([address], None),
+                lambda _: make_registration(0),
+                heartbeat_timeout_seconds=DEAD,
+                rendezvous_timeout_seconds=0.3,
             )
             with pytest.raises(RendezvousConnectionError, match="no address is known yet"):
                 await member.run()
@@ -1172,7 +1174,7 @@ def test_without_credentials_no_address_is_tried() -> None:
 def test_address_that_accepts_and_sends_nothing_is_reported_as_such() -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as mute:
-            member = make_membership(Address(*mute.getsockname()), join_seconds=0.3)
+            member = make_client(Address(*mute.getsockname()), rendezvous_timeout_seconds=0.3)
             with pytest.raises(RendezvousConnectionError, match=r"\(it does not answer\)"):
                 await member.run()
 
@@ -1183,8 +1185,11 @@ def test_service_that_starts_later_is_found() -> None:
     async def scenario() -> None:
         async with serving() as job:
             known: list[Address] = []
-            member = Membership(
-                lambda: (known, SHARED), lambda _: make_hello(0), heartbeat_timeout_seconds=DEAD, join_seconds=10
+            member = ControlClient(
+                lambda: (known, SHARED),
+                lambda _: make_registration(0),
+                heartbeat_timeout_seconds=DEAD,
+                rendezvous_timeout_seconds=10,
             )
             job.begin(member)
             await asyncio.sleep(0)
@@ -1197,7 +1202,7 @@ def test_service_that_starts_later_is_found() -> None:
 def test_address_that_answers_is_joined_after_one_that_does_not() -> None:
     async def scenario() -> None:
         async with serving() as job:
-            job.begin(make_membership(Address("127.0.0.1", 1), job.address))
+            job.begin(make_client(Address("127.0.0.1", 1), job.address))
             await until(lambda: job.state.count("registered"))
 
     run_scenario(scenario)
@@ -1210,7 +1215,7 @@ def test_task_reconnects_first_at_the_address_that_answered() -> None:
         async with serving() as job, Relay(job.port) as relay:
             tries: list[asyncio.StreamWriter] = []
             mute = await asyncio.start_server(lambda _, writer: tries.append(writer), "127.0.0.1", 0)
-            member = make_membership(Address(*mute.sockets[0].getsockname()), Address("127.0.0.1", relay.port))
+            member = make_client(Address(*mute.sockets[0].getsockname()), Address("127.0.0.1", relay.port))
             member._connect_seconds = 2
             job.begin(member)
             await until(lambda: is_registered(member))
@@ -1256,7 +1261,7 @@ def test_service_that_ends_the_call_early_counts_as_unreachable(messages: int) -
     async def scenario() -> None:
         async with grpc_server(handle) as address:
             with pytest.raises(RendezvousConnectionError):
-                await make_membership(address, join_seconds=0.4).run()
+                await make_client(address, rendezvous_timeout_seconds=0.4).run()
 
     run_scenario(scenario)
 
@@ -1269,7 +1274,7 @@ def test_service_that_sends_no_message_of_ours_counts_as_unreachable() -> None:
 
     async def scenario() -> None:
         async with grpc_server(handle) as address:
-            member = make_membership(address, heartbeat_timeout_seconds=1, join_seconds=1)
+            member = make_client(address, heartbeat_timeout_seconds=1, rendezvous_timeout_seconds=1)
             with pytest.raises(RendezvousConnectionError, match="is not a control message of this version"):
                 await asyncio.wait_for(member.run(), 10)
 
@@ -1289,7 +1294,7 @@ def test_task_that_is_not_registered_yet_waits_until_the_join_timeout() -> None:
             await context.read()
 
         async with grpc_server(handle) as address:
-            member = make_membership(address, heartbeat_timeout_seconds=0.3)
+            member = make_client(address, heartbeat_timeout_seconds=0.3)
             running = asyncio.create_task(member.run())
             waiting = asyncio.create_task(member.wait_for_change())
             await asyncio.wait({running, waiting}, timeout=1)
@@ -1305,10 +1310,10 @@ def test_task_that_is_not_registered_yet_waits_until_the_join_timeout() -> None:
 def test_map_is_sent_before_any_order() -> None:
     async def scenario() -> None:
         async with serving("worker") as job, raw_client(job.port) as raw:
-            await raw.send(make_hello(0))
-            assert isinstance(await raw.receive(Map), Map)
+            await raw.send(make_registration(0))
+            assert isinstance(await raw.receive(Cluster), Cluster)
             await raw.send(ObservedState("ready"))
-            assert await raw.receive(DesiredState) == DesiredState(starts=1, leave_seconds=0.5)
+            assert await raw.receive(DesiredState) == DesiredState(starts=1, kill_wait_seconds=0.5)
 
     run_scenario(scenario)
 
@@ -1339,7 +1344,7 @@ def test_end_of_a_replaced_call_is_not_taken_for_the_end_of_the_new_one() -> Non
 
     async def scenario() -> None:
         async with serving() as job:
-            contexts: list[Any] = [FakeContext(make_hello(0)) for _ in range(2)]
+            contexts: list[Any] = [FakeContext(make_registration(0)) for _ in range(2)]
             contexts[0].may_confirm.set()
             calls = []
             for context, event in zip(contexts, ("registered", "reconnected"), strict=True):
@@ -1361,7 +1366,7 @@ def test_end_of_a_replaced_call_is_not_taken_for_the_end_of_the_new_one() -> Non
 def test_call_that_ends_before_its_confirmation_is_a_disconnection() -> None:
     async def scenario() -> None:
         async with serving() as job:
-            context: Any = FakeContext(make_hello(0))
+            context: Any = FakeContext(make_registration(0))
             call = asyncio.create_task(job.service._serve(context, context))
             await until(lambda: ("registered", "chief/0") in job.events)
             call.cancel()
@@ -1383,10 +1388,12 @@ def test_error_of_the_service_in_a_message_is_the_loss_of_its_task(
             def fail(*_: object) -> None:
                 raise KeyError("no such key")
 
-            monkeypatch.setattr(job.state, "on_status", fail)
-            members[1].report(state="exited", returncode=0)
-            await until(lambda: members[0].order.leave)
-            assert "ps/0 on n1 is lost: its message was not accepted: 'no such key'" in members[0].order.reason
+            monkeypatch.setattr(job.state, "on_observed_state", fail)
+            members[1].update(state="exited", returncode=0)
+            await until(lambda: members[0].desired.terminate)
+            assert (
+                "ps/0 on n1 is lost: its message was not accepted: 'no such key'" in members[0].desired.terminate_reason
+            )
 
     run_scenario(scenario)
     assert "a message could not be handled" in caplog.text

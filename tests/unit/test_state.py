@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Task
-from tf4slurm.control.messages import BarrierArrival, DesiredState, ObservedState, Registration, ScriptState, TaskState
+from tf4slurm.control.messages import (
+    BarrierArrival,
+    DesiredState,
+    ObservedState,
+    Registration,
+    ScriptState,
+    TaskState,
+    cluster_to_entries,
+)
 from tf4slurm.control.outcome import Outcome
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.control.task_record import TaskRecord
@@ -26,7 +34,7 @@ LIMITS = JobSpec(
     heartbeat_interval_seconds=1,
     heartbeat_timeout_seconds=10,
     reconnect_seconds=1.5,
-    leave_seconds=5,
+    kill_wait_seconds=5,
     finish_timeout_seconds=30,
     grace_period_seconds=0,
     max_worker_restarts=2,
@@ -71,8 +79,8 @@ class Job:
     def texts(self, kind: str) -> list[str]:
         return [text for found, _, text in self.events if found == kind]
 
-    def order(self, rank: int) -> DesiredState:
-        return self.state.order_for(rank)
+    def desired(self, rank: int) -> DesiredState:
+        return self.state.desired_state_of(rank)
 
     def times(self, rank: int) -> tuple[float | None, float | None]:
         return self.state.records[rank].started_at, self.state.records[rank].ended_at
@@ -81,12 +89,12 @@ class Job:
 
     def hello(self, rank: int, **changes: Any) -> TaskRecord:
         hello = Registration(rank, f"n{rank}", f"10.0.0.{rank}", 4000 + rank, f"incarnation-{rank}", __version__)
-        return self.state.on_hello(dataclasses.replace(hello, owns_child=self.owns_child, **changes), self.now)
+        return self.state.on_registration(dataclasses.replace(hello, owns_child=self.owns_child, **changes), self.now)
 
     def say(self, rank: int, state: TaskState, **fields: Any) -> None:
         """A task tells a change; what it does not change stays as it was."""
-        status = dataclasses.replace(self.state.records[rank].status, state=state, **fields)
-        self.state.on_status(rank, status, self.now)
+        status = dataclasses.replace(self.state.records[rank].observed, state=state, **fields)
+        self.state.on_observed_state(rank, status, self.now)
 
     def run_child(self, rank: int, starts: int = 1) -> None:
         self.say(rank, "running", starts=starts, process_id=100 + rank, returncode=None, tail=())
@@ -95,7 +103,7 @@ class Job:
         self.say(rank, "exited", returncode=returncode, tail=tail)
 
     def restart_and_end_child(self, rank: int, returncode: int) -> None:
-        self.run_child(rank, self.order(rank).starts)
+        self.run_child(rank, self.desired(rank).starts)
         self.end_child(rank, returncode)
 
     def turn(self, seconds: float, talking: Iterable[int] | None = None, tick: float = TICK) -> None:
@@ -106,7 +114,7 @@ class Job:
             for rank in self.ranks if talking is None else talking:
                 record = self.state.records[rank]
                 if record.is_connected and not record.is_gone:
-                    self.state.on_status(rank, record.status, self.now)
+                    self.state.on_observed_state(rank, record.observed, self.now)
             self.state.on_tick(self.now)
 
     # How far it has come
@@ -119,8 +127,8 @@ class Job:
     def join_again(self, *ranks: int) -> Job:
         """These tasks have a new port for the attempt they are told of."""
         for rank in ranks:
-            attempt = self.order(rank).attempt
-            self.state.on_status(rank, ObservedState(attempt=attempt, port=5000 + rank), self.now)
+            attempt = self.desired(rank).attempt
+            self.state.on_observed_state(rank, ObservedState(attempt=attempt, port=5000 + rank), self.now)
         return self
 
     def prove_and_run(self) -> Job:
@@ -147,7 +155,7 @@ def test_a_new_job_waits_for_its_tasks() -> None:
     job = Job()
     assert job.phase() is Phase.RENDEZVOUS
     assert job.state.outcome is None
-    assert [job.order(rank) for rank in job.ranks] == [DesiredState(leave_seconds=5)] * 4
+    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(kill_wait_seconds=5)] * 4
 
 
 def test_a_task_that_joins_is_noted() -> None:
@@ -157,21 +165,21 @@ def test_a_task_that_joins_is_noted() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
-def test_when_every_task_has_joined_all_prove_the_same_map(order: tuple[int, ...]) -> None:
+def test_when_every_task_has_registered_all_get_the_cluster(order: tuple[int, ...]) -> None:
     job = Job().join(*order[:3])
-    assert job.state.map is None
+    assert job.state.cluster is None
     job.state.take_changed()
     job.join(order[3])
     assert job.phase() is Phase.CHECKING
-    assert job.state.map is not None
-    assert job.state.map.entries == (
+    assert job.state.cluster is not None
+    assert cluster_to_entries(job.state.cluster) == [
         ("chief", 0, "n0", "10.0.0.0", 4000),
         ("ps", 0, "n1", "10.0.0.1", 4001),
         ("worker", 0, "n2", "10.0.0.2", 4002),
         ("worker", 1, "n3", "10.0.0.3", 4003),
-    )
+    ]
     assert job.state.take_changed() == {0, 1, 2, 3}
-    assert [job.order(rank) for rank in job.ranks] == [DesiredState(leave_seconds=5)] * 4
+    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(kill_wait_seconds=5)] * 4
 
 
 def test_when_every_task_has_proved_all_children_start() -> None:
@@ -183,7 +191,7 @@ def test_when_every_task_has_proved_all_children_start() -> None:
     job.say(1, "ready")
     assert job.phase() is Phase.TRAINING
     assert job.state.take_changed() == {0, 1, 2, 3}
-    assert [job.order(rank) for rank in job.ranks] == [DesiredState(starts=1, leave_seconds=5)] * 4
+    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(starts=1, kill_wait_seconds=5)] * 4
 
 
 def test_one_task_alone_is_a_job() -> None:
@@ -275,7 +283,7 @@ def test_a_loopback_address_in_a_map_of_several_nodes_is_refused(host: str) -> N
     job = Job().join(0, 1, 2)
     job.hello(3, host=host)
     assert job.phase() is Phase.TERMINATING
-    assert job.state.map is None
+    assert job.state.cluster is None
     assert job.outcome == Outcome(
         6,
         f"worker/1 on n3 gave the address {host}, which only it can reach. Name a network with --interface.",
@@ -295,7 +303,7 @@ def test_a_task_that_cannot_take_part_ends_the_job_with_its_words() -> None:
     job.hello(1, host="", port=0, failure="Interface 'ib0' does not exist.")
     assert job.phase() is Phase.TERMINATING
     assert job.outcome == Outcome(3, "ps/0 on n1 cannot take part. Interface 'ib0' does not exist.", Task("ps", 0))
-    assert job.order(0).leave
+    assert job.desired(0).terminate
     job.say(0, "terminated")
     assert job.phase() is Phase.ENDED
 
@@ -337,8 +345,8 @@ def test_a_silent_task_is_lost_after_the_dead_time(stage: str, rank: int) -> Non
     job.turn(0.4, talking=others)
     record = job.state.records[rank]
     assert record.is_gone
-    assert job.outcome == Outcome(7, f"{record} is lost: nothing was heard of it for 10 s.", record.task)
-    assert all(job.order(other).leave for other in others)
+    assert job.outcome == Outcome(7, f"{record} is lost: it sent no heartbeat for 10 s.", record.task)
+    assert all(job.desired(other).terminate for other in others)
 
 
 def test_a_beat_is_enough() -> None:
@@ -438,11 +446,11 @@ def test_tasks_have_their_time_to_leave_when_the_verdict_comes_after_a_lag() -> 
 
 def test_after_a_new_connection_the_order_is_the_same() -> None:
     job = Job().train()
-    before = job.order(2)
+    before = job.desired(2)
     job.state.on_disconnect(2, job.now)
     job.hello(2)
     job.run_child(2)
-    assert job.order(2) == before == DesiredState(starts=1, leave_seconds=5)
+    assert job.desired(2) == before == DesiredState(starts=1, kill_wait_seconds=5)
     assert job.texts("started").count("worker/0 on n2 started (process 102)") == 1
 
 
@@ -451,7 +459,7 @@ def test_what_is_said_again_has_no_effect(repeats: int) -> None:
     job = Job().train()
     for _ in range(repeats):
         job.end_child(2, 1)
-    assert job.order(2).starts == 2
+    assert job.desired(2).starts == 2
     assert job.kinds.count("exited") == job.kinds.count("restarting") == 1
 
 
@@ -459,7 +467,7 @@ def test_a_start_that_was_never_reported_counts() -> None:
     job = Job().train()
     job.end_child(2, 1)
     job.say(2, "exited", starts=2, returncode=1)
-    assert job.order(2).starts == 3
+    assert job.desired(2).starts == 3
 
 
 # Ends of children
@@ -469,14 +477,14 @@ def test_a_worker_under_a_chief_is_restarted_in_place_up_to_the_limit() -> None:
     job = Job().train()
     job.end_child(3, -9)
     assert job.state.take_changed() == {3}
-    assert [job.order(rank).starts for rank in job.ranks] == [1, 1, 1, 2]
+    assert [job.desired(rank).starts for rank in job.ranks] == [1, 1, 1, 2]
     job.restart_and_end_child(3, 1)
-    assert job.order(3).starts == 3
+    assert job.desired(3).starts == 3
     assert job.texts("restarting") == ["worker/1 on n3 restart 1 in place", "worker/1 on n3 restart 2 in place"]
     assert job.phase() is Phase.TRAINING
     job.run_child(3, 3)
     job.end_child(3, 5, tail=("boom",))
-    assert job.order(3).starts == 3
+    assert job.desired(3).starts == 3
     assert job.outcome == Outcome(5, "worker/1 on n3 exited with code 5.", Task("worker", 1), ("boom",))
 
 
@@ -486,7 +494,7 @@ def test_the_limit_is_each_workers_own() -> None:
         job.end_child(rank, 1)
         job.restart_and_end_child(rank, 1)
     assert job.phase() is Phase.TRAINING
-    assert [job.order(rank).starts for rank in job.ranks] == [1, 1, 3, 3]
+    assert [job.desired(rank).starts for rank in job.ranks] == [1, 1, 3, 3]
 
 
 def test_without_restarts_the_first_crash_ends_the_job() -> None:
@@ -498,22 +506,22 @@ def test_without_restarts_the_first_crash_ends_the_job() -> None:
 def test_a_worker_that_says_it_is_done_may_exit() -> None:
     job = Job().train()
     for rank in (2, 3):
-        job.say(rank, "running", report=ScriptState(done="done"))
+        job.say(rank, "running", script=ScriptState(completion="done"))
         job.end_child(rank, 0)
     assert job.phase() is Phase.TRAINING
-    assert [job.order(rank).starts for rank in job.ranks] == [1, 1, 1, 1]
+    assert [job.desired(rank).starts for rank in job.ranks] == [1, 1, 1, 1]
 
 
 def test_worker_that_exits_with_0_before_its_chief_has_finished_and_is_not_restarted() -> None:
     job = Job().train()
     job.end_child(2, 0)
-    assert job.order(2).starts == 1
+    assert job.desired(2).starts == 1
     assert "restarting" not in job.kinds
     job.turn(LIMITS.finish_timeout_seconds + 1)
     assert job.phase() is Phase.TRAINING
-    job.say(3, "running", report=ScriptState(done="done"))
-    job.say(0, "running", report=ScriptState(done="done"))
-    assert (job.order(1).is_training_over, job.order(1).failed) == (True, ())
+    job.say(3, "running", script=ScriptState(completion="done"))
+    job.say(0, "running", script=ScriptState(completion="done"))
+    assert (job.desired(1).is_training_over, job.desired(1).failed_tasks) == (True, ())
     job.end_child(0, 0)
     assert job.outcome.is_success
 
@@ -522,7 +530,7 @@ def test_worker_that_exits_with_0_after_a_restart_has_finished() -> None:
     job = Job().train()
     job.end_child(2, 1)
     job.restart_and_end_child(2, 0)
-    assert job.order(2).starts == 2
+    assert job.desired(2).starts == 2
     assert job.phase() is Phase.TRAINING
 
 
@@ -562,8 +570,8 @@ def test_ps_or_worker_that_exits_with_0_after_the_chief_does_not_change_the_wait
 def test_a_ps_may_leave_when_its_workers_are_done() -> None:
     job = Job("ps worker worker").train()
     job.end_child(1, 0)
-    job.say(2, "running", report=ScriptState(done="done"))
-    assert job.order(0).is_training_over
+    job.say(2, "running", script=ScriptState(completion="done"))
+    assert job.desired(0).is_training_over
     job.end_child(0, 0)
     assert job.phase() is Phase.TRAINING
     job.end_child(2, 0)
@@ -598,12 +606,12 @@ def test_a_ps_learns_when_training_is_over_and_who_failed(
 ) -> None:
     job = Job().train()
     for rank in (0, 3):
-        job.say(rank, "running", report=ScriptState(done="done"))
-    assert not job.order(1).is_training_over
+        job.say(rank, "running", script=ScriptState(completion="done"))
+    assert not job.desired(1).is_training_over
     job.state.take_changed()
-    job.say(2, "running", report=ScriptState(done=end))
+    job.say(2, "running", script=ScriptState(completion=end))
     assert job.state.take_changed() == {0, 1, 2, 3}
-    assert (job.order(1).is_training_over, job.order(1).failed) == (True, failed)
+    assert (job.desired(1).is_training_over, job.desired(1).failed_tasks) == (True, failed)
 
 
 # Tasks of sidecars
@@ -619,11 +627,11 @@ def free_job() -> Job:
 
 def test_loss_of_a_task_whose_agent_does_not_own_its_child_ends_no_job() -> None:
     job = free_job()
-    job.say(1, "terminated", report=ScriptState(done="done"))
+    job.say(1, "terminated", script=ScriptState(completion="done"))
     job.state.on_disconnect(2, job.now)
     job.turn(LIMITS.reconnect_seconds + 1)
     assert job.texts("lost") == ["worker/1 on n2 is lost: its connection broke and did not come back"]
-    assert (job.order(0).is_training_over, job.order(0).failed) == (True, ("worker/1",))
+    assert (job.desired(0).is_training_over, job.desired(0).failed_tasks) == (True, ("worker/1",))
     assert job.state.outcome is None
     job.say(0, "terminated")
     assert job.phase() is Phase.ENDED
@@ -635,17 +643,16 @@ def test_loss_of_a_task_whose_agent_does_not_own_its_child_ends_no_job() -> None
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_loss_of_a_ps_or_the_chief_costs_an_attempt(rank: int) -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
-    job.say(2, "running", report=ScriptState(step=7))
+    job.say(2, "running", script=ScriptState(step=7))
     job.end_child(rank, -9)
-    assert (job.phase(), job.state.attempt, job.state.map) == (Phase.RENDEZVOUS, 2, None)
-    assert [job.order(each) for each in job.ranks] == [DesiredState(attempt=2, leave_seconds=5)] * 4
+    assert (job.phase(), job.state.attempt, job.state.cluster) == (Phase.RENDEZVOUS, 2, None)
+    assert [job.desired(each) for each in job.ranks] == [DesiredState(attempt=2, kill_wait_seconds=5)] * 4
     job.join_again(0, 1, 2)
     assert job.phase() is Phase.RENDEZVOUS
     job.join_again(3)
     assert job.phase() is Phase.CHECKING
-    assert job.state.map is not None
-    assert job.state.map.attempt == 2
-    assert [entry[4] for entry in job.state.map.entries] == [5000, 5001, 5002, 5003]
+    assert job.state.cluster is not None
+    assert [member.address.port for member in job.state.cluster.members] == [5000, 5001, 5002, 5003]
     job.prove_and_run()
     job.end_child(0, 0)
     assert job.outcome.exit_code == 0
@@ -662,11 +669,11 @@ def test_the_last_attempt_is_the_last() -> None:
 def test_what_becomes_of_an_earlier_attempt_counts_no_more() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.end_child(1, -9)
-    job.state.on_status(0, ObservedState("exited", starts=1, returncode=1), job.now)
-    job.state.on_status(2, ObservedState("ready"), job.now)
+    job.state.on_observed_state(0, ObservedState("exited", starts=1, returncode=1), job.now)
+    job.state.on_observed_state(2, ObservedState("ready"), job.now)
     job.join_again(0, 1, 2)
     assert (job.phase(), job.state.count("ready")) == (Phase.RENDEZVOUS, 0)
-    job.state.on_status(3, ObservedState("running", starts=1, stop_signal="SIGTERM"), job.now)
+    job.state.on_observed_state(3, ObservedState("running", starts=1, stop_signal="SIGTERM"), job.now)
     assert job.outcome.exit_code == 143
 
 
@@ -694,7 +701,7 @@ def test_a_worker_without_a_chief_costs_an_attempt() -> None:
 def test_a_child_that_its_agent_killed_for_its_silence_counts_as_lost() -> None:
     job = Job().train()
     job.say(2, "exited", returncode=-9, detail="was stopped for 10 s")
-    assert job.order(2).starts == 2
+    assert job.desired(2).starts == 2
     job.say(1, "exited", returncode=-9, detail="was stopped for 10 s", tail=("last words",))
     assert job.outcome == Outcome(7, "ps/0 on n1 was stopped for 10 s.", Task("ps", 0), ("last words",))
 
@@ -702,9 +709,9 @@ def test_a_child_that_its_agent_killed_for_its_silence_counts_as_lost() -> None:
 def test_no_new_step_for_the_stall_limit_is_a_failure() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, stall_timeout_seconds=15)).train()
     job.turn(50)
-    job.say(0, "running", report=ScriptState(step=1))
+    job.say(0, "running", script=ScriptState(step=1))
     job.turn(10)
-    job.say(0, "running", report=ScriptState(step=2))
+    job.say(0, "running", script=ScriptState(step=2))
     job.turn(14)
     assert job.phase() is Phase.TRAINING
     job.turn(2)
@@ -717,7 +724,7 @@ def test_no_new_step_for_the_stall_limit_is_a_failure() -> None:
 def test_steps_that_are_told_only_when_asked_are_no_stall() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, stall_timeout_seconds=1)).train()
     for step in range(5):
-        job.say(0, "running", report=ScriptState(step=step))
+        job.say(0, "running", script=ScriptState(step=step))
         job.turn(LIMITS.heartbeat_interval_seconds + 2 * TICK, talking=[])
     assert job.state.outcome is None
     job.turn(TICK)
@@ -726,7 +733,7 @@ def test_steps_that_are_told_only_when_asked_are_no_stall() -> None:
 
 def test_a_beat_that_comes_a_little_early_puts_a_stall_off_for_none_more() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, stall_timeout_seconds=3)).train()
-    job.say(0, "running", report=ScriptState(step=1))
+    job.say(0, "running", script=ScriptState(step=1))
     for pause in (1, 1, 0.98):
         job.turn(pause, talking=[])
         job.turn(0.001)
@@ -757,9 +764,9 @@ def test_a_job_that_is_to_stop_has_its_grace() -> None:
     job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
     assert job.phase() is Phase.STOPPING
     assert job.state.take_changed() == {0, 1, 2, 3}
-    order = job.order(0)
-    assert (order.stop, order.grace_period_seconds) == ("The job was stopped: the launcher got SIGTERM.", 20)
-    assert not order.leave
+    order = job.desired(0)
+    assert (order.stop_reason, order.grace_period_seconds) == ("The job was stopped: the launcher got SIGTERM.", 20)
+    assert not order.terminate
     job.turn(19)
     assert job.phase() is Phase.STOPPING
     job.turn(2)
@@ -772,7 +779,7 @@ def test_a_job_that_is_to_stop_leaves_when_its_chief_has_ended(returncode: int) 
     job = Job(limits=GRACEFUL).train()
     job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
     job.end_child(2, -15)
-    assert (job.phase(), job.order(2).starts) == (Phase.STOPPING, 1)
+    assert (job.phase(), job.desired(2).starts) == (Phase.STOPPING, 1)
     job.end_child(0, returncode)
     assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 143)
 
@@ -780,9 +787,9 @@ def test_a_job_that_is_to_stop_leaves_when_its_chief_has_ended(returncode: int) 
 def test_a_job_that_is_to_stop_leaves_when_all_it_waits_for_have_saved() -> None:
     job = Job("ps worker worker", limits=GRACEFUL).train()
     job.say(1, "running", stop_signal="SIGTERM")
-    job.say(1, "running", report=ScriptState(has_saved=True))
+    job.say(1, "running", script=ScriptState(has_saved=True))
     assert job.phase() is Phase.STOPPING
-    job.say(2, "running", report=ScriptState(has_saved=True))
+    job.say(2, "running", script=ScriptState(has_saved=True))
     assert job.outcome == Outcome(143, "The job was stopped: worker/0 on n1 got SIGTERM.")
 
 
@@ -795,12 +802,12 @@ def test_without_a_ps_nothing_can_be_saved() -> None:
 
 def test_who_asks_again_waits_no_longer() -> None:
     job = Job(limits=GRACEFUL).train()
-    job.state.hurry(job.now)
+    job.state.skip_grace_period(job.now)
     assert job.phase() is Phase.TRAINING
     job.state.on_stop(signal.SIGINT, "the launcher got SIGINT", job.now)
     job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
     assert job.phase() is Phase.STOPPING
-    job.state.hurry(job.now)
+    job.state.skip_grace_period(job.now)
     assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 130)
 
 
@@ -858,7 +865,7 @@ def test_job_that_ends_without_any_server_completes_with_a_warning(roles: str, c
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_one_server_of_any_task_is_enough_for_no_warning(rank: int) -> None:
     job = Job().train()
-    job.say(rank, "running", serves=True)
+    job.say(rank, "running", has_server=True)
     job.turn(LIMITS.start_timeout_seconds + 61, tick=1.0)
     job.end_child(0, 0)
     assert (job.outcome.is_success, job.state.warnings) == (True, ())
@@ -880,7 +887,7 @@ def test_scripts_that_run_for_60_s_without_any_server_are_warned_of_once_until_o
     (warning,) = job.state.warnings
     assert warning.startswith(no_server(4, ", unless it still imports TensorFlow"))
     assert len(job.texts("warning")) == 1
-    job.say(1, "running", serves=True)
+    job.say(1, "running", has_server=True)
     assert job.state.warnings == ()
 
 
@@ -927,7 +934,7 @@ def test_task_that_reconnects_without_an_accepted_message_is_lost_after_the_hear
         job.state.on_disconnect(2, job.now)
         job.turn(0.6, talking=others)
     assert began + 10 < job.now < began + 12
-    assert job.outcome.reason == "worker/0 on n2 is lost: nothing was heard of it for 10 s."
+    assert job.outcome.reason == "worker/0 on n2 is lost: it sent no heartbeat for 10 s."
 
 
 # Barriers
@@ -935,11 +942,11 @@ def test_task_that_reconnects_without_an_accepted_message_is_lost_after_the_hear
 
 def arrive(job: Job, *ranks: int, name: str = "start", roles: tuple[str, ...] = (), seconds: float = 30) -> None:
     for rank in ranks:
-        job.say(rank, "running", report=ScriptState(waiting=BarrierArrival(name, f"token-{rank}", seconds, roles)))
+        job.say(rank, "running", script=ScriptState(barrier=BarrierArrival(name, f"token-{rank}", seconds, roles)))
 
 
 def released(job: Job, *ranks: int) -> list[tuple[str, str]]:
-    return [(job.order(rank).released, job.order(rank).broke) for rank in ranks]
+    return [(job.desired(rank).released_barrier, job.desired(rank).barrier_error) for rank in ranks]
 
 
 def test_a_barrier_is_over_when_the_last_has_come() -> None:
@@ -966,12 +973,12 @@ def test_who_came_last_to_a_barrier_is_told_if_others_waited_long() -> None:
 def test_a_server_and_a_first_step_are_told_once_for_each_start() -> None:
     job = Job().train()
     for step in (7, 8):
-        job.say(2, "running", serves=True, report=ScriptState(step=step))
+        job.say(2, "running", has_server=True, script=ScriptState(step=step))
     assert job.texts("serving") == ["worker/0 on n2 has a server that answers"]
     assert job.texts("first_step") == ["worker/0 on n2 reports step 7, its first"]
     job.end_child(2, -9)
-    job.say(2, "running", starts=2, serves=False, report=ScriptState())
-    job.say(2, "running", serves=True, report=ScriptState(step=9))
+    job.say(2, "running", starts=2, has_server=False, script=ScriptState())
+    job.say(2, "running", has_server=True, script=ScriptState(step=9))
     assert (len(job.texts("serving")), job.texts("first_step")[1:]) == (2, ["worker/0 on n2 reports step 9, its first"])
 
 
@@ -1005,7 +1012,7 @@ def test_a_barrier_waits_for_a_worker_that_is_restarted() -> None:
     job = Job().train()
     arrive(job, 2, 3, roles=("worker", "chief"))
     job.end_child(2, -9)
-    job.say(2, "running", starts=2, report=ScriptState())
+    job.say(2, "running", starts=2, script=ScriptState())
     arrive(job, 0, roles=("worker", "chief"))
     assert released(job, 0, 3) == [("", "")] * 2
     arrive(job, 2, roles=("worker", "chief"))
@@ -1017,7 +1024,7 @@ def test_a_name_may_be_used_again() -> None:
     job = Job("worker worker").train()
     arrive(job, 0, 1)
     for rank in (0, 1):
-        job.say(rank, "running", report=ScriptState(waiting=BarrierArrival("start", f"again-{rank}", 30)))
+        job.say(rank, "running", script=ScriptState(barrier=BarrierArrival("start", f"again-{rank}", 30)))
     assert released(job, 0, 1) == [("again-0", ""), ("again-1", "")]
 
 
@@ -1038,7 +1045,7 @@ def test_a_crash_of_a_critical_task_ends_the_job_with_its_exit_code(
     job.end_child(rank, returncode, tail=("Traceback", "boom"))
     assert job.phase() is Phase.TERMINATING
     assert job.outcome == Outcome(exit_code, words, job.state.records[rank].task, ("Traceback", "boom"))
-    assert all(job.order(rank).leave for rank in job.ranks)
+    assert all(job.desired(rank).terminate for rank in job.ranks)
     assert job.state.take_changed() == set(job.ranks)
 
 
@@ -1047,7 +1054,7 @@ def test_a_chief_that_is_done_ends_the_job_well() -> None:
     job.end_child(0, 0)
     assert job.phase() is Phase.TERMINATING
     assert job.outcome == Outcome(0, "Training is done: all that the job waits for exited with code 0.")
-    assert [job.order(rank) for rank in job.ranks] == [DesiredState(1, 1, True, 5, job.outcome.reason)] * 4
+    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(1, 1, True, 5, job.outcome.reason)] * 4
     for rank in job.ranks:
         assert job.phase() is Phase.TERMINATING
         job.say(rank, "terminated")
@@ -1112,19 +1119,19 @@ def test_an_evaluator_is_waited_for_after_the_chief() -> None:
 def test_an_evaluator_is_told_to_finish_when_nobody_else_is_waited_for(roles: str) -> None:
     job = Job(roles).train()
     evaluator = job.ranks[-1]
-    assert not job.order(evaluator).is_finishing
+    assert not job.desired(evaluator).is_finishing
     job.end_child(0, 0)
-    assert job.order(evaluator).is_finishing
+    assert job.desired(evaluator).is_finishing
     assert evaluator in job.state.take_changed()
     job.end_child(evaluator, 1)
     job.run_child(evaluator, 2)
-    assert job.order(evaluator).is_finishing
+    assert job.desired(evaluator).is_finishing
 
 
 def test_an_evaluator_of_a_new_attempt_goes_on_following() -> None:
     job = Job("chief ps worker evaluator", TWO_ATTEMPTS).train()
     job.end_child(1, 1)
-    assert not job.order(3).is_finishing
+    assert not job.desired(3).is_finishing
 
 
 def test_an_evaluator_is_waited_for_no_longer_than_its_time() -> None:
@@ -1166,9 +1173,9 @@ def test_an_evaluator_is_restarted_then_given_up_and_the_job_goes_on(chief_is_do
         job.end_child(0, 0)
     job.end_child(2, 1)
     job.restart_and_end_child(2, 1)
-    assert job.order(2).starts == 3
+    assert job.desired(2).starts == 3
     job.restart_and_end_child(2, 1)
-    assert job.order(2).starts == 3
+    assert job.desired(2).starts == 3
     assert job.texts("not_restarted") == ["evaluator/0 on n2 is not restarted again; the job goes on without it"]
     assert job.phase() is (Phase.TERMINATING if chief_is_done else Phase.TRAINING)
     if not chief_is_done:
@@ -1183,7 +1190,7 @@ def test_a_server_of_a_data_service_is_started_again_and_without_it_the_job_fail
     job = Job("chief data-dispatcher data-worker").train()
     for rank in (1, 2):
         job.end_child(rank, -9)
-        assert job.order(rank).starts == 2
+        assert job.desired(rank).starts == 2
         job.run_child(rank, 2)
     job.restart_and_end_child(2, 1)
     job.restart_and_end_child(2, 1)
@@ -1194,7 +1201,7 @@ def test_a_data_service_is_ended_when_the_chief_is_done() -> None:
     job = Job("chief data-dispatcher data-worker").train()
     job.end_child(0, 0)
     assert job.outcome.is_success
-    assert job.order(1).leave
+    assert job.desired(1).terminate
 
 
 def test_who_saves_needs_no_data_service() -> None:
@@ -1261,7 +1268,7 @@ def test_a_signal_to_the_launcher_stops_the_job(number: signal.Signals, exit_cod
     job = Job().train()
     job.state.on_stop(number, f"the launcher got {number.name}", job.now)
     assert job.outcome == Outcome(exit_code, f"The job was stopped: the launcher got {number.name}.")
-    assert all(job.order(rank).leave for rank in job.ranks)
+    assert all(job.desired(rank).terminate for rank in job.ranks)
 
 
 def test_a_signal_to_an_agent_stops_the_job() -> None:
@@ -1280,8 +1287,8 @@ def test_who_joins_a_job_that_is_leaving_is_told_to_leave() -> None:
     job = Job().join(0)
     job.state.on_stop(signal.SIGINT, "the launcher got SIGINT", job.now)
     job.hello(1)
-    assert job.order(1).leave
-    assert job.order(1).starts == 0
+    assert job.desired(1).terminate
+    assert job.desired(1).starts == 0
     job.say(0, "terminated")
     assert job.phase() is Phase.TERMINATING
     job.say(1, "terminated")
@@ -1362,10 +1369,10 @@ class Trial(Job):
         assert (state.outcome is not None) is (state.phase in (Phase.TERMINATING, Phase.ENDED))
         assert self.kinds.count("outcome") == (state.outcome is not None)
         for rank in self.ranks:
-            order = self.order(rank)
+            order = self.desired(rank)
             assert order.starts == 0 or self.ever_proved == set(self.ranks)
             assert order.starts <= 1 + LIMITS.max_worker_restarts
-            assert order.leave is (state.outcome is not None)
+            assert order.terminate is (state.outcome is not None)
         self.seen_phase, self.seen_verdict = (state.attempt, state.phase), state.outcome
 
     def do_hello(self, rank: int, how: str) -> None:
@@ -1383,20 +1390,20 @@ class Trial(Job):
 
     def do_say(self, rank: int, state: TaskState, starts: int, returncode: int) -> None:
         if self.state.records[rank].is_connected:
-            if state == "ready" and self.state.map is not None:
+            if state == "ready" and self.state.cluster is not None:
                 self.ever_proved.add(rank)
             self.say(rank, state, starts=starts, returncode=returncode)
 
     def do_obey(self, rank: int) -> None:
         """Say what a good agent would say now."""
-        order, status = self.order(rank), self.state.records[rank].status
-        if order.leave:
+        order, status = self.desired(rank), self.state.records[rank].observed
+        if order.terminate:
             self.do_say(rank, "terminated", status.starts, 0)
         elif order.attempt > self.state.records[rank].attempt > 0:
             self.join_again(rank)
         elif order.starts > status.starts:
             self.do_say(rank, "running", order.starts, 0)
-        elif self.state.map is not None and status.state == "registered":
+        elif self.state.cluster is not None and status.state == "registered":
             self.do_say(rank, "ready", 0, 0)
 
     def do_disconnect(self, rank: int) -> None:
@@ -1433,7 +1440,7 @@ def test_whatever_happens_the_job_moves_on_and_ends(
     trial = Trial(roles, limits)
     for step in (*beginning, *steps):
         trial.step(*step)
-    enough = LIMITS.start_timeout_seconds + LIMITS.finish_timeout_seconds + LIMITS.leave_seconds + 100
+    enough = LIMITS.start_timeout_seconds + LIMITS.finish_timeout_seconds + LIMITS.kill_wait_seconds + 100
     trial.turn(enough, talking=(), tick=0.9)  # everyone falls silent
     trial.check()
     assert trial.phase() is Phase.ENDED

@@ -83,7 +83,7 @@ class Agent:
         """`writer` gets the child's output, each line with the task's name before it."""
         self._command = command
         self._join = join
-        self._membership = join.membership
+        self._client = join.client
         self._environ = environ
         self._writer = writer
         self._child: Child | None = None
@@ -97,7 +97,7 @@ class Agent:
     @property
     def has_left(self) -> bool:
         """Whether the launcher told this task to leave, after it had taken part."""
-        return self._membership.status.state == "terminated" and self._join.failure is None
+        return self._client.observed.state == "terminated" and self._join.failure is None
 
     async def run(self, run_directory: RunDirectory) -> int:
         """Live the task's life; return the exit code of this process.
@@ -112,7 +112,7 @@ class Agent:
         if isinstance(self._join.place, SlurmStep):  # a local agent has no guard
             asyncio.get_running_loop().add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
         await self._line.open()
-        member = asyncio.create_task(self._membership.run())
+        member = asyncio.create_task(self._client.run())
         obedience = asyncio.create_task(self._obey(run_directory))
         guard_loss = asyncio.create_task(self._guard_is_lost.wait())
         slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
@@ -130,7 +130,7 @@ class Agent:
         except RendezvousError as error:
             logger.error("%s: %s", self._name, error)
             self.has_lost_launcher = not isinstance(error, RendezvousClosedError)
-            return EXIT_TASK_LOST if self._membership.map else error.exit_code
+            return EXIT_TASK_LOST if self._client.cluster else error.exit_code
         finally:
             guard_loss.cancel()
             slurmstepd_watch.cancel()
@@ -139,14 +139,14 @@ class Agent:
             await self._end_child(_ORPHAN_SECONDS)
             self._line.close()
             await asyncio.wait({in_thread(kill_descendants)}, timeout=_KILL_SECONDS)
-            if self.has_lost_launcher and self._membership.map:
-                await self._write_last_state(run_directory, self._membership.map.to_cluster())
+            if self.has_lost_launcher and self._client.cluster:
+                await self._write_last_state(run_directory, self._client.cluster)
 
     async def _watch_slurmstepd(self) -> None:
         """Leave once the slurmstepd of this task's step is killed: Slurm does not end the task then. Cancel this."""
         if isinstance(self._join.place, SlurmStep):  # a local agent ends with its launcher, which saves first
             process_id = await wait_for_slurmstepd_loss()
-            self._membership.report(state="terminated", detail=f"its slurmstepd (process {process_id}) was killed")
+            self._client.update(state="terminated", detail=f"its slurmstepd (process {process_id}) was killed")
 
     async def _obey(self, run_directory: RunDirectory) -> None:
         """Do what the launcher's latest order says, attempt by attempt, until that is to leave."""
@@ -154,10 +154,10 @@ class Agent:
             cluster = await self._join.wait_for_cluster()
             if cluster is not None:
                 await self._train(cluster, run_directory)
-            order = self._membership.order
-            await self._end_child(order.leave_seconds)
-            if order.leave:
-                self._membership.report(state="terminated")
+            order = self._client.desired
+            await self._end_child(order.kill_wait_seconds)
+            if order.terminate:
+                self._client.update(state="terminated")
                 return
             await in_thread(kill_descendants)  # what the child left behind may hold its port, or its GPU
             self._line.disconnect()
@@ -165,23 +165,23 @@ class Agent:
 
     async def _train(self, cluster: Cluster, run_directory: RunDirectory) -> None:
         """Have the child started as often as the launcher says, and tell it what it may know, in one attempt."""
-        attempt, starts = self._membership.status.attempt, self._membership.status.starts
-        while (order := self._membership.order).attempt == attempt and not order.leave:
+        attempt, starts = self._client.observed.attempt, self._client.observed.starts
+        while (order := self._client.desired).attempt == attempt and not order.terminate:
             if order.starts > starts:
                 starts += 1
                 self._line.disconnect()
                 self._running = asyncio.create_task(self._run_child(cluster, attempt, starts, run_directory))
             self._line.tell(order)
             self._tell_to_stop(cluster)
-            await self._membership.wait_for_change()
+            await self._client.wait_for_change()
 
     def _tell_to_stop(self, cluster: Cluster) -> None:
         """Signal the child once if the job is to stop, unless its script asks by itself."""
-        if self._child is None or self._was_told_to_stop or not self._membership.order.stop:
+        if self._child is None or self._was_told_to_stop or not self._client.desired.stop_reason:
             return
         self._was_told_to_stop = True
         role = role_of(cluster.members[self._join.place.rank].task.task_type, has_chief=cluster.has_chief)
-        if role.is_waited_for and not self._membership.status.report.heeds_stop:
+        if role.is_waited_for and not self._client.observed.script.handles_stop:
             self._child.signal(self._join.settings.stop_signal)
 
     # The child
@@ -197,19 +197,19 @@ class Agent:
             self._child = await Child.start(command, environment, log.write, is_shielded=not role.is_waited_for)
         except (Tf4SlurmError, OSError, RuntimeError) as error:  # the last: no thread can be started
             returncode = getattr(error, "exit_code", _CANNOT_START)
-            self._membership.report(state="exited", starts=starts, returncode=returncode, tail=(str(error),))
+            self._client.update(state="exited", starts=starts, returncode=returncode, tail=(str(error),))
             return
         self._reap()  # what has ended meanwhile
-        self._membership.report(
+        self._client.update(
             state="running",
             starts=starts,
             process_id=self._child.process_id,
             returncode=None,
             detail=None,
             tail=(),
-            report=ScriptState(),
+            script=ScriptState(),
             usage=Usage(),
-            serves=False,
+            has_server=False,
         )
         has_server = role.is_in_cluster or role.serves
         address = cluster.members[self._join.place.rank].address if has_server else None
@@ -256,7 +256,7 @@ class Agent:
         silence = asyncio.create_task(judging)
         port = address.port if address is not None else None
         num_tasks = self._join.settings.num_tasks
-        usage = asyncio.create_task(watch_usage(child.process_id, port, self._membership.mention, num_tasks))
+        usage = asyncio.create_task(watch_usage(child.process_id, port, self._client.update_usage, num_tasks))
         try:
             await asyncio.wait({ending, silence}, return_when=asyncio.FIRST_COMPLETED)
             detail = silence.result() if silence.done() and not ending.done() else None
@@ -269,12 +269,10 @@ class Agent:
             ending.cancel()
         self._child = None
         tail = log.close()
-        self._membership.report(
-            state="exited", returncode=returncode, detail=detail, tail=() if returncode == 0 else tail
-        )
+        self._client.update(state="exited", returncode=returncode, detail=detail, tail=() if returncode == 0 else tail)
 
     def _note_server(self) -> None:
-        self._membership.report(serves=True)
+        self._client.update(has_server=True)
 
     async def _end_child(self, grace_period_seconds: float) -> None:
         """End the child if it still runs. What it exits with then is our doing, and not reported as its failure."""
@@ -290,7 +288,7 @@ class Agent:
 
     async def _write_last_state(self, run_directory: RunDirectory, cluster: Cluster) -> None:
         """Write down where this task stood, for readers of a job whose launcher is gone; give a slow disk 2 s."""
-        task, status = cluster.members[self._join.place.rank].task, self._membership.status
+        task, status = cluster.members[self._join.place.rank].task, self._client.observed
         state = LastState(
             task=str(task),
             time=round(time.time(), 3),
@@ -318,20 +316,20 @@ class Agent:
         if self._is_ending_child and report.stop_signal == "SIGTERM" and self._child is not None:
             self._child.signal(signal.SIGKILL)  # it passes the agent's SIGTERM on, so it would not end by it
             report = dataclasses.replace(report, stop_signal=None)
-        self._membership.note(report)
+        self._client.update_script(report)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        self._membership.report(stop_signal=signal.Signals(number).name)
+        self._client.update(stop_signal=signal.Signals(number).name)
 
     def _exit_code(self) -> int:
         if self._join.failure is not None:
             return getattr(self._join.failure, "exit_code", 1)
-        return exit_code_of(self._membership.status.returncode or 0)
+        return exit_code_of(self._client.observed.returncode or 0)
 
     @property
     def _name(self) -> str:
         rank = self._join.place.rank
-        return str(self._membership.map.to_cluster().members[rank].task) if self._membership.map else f"rank {rank}"
+        return str(self._client.cluster.members[rank].task) if self._client.cluster else f"rank {rank}"
 
 
 def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from tf4slurm import __version__
 from tf4slurm.agent.bootstrap import ControlEndpoint, JoinSettings, Place
 from tf4slurm.cluster import Address, Cluster
-from tf4slurm.control.client import Membership
+from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import Credentials
 from tf4slurm.control.messages import Registration
 from tf4slurm.errors import PlacementError, Tf4SlurmError
@@ -54,11 +54,11 @@ class Rendezvous:
         self._owns_child = owns_child
         self._choosing = threading.Lock()
         self._incarnation = f"{os.getpid()}-{time.time_ns():x}-{os.urandom(4).hex()}"
-        self.membership = Membership(
+        self.client = ControlClient(
             self._addresses,
             self._make_registration,
             heartbeat_timeout_seconds=settings.heartbeat_timeout_seconds,
-            join_seconds=settings.join_seconds,
+            rendezvous_timeout_seconds=settings.join_seconds,
             num_tasks=settings.num_tasks,
         )
 
@@ -70,19 +70,19 @@ class Rendezvous:
             attempt (`begin_attempt`) before.
         """
         responder = ReachabilityServer()
-        attempt = self.membership.status.attempt
+        attempt = self.client.observed.attempt
         try:
             while True:
-                await self.membership.wait_for_change()
-                order, current = self.membership.order, self.membership.map
-                if order.leave or order.attempt != attempt:
+                await self.client.wait_for_change()
+                desired, client = self.client.desired, self.client
+                if desired.terminate or desired.attempt != attempt:
                     return None
-                cluster = current.to_cluster() if current is not None and current.attempt == attempt else None
-                if order.starts:
+                cluster = client.cluster if client.cluster_attempt == attempt else None
+                if desired.starts:
                     return cluster
                 if self.listener is not None:
                     await responder.start(self.listener, self.token, self.place.rank)
-                if cluster is not None and self.membership.status.state == "registered":
+                if cluster is not None and self.client.observed.state == "registered":
                     await self._check_addresses(cluster)
         finally:
             responder.close()
@@ -103,7 +103,7 @@ class Rendezvous:
             changes.update(state="not_ready", detail=f"rank {self.place.rank} has no port: {str(error).rstrip('.')}")
         if before is not None:
             before.close()
-        self.membership.begin_attempt(attempt, **changes)
+        self.client.begin_attempt(attempt, **changes)
 
     async def _retry_to_hold_port(self) -> None:
         deadline = time.monotonic() + _PORT_SECONDS
@@ -130,7 +130,7 @@ class Rendezvous:
                 self.place.check_own_place([member.node for member in cluster.members])
             except Tf4SlurmError as error:
                 faults.append(str(error).removesuffix("."))
-        self.membership.report(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)
+        self.client.update(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)
 
     def _addresses(self) -> tuple[Sequence[Address], Credentials | None]:
         endpoint = self._find_endpoint()

@@ -87,7 +87,7 @@ class ScriptChannelServer:
             pass  # not a script that uses tf4slurm as it is meant
         finally:
             if report is not None and writer in self._writers:  # the process has ended or gone: it waits nowhere
-                self._on_report(dataclasses.replace(report, waiting=None, stop_signal=None))
+                self._on_report(dataclasses.replace(report, barrier=None, stop_signal=None))
             self._writers.discard(writer)
             writer.close()
 

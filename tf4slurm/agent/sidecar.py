@@ -25,6 +25,7 @@ from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.script_channel import ScriptChannelServer
 from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.credentials import Credentials, create_credentials
+from tf4slurm.control.messages import cluster_to_entries
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import InterfaceError, RendezvousError, RendezvousTimeoutError
@@ -59,16 +60,16 @@ class Sidecar:
         self._join = Rendezvous(
             place, settings, lambda: ControlEndpoint.from_file(self._directory.control), owns_child=False
         )
-        self._line = ScriptChannelServer(self._join.membership.note)
+        self._line = ScriptChannelServer(self._join.client.update_script)
         self._lacking = self._lacking_interface()
 
     async def run(self, script: int) -> None:
         """Agree with the others, tell the script, and stand by it, whose process id is `script`, until it ends."""
-        membership = self._join.membership
+        client = self._join.client
         await self._line.open()
         ending = asyncio.create_task(_wait_for_end(script))
         hosting = asyncio.create_task(self._host()) if self._place.rank == 0 else None
-        member = asyncio.create_task(membership.run())
+        member = asyncio.create_task(client.run())
         agreeing = asyncio.create_task(self._join.wait_for_cluster())
         lacking = self._lacking
         try:
@@ -94,7 +95,7 @@ class Sidecar:
         finally:
             agreeing.cancel()
             self._line.close()
-            membership.report(state="terminated")
+            client.update(state="terminated")
             await asyncio.wait({member}, timeout=_LEAVE_SECONDS)
             if hosting is not None:
                 if not self._line.was_used:  # a script that knows nothing of the others' ends does not wait for them
@@ -114,25 +115,28 @@ class Sidecar:
         self, cluster: Cluster, script: int, ending: asyncio.Task[None], member: asyncio.Task[None]
     ) -> None:
         """Pass on what the script and the others say, until it ends or there is no control service any more."""
-        membership = self._join.membership
+        client = self._join.client
         if self._join.listener is not None:
             self._join.listener.close()
-        membership.report(state="running", starts=1, process_id=script)
-        entries = membership.map.entries if membership.map is not None else ()
-        _answer({"channel": self._line.name, "entries": entries})
+        client.update(state="running", starts=1, process_id=script)
+        _answer({"channel": self._line.name, "entries": cluster_to_entries(cluster)})
         while not (ending.done() or member.done()):
-            self._line.tell(membership.order)
-            changing = asyncio.create_task(membership.wait_for_change())
+            self._line.tell(client.desired)
+            changing = asyncio.create_task(client.wait_for_change())
             await asyncio.wait({ending, member, changing}, return_when=asyncio.FIRST_COMPLETED)
             changing.cancel()
         if not ending.done():
             logger.warning("the control service, at rank 0, is gone")
             self._line.close()
             await ending
-        report = membership.status.report
+        script_state = client.observed.script
         task = cluster.members[self._place.rank].task
-        if self._line.was_used and report.done is None and not role_of(task.task_type, has_chief=True).serves:
-            membership.note(dataclasses.replace(report, done="failed", waiting=None))
+        if (
+            self._line.was_used
+            and script_state.completion is None
+            and not role_of(task.task_type, has_chief=True).serves
+        ):
+            client.update_script(dataclasses.replace(script_state, completion="failed", barrier=None))
 
     async def _host(self) -> None:
         """Host the control service until every task has left."""
@@ -141,7 +145,7 @@ class Sidecar:
             start_timeout_seconds=self._settings.join_seconds,
             heartbeat_interval_seconds=self._settings.heartbeat_interval_seconds,
             heartbeat_timeout_seconds=self._settings.heartbeat_timeout_seconds,
-            leave_seconds=0,
+            kill_wait_seconds=0,
         )
         needs_nodes = self._placement == SPREAD
         tasks = place([""] * sum(self._counts.values()))
@@ -185,9 +189,9 @@ def _answer(content: object) -> None:
 def _failure(join: Rendezvous) -> Exception:
     if join.failure is not None:
         return join.failure
-    order = join.membership.order
-    kind = RendezvousTimeoutError if order.has_timed_out else RendezvousError
-    return kind(order.reason or "The cluster did not form.")
+    desired = join.client.desired
+    kind = RendezvousTimeoutError if desired.has_timed_out else RendezvousError
+    return kind(desired.terminate_reason or "The cluster did not form.")
 
 
 def main() -> None:

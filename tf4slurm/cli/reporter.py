@@ -178,7 +178,7 @@ def _row(result: Result, record: TaskRecord) -> tuple[str, ...]:
 
 
 def _end_of(record: TaskRecord) -> str:
-    status = record.status
+    status = record.observed
     restarts = f" (restarted {status.starts - 1} times)" if status.starts > 1 else ""
     if not record.has_registered:
         return "never registered"

@@ -29,7 +29,7 @@ class Barriers:
         on_release: Callable[[TaskRecord], None],
         on_complete: Callable[[str, TaskRecord, float], None] = lambda *_: None,
     ) -> None:
-        """`on_release(record)` is told after `record.released` and `record.broke` have been set.
+        """`on_release(record)` is told after `record.released_barrier` and `record.barrier_error` are set.
 
         `on_complete(name, last, seconds)` is told who came last, so many seconds after the first.
         """
@@ -86,9 +86,9 @@ class Barriers:
         if ended:
             self._end(key, f"{format_tasks(ended)} ended without coming to barrier {key[0]!r}")
 
-    def _end(self, key: tuple[str, tuple[str, ...]], broke: str) -> None:
+    def _end(self, key: tuple[str, tuple[str, ...]], error: str) -> None:
         barrier = self._open.pop(key)
         for rank, (token, _) in barrier.come.items():
             record = self._records[rank]
-            record.released, record.broke = token, broke
+            record.released_barrier, record.barrier_error = token, error
             self._on_release(record)

@@ -1,4 +1,4 @@
-"""A task's end of the control plane: one gRPC call, made again when it breaks, until the launcher counts as lost."""
+"""A task's client of the control service: one gRPC call, repeated when it breaks, until the service is lost."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from tf4slurm.cluster import Address
-from tf4slurm.control.access import handshake_seconds
-from tf4slurm.control.credentials import TLS_NAME, Credentials
+from tf4slurm.cluster import Address, Cluster
+from tf4slurm.control.credentials import TLS_NAME, Credentials, handshake_seconds
 from tf4slurm.control.messages import (
     HEARTBEAT,
     METHOD,
     SERVICE,
     TOKEN_METADATA,
     DesiredState,
-    Map,
     ObservedState,
     Registration,
     ScriptState,
     Usage,
     decode,
-    decode_map,
+    decode_cluster,
     encode,
-    is_encoded_map,
+    is_encoded_cluster,
     shrink,
 )
 from tf4slurm.errors import MessageError, RendezvousClosedError, RendezvousConnectionError
@@ -45,12 +43,12 @@ logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.1
 _CHECKS = 4  # per heartbeat timeout
-_GOODBYE_SECONDS = 1.0
+_END_OF_CALL_SECONDS = 1.0
 _MAX_MESSAGE_BYTES = 16 * 2**20  # more than the cluster spec of 100,000 tasks
 _OPTIONS = (
     ("grpc.ssl_target_name_override", TLS_NAME),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.use_local_subchannel_pool", 1),  # each try is a new connection, without the backoff of the one before
+    ("grpc.use_local_subchannel_pool", 1),  # each attempt is a new connection, without the previous one's backoff
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
     ("grpc.service_config_disable_resolution", 1),
@@ -58,45 +56,46 @@ _OPTIONS = (
 )
 
 
-class Membership:
-    """The membership of one task.
+class ControlClient:
+    """One task's client of the control service.
 
-    Run `run()` as a task; it ends when the service has accepted that this task leaves, and raises when the service
-    refuses this task or is lost. `order` and `map` are the latest that the service sent; `wait_for_change` waits for
-    the next.
+    Run `run()` as an asyncio task. It returns when the service has received that this task has terminated, and raises
+    when the service refuses this task or is lost. `desired` and `cluster` are the latest that the service sent;
+    `wait_for_change` waits for the next.
     """
 
     def __init__(
         self,
         find_service: Callable[[], tuple[Sequence[Address], Credentials | None]],
-        make_hello: Callable[[Address], Registration],
+        make_registration: Callable[[Address], Registration],
         *,
         heartbeat_timeout_seconds: float,
-        join_seconds: float,
+        rendezvous_timeout_seconds: float,
         num_tasks: int = 1,
     ) -> None:
-        """Create a membership that has not begun.
+        """Create a client that is not connected yet.
 
         Args:
-            find_service: Returns where the service may listen, and the job's credentials; called before each try, in a
-                thread, because it may read a file.
-            make_hello: Returns the first message for the service at an address; not called again once it is accepted.
-                Called in a thread, because it may look up a name.
-            heartbeat_timeout_seconds: Heartbeat timeout: the launcher is lost after so many seconds without a message.
-            join_seconds: How long the service is looked for.
-            num_tasks: How many tasks the job has; a service of many gets more time to answer.
+            find_service: Returns the addresses at which the service may listen, and the job's credentials. Called
+                before each attempt to connect, in a thread, because it may read a file.
+            make_registration: Returns the first message, given the service's address. Not called again once the service
+                has accepted it. Called in a thread, because it may resolve a name.
+            heartbeat_timeout_seconds: The service is lost when it sends nothing for so long.
+            rendezvous_timeout_seconds: How long the client tries to register.
+            num_tasks: Number of tasks of the job: a service with many clients gets more time to answer.
         """
-        self.order = DesiredState()
-        self.encoded_map = b""
-        self._map: Map | None = None
-        self.status = ObservedState()
+        self.desired = DesiredState()
+        self.observed = ObservedState()
+        self.encoded_cluster = b""
+        """The latest cluster, as the service sent it; it is decoded when it is used."""
+        self._decoded: tuple[int, Cluster | None] | None = (0, None)
         self._find_service = find_service
-        self._make_hello = make_hello
-        self._hello: Registration | None = None
+        self._make_registration = make_registration
+        self._registration: Registration | None = None
         self._last_address: Address | None = None
-        self._dead_after_seconds = heartbeat_timeout_seconds
+        self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
         self._connect_seconds = handshake_seconds(num_tasks)
-        self._deadline = time.monotonic() + join_seconds
+        self._deadline = time.monotonic() + rendezvous_timeout_seconds
         self._changed = asyncio.Event()
         self._is_due = asyncio.Event()
         self._is_heartbeat_due = False
@@ -104,50 +103,59 @@ class Membership:
         self._disconnected_at = float("inf")
 
     @property
-    def map(self) -> Map | None:
-        """The cluster spec of the latest attempt; None before the first."""
-        if self._map is None and self.encoded_map:
-            self._map = decode_map(self.encoded_map)
-        return self._map
+    def cluster(self) -> Cluster | None:
+        """The latest cluster that the service sent; None before the first."""
+        return self._decode()[1]
+
+    @property
+    def cluster_attempt(self) -> int:
+        """The attempt that formed `cluster`; 0 before the first."""
+        return self._decode()[0]
+
+    def _decode(self) -> tuple[int, Cluster | None]:
+        if self._decoded is None:
+            self._decoded = decode_cluster(self.encoded_cluster)
+        return self._decoded
 
     @property
     def service_address(self) -> Address | None:
-        """The address at which the service last registered this task."""
+        """The service's address at which this task last registered."""
         return self._last_address
 
-    def report(self, **changes: Any) -> None:
-        """Change fields of `status` and send it; without a connection, as soon as there is one again."""
-        self.status = dataclasses.replace(self.status, **changes)
+    def update(self, **changes: Any) -> None:
+        """Change fields of `observed` and send them; without a connection, once there is one again."""
+        self.observed = dataclasses.replace(self.observed, **changes)
         self._is_due.set()
 
-    def mention(self, usage: Usage) -> None:
+    def update_usage(self, usage: Usage) -> None:
         """Change what the child uses; it is sent with the next heartbeat."""
-        self.status = dataclasses.replace(self.status, usage=usage)
+        self.observed = dataclasses.replace(self.observed, usage=usage)
 
-    def note(self, report: ScriptState) -> None:
-        """Change the script's report; a new step or metric is sent with the next heartbeat, all else at once."""
-        before, self.status = self.status, dataclasses.replace(self.status, report=report)
-        if dataclasses.replace(report, step=before.report.step, metrics=before.report.metrics) != before.report:
+    def update_script(self, script: ScriptState) -> None:
+        """Change what the script has reported: steps and metrics are sent with the next heartbeat, the rest at once."""
+        before, self.observed = self.observed.script, dataclasses.replace(self.observed, script=script)
+        if dataclasses.replace(script, step=before.step, metrics=before.metrics) != before:
             self._is_due.set()
 
     def begin_attempt(self, attempt: int, **changes: Any) -> None:
-        """Reset the status for another attempt."""
-        self.status = ObservedState(attempt=attempt, stop_signal=self.status.stop_signal)
-        self.report(**changes)
+        """Reset `observed` for another attempt, and send it with these fields changed."""
+        self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
+        self.update(**changes)
 
     async def wait_for_change(self) -> None:
-        """Wait until the service sends another order or cluster spec, or has registered this task."""
+        """Wait until the service has sent another desired state or cluster, or has registered this task."""
         await self._changed.wait()
         self._changed.clear()
 
     async def run(self) -> None:
-        """Be a member until this task has left.
+        """Register this task, and exchange states with the service until this task has terminated.
 
-        A task that leaves waits for a lost service for `JobSpec.reconnect_seconds` only: then it counts as gone itself.
+        If the connection breaks after the agent has terminated, this waits for `JobSpec.reconnect_seconds` only: then
+        the service counts the task as lost anyway.
 
         Raises:
             RendezvousClosedError: The service refuses this task.
-            RendezvousConnectionError: No service answers in time, or it sent nothing for the heartbeat timeout.
+            RendezvousConnectionError: No service answers in time, or it sends nothing for the heartbeat timeout.
             AuthenticationError: `find_service` cannot open the credentials.
         """
         at = error = ""
@@ -161,77 +169,77 @@ class Membership:
                         return
                     reason, is_cut_short = "it sent nothing for the heartbeat timeout", False
                 except RendezvousClosedError:
-                    if self.status.state == "terminated":
+                    if self.observed.state == "terminated":
                         return  # `terminated` was sent on the previous connection, and this refusal confirms it
                     raise
                 except (MessageError, OSError, asyncio.TimeoutError) as failure:
                     reason = str(failure) or "it does not answer"
                     is_cut_short = isinstance(failure, asyncio.TimeoutError) and left < self._connect_seconds
                     logger.debug("no connection to the control service at %s: %s", address, reason)
-                if not (error and is_cut_short):  # keep the earlier error if this try had too little time
+                if not (error and is_cut_short):  # keep the earlier error if this attempt had too little time
                     at, error = str(address), reason
             patience = JobSpec.reconnect_seconds if addresses else 0
-            if self.status.state == "terminated" and time.monotonic() - self._disconnected_at > patience:
+            if self.observed.state == "terminated" and time.monotonic() - self._disconnected_at > patience:
                 return
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
-            f"The launcher is gone, or was never there: no control service answers at {at or 'any address'} "
+            f"The launcher has ended or was not started: no control service answers at {at or 'any address'} "
             f"({error or 'no address is known yet'}). Look at the launcher's own output.",
             address=at,
         )
 
     async def _find_in_time(self) -> tuple[Sequence[Address], Credentials | None]:
-        """Return what `find_service` finds; nothing if it waits for a file system until the deadline."""
+        """Return what `find_service` returns, or nothing if a file system holds it up until the deadline."""
         try:
             return await asyncio.wait_for(in_thread(self._find_service), self._deadline - time.monotonic())
         except asyncio.TimeoutError:
             return (), None
 
     async def _connect(self, address: Address, credentials: Credentials, connect_seconds: float) -> bool:
-        """Make one call and serve it to its end; return whether this task has left.
+        """Make one call and serve it until it ends; return whether this task has terminated.
 
         Raises:
-            RendezvousClosedError: The service refuses this task for good.
-            OSError: There is no connection, or not any more, or the service has another token.
+            RendezvousClosedError: The service refuses this task, and would refuse it again.
+            OSError: The connection cannot be made or has broken, or the service does not accept the token.
             asyncio.TimeoutError: The service does not answer.
-            MessageError: The service sent something else than a message.
+            MessageError: The service sent something that is no message.
         """
-        hello = self._hello
-        if hello is None:
-            hello = await asyncio.wait_for(in_thread(self._make_hello, address), connect_seconds)
+        registration = self._registration
+        if registration is None:
+            registration = await asyncio.wait_for(in_thread(self._make_registration, address), connect_seconds)
         tls = grpc.ssl_channel_credentials(credentials.certificate.encode())
         metadata = ((TOKEN_METADATA, credentials.token),)
         async with grpc.aio.secure_channel(_target(address), tls, options=_OPTIONS) as channel:
             call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=metadata)
             try:
-                await asyncio.wait_for(self._register(call, hello, address), connect_seconds)
+                await asyncio.wait_for(self._register(call, registration, address), connect_seconds)
                 return await self._serve(call)
             except grpc.aio.AioRpcError as error:
                 raise _translate(error, address) from error
             finally:
                 call.cancel()
 
-    async def _register(self, call: _Call, hello: Registration, address: Address) -> None:
-        """Send the hello; TLS makes sure that only a service with the job's certificate gets it."""
-        await call.write(encode(hello))
+    async def _register(self, call: _Call, registration: Registration, address: Address) -> None:
+        """Send the registration; TLS ensures that only a service with the job's certificate receives it."""
+        await call.write(encode(registration))
         await call.initial_metadata()  # the service sends it when it has registered this task
         await call.wait_for_connection()  # raises if the call has ended instead
-        self._hello, self._last_address = hello, address
-        self._deadline = min(self._deadline, time.monotonic() + self._dead_after_seconds)
+        self._registration, self._last_address = registration, address
+        self._deadline = min(self._deadline, time.monotonic() + self._heartbeat_timeout_seconds)
         self._changed.set()
 
     async def _serve(self, call: _Call) -> bool:
-        """Send and receive until the call ends; return whether this task has left, or False if the service is lost."""
+        """Serve the call until it ends; return True if this task has terminated, False if the service is lost."""
         self._sent, self._is_heartbeat_due = ObservedState(), False
         self._is_due.set()
         receiving = asyncio.create_task(self._receive(call))
         sending = asyncio.create_task(self._send(call))
-        watching = asyncio.create_task(self._wait_for_silence())
+        watching = asyncio.create_task(self._wait_for_timeout())
         tasks = (receiving, sending, watching)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if sending.done() and not watching.done():  # after `terminated`, or a write error
-                await asyncio.wait({receiving}, timeout=_GOODBYE_SECONDS)
+                await asyncio.wait({receiving}, timeout=_END_OF_CALL_SECONDS)
             if receiving.done():
                 receiving.result()
                 if self._sent.state == "terminated":
@@ -250,46 +258,46 @@ class Membership:
             if payload == HEARTBEAT:
                 self._is_heartbeat_due = True
                 self._is_due.set()
-            elif is_encoded_map(payload):
-                self.encoded_map, self._map = payload, None
+            elif is_encoded_cluster(payload):
+                self.encoded_cluster, self._decoded = payload, None
                 self._changed.set()
             else:
-                self.order = decode(payload, DesiredState)
+                self.desired = decode(payload, DesiredState)
                 self._changed.set()
-            self._deadline = time.monotonic() + self._dead_after_seconds
+            self._deadline = time.monotonic() + self._heartbeat_timeout_seconds
 
     async def _send(self, call: _Call) -> None:
-        """Send the status whenever it has changed, and a heartbeat when it is requested, until this task has left."""
+        """Send `observed` when it has changed and a heartbeat when one is requested, until this task has terminated."""
         with contextlib.suppress(
             grpc.aio.AioRpcError, asyncio.InvalidStateError
         ):  # the call ended: `_receive` raises its error
             while self._sent.state != "terminated":
                 await self._is_due.wait()
                 self._is_due.clear()
-                if self.status != self._sent:
-                    self.status = shrink(self.status)
-                    payload = encode(self.status, self._sent)
-                    self._sent, self._is_heartbeat_due = self.status, False
+                if self.observed != self._sent:
+                    self.observed = shrink(self.observed)
+                    payload = encode(self.observed, self._sent)
+                    self._sent, self._is_heartbeat_due = self.observed, False
                     await call.write(payload)
                 elif self._is_heartbeat_due:
                     self._is_heartbeat_due = False
                     await call.write(HEARTBEAT)
 
-    async def _wait_for_silence(self) -> None:
+    async def _wait_for_timeout(self) -> None:
         """Return when the service has sent nothing for the heartbeat timeout.
 
-        Time in which this process did not run (the whole job was suspended) does not count.
+        Time in which this process did not run, because the whole job was suspended, does not count.
         """
         while (left := self._deadline - time.monotonic()) > 0:
-            pause = min(left, self._dead_after_seconds / _CHECKS)
+            pause = min(left, self._heartbeat_timeout_seconds / _CHECKS)
             due = time.monotonic() + pause
             await asyncio.sleep(pause)
             now = time.monotonic()
-            self._deadline = min(self._deadline + now - due, now + self._dead_after_seconds)
+            self._deadline = min(self._deadline + now - due, now + self._heartbeat_timeout_seconds)
 
 
 def _target(address: Address) -> str:
-    """Return gRPC's name of an address, which lets it look nothing up that is an address already."""
+    """Return gRPC's name of an address, marked as IPv4 or IPv6 if it is one, so that gRPC does not resolve it."""
     try:
         return f"ipv{ipaddress.ip_address(address.host.partition('%')[0]).version}:{address}"
     except ValueError:
@@ -297,7 +305,7 @@ def _target(address: Address) -> str:
 
 
 def _translate(error: grpc.aio.AioRpcError, address: Address) -> Exception:
-    """Return the error that the end of a call means."""
+    """Convert the status with which a call ended to an error."""
     code, reason = error.code(), (error.details() or "").removesuffix(".")
     if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
         return RendezvousClosedError(f"The control service at {address} refused this task: {reason}.", reason=reason)

@@ -18,6 +18,8 @@ TLS_NAME = "tf4slurm"
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
 _TOKEN_BYTES = 32
+_HANDSHAKE_SECONDS = 3.0
+_HANDSHAKES_PER_SECOND = 500  # fewer than two cores complete, so that all tasks may connect at the same time
 
 
 @dataclass(frozen=True)
@@ -74,3 +76,8 @@ def create_credentials() -> ServiceCredentials:
         ),
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
     )
+
+
+def handshake_seconds(num_tasks: int) -> float:
+    """Return how long a new connection may take for its TLS handshake, and again until it has a call."""
+    return _HANDSHAKE_SECONDS + num_tasks / _HANDSHAKES_PER_SECOND

@@ -22,11 +22,11 @@ class IdleWatch:
     def look(self, records: Sequence[TaskRecord], now: float) -> str | None:
         """Return a warning, the first time that no task has computed for a minute, and none has reported a step."""
         tasks = [record for record in records if record.role.is_in_cluster]
-        statuses = [record.status for record in tasks]
+        statuses = [record.observed for record in tasks]
         starts = tuple((status.attempt, status.starts, status.state) for status in statuses)
         cpu_seconds = sum(status.usage.cpu_seconds for status in statuses)
         is_known = all(status.state == "running" and status.usage.cpu_seconds for status in statuses)
-        is_waiting = is_known and not any(status.report.step is not None for status in statuses)
+        is_waiting = is_known and not any(status.script.step is not None for status in statuses)
         if starts != self._starts:
             self._has_warned = False
         if starts != self._starts or not is_waiting or cpu_seconds - self._cpu_seconds > _CORES * _SECONDS * len(tasks):

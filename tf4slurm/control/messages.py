@@ -1,8 +1,9 @@
 """The messages between tasks and control service, as frozen values, and their encoding (JSON).
 
 A message describes a state, never a change: after a broken connection each side sends its current state again, and a
-repeated message has no effect. Within one call an `ObservedState` is sent as the fields that differ from the one
-before. The empty message is a heartbeat: the service sends it to request one, and a task without news answers with it.
+repeated message has no effect. Within one call, each `ObservedState` contains only the fields that changed since the
+previous one. The empty message is a heartbeat: the service sends it as a request, and a task that has nothing else to
+send answers with it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import json
 import logging
 import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -22,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE = "tf4slurm.Control"
 METHOD = "Join"
-"""The one gRPC method: a task sends `Registration` and `ObservedState`, the service `Map` and `DesiredState`."""
+"""The one gRPC method: a task sends `Registration` and `ObservedState`, the service `DesiredState` and the cluster."""
 
 TOKEN_METADATA = "tf4slurm-token"
 """The metadata key of the job's token, which each call carries."""
@@ -30,10 +32,10 @@ TOKEN_METADATA = "tf4slurm-token"
 HEARTBEAT = b""
 """The message that requests a heartbeat, and the answer of a task that has nothing else to send."""
 
-MAX_STATUS_BYTES = 131_072
-"""The largest message that the service accepts; see `shrink`."""
+MAX_STATE_BYTES = 131_072
+"""The largest encoded `ObservedState` that the service accepts; see `shrink`."""
 
-_MAX_MAP_BYTES = 32 * 2**20  # uncompressed; 100,000 tasks take half of it
+_MAX_CLUSTER_BYTES = 32 * 2**20  # uncompressed; 100,000 tasks take half of it
 _COMPRESSION_LEVEL = 6
 _MAX_DETAIL_CHARACTERS = 4_000
 
@@ -43,12 +45,12 @@ TaskState = Literal["registered", "ready", "not_ready", "running", "exited", "te
 
 @dataclass(frozen=True)
 class Registration:
-    """A task's first message: who it is, and where it will listen.
+    """A task's first message: its rank and process, and the address at which its child process will listen.
 
     Attributes:
-        incarnation: Tells one process of a rank from a later one.
-        failure: Why it cannot take part, in a sentence; None if it can.
-        owns_child: Whether the agent starts and terminates the task's process. False for the sidecar of a script that
+        incarnation: Identifies this process; a later process of the same rank has another.
+        failure: Why this task cannot take part, in a sentence; None if it can.
+        owns_child: Whether the agent starts and terminates the child process. False for the sidecar of a script that
             srun started.
     """
 
@@ -64,9 +66,9 @@ class Registration:
 
 @dataclass(frozen=True)
 class BarrierArrival:
-    """A script waits at a barrier: of this name, for the tasks of these roles (all if none), for so many seconds.
+    """A script waits at the barrier `name` for all tasks of these `roles` (empty: all tasks that run the script).
 
-    `token` tells one arrival from the next, of this process or of the one that took its place.
+    `token` identifies this call of `barrier`, in this process or in the one that replaced it.
     """
 
     name: str
@@ -77,31 +79,31 @@ class BarrierArrival:
 
 @dataclass(frozen=True)
 class ScriptState:
-    """What the script of a task says of itself, where it uses tf4slurm.
+    """What a script has reported through tf4slurm's functions.
 
     Attributes:
-        step: The training step it has reached, and `metrics` of that step, as (name, value).
-        heeds_stop: It asks whether to stop, or has given a callback: it needs no signal for that.
-        has_saved: It was asked to stop, and all its callbacks have returned.
-        done: It has signalled that it needs the others no more, and how its work ended.
-        waiting: The barrier at which it waits.
-        stop_signal: Name of the last signal that asks the job to stop, and that the script's process has passed on.
+        step: The latest training step; `metrics` has the metrics of that step, as (name, value).
+        handles_stop: It calls `should_stop` or `on_stop`, so it needs no signal to stop.
+        has_saved: The job is to stop, and all callbacks of `on_stop` have returned.
+        completion: Its completion signal: it no longer needs the other tasks, because it is done or has failed.
+        barrier: The barrier at which it waits.
+        stop_signal: The last signal that asks the job to stop and that the script's own process received.
     """
 
     step: int | None = None
     metrics: tuple[tuple[str, float], ...] = ()
-    heeds_stop: bool = False
+    handles_stop: bool = False
     has_saved: bool = False
-    done: Literal["done", "failed"] | None = None
-    waiting: BarrierArrival | None = None
+    completion: Literal["done", "failed"] | None = None
+    barrier: BarrierArrival | None = None
     stop_signal: StopSignal | None = None
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a child, with all its processes, uses: resident memory now, processor time since its start.
+    """What a child process and its descendants use: resident memory now, processor time since the start.
 
-    `sent_bytes` and `received_bytes` went over the TCP connections that others made to its port.
+    `sent_bytes` and `received_bytes` count the TCP connections that other processes made to the child's port.
     """
 
     memory_bytes: int = 0
@@ -112,21 +114,22 @@ class Usage:
 
 @dataclass(frozen=True)
 class ObservedState:
-    """What a task is doing; said at every change, and what changes all the time when the service asks.
+    """What a task is doing. Agents send it at once when it changes; steps, metrics and usage go with a heartbeat.
 
     Attributes:
-        state: joined -> proved or unproved (the addresses asked of it) -> running -> exited -> running again … -> left.
-        starts: How often the child was started in this attempt.
-        process_id: Of the child's last start.
-        returncode: Of the child's last end: its exit code, or minus the number of the signal that ended it.
-        detail: What is `not_ready`, why the agent killed a silent child, or why it has left by itself, in a clause.
-        tail: The last lines the child printed, once it has failed.
-        stop_signal: Name of the signal that asks the job to stop, once the agent has got one.
-        attempt: Which forming of the cluster it is in, from 1. In a later one than the first, `port` is where its child
-            will listen.
-        report: What the running script says of itself.
-        serves: A server has answered at the running child's port: its imports are over.
+        state: registered -> ready or not_ready (after the reachability check) -> running -> exited -> running again ...
+            -> terminated.
+        starts: How many times the child process was started in this attempt.
+        process_id: Process id of the child's last start.
+        returncode: How the child last ended: its exit code, or minus the number of the signal that killed it.
+        detail: Why the task is `not_ready`, why the agent killed the child, or why the agent terminated by itself.
+        tail: The last lines that the child printed, if it failed.
+        stop_signal: The last signal that asks the job to stop and that the agent received.
+        attempt: The attempt that the task takes part in, from 1.
+        port: The port at which the child will listen; sent from the second attempt on.
+        script: What the running script has reported.
         usage: What the running child uses.
+        has_server: A server has answered at the running child's port.
     """
 
     state: TaskState = "registered"
@@ -138,149 +141,148 @@ class ObservedState:
     stop_signal: StopSignal | None = None
     attempt: int = 1
     port: int = 0
-    report: ScriptState = ScriptState()
+    script: ScriptState = ScriptState()
     usage: Usage = Usage()
-    serves: bool = False
-
-
-@dataclass(frozen=True)
-class Map:
-    """The agreed cluster of an attempt, to be proved; one entry per rank: [task_type, task_index, node, host, port]."""
-
-    attempt: int
-    entries: tuple[tuple[str, int, str, str, int], ...]
-
-    @classmethod
-    def from_cluster(cls, attempt: int, cluster: Cluster) -> Map:
-        return cls(attempt, tuple((*member.task, member.node, *member.address) for member in cluster.members))
-
-    def to_cluster(self) -> Cluster:
-        return Cluster(
-            tuple(
-                Member(rank, Task(task_type, index), node, Address(host, port))
-                for rank, (task_type, index, node, host, port) in enumerate(self.entries)
-            )
-        )
+    has_server: bool = False
 
 
 @dataclass(frozen=True)
 class DesiredState:
-    """What a task should do, and what its script may know.
+    """What the launcher wants of a task, and what the task's script may know of the job.
 
     Attributes:
-        attempt: Be in this forming of the cluster; a task in an earlier one ends its child and takes a new port.
-        starts: Have started the child so often.
-        leave: End the child, at most `leave_seconds` after SIGTERM, and leave, for this `reason`; `has_timed_out`
-            if the cluster did not form in time.
-        stop: Why the script should save and stop; empty if it should not. `grace_period_seconds` is how long it has.
-        released: Token of the script's last arrival at a barrier that is over, and why if it `broke`.
-        is_training_over: No task but the ps still needs the others; `failed` are those of them that failed.
-        is_finishing: All that the job waits for are done, but for those it waits for only so long: finish now.
+        attempt: The attempt to take part in. A task in an earlier one ends its child and chooses a new port.
+        starts: How many times the child process should have been started in this attempt.
+        terminate: Terminate the child (SIGKILL follows SIGTERM after `kill_wait_seconds`), then the agent.
+        terminate_reason: Why, in a sentence. `has_timed_out` is set if the cluster did not form in time.
+        stop_reason: Why the script should save and stop, within `grace_period_seconds`; empty if it should not.
+        released_barrier: Token of the script's last barrier that is over; `barrier_error` says why if it broke.
+        is_training_over: No task but the ps needs the other tasks; `failed_tasks` names those of them that failed.
+        is_finishing: The job now waits only for roles with a bounded wait (evaluators): they should finish.
     """
 
     attempt: int = 1
     starts: int = 0
-    leave: bool = False
-    leave_seconds: float = 0.0
-    reason: str = ""
+    terminate: bool = False
+    kill_wait_seconds: float = 0.0
+    terminate_reason: str = ""
     has_timed_out: bool = False
-    stop: str = ""
+    stop_reason: str = ""
     grace_period_seconds: float = 0.0
-    released: str = ""
-    broke: str = ""
+    released_barrier: str = ""
+    barrier_error: str = ""
     is_training_over: bool = False
-    failed: tuple[str, ...] = ()
+    failed_tasks: tuple[str, ...] = ()
     is_finishing: bool = False
 
 
 Message = Registration | ObservedState | ScriptState | DesiredState
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
-_WITH_FIELDS = {*_KINDS.values(), BarrierArrival, Usage}
+_CLASSES: dict[str, type[Any]] = {each.__name__: each for each in get_args(Message)}
+_WITH_FIELDS = {*_CLASSES.values(), BarrierArrival, Usage}
 _M = TypeVar("_M", bound=Message)
 
 
 def encode(message: Message, before: Message | None = None) -> bytes:
-    """Return the encoded message: the fields that differ from those of the one `before`, which the reader has."""
-    content = [type(message).__name__, _said_fields(message, before)]
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=_said_fields).encode(errors="replace")
+    """Encode a message: the fields that differ from `before`, which the receiver has, or from the defaults."""
+    content = [type(message).__name__, _changed_fields(message, before)]
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=_changed_fields).encode(
+        errors="replace"
+    )
 
 
-def decode(payload: bytes, expected: type[_M] | tuple[type[_M], ...], before: _M | None = None) -> _M:
-    """Read a message that must be of one of the `expected` kinds (a class, or a tuple of them).
-
-    Where it was written as what differs from the one `before`, that must be given.
+def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
+    """Decode a message that must be of class `expected`; fields that it does not contain are those of `before`.
 
     Raises:
-        MessageError: Not a message, or another kind, or a field that is missing, unknown or of another type.
+        MessageError: Not a message, or of another class, or a field is missing, unknown or of a wrong type.
     """
     try:
         name, fields = json.loads(payload)
-        kind = _KINDS[name]
-        if kind not in (expected if isinstance(expected, tuple) else (expected,)):
-            raise ValueError(f"{name} is not expected here")
-        message: _M = _checked(fields, kind, before)
+        if _CLASSES[name] is not expected:
+            raise ValueError(f"expected {expected.__name__}")
+        message: _M = _checked(fields, expected, before)
         return message
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise MessageError(
-            f"{payload[:80]!r} is not a control message of this version of tf4slurm ({error}). "
-            "Install the same version on all hosts."
-        ) from error
+        raise _message_error(payload, "control message", error) from error
 
 
-def shrink(status: ObservedState, max_bytes: int = MAX_STATUS_BYTES) -> ObservedState:
-    """Return the status with fewer log lines, metrics and characters of detail, until it has at most `max_bytes`.
+def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> ObservedState:
+    """Drop log lines, then metrics, then characters of detail, until the encoded state has at most `max_bytes`.
 
-    The rest always fits: a script's report is at most half as long, see `line.MAX_REPORT_BYTES`.
+    All other fields always fit: `script_channel.MAX_REPORT_BYTES` limits what a script can report to half of it.
     """
-    if len(encode(status)) <= max_bytes:
-        return status
-    logger.warning("the status of this task exceeds %d bytes: log lines or metrics are left out of it", max_bytes)
-    while status.tail and len(encode(status)) > max_bytes:
-        status = dataclasses.replace(status, tail=status.tail[len(status.tail) // 2 + 1 :])
-    while (metrics := status.report.metrics) and len(encode(status)) > max_bytes:
-        report = dataclasses.replace(status.report, metrics=metrics[: len(metrics) // 2])
-        status = dataclasses.replace(status, report=report)
-    if status.detail is not None and len(encode(status)) > max_bytes:
-        status = dataclasses.replace(status, detail=status.detail[:_MAX_DETAIL_CHARACTERS])
-    return status
+    if len(encode(observed)) <= max_bytes:
+        return observed
+    logger.warning("the state of this task exceeds %d bytes: log lines or metrics are dropped", max_bytes)
+    while observed.tail and len(encode(observed)) > max_bytes:
+        observed = dataclasses.replace(observed, tail=observed.tail[len(observed.tail) // 2 + 1 :])
+    while (metrics := observed.script.metrics) and len(encode(observed)) > max_bytes:
+        script = dataclasses.replace(observed.script, metrics=metrics[: len(metrics) // 2])
+        observed = dataclasses.replace(observed, script=script)
+    if observed.detail is not None and len(encode(observed)) > max_bytes:
+        observed = dataclasses.replace(observed, detail=observed.detail[:_MAX_DETAIL_CHARACTERS])
+    return observed
 
 
-def encode_map(map_: Map) -> bytes:
-    """Return the message with a cluster spec: compressed, for it is the one message that grows with the job."""
-    return zlib.compress(json.dumps([map_.attempt, map_.entries]).encode(), _COMPRESSION_LEVEL)
+def encode_cluster(attempt: int, cluster: Cluster) -> bytes:
+    """Encode the cluster of an attempt, compressed: it is the only message whose size grows with the number of tasks.
+
+    The content is [attempt, entries]; see `cluster_to_entries`.
+    """
+    return zlib.compress(json.dumps([attempt, cluster_to_entries(cluster)]).encode(), _COMPRESSION_LEVEL)
 
 
-def is_encoded_map(payload: bytes) -> bool:
-    """Whether this is a message with a cluster spec; all other messages are JSON arrays or empty."""
+def cluster_to_entries(cluster: Cluster) -> list[tuple[str, int, str, str, int]]:
+    """Return the cluster as a value for JSON: (task_type, task_index, node, host, port) of each rank."""
+    return [(*member.task, member.node, *member.address) for member in cluster.members]
+
+
+def cluster_from_entries(entries: Iterable[Sequence[Any]]) -> Cluster:
+    """Return the cluster of which `cluster_to_entries` returned these."""
+    return Cluster(
+        tuple(
+            Member(rank, Task(task_type, index), node, Address(host, port))
+            for rank, (task_type, index, node, host, port) in enumerate(entries)
+        )
+    )
+
+
+def is_encoded_cluster(payload: bytes) -> bool:
+    """Whether this message contains a cluster; all other messages are JSON arrays or empty."""
     return payload[:1] not in (b"", b"[")
 
 
-def decode_map(payload: bytes) -> Map:
-    """Read a message with a cluster spec.
+def decode_cluster(payload: bytes) -> tuple[int, Cluster]:
+    """Decode a message of `encode_cluster`; return the attempt and the cluster.
 
     Raises:
-        MessageError: It is incomplete, too large, or no cluster spec.
+        MessageError: The message is incomplete, too large, or has other content.
     """
     try:
         inflater = zlib.decompressobj()
-        content = inflater.decompress(payload, _MAX_MAP_BYTES)
+        content = inflater.decompress(payload, _MAX_CLUSTER_BYTES)
         if not inflater.eof:
-            raise ValueError("it is incomplete, or too large")
+            raise ValueError("it is incomplete or too large")
         attempt, entries = json.loads(content)
-        map_ = Map(attempt, tuple(map(tuple, entries)))
-        if type(attempt) is not int or {tuple(map(type, entry)) for entry in map_.entries} != {_ENTRY_TYPES}:
-            raise TypeError("its fields have other types")
-        return map_
+        if type(attempt) is not int or {tuple(map(type, entry)) for entry in entries} != {_ENTRY_TYPES}:
+            raise TypeError("a field has a wrong type")
+        return attempt, cluster_from_entries(entries)
     except (zlib.error, ValueError, TypeError, RecursionError) as error:
-        text = f"{payload[:80]!r} is not a cluster spec of this version of tf4slurm ({error})."
-        raise MessageError(f"{text} Install the same version on all hosts.") from error
+        raise _message_error(payload, "cluster spec", error) from error
+
+
+def _message_error(payload: bytes, expected: str, error: Exception) -> MessageError:
+    return MessageError(
+        f"{payload[:80]!r} is not a {expected} of this version of tf4slurm ({error}). "
+        "Install the same version on all hosts."
+    )
 
 
 _ENTRY_TYPES = (str, int, str, str, int)
 
 
-def _said_fields(message: Any, before: Any = None) -> dict[str, Any]:
-    """Return the fields that differ from those before, or else from what a reader takes without them."""
+def _changed_fields(message: Any, before: Any = None) -> dict[str, Any]:
+    """Return the fields whose values differ from those of `before`, or without it from the defaults."""
     known = vars(before) if before is not None else _defaults(message.__class__)
     return {name: value for name, value in vars(message).items() if value != known[name]}
 
@@ -292,7 +294,7 @@ def _defaults(kind: type[Any]) -> dict[str, Any]:
 
 @functools.cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    """Return the types of its fields; when they are first needed, for they take as long to find as half an import."""
+    """Return the types of the fields; computed at first use, because it takes half as long as the module's import."""
     return get_type_hints(kind)
 
 
@@ -300,7 +302,7 @@ _arguments = functools.cache(get_args)
 
 
 def _checked(value: Any, hint: Any, before: Any = None) -> Any:
-    """Return a JSON value as the type that a field declares; lists become tuples, objects the messages they are."""
+    """Convert a JSON value to the type that a field declares: lists to tuples, objects to the declared class."""
     if hint in _WITH_FIELDS:
         hints = _hints(hint)
         fields = {key: _checked(field, hints[key]) for key, field in value.items()}

@@ -1,4 +1,4 @@
-"""How a job ended, and why: one value."""
+"""The outcome of a job: its exit code, the reason, and the task that caused it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tf4slurm.cluster import Task
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a job.
+    """How a job ended.
 
     Attributes:
         exit_code: What `tf4slurm run` exits with.

@@ -1,10 +1,9 @@
 """The control service of a job: a gRPC server with one method, which each task calls once per connection.
 
 The call is a bidirectional stream of JSON messages inside TLS. A task sends its `Registration`, then its
-`ObservedState` whenever it changes; the service sends the cluster spec (`Map`) and the task's desired state
-(`DesiredState`) whenever they change, and an empty message to request a heartbeat. Messages describe states, not
-changes: a task that reads slowly skips the states in between, and after a broken connection both sides send their
-current state again.
+`ObservedState` whenever it changes; the service sends the cluster and the task's `DesiredState` whenever they change,
+and an empty message to request a heartbeat. Messages describe states, not changes: a task that reads slowly skips the
+states in between, and after a broken connection both sides send their current state again.
 """
 
 from __future__ import annotations
@@ -12,29 +11,31 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import hmac
 import itertools
 import logging
+import resource
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
-from tf4slurm.cluster import Address
-from tf4slurm.control.access import TokenInterceptor, server_options
-from tf4slurm.control.credentials import ServiceCredentials
+from tf4slurm.cluster import Address, Cluster
+from tf4slurm.control.credentials import ServiceCredentials, handshake_seconds
 from tf4slurm.control.messages import (
     HEARTBEAT,
+    MAX_STATE_BYTES,
     METHOD,
     SERVICE,
+    TOKEN_METADATA,
     DesiredState,
-    Map,
     ObservedState,
     Registration,
     decode,
     encode,
-    encode_map,
+    encode_cluster,
 )
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import MessageError, RendezvousClosedError
@@ -46,11 +47,16 @@ if TYPE_CHECKING:  # generic for type checkers only
 
 logger = logging.getLogger(__name__)
 
-_OBJECTS_PER_TASK = 100  # Python's collector otherwise took a third of the processor time of a large rendezvous
-_TICKS_PER_BEAT = 5
+_OBJECTS_PER_TASK = 100  # at Python's default, garbage collection takes a third of the time of a large rendezvous
+_TICKS_PER_INTERVAL = 5
 _STOP_SECONDS = 0.2  # for calls to end after `close`
 _CLOSE_SECONDS = 2.0
-_MAX_DETAIL_CHARACTERS = 900  # of a status, which travels as metadata
+_UNAUTHENTICATED_CONNECTIONS = 4096  # in addition to two per task
+_OWN_FILES = 128  # pipes and logs of this process, in addition to connections and four files per task
+_MAX_METADATA_BYTES = 4096
+_MAX_STREAMS = 2  # per connection: a task has one
+_MAX_READ_BYTES = 32_768  # per connection: with 4,096 clients that flood, memory is 0.8 GB, not 2 GB (grpcio 1.85)
+_MAX_DETAIL_CHARACTERS = 900  # of an error, which gRPC sends as metadata
 
 
 class ControlService:
@@ -61,14 +67,14 @@ class ControlService:
         self._credentials = credentials
         self._server: grpc.aio.Server | None = None
         self._port: HeldPort | None = None
-        self._sessions: dict[int, _Session] = {}
+        self._connections: dict[int, _Connection] = {}
         self._registered: set[int] = set()
         """The ranks that have registered at least once."""
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
-        self._encoded_map: tuple[Map | None, bytes] = (None, b"")
-        self._tick_seconds = state.limits.heartbeat_interval_seconds / _TICKS_PER_BEAT
-        self._turns = round(
+        self._encoded_cluster: tuple[Cluster | None, bytes] = (None, b"")
+        self._tick_seconds = state.limits.heartbeat_interval_seconds / _TICKS_PER_INTERVAL
+        self._num_batches = round(
             state.limits.heartbeat_interval_of(len(state.records)) / state.limits.heartbeat_interval_seconds
         )
 
@@ -86,12 +92,12 @@ class ControlService:
         num_tasks = len(self.state.records)
         gc.set_threshold(max(gc.get_threshold()[0], _OBJECTS_PER_TASK * num_tasks))
         self._server = grpc.aio.server(
-            interceptors=(TokenInterceptor(self._credentials.shared.token),),
-            options=server_options(num_tasks),
+            interceptors=(_TokenInterceptor(self._credentials.shared.token),),
+            options=_server_options(num_tasks),
         )
         handlers: dict[str, _Handler] = {METHOD: grpc.stream_stream_rpc_method_handler(self._serve)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        self._port = hold_port(ports)  # held as the agents hold theirs: no other process of tf4slurm takes it
+        self._port = hold_port(ports)  # held like the agents' ports, so no other process of tf4slurm takes it
         pair = (self._credentials.private_key, self._credentials.shared.certificate.encode())
         address = Address(host or "::", self._port.port)
         try:
@@ -108,13 +114,13 @@ class ControlService:
         assert self._ticker is not None
         await asyncio.wait({ended, self._ticker}, return_when=asyncio.FIRST_COMPLETED)
         if self._ticker.done():
-            self._ticker.result()  # without its clock the job would never end: raise its error instead
+            self._ticker.result()  # without ticks the job would never end: raise the error instead
 
     def publish(self) -> None:
-        """Send the orders that have changed."""
+        """Send the desired states that have changed, and note the end of the job."""
         for rank in self.state.take_changed():
-            if rank in self._sessions:
-                self._sessions[rank].notify()
+            if rank in self._connections:
+                self._connections[rank].notify()
         if self.state.phase is Phase.ENDED:
             self._ended.set()
 
@@ -122,9 +128,11 @@ class ControlService:
         if self._ticker is not None:
             self._ticker.cancel()
         if self._server is not None:
-            # Bounded, because clients that keep sending can hold up gRPC's own end.
+            # Bounded, because clients that keep sending can delay the end of gRPC's `stop`.
             await asyncio.wait({asyncio.create_task(self._server.stop(_STOP_SECONDS))}, timeout=_CLOSE_SECONDS)
-            await asyncio.sleep(0)  # gRPC's own tasks end now: cancelled with the loop, they would print tracebacks
+            await asyncio.sleep(
+                0
+            )  # gRPC's own tasks end here: if asyncio.run cancelled them, they would print tracebacks
         if self._port is not None:
             self._port.close()
 
@@ -133,54 +141,54 @@ class ControlService:
             await asyncio.sleep(self._tick_seconds)
             self.state.on_tick(time.monotonic())
             self.publish()
-            if tick % _TICKS_PER_BEAT == 0:
-                self._request_heartbeats(tick // _TICKS_PER_BEAT % self._turns)
+            if tick % _TICKS_PER_INTERVAL == 0:
+                self._request_heartbeats(tick // _TICKS_PER_INTERVAL % self._num_batches)
 
-    def _request_heartbeats(self, turn: int) -> None:
-        """Request a heartbeat from the tasks of this turn: batches cost a quarter of the processor time."""
-        for rank in range(turn, len(self.state.records), self._turns):
-            if rank in self._sessions:
-                self._sessions[rank].request_heartbeat()
+    def _request_heartbeats(self, batch: int) -> None:
+        """Request a heartbeat from every n-th task: batches cost a quarter of the processor time of single requests."""
+        for rank in range(batch, len(self.state.records), self._num_batches):
+            if rank in self._connections:
+                self._connections[rank].request_heartbeat()
 
     async def _serve(self, _: AsyncIterator[bytes], context: _Context) -> None:
         """Serve one call of an authenticated task, from its `Registration` to its end."""
-        hello = await self._register(context)
-        if hello is None:
+        registration = await self._register(context)
+        if registration is None:
             return
-        # Nothing is awaited from the registration to the new session: the end of an earlier call of this task, noticed
-        # in between, would count as the end of this one.
-        session = _Session(self, hello.rank, context)
-        if hello.rank in self._registered:
-            session.request_heartbeat()  # to reconnect does not reset the heartbeat timeout
-        self._registered.add(hello.rank)
-        before, self._sessions[hello.rank] = self._sessions.get(hello.rank), session
+        # No await between the registration and the new `_Connection`: the end of an earlier call of this task, if it
+        # were noticed in between, would count as the end of this one.
+        connection = _Connection(self, registration.rank, context)
+        if registration.rank in self._registered:
+            connection.request_heartbeat()  # a new connection does not reset the heartbeat timeout
+        self._registered.add(registration.rank)
+        before, self._connections[registration.rank] = self._connections.get(registration.rank), connection
         if before is not None:
             before.close()
-        session.notify()
+        connection.notify()
         self.publish()
         sending = None
         try:
             await context.send_initial_metadata(())  # confirms the registration to the task
-            sending = asyncio.create_task(session.send())
-            await self._receive(session, context)
+            sending = asyncio.create_task(connection.send())
+            await self._receive(connection, context)
         except asyncio.CancelledError:
-            if self._sessions.get(hello.rank) is session:
+            if self._connections.get(registration.rank) is connection:
                 raise  # the connection is lost
             await context.abort(grpc.StatusCode.ABORTED, "the task has made another call")
         except grpc.aio.BaseError:
             raise  # the call has ended
-        except Exception as error:  # of a message; one of ours, too, or the task would send it again and again
+        except Exception as error:  # also a bug of ours: otherwise the task would send the same message for ever
             if not isinstance(error, MessageError):
-                logger.exception("rank %d: a message could not be handled", hello.rank)
-            self.state.on_rejected(hello.rank, str(error) or repr(error), time.monotonic())
+                logger.exception("rank %d: a message could not be handled", registration.rank)
+            self.state.on_rejected(registration.rank, str(error) or repr(error), time.monotonic())
             self.publish()
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
         finally:
             if sending is not None:
                 sending.cancel()
-            if self._sessions.get(hello.rank) is session:
-                del self._sessions[hello.rank]
-                self.state.on_disconnect(hello.rank, time.monotonic())
+            if self._connections.get(registration.rank) is connection:
+                del self._connections[registration.rank]
+                self.state.on_disconnect(registration.rank, time.monotonic())
                 self.publish()
 
     async def _register(self, context: _Context) -> Registration | None:
@@ -189,9 +197,9 @@ class ControlService:
         if not isinstance(payload, bytes):
             return None
         try:
-            hello = decode(payload, Registration)
-            self.state.on_hello(hello, time.monotonic())
-            return hello
+            registration = decode(payload, Registration)
+            self.state.on_registration(registration, time.monotonic())
+            return registration
         except RendezvousClosedError as error:
             self.publish()  # a refusal may end the job
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.reason[:_MAX_DETAIL_CHARACTERS])
@@ -199,49 +207,49 @@ class ControlService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
         return None
 
-    async def _receive(self, session: _Session, context: _Context) -> None:
-        """Read a task's messages until it has left or the call ends.
+    async def _receive(self, connection: _Connection, context: _Context) -> None:
+        """Read a task's messages until it has terminated or the call ends.
 
         Raises:
             MessageError: A message that this service does not accept.
         """
-        status = ObservedState()
+        observed = ObservedState()
         while isinstance(payload := await context.read(), bytes):
-            if self._sessions.get(session.rank) is not session:
+            if self._connections.get(connection.rank) is not connection:
                 return  # a late message: the task has reconnected since
             if payload == HEARTBEAT:
-                self.state.on_sign_of_life(session.rank, time.monotonic())
+                self.state.on_heartbeat(connection.rank, time.monotonic())
                 continue
-            status = decode(payload, ObservedState, status)
-            self.state.on_status(session.rank, status, time.monotonic())
+            observed = decode(payload, ObservedState, observed)
+            self.state.on_observed_state(connection.rank, observed, time.monotonic())
             self.publish()
-            if status.state == "terminated":
+            if observed.state == "terminated":
                 return
 
-    def encoded_map(self) -> bytes:
-        """Return the message with the state's cluster spec, which is made once for all tasks."""
-        if self._encoded_map[0] is not self.state.map:
-            assert self.state.map is not None
-            self._encoded_map = (self.state.map, encode_map(self.state.map))
-        return self._encoded_map[1]
+    def encoded_cluster(self) -> bytes:
+        """Return the encoded cluster, which is encoded once for all tasks."""
+        if self._encoded_cluster[0] is not self.state.cluster:
+            assert self.state.cluster is not None
+            self._encoded_cluster = (self.state.cluster, encode_cluster(self.state.attempt, self.state.cluster))
+        return self._encoded_cluster[1]
 
 
-class _Session:
-    """The sending half of one task's call."""
+class _Connection:
+    """The sending side of one task's call."""
 
     def __init__(self, service: ControlService, rank: int, context: _Context) -> None:
         self.rank = rank
         self._service = service
         self._context = context
         self._handler = asyncio.current_task()
-        self._sent_map: Map | None = None
-        self._sent_order = service.state.first_order
+        self._sent_cluster: Cluster | None = None
+        self._sent_state = service.state.initial_desired_state
         self._has_changed = False
         self._is_heartbeat_due = False
         self._is_due = asyncio.Event()
 
     def notify(self) -> None:
-        """Send the cluster spec and the order if they differ from those sent before."""
+        """Send the cluster and the desired state if they differ from those sent before."""
         self._has_changed = True
         self._is_due.set()
 
@@ -268,13 +276,13 @@ class _Session:
     def _next_message(self) -> bytes | None:
         state = self._service.state
         if self._has_changed:
-            if state.map is not None and state.map is not self._sent_map:
-                self._sent_map = state.map
-                return self._service.encoded_map()
+            if state.cluster is not None and state.cluster is not self._sent_cluster:
+                self._sent_cluster = state.cluster
+                return self._service.encoded_cluster()
             self._has_changed = False
-            if (order := state.order_for(self.rank)) != self._sent_order:
-                self._sent_order = order
-                return _encode_order(order)
+            if (desired := state.desired_state_of(self.rank)) != self._sent_state:
+                self._sent_state = desired
+                return _encode_desired_state(desired)
         if self._is_heartbeat_due:
             self._is_heartbeat_due = False
             return HEARTBEAT
@@ -282,6 +290,80 @@ class _Session:
 
 
 @functools.lru_cache(maxsize=16)
-def _encode_order(order: DesiredState) -> bytes:
-    """Return the message with an order: most tasks have the same."""
-    return encode(order)
+def _encode_desired_state(desired: DesiredState) -> bytes:
+    """Encode a desired state; cached, because most tasks have the same."""
+    return encode(desired)
+
+
+class _TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses each call whose metadata lacks the job's token, before a message of it is read."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler | None:
+        for key, value in handler_call_details.invocation_metadata or ():
+            if key == TOKEN_METADATA:
+                token = value if isinstance(value, bytes) else value.encode()
+                if hmac.compare_digest(token, self._token):
+                    return await continuation(handler_call_details)
+        return _REFUSE
+
+
+# A stream handler, because for a unary call gRPC would read the message first.
+async def _refuse(_: AsyncIterator[bytes], context: _Context) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "")  # no detail, because the client is unauthenticated
+
+
+_REFUSE: _Handler = grpc.stream_stream_rpc_method_handler(_refuse)
+
+
+def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
+    """Return gRPC's settings: limits for clients without the token, and settings that save time and bytes.
+
+    A connection is closed when its TLS handshake takes too long, when it is idle, and when it exceeds its maximum age
+    and has no open call. A task's call lasts as long as its connection, so this closes only unauthenticated ones.
+    """
+    timeout_ms = round(1000 * handshake_seconds(num_tasks))
+    pending = 1000 + 2 * num_tasks
+    return (
+        ("grpc.max_allowed_incoming_connections", _raise_file_limit(num_tasks)),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),
+        ("grpc.max_receive_message_length", MAX_STATE_BYTES),
+        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", timeout_ms),
+        ("grpc.max_connection_idle_ms", timeout_ms),
+        # Without this, a client could keep a connection open by repeating refused calls. Open calls continue: gRPC ends
+        # them only after a grace period, which is infinite by default.
+        ("grpc.max_connection_age_ms", timeout_ms),
+        ("grpc.experimental.tcp_max_read_buffer_size", _MAX_READ_BYTES),
+        # By default gRPC refuses calls while 1,000 are pending, but all tasks may call at the same time.
+        ("grpc.server.max_pending_requests", pending),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * pending),
+        ("grpc.so_reuseport", 1),  # in addition to the socket that holds the port
+        ("grpc.http2.bdp_probe", 0),  # no pings to measure bandwidth: they are half of the bytes in steady state
+    )
+
+
+def _raise_file_limit(num_tasks: int) -> int:
+    """Raise the limit of open files if necessary; return the maximum number of open connections.
+
+    gRPC must refuse connections before this process reaches its limit of open files, where it could open no file.
+    """
+    connections, own = _UNAUTHENTICATED_CONNECTIONS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= connections + own:
+        return connections
+    most = connections + own if hard == resource.RLIM_INFINITY else min(connections + own, hard)
+    if most < 2 * num_tasks + own:
+        logger.warning(
+            "a limit of %d open files is low for %d tasks: raise the hard limit (ulimit -Hn)", most, num_tasks
+        )
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(2 * num_tasks, most - own)

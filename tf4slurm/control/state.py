@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
 from tf4slurm.control.barriers import Barriers
-from tf4slurm.control.messages import DesiredState, Map, ObservedState, Registration, ScriptState
+from tf4slurm.control.messages import DesiredState, ObservedState, Registration, ScriptState
 from tf4slurm.control.outcome import Outcome, describe_end, exit_code_of
 from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, RendezvousClosedError
@@ -59,7 +59,7 @@ class JobState:
         self.limits = limits
         self.phase = Phase.RENDEZVOUS
         self.outcome: Outcome | None = None
-        self.map: Map | None = None
+        self.cluster: Cluster | None = None
         self.attempt = 1
         self.records = [
             TaskRecord(rank, task, role_of(task.task_type, has_chief=has_chief), is_placed=place is None)
@@ -68,13 +68,13 @@ class JobState:
         self._on_event = on_event
         self._place = place
         self._changed: set[int] = set()
-        self._here: set[int] = set()  # ranks that have joined and are not gone
+        self._active: set[int] = set()  # ranks that have joined and are not gone
         self._awaited = set(range(len(tasks)))  # ranks that have no address in this attempt
-        self._unproved = set(range(len(tasks)))  # ranks that have not proved the map
+        self._not_ready = set(range(len(tasks)))  # ranks that have not proved the map
         self._now = now
         self._phase_deadline = now + limits.start_timeout_seconds
         self._stop: Outcome | None = None
-        self._departed: TaskRecord | None = None
+        self._exited_early: TaskRecord | None = None
         self._held: Outcome | None = None
         self._stepped_at: float | None = None
         self._is_training_over = False
@@ -88,26 +88,26 @@ class JobState:
     # What goes out
 
     @property
-    def first_order(self) -> DesiredState:
+    def initial_desired_state(self) -> DesiredState:
         """Return what a task does that has been told nothing: it waits for the map."""
-        return DesiredState(leave_seconds=self.limits.leave_seconds)
+        return DesiredState(kill_wait_seconds=self.limits.kill_wait_seconds)
 
-    def order_for(self, rank: int) -> DesiredState:
+    def desired_state_of(self, rank: int) -> DesiredState:
         """Return what the task of this rank should do now."""
         record = self.records[rank]
         return DesiredState(
             attempt=self.attempt,
             starts=record.wanted_starts,
-            leave=self.outcome is not None,
-            leave_seconds=self.limits.leave_seconds,
-            reason=self.outcome.reason if self.outcome is not None else "",
+            terminate=self.outcome is not None,
+            kill_wait_seconds=self.limits.kill_wait_seconds,
+            terminate_reason=self.outcome.reason if self.outcome is not None else "",
             has_timed_out=self.outcome is not None and self.outcome.has_timed_out,
-            stop=self._stop.reason if self._stop is not None else "",
+            stop_reason=self._stop.reason if self._stop is not None else "",
             grace_period_seconds=self.limits.grace_period_seconds if self._stop is not None else 0.0,
-            released=record.released,
-            broke=record.broke,
+            released_barrier=record.released_barrier,
+            barrier_error=record.barrier_error,
             is_training_over=self._is_training_over,
-            failed=self._failed,
+            failed_tasks=self._failed,
             is_finishing=self._is_finishing,
         )
 
@@ -123,62 +123,62 @@ class JobState:
 
     def count(self, *states: str) -> int:
         """Return how many tasks that have joined are in one of these states."""
-        return sum(record.has_registered and record.status.state in states for record in self.records)
+        return sum(record.has_registered and record.observed.state in states for record in self.records)
 
     # What comes in
 
-    def on_hello(self, hello: Registration, now: float) -> TaskRecord:
+    def on_registration(self, registration: Registration, now: float) -> TaskRecord:
         """A task has connected, for the first time or again.
 
         Raises:
             RendezvousClosedError: It cannot be a task of this job.
         """
         self._advance(now)
-        record = self._checked_record(hello)
-        record.owns_child = hello.owns_child
+        record = self._checked_record(registration)
+        record.owns_child = registration.owns_child
         self.on_disconnect(record.rank, now)  # where the end of the call before was not noticed yet
         record.is_connected = True
         if record.has_registered:  # no heartbeat: a task whose messages are never accepted is lost
             self._emit("reconnected", record, "is connected again")
             return record
-        if hello.failure is not None:
-            record.incarnation, record.node, record.is_gone = hello.incarnation, hello.node, True
-            self._decide(Outcome(EXIT_PREFLIGHT, f"{record} cannot take part. {hello.failure}", record.task))
+        if registration.failure is not None:
+            record.incarnation, record.node, record.is_gone = registration.incarnation, registration.node, True
+            self._decide(Outcome(EXIT_PREFLIGHT, f"{record} cannot take part. {registration.failure}", record.task))
             return record
-        record.incarnation, record.node, record.heard_at = hello.incarnation, hello.node, now
-        self._here.add(record.rank)
+        record.incarnation, record.node, record.last_heartbeat_at = registration.incarnation, registration.node, now
+        self._active.add(record.rank)
         self._changed.add(record.rank)
-        self._take_address(record, Address(hello.host, hello.port))
+        self._take_address(record, Address(registration.host, registration.port))
         return record
 
-    def on_sign_of_life(self, rank: int, now: float) -> None:
+    def on_heartbeat(self, rank: int, now: float) -> None:
         """A task lives, and has no news."""
         self._advance(now)
-        self.records[rank].heard_at = now
+        self.records[rank].last_heartbeat_at = now
 
-    def on_status(self, rank: int, status: ObservedState, now: float) -> None:
+    def on_observed_state(self, rank: int, status: ObservedState, now: float) -> None:
         """A task says what it is doing."""
         self._advance(now)
         record = self.records[rank]
-        record.heard_at = now
-        before = record.status
+        record.last_heartbeat_at = now
+        before = record.observed
         if status.attempt == self.attempt or status.state == "terminated":
-            record.status = status
+            record.observed = status
         else:  # what becomes of an earlier attempt is of no interest any more
-            record.status = dataclasses.replace(before, stop_signal=status.stop_signal)
+            record.observed = dataclasses.replace(before, stop_signal=status.stop_signal)
         if status.stop_signal is not None and status.stop_signal != before.stop_signal:
             self.on_stop(signal.Signals[status.stop_signal], f"{record} got {status.stop_signal}", now)
-        passed_on = record.status.report.stop_signal
-        if passed_on is not None and passed_on != before.report.stop_signal and record.owns_child:
+        passed_on = record.observed.script.stop_signal
+        if passed_on is not None and passed_on != before.script.stop_signal and record.owns_child:
             self.on_stop(signal.Signals[passed_on], f"the script of {record} got {passed_on}", now)
-        if record.status.report != before.report:
-            self._on_report(record, before.report, now)
-        if record.status.serves and not before.serves:
+        if record.observed.script != before.script:
+            self._on_report(record, before.script, now)
+        if record.observed.has_server and not before.has_server:
             self._has_served, self.warnings = True, ()
             self._emit("serving", record, "has a server that answers")
         if record.attempt < status.attempt == self.attempt and record.address is not None and status.port:
             self._take_address(record, Address(record.address.host, status.port))
-        if (record.status.state, record.status.starts) == (before.state, before.starts):
+        if (record.observed.state, record.observed.starts) == (before.state, before.starts):
             return
         if status.state == "not_ready":
             reason = (
@@ -186,8 +186,8 @@ class JobState:
             )
             self._decide(Outcome(EXIT_NOT_FORMED, reason, record.task))
         elif status.state == "ready":
-            self._unproved.discard(rank)
-            if self.phase is Phase.CHECKING and not self._unproved:
+            self._not_ready.discard(rank)
+            if self.phase is Phase.CHECKING and not self._not_ready:
                 self._start_children()
         elif status.state == "running":
             record.started_at, record.ended_at = now, None
@@ -243,13 +243,13 @@ class JobState:
             self._decide(self._stop)
             return
         for record in self.records:  # whose failure is held back: nothing more comes of these children
-            if record.status.state == "exited" and record.status.starts >= record.wanted_starts:
+            if record.observed.state == "exited" and record.observed.starts >= record.wanted_starts:
                 record.is_done = True
         self._phase_deadline = now + self.limits.grace_period_seconds
         self._move_on(Phase.STOPPING, f"{what}: the job has {self.limits.grace_period_seconds:g} s to save and stop")
         self._leave_if_saved()
 
-    def hurry(self, now: float) -> None:
+    def skip_grace_period(self, now: float) -> None:
         """Who has asked the job to stop asks again: it has no grace any more."""
         self._advance(now)
         if self._stop is not None:
@@ -263,8 +263,8 @@ class JobState:
                 continue
             if not record.is_connected and now - record.disconnected_at > self.limits.reconnect_seconds:
                 self._lose(record, "its connection broke and did not come back")
-            elif now - record.heard_at > self.limits.heartbeat_timeout_seconds:
-                self._lose(record, f"nothing was heard of it for {self.limits.heartbeat_timeout_seconds:g} s")
+            elif now - record.last_heartbeat_at > self.limits.heartbeat_timeout_seconds:
+                self._lose(record, f"it sent no heartbeat for {self.limits.heartbeat_timeout_seconds:g} s")
         self._release()
         self._barriers.settle(now)
         if self._has_stalled(now):
@@ -277,7 +277,7 @@ class JobState:
         elif self.phase is Phase.TRAINING:
             self._phase_deadline = _EVER
             waiting = [r for r in self.records if r.role.is_waited_for and not r.is_done]
-            if self._departed is not None:
+            if self._exited_early is not None:
                 late = f"{format_tasks(waiting)} did not end within {self.limits.finish_timeout_seconds:g} s"
                 self._fail(Outcome(EXIT_TASK_LOST, f"{late}.", waiting[0].task))
             else:
@@ -298,22 +298,26 @@ class JobState:
         if held is not None and self.phase is Phase.TRAINING:
             self._fail(held)
 
-    def _checked_record(self, hello: Registration) -> TaskRecord:
-        if hello.version != __version__:
-            raise self._refuse_for_good(hello, f"it runs tf4slurm {hello.version}, the launcher {__version__}")
-        if not 0 <= hello.rank < len(self.records):
-            raise self._refuse_for_good(hello, f"rank {hello.rank} is not one of this job's {len(self.records)} tasks")
-        record = self.records[hello.rank]
+    def _checked_record(self, registration: Registration) -> TaskRecord:
+        if registration.version != __version__:
+            raise self._refuse_for_good(
+                registration, f"it runs tf4slurm {registration.version}, the launcher {__version__}"
+            )
+        if not 0 <= registration.rank < len(self.records):
+            raise self._refuse_for_good(
+                registration, f"rank {registration.rank} is not one of this job's {len(self.records)} tasks"
+            )
+        record = self.records[registration.rank]
         if record.is_gone:
-            raise _refusal(f"rank {hello.rank} counts as lost, or has left")
-        if record.has_registered and record.incarnation != hello.incarnation:
-            raise _refusal(f"rank {hello.rank} was taken by an earlier process, on {record.node}")
+            raise _refusal(f"rank {registration.rank} counts as lost, or has left")
+        if record.has_registered and record.incarnation != registration.incarnation:
+            raise _refusal(f"rank {registration.rank} was taken by an earlier process, on {record.node}")
         return record
 
-    def _refuse_for_good(self, hello: Registration, reason: str) -> RendezvousClosedError:
+    def _refuse_for_good(self, registration: Registration, reason: str) -> RendezvousClosedError:
         """While the cluster forms, a task that can never be in it ends the job: waiting for it would not help."""
         if self.phase is Phase.RENDEZVOUS:
-            text = f"The process of rank {hello.rank} on {hello.node} cannot take part: {reason}."
+            text = f"The process of rank {registration.rank} on {registration.node} cannot take part: {reason}."
             self._decide(Outcome(EXIT_NOT_FORMED, text))
         return _refusal(reason)
 
@@ -322,9 +326,9 @@ class JobState:
         self._awaited.discard(record.rank)
         self._emit("registered", record, f"registered from {record.node} at {record.address}")
         if self.phase is Phase.RENDEZVOUS and not self._awaited:
-            self._complete_map()
+            self._complete_cluster()
 
-    def _complete_map(self) -> None:
+    def _complete_cluster(self) -> None:
         if self._place is not None:
             has_chief = any(record.task.task_type == "chief" for record in self.records)
             for record, task in zip(self.records, self._place([r.node for r in self.records]), strict=True):
@@ -336,7 +340,7 @@ class JobState:
                 why = f"{member.task} on {member.node} gave the address {member.address.host}, which only it can reach"
                 self._decide(Outcome(EXIT_NOT_FORMED, f"{why}. Name a network with --interface.", member.task))
                 return
-        self.map = Map.from_cluster(self.attempt, cluster)
+        self.cluster = cluster
         self._move_on(Phase.CHECKING, "every task has registered")
 
     def _start_children(self) -> None:
@@ -348,7 +352,7 @@ class JobState:
     def _on_exit(self, record: TaskRecord, returncode: int, now: float) -> None:
         record.ended_at = now
         self._barriers.depart(record)
-        why = record.status.detail or describe_end(returncode)
+        why = record.observed.detail or describe_end(returncode)
         self._emit("exited", record, why)
         if self.phase is Phase.STOPPING:
             record.is_done = True
@@ -369,18 +373,18 @@ class JobState:
         elif returncode == 0:
             self._depart(record, now)
         else:
-            exit_code = EXIT_TASK_LOST if record.status.detail else exit_code_of(returncode)
-            self._fail(Outcome(exit_code, f"{record} {why}.", record.task, record.status.tail))
+            exit_code = EXIT_TASK_LOST if record.observed.detail else exit_code_of(returncode)
+            self._fail(Outcome(exit_code, f"{record} {why}.", record.task, record.observed.tail))
 
     def _on_report(self, record: TaskRecord, before: ScriptState, now: float) -> None:
-        report = record.status.report
-        if report.step is not None and report.step != before.step:
+        script = record.observed.script
+        if script.step is not None and script.step != before.step:
             self._stepped_at = now
             if before.step is None:
-                self._emit("first_step", record, f"reports step {report.step}, its first")
-        if report.waiting is not None and report.waiting != before.waiting:
-            self._barriers.arrive(record, report.waiting, now)
-        elif report.waiting is None:
+                self._emit("first_step", record, f"reports step {script.step}, its first")
+        if script.barrier is not None and script.barrier != before.barrier:
+            self._barriers.arrive(record, script.barrier, now)
+        elif script.barrier is None:
             self._barriers.depart(record)
         self._note_end_of_training()
         self._leave_if_saved()
@@ -398,15 +402,15 @@ class JobState:
         if seconds is None or self._stepped_at is None or now - self._stepped_at <= seconds:
             return False
         asked_at = self._stepped_at + seconds - self.limits.heartbeat_interval_seconds / 2
-        stepping = (r for r in self.records if r.status.report.step is not None and not r.is_gone)
-        return all(record.heard_at > asked_at for record in stepping)
+        stepping = (r for r in self.records if r.observed.script.step is not None and not r.is_gone)
+        return all(record.last_heartbeat_at > asked_at for record in stepping)
 
     def _on_stall(self) -> None:
         self._stepped_at = None
         if self.phase is Phase.TRAINING:
-            furthest = max(self.records, key=lambda record: record.status.report.step or 0)
+            furthest = max(self.records, key=lambda record: record.observed.script.step or 0)
             what = f"no task has reported a new step for {self.limits.stall_timeout_seconds:g} s"
-            what += f"; the last was step {furthest.status.report.step}"
+            what += f"; the last was step {furthest.observed.script.step}"
             self._fail(Outcome(EXIT_TASK_LOST, f"Training has stalled: {what} of {furthest}.", furthest.task))
 
     @property
@@ -441,8 +445,8 @@ class JobState:
     def _depart(self, record: TaskRecord, now: float) -> None:
         """A ps has left by itself. If all are done, the others soon end too."""
         record.is_done = True
-        if self._departed is None and not self._is_finishing:
-            self._departed = record
+        if self._exited_early is None and not self._is_finishing:
+            self._exited_early = record
             seconds = self.limits.finish_timeout_seconds
             self._phase_deadline = now + seconds
             self._emit("exited_early", record, f"exited before the job was done; the others have {seconds:g} s to end")
@@ -455,7 +459,7 @@ class JobState:
         if any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.records):
             self._held = self._held or outcome
             return
-        departed = self._departed
+        departed = self._exited_early
         if departed is not None and departed.task != outcome.cause:
             reason = f"{departed} exited with code 0 before the job was done. Then: {outcome.reason}"
             outcome = Outcome(EXIT_TASK_LOST, reason, departed.task, outcome.tail)
@@ -463,13 +467,13 @@ class JobState:
             self._decide(outcome)
             return
         self.attempt += 1
-        self.map = self._departed = self._stepped_at = None
+        self.cluster = self._exited_early = self._stepped_at = None
         self._is_training_over, self._failed, self._held, self._is_finishing = False, (), None, False
         self._barriers.forget()
         for record in self.records:
             record.begin_attempt(self.attempt)
         self._awaited.update(range(len(self.records)))
-        self._unproved.update(range(len(self.records)))
+        self._not_ready.update(range(len(self.records)))
         self._phase_deadline = self._now + self.limits.start_timeout_seconds
         self._emit("attempt", None, f"attempt {self.attempt} of {self.limits.max_attempts}, because: {outcome.reason}")
         self._move_on(Phase.RENDEZVOUS, "every task ends its child and takes a new port")
@@ -479,7 +483,7 @@ class JobState:
         if self.phase is not Phase.STOPPING or self._stop is None:
             return
         waited = [r for r in self.records if r.role.is_waited_for and not r.role.is_wait_bounded]
-        are_saved = all(r.is_done or r.status.report.has_saved for r in waited)
+        are_saved = all(r.is_done or r.observed.script.has_saved for r in waited)
         if are_saved or any(
             record.is_done and record.role.serves and record.role.is_in_cluster for record in self.records
         ):
@@ -498,7 +502,7 @@ class JobState:
         if all(record.is_done for record in waited):
             self._complete("all that the job waits for")
         else:
-            self._departed = None
+            self._exited_early = None
             self._phase_deadline = min(self._phase_deadline, now + self.limits.finish_timeout_seconds)
             if not self._is_finishing:
                 self._is_finishing = True
@@ -527,18 +531,18 @@ class JobState:
         """The first outcome stands; what follows from it is collateral."""
         if self.outcome is None:
             self.outcome = outcome
-            self._phase_deadline = self._now + self.limits.leave_seconds + self.limits.heartbeat_timeout_seconds
+            self._phase_deadline = self._now + self.limits.kill_wait_seconds + self.limits.heartbeat_timeout_seconds
             self._emit("outcome", None, outcome.reason)
             self._move_on(Phase.TERMINATING, "terminating every task")
             self._end_if_all_gone()
 
     def _end_if_all_gone(self) -> None:
-        if self.phase in (Phase.TRAINING, Phase.TERMINATING) and not self._here:
+        if self.phase in (Phase.TRAINING, Phase.TERMINATING) and not self._active:
             self.phase = Phase.ENDED
 
     def _not_formed(self) -> Outcome:
         missing = [record for record in self.records if record.attempt != self.attempt]
-        late = missing or [record for record in self.records if record.status.state != "ready"]
+        late = missing or [record for record in self.records if record.observed.state != "ready"]
         what = "did not register" if missing else "did not check the addresses of other tasks"
         return Outcome(
             EXIT_NOT_FORMED,
@@ -559,12 +563,12 @@ class JobState:
             if self._children_at is not None:
                 self._children_at += lag
             for record in self.records:
-                record.heard_at += lag
+                record.last_heartbeat_at += lag
                 record.disconnected_at += lag
 
     def _set_gone(self, record: TaskRecord) -> None:
         record.is_gone = True
-        self._here.discard(record.rank)
+        self._active.discard(record.rank)
         if record.has_registered and record.ended_at is None:
             record.ended_at = self._now
 

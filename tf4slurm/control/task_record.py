@@ -20,10 +20,10 @@ class TaskRecord:
         is_gone: Its agent has left or is lost.
         attempt: The last forming of the cluster for which it has an address.
         is_done: Its child has ended and nobody waits for it any more.
-        heard_at: When the service last accepted a message of its agent, or registered it for the first time.
+        last_heartbeat_at: When the service last accepted a message of its agent, or registered it for the first time.
         disconnected_at: When its connection was lost, while it is.
         wanted_starts: How often its child should have been started by now in this attempt.
-        released: Token of its script's last arrival at a barrier that is over, and why if it `broke`.
+        released_barrier: Token of its script's last barrier that is over; `barrier_error` says why if it broke.
     """
 
     rank: int
@@ -38,18 +38,18 @@ class TaskRecord:
     is_connected: bool = False
     is_gone: bool = False
     is_done: bool = False
-    heard_at: float = 0.0
+    last_heartbeat_at: float = 0.0
     disconnected_at: float = 0.0
     wanted_starts: int = 0
-    status: ObservedState = field(default_factory=ObservedState)
+    observed: ObservedState = field(default_factory=ObservedState)
     started_at: float | None = None
     ended_at: float | None = None
-    released: str = ""
-    broke: str = ""
+    released_barrier: str = ""
+    barrier_error: str = ""
 
     def begin_attempt(self, attempt: int) -> None:
         """Forget what was of the last attempt."""
-        self.status = ObservedState(attempt=attempt, stop_signal=self.status.stop_signal)
+        self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
         self.wanted_starts, self.is_done = 0, False
         self.started_at = self.ended_at = None
 
@@ -57,13 +57,13 @@ class TaskRecord:
     def needs_others(self) -> bool:
         """Whether a ps must stay for it."""
         is_out = self.role.serves or not self.role.is_in_cluster
-        return not (is_out or self.is_done or self.is_gone or self.status.report.done)
+        return not (is_out or self.is_done or self.is_gone or self.observed.script.completion)
 
     @property
     def has_failed(self) -> bool:
         """Whether its work ended badly."""
-        is_lost = self.is_gone and self.status.state != "terminated"
-        return is_lost or self.status.report.done == "failed" or bool(self.status.returncode)
+        is_lost = self.is_gone and self.observed.state != "terminated"
+        return is_lost or self.observed.script.completion == "failed" or bool(self.observed.returncode)
 
     @property
     def has_registered(self) -> bool:

@@ -106,7 +106,7 @@ class Recorder:
     def _status(self) -> StatusFile:
         state, now = self._state, time.monotonic()
         for record, progress in zip(state.records, self._progress, strict=True):
-            progress.note(record.status.report.step, now)
+            progress.note(record.observed.script.step, now)
         return StatusFile(
             time=round(time.time(), 3),
             seconds=round(now - self._started_at, 3),
@@ -123,7 +123,7 @@ class Recorder:
         )
 
     def _task(self, record: TaskRecord, progress: _Progress, now: float) -> StatusTask:
-        status, usage, started_at = record.status, record.status.usage, record.started_at
+        status, usage, started_at = record.observed, record.observed.usage, record.started_at
         return StatusTask(
             task=record.name,
             rank=record.rank,
@@ -134,12 +134,12 @@ class Recorder:
             returncode=status.returncode,
             detail=status.detail,
             is_gone=record.is_gone,
-            heartbeat_age_seconds=round(now - record.heard_at, 1) if record.has_registered else None,
+            heartbeat_age_seconds=round(now - record.last_heartbeat_at, 1) if record.has_registered else None,
             started_seconds=None if started_at is None else round(started_at - self._started_at, 3),
-            step=status.report.step,
+            step=status.script.step,
             steps_per_second=progress.rate(now),
             step_seconds=None if progress.changed_at is None else round(now - progress.changed_at, 1),
-            metrics=dict(status.report.metrics),
+            metrics=dict(status.script.metrics),
             memory_bytes=usage.memory_bytes,
             cpu_seconds=usage.cpu_seconds,
             sent_bytes=usage.sent_bytes,
@@ -151,8 +151,8 @@ class Recorder:
         if now - self._sampled_at < self._sample_seconds:
             return None
         self._sampled_at = now
-        statuses = [record.status for record in self._state.records]
-        reports = [status.report for status in statuses]
+        statuses = [record.observed for record in self._state.records]
+        reports = [status.script for status in statuses]
         usages = [status.usage for status in statuses]
         return Sample(
             seconds=round(now - self._started_at, 2),

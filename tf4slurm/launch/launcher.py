@@ -80,7 +80,7 @@ class Result:
     def collateral(self) -> list[str]:
         """What else failed in the last attempt, one line each."""
         others = (record for record in self.records if record.task != self.outcome.cause)
-        return [f"{r} {describe_end(r.status.returncode)}" for r in others if r.status.returncode]
+        return [f"{r} {describe_end(r.observed.returncode)}" for r in others if r.observed.returncode]
 
 
 class Reporter:
@@ -229,7 +229,7 @@ class Launcher:
         if self._state.phase is Phase.ENDED:
             self._is_hurried.set()
         if number == signal.SIGINT and self._state.phase is Phase.STOPPING:
-            self._state.hurry(now)  # Ctrl-C again
+            self._state.skip_grace_period(now)  # Ctrl-C again
         self._state.on_stop(signal.Signals(number), f"the launcher got {signal.Signals(number).name}", now)
         self._service.publish()
 
@@ -395,9 +395,9 @@ def _result_task(record: TaskRecord, started_at: float) -> ResultTask:
         rank=record.rank,
         node=record.node or None,
         address=str(record.address) if record.address else None,
-        starts=record.status.starts,
-        state=record.status.state if record.has_registered else "missing",
-        returncode=record.status.returncode,
+        starts=record.observed.starts,
+        state=record.observed.state if record.has_registered else "missing",
+        returncode=record.observed.returncode,
         started_seconds=since_start(record.started_at),
         ended_seconds=since_start(record.ended_at),
     )

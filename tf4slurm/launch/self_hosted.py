@@ -20,7 +20,7 @@ from tf4slurm.agent.agent import Agent
 from tf4slurm.agent.bootstrap import ControlEndpoint, join_settings, read_place
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Address
-from tf4slurm.control.client import Membership
+from tf4slurm.control.client import ControlClient
 from tf4slurm.errors import EXIT_TASK_LOST, LaunchError, RunDirectoryError
 from tf4slurm.jobs.registry import remember
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -52,14 +52,14 @@ def run_self_hosted_task(
     agent = Agent(spec.command, join, environ, writer)
     if step.rank != 0:
         exit_code = asyncio.run(agent.run(directory))
-        if agent.has_lost_launcher and join.membership.map is not None:
-            _end_without_rank_0(join.membership, directory, step)
+        if agent.has_lost_launcher and join.client.cluster is not None:
+            _end_without_rank_0(join.client, directory, step)
         return 0 if agent.has_left else exit_code
     remember(path.name, spec.runs_directory, environ, step.job_id)
     launcher = Launcher(spec, None, directory, reporter, facts={"job_id": step.job_id}, node=step.node_name)
     result = asyncio.run(_host(launcher, agent, directory))
     if any(
-        record.has_registered and record.is_connected and record.status.state != "terminated"
+        record.has_registered and record.is_connected and record.observed.state != "terminated"
         for record in result.records
     ):
         reporter.close()
@@ -76,17 +76,17 @@ async def _host(launcher: Launcher, agent: Agent, directory: RunDirectory) -> Re
     return await hosting
 
 
-def _end_without_rank_0(membership: Membership, directory: RunDirectory, step: SlurmStep) -> None:
+def _end_without_rank_0(client: ControlClient, directory: RunDirectory, step: SlurmStep) -> None:
     """Write the result that rank 0 could not write, and see to the end of the step."""
     has_written: list[bool] = []
-    thread = threading.Thread(target=lambda: has_written.append(_write_result(membership, directory)), daemon=True)
+    thread = threading.Thread(target=lambda: has_written.append(_write_result(client, directory)), daemon=True)
     thread.start()
     thread.join(_FILE_SYSTEM_SECONDS)
-    if has_written != [False] and not _has_ended(membership.service_address):  # one scancel, not one of each task
+    if has_written != [False] and not _has_ended(client.service_address):  # one scancel, not one of each task
         _cancel(step)  # rank 0 may only be stopped, and srun would wait for it for ever
 
 
-def _write_result(membership: Membership, directory: RunDirectory) -> bool:
+def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
     """Write the result in the task that removes control.json; in the others wait for it. Return whether it is that one.
 
     A result that is there already is rank 0's own, and stays.
@@ -100,8 +100,8 @@ def _write_result(membership: Membership, directory: RunDirectory) -> bool:
         return False
     if directory.read(ResultFile) is not None:
         return True
-    assert membership.map is not None
-    rank_0 = membership.map.to_cluster().members[0]
+    assert client.cluster is not None
+    rank_0 = client.cluster.members[0]
     status = directory.read(StatusFile)
     what = f"The agent of {rank_0.task} on {rank_0.node}, which hosted the control service, is lost."
     result = ResultFile(
@@ -109,7 +109,7 @@ def _write_result(membership: Membership, directory: RunDirectory) -> bool:
         reason=f"{what} {last_known(directory)}".strip(),
         cause=str(rank_0.task),
         seconds=status.seconds if status is not None else None,
-        attempts=membership.status.attempt,
+        attempts=client.observed.attempt,
     )
     try:
         directory.write_result(result)

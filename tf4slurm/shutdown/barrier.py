@@ -26,7 +26,7 @@ class BarrierMethod:
     def wait_for_workers(self, timeout_seconds: float | None) -> Ending:
         tasks, line = self._own.training_tasks, self._line
         try:
-            is_over = line.wait_until(lambda: line.order.is_training_over, timeout_seconds)
+            is_over = line.wait_until(lambda: line.desired.is_training_over, timeout_seconds)
         except RendezvousConnectionError:  # who hosted the service is gone, and nobody can tell us any more
             return Ending(done=(), failed=tasks)
         if not is_over:
@@ -36,7 +36,7 @@ class BarrierMethod:
                 missing=[str(task) for task in tasks],
                 seconds=timeout_seconds or 0.0,
             )
-        failed = set(line.order.failed)
+        failed = set(line.desired.failed_tasks)
         return Ending(
             done=tuple(task for task in tasks if str(task) not in failed),
             failed=tuple(task for task in tasks if str(task) in failed),
@@ -44,5 +44,5 @@ class BarrierMethod:
 
     def completion_signal(self) -> CompletionSignal:
         return completion_signal(
-            f"line of {self._own.task}", lambda failed: self._line.say(done="failed" if failed else "done")
+            f"line of {self._own.task}", lambda failed: self._line.say(completion="failed" if failed else "done")
         )

@@ -73,6 +73,6 @@ def done_word(own: ServerDictionary) -> CompletionSignal:
         finally:  # only now: a ps that waits for the control service's word leaves at once, and takes no signal then
             line = find_script_channel()
             if line is not None:
-                line.say(done="failed" if failed else "done")
+                line.say(completion="failed" if failed else "done")
 
     return completion_signal(f"queues of {own.task}", tell)

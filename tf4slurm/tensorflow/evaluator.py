@@ -54,7 +54,7 @@ def evaluate_checkpoints(
         )
     evaluated: str | None = None
     while not should_stop():
-        is_over = line.wait_until(lambda: line.order.is_finishing or line.order.is_training_over, look_seconds)
+        is_over = line.wait_until(lambda: line.desired.is_finishing or line.desired.is_training_over, look_seconds)
         newest: str | None = tf.train.latest_checkpoint(os.fspath(directory))
         if newest is not None and newest != evaluated:
             figures = _evaluate(evaluate, newest)

@@ -26,11 +26,11 @@ def serve(own: ServerDictionary, line: ScriptChannel | None) -> NoReturn:
         server.join()
         raise AssertionError("a TensorFlow server that was joined does not end")
     if own.task_type == "worker":
-        line.say(done="done")  # it needs nobody: only the chief's end is the end
+        line.say(completion="done")  # it needs nobody: only the chief's end is the end
     try:
-        line.wait_until(lambda: line.order.is_training_over, None)
+        line.wait_until(lambda: line.desired.is_training_over, None)
         leading = ["chief/0"] if "chief" in own.cluster else [str(task) for task in own.training_tasks]
-        has_failed = any(task in line.order.failed for task in leading)
+        has_failed = any(task in line.desired.failed_tasks for task in leading)
     except RendezvousConnectionError:  # who hosted the control service is gone
         has_failed = True
     atexit.register(gc.freeze)  # see shutdown/ps.py
@@ -39,4 +39,6 @@ def serve(own: ServerDictionary, line: ScriptChannel | None) -> NoReturn:
 
 def signal_end_at_exit(own: ServerDictionary, line: ScriptChannel) -> None:
     """Signal at this process's exit that its part of training is over, or has failed."""
-    completion_signal(f"line of {own.task}", lambda failed: line.say(done="failed" if failed else "done")).say_at_exit()
+    completion_signal(
+        f"line of {own.task}", lambda failed: line.say(completion="failed" if failed else "done")
+    ).say_at_exit()
