@@ -91,7 +91,7 @@ def test_in_a_batch_job_it_is_the_same(lab: SlurmLab, tmp_path: Path) -> None:
 def test_without_accounting_it_says_what_follows(lab: SlurmLab, tmp_path: Path) -> None:
     (found,) = findings(doctor(lab, tmp_path, "--quick", prefix=()), "sacct")
     assert (found["level"], "no accounting" in found["text"]) == ("warn", True)
-    assert "Keep the run directory" in found["todo"]
+    assert "Keep the run directory" in found["advice"]
 
 
 def test_with_accounting_sacct_answers(accounting_lab: SlurmLab, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_run_directory_that_one_node_does_not_share(lab: SlurmLab, tmp_path: P
         done = doctor(lab, tmp_path, "--quick")
     (found,) = findings(done, "shared", "fail")
     assert (done.returncode, found["nodes"]) == (3, ["r1-n2"])
-    assert "--runs-directory" in found["todo"]
+    assert "--runs-directory" in found["advice"]
     assert findings(done, "shared", "ok")[0]["nodes"] == ["gpu-09", "r1-n9", "r1-n10"]
     assert list(runs.iterdir()) == []
 
@@ -173,9 +173,9 @@ def test_a_node_that_does_not_reach_another(lab: SlurmLab, tmp_path: Path) -> No
         used, not_used = doctor(lab, tmp_path, "--quick", "--interface", "ib0"), doctor(lab, tmp_path, "--quick")
     (found,) = [each for each in findings(used, "reach", "fail") if each["text"].startswith("gpu-09")]
     assert used.returncode == 3
-    assert found["text"] == "gpu-09 is not reached at 172.29.0.4 (ib0) from r1-n10, and a job would use that address"
+    assert found["text"] == "gpu-09 is unreachable at 172.29.0.4 (ib0) from r1-n10, and a job would use that address"
     assert not_used.returncode == 0
-    assert any("gpu-09 is not reached" in each["text"] for each in findings(not_used, "reach", "warn"))
+    assert any("gpu-09 is unreachable" in each["text"] for each in findings(not_used, "reach", "warn"))
 
 
 @pytest.mark.long
@@ -197,7 +197,7 @@ def test_a_node_without_this_python_does_not_answer_and_is_told(lab: SlurmLab, t
     (found,) = findings(done, "nodes", "fail")
     assert done.returncode == 3
     assert found["text"].startswith("1 node did not answer, only gpu-09, r1-n10, r1-n2 did")
-    assert "same path" in found["todo"]
+    assert "same path" in found["advice"]
 
 
 @pytest.mark.long
@@ -223,7 +223,7 @@ def _commands(lab: SlurmLab) -> str:
 def test_plain_tasks_on_all_hosts(lab: SlurmLab, tmp_path: Path) -> None:
     done = lab.run(*SALLOC, TF4SLURM, "test", "--plain", "--runs-directory", tmp_path, timeout_seconds=100)
     assert done.stdout.startswith("It works: 4 tasks on 4 hosts (")
-    assert "each address proved from another; 3 of 3 tasks answered the chief" in done.stdout
+    assert "each address checked from another host; 3 of 3 tasks answered the chief" in done.stdout
 
 
 @pytest.mark.long

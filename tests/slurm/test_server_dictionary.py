@@ -189,7 +189,7 @@ def test_env_tells_what_a_task_sees(tmp_path: Path, lab: SlurmLab) -> None:
         assert seen["nodes_by_rank"] == ["r1-n9", "r1-n10", "r1-n9"]
         assert seen["nodes_by_rank"][rank] == seen["step"]["node"]
         assert seen["address"] == {"r1-n9": "172.29.0.2", "r1-n10": "172.29.0.3"}[seen["step"]["node"]]
-        assert seen["doubts"] == []
+        assert seen["warnings"] == []
     line = '"$0" env --json --tasks ps,worker,worker > $SLURM_PROCID'
     lab.run(*command, "bash", "-c", line, tf4slurm, cwd=tmp_path)
     configs = [json.loads((tmp_path / str(rank)).read_text())["tf_config"] for rank in range(3)]

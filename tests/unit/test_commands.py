@@ -1,4 +1,4 @@
-"""The command lines of Slurm's programs, compared whole."""
+"""Command lines of srun, and its error messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_srun_on_the_components_of_a_heterogeneous_job() -> None:
 
 def test_srun_once_on_each_node() -> None:
     command = srun_on_each_node_command(3, ["hostname"])
-    assert command[:4] == ("srun", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1")
+    assert command[:5] == ("srun", "--label", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1")
     assert command[-1] == "hostname"
     assert "--input=none" not in command, "what srun reads goes to all tasks"
 
@@ -47,5 +47,5 @@ def test_srun_once_on_each_node() -> None:
         ("", set()),
     ],
 )
-def test_which_tasks_srun_says_have_failed(line: str, ranks: set[int]) -> None:
+def test_exited_tasks(line: str, ranks: set[int]) -> None:
     assert exited_tasks(line) == ranks

@@ -13,7 +13,7 @@ NO_TF_KERAS = "ImportError: Keras cannot be imported. Check that it is installed
 
 
 @pytest.mark.parametrize(
-    ("facts", "environ", "level", "words", "todo"),
+    ("facts", "environ", "level", "words", "advice"),
     [
         ({"keras": "3.15.1"}, {}, "warn", "Keras 3.15.1: Model.fit fails", "strategy.run"),
         ({"keras": "2.21.0"}, LEGACY, "ok", "Model.fit works", ""),
@@ -21,11 +21,11 @@ NO_TF_KERAS = "ImportError: Keras cannot be imported. Check that it is installed
         ({"keras_error": NO_TF_KERAS}, {}, "fail", "does not load", "pip install keras"),
     ],
 )
-def test_keras(facts: dict[str, Any], environ: dict[str, str], level: str, words: str, todo: str) -> None:
+def test_keras(facts: dict[str, Any], environ: dict[str, str], level: str, words: str, advice: str) -> None:
     found = judge_keras({"version": "2.21.0", **facts}, environ)
     assert found.level == level
     assert words in found.text
-    assert todo in found.todo
+    assert advice in found.advice
 
 
 def test_without_any_python_on_path_there_is_no_other_one() -> None:

@@ -1,4 +1,4 @@
-"""What is looked at of the place for run directories: is it writable, do all nodes share it, do the clocks agree?"""
+"""Checks of the directory for run directories: whether it is writable and shared by all nodes; the nodes' clocks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tf4slurm.doctor.finding import Finding
 
 _FILE_BYTES = 64 * 1024
 _LARGE_SKEW_SECONDS = 2.0
-_LOCAL = ("tmpfs", "ramfs", "devtmpfs")
-_SEE_SECONDS = 5.0  # NFS keeps what it knows of a directory for some seconds
-TODO_SHARED = "Choose a place on a file system that all nodes share, with --runs-directory."
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+_VISIBLE_SECONDS = 5.0  # NFS caches directories for some seconds
+ADVICE_SHARED = "Choose a directory on a file system that all nodes share, with --runs-directory."
 
 
 class Probe:
-    """One small file of ours in the place for run directories, from `write` to `remove`."""
+    """A small file in the directory for run directories, from `write` to `remove`."""
 
     def __init__(self, runs_directory: Path, name: str) -> None:
-        """`name` tells this probe from all others there."""
+        """Choose the path; `name` must be unique in that directory."""
         self.path = existing_parent(runs_directory) / f".tf4slurm-doctor-{name}"
 
     def write(self) -> float:
-        """Write it; return how far the file server's clock is ahead of this host's, in seconds, at least.
+        """Write the file; return the seconds by which the file server's clock is at least ahead of this host's.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         before = time.time()
         with open(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -36,11 +36,11 @@ class Probe:
             file.flush()
             os.fsync(file.fileno())
         written = self.path.stat().st_mtime
-        return written - min(max(written, before), time.time())  # a slow file system is no skew
+        return written - min(max(written, before), time.time())  # a slow file system must not count as skew
 
-    def wait_until_seen(self) -> bool:
-        """Wait a moment until the file is there, written by whomever; return whether it is."""
-        deadline = time.monotonic() + _SEE_SECONDS
+    def wait_until_visible(self) -> bool:
+        """Wait until the file, which another host has written, is visible here; return whether it is after 5 s."""
+        deadline = time.monotonic() + _VISIBLE_SECONDS
         while not self.path.exists():
             if time.monotonic() >= deadline:
                 return False
@@ -53,42 +53,45 @@ class Probe:
 
 
 def existing_parent(path: Path) -> Path:
-    """Return the path, or the nearest directory above it that is there: the rest is made when a job starts."""
+    """Return the path if it exists, else its nearest existing parent."""
     path = path.absolute()
     return next((each for each in (path, *path.parents) if each.exists()), path)
 
 
-def check_directory(runs_directory: Path, name: str) -> tuple[Finding, float | None]:
-    """Write a file where run directories are made, and take it away; return the skew of the clocks too, if it went."""
-    probe = Probe(runs_directory, name)
+def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, float | None]:
+    """Write and remove a probe; return the finding, and the skew from `Probe.write` or None."""
+    probe = Probe(runs_directory, probe_name)
     where = f"run directories in {runs_directory.absolute()}"
     try:
         skew = probe.write()
     except OSError as error:
-        todo = "Choose a place that you may write and that has room, with --runs-directory."
-        return Finding("fail", "run directory", f"{where} cannot be written: {error.strerror}", todo), None
+        advice = "Choose a directory that you may write to and that has free space, with --runs-directory."
+        return Finding("fail", "run directory", f"{where} cannot be written: {error.strerror}", advice), None
     finally:
         probe.remove()
     kind = _file_system(probe.path.parent)
     text = f"{where} can be written" + (f" ({kind})" if kind else "")
-    if kind in _LOCAL:
-        return Finding("warn", "run directory", f"{text}, which is in this host's memory", TODO_SHARED), skew
+    if kind in _IN_MEMORY:
+        text = f"{text}, but the file system is in this host's memory"
+        return Finding("warn", "run directory", text, ADVICE_SHARED), skew
     return Finding("ok", "run directory", text), skew
 
 
 def judge_skew(skew_by_node: Mapping[str, float]) -> Finding:
-    """Compare the clocks of nodes, each by the time that the file server gave its file."""
+    """Compare the clocks of nodes by their skews against the file server."""
     first, last = min(skew_by_node, key=skew_by_node.__getitem__), max(skew_by_node, key=skew_by_node.__getitem__)
     spread = skew_by_node[last] - skew_by_node[first]
     if spread <= _LARGE_SKEW_SECONDS:
         return Finding("ok", "clocks", f"the clocks agree within {max(spread, 0.1):.1f} s")
     text = f"the clock of {first} is {spread:.1f} s ahead of that of {last}"
-    todo = "Have the clocks set (chrony, ntp): MUNGE and Slurm refuse larger differences, and times in logs mislead."
-    return Finding("warn", "clocks", text, todo)
+    advice = (
+        "Synchronize the clocks (chrony, ntp): MUNGE and Slurm refuse large differences, and times in logs mislead."
+    )
+    return Finding("warn", "clocks", text, advice)
 
 
 def _file_system(path: Path) -> str:
-    """Return the kind of file system that a path is on, such as "lustre"; empty where that cannot be told."""
+    """Return the type of a path's file system, such as "lustre"; empty if unknown."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines()]
     except OSError:

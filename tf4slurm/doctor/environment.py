@@ -1,38 +1,70 @@
-"""What a process sees of its job: for people who wonder why a map is as it is."""
+"""The environment of this process, for `tf4slurm env`: its step, layout, address and cluster spec, with warnings."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tf4slurm.errors import LaunchError, Tf4SlurmError
+from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.network.interfaces import interface_address, is_loopback, list_interfaces, route_address
 from tf4slurm.network.ports import format_ports
+from tf4slurm.server_dictionary import get_server_dictionary
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import layout_of
 from tf4slurm.slurm.step import SlurmStep, is_in_step, own_node_name
 from tf4slurm.system.variables import TASK_VARIABLE
 
+_LAYOUT_SECONDS = 10.0
 
-def describe_environment(environ: Mapping[str, str], interface: str | None = None) -> dict[str, Any]:
-    """Return what this process is part of, what it would take as its address, and what is doubtful.
+
+def describe_environment(
+    environ: Mapping[str, str],
+    interface: str | None = None,
+    task_types: Sequence[str] | None = None,
+    ports: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Describe this process's job, and what tf4slurm would choose for it.
+
+    Args:
+        interface: As for `interface_address`; None for the route to the launcher.
+        task_types: A task type for each rank. If TF_CONFIG is not set, it is computed from these and `ports`.
 
     Returns:
-        {"where", "step", "nodes_by_rank", "address", "interfaces", "tf_config", "doubts"}; what there is not is None.
-        "doubts" has one sentence for each thing that would fail, or may be meant otherwise.
+        {"where", "step", "nodes_by_rank", "address", "interfaces", "tf_config", "warnings"}; missing values are None.
+        "warnings" has one sentence for each problem.
     """
-    doubts: list[str] = []
+    warnings: list[str] = []
     step = SlurmStep.from_environ(environ) if is_in_step(environ) else None
+    tf_config = json.loads(environ["TF_CONFIG"]) if "TF_CONFIG" in environ else None
+    if tf_config is None and task_types is not None:
+        tf_config = _compute_tf_config(task_types, ports, warnings)
     return {
         "where": _where(environ, step),
-        "step": _describe_step(step, doubts) if step else None,
-        "nodes_by_rank": _find_layout(step, doubts) if step else None,
-        "address": _find_address(environ, step, interface, doubts),
+        "step": _describe_step(step, warnings) if step else None,
+        "nodes_by_rank": _find_layout(step, warnings) if step else None,
+        "address": _find_address(environ, step, interface, warnings),
         "interfaces": {each.name: list(each.addresses) for each in list_interfaces()},
-        "tf_config": json.loads(environ["TF_CONFIG"]) if "TF_CONFIG" in environ else None,
-        "doubts": doubts,
+        "tf_config": tf_config,
+        "warnings": warnings,
     }
+
+
+def format_environment(description: Mapping[str, Any]) -> str:
+    """Return the lines that show a description on a terminal."""
+    lines = [f"where: {description['where']}"]
+    for name, value in (description["step"] or {}).items():
+        if value not in (None, [], ""):
+            lines.append(f"{name}: {value}")
+    if description["nodes_by_rank"]:
+        ranks = (f"{rank}={node}" for rank, node in enumerate(description["nodes_by_rank"]))
+        lines.append(f"layout: {' '.join(ranks)}")
+    lines.append(f"address: {description['address']}")
+    for name, addresses in description["interfaces"].items():
+        lines.append(f"interface {name}: {', '.join(addresses) or 'down, or without an address'}")
+    if description["tf_config"]:
+        lines.append(f"TF_CONFIG: {json.dumps(description['tf_config'])}")
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in description["warnings"])])
 
 
 def _where(environ: Mapping[str, str], step: SlurmStep | None) -> str:
@@ -44,9 +76,9 @@ def _where(environ: Mapping[str, str], step: SlurmStep | None) -> str:
     return f"in Slurm allocation {allocation.job_id}, in no step" if allocation else "not in a Slurm job"
 
 
-def _describe_step(step: SlurmStep, doubts: list[str]) -> dict[str, Any]:
+def _describe_step(step: SlurmStep, warnings: list[str]) -> dict[str, Any]:
     if not step.reserved_ports:
-        doubts.append("Slurm reserves no ports for this step: any free ones are taken.")
+        warnings.append("Slurm reserves no ports for this step: tasks use any free ports.")
     return {
         "job_id": step.job_id,
         "step_id": step.step_id,
@@ -62,16 +94,16 @@ def _describe_step(step: SlurmStep, doubts: list[str]) -> dict[str, Any]:
     }
 
 
-def _find_layout(step: SlurmStep, doubts: list[str]) -> list[str] | None:
+def _find_layout(step: SlurmStep, warnings: list[str]) -> list[str] | None:
     try:
-        return list(layout_of(step, timeout_seconds=10))
-    except (Tf4SlurmError, LaunchError) as error:
-        doubts.append(str(error))
+        return list(layout_of(step, timeout_seconds=_LAYOUT_SECONDS))
+    except Tf4SlurmError as error:
+        warnings.append(str(error))
         return None
 
 
 def _find_address(
-    environ: Mapping[str, str], step: SlurmStep | None, interface: str | None, doubts: list[str]
+    environ: Mapping[str, str], step: SlurmStep | None, interface: str | None, warnings: list[str]
 ) -> str | None:
     try:
         if interface is not None:
@@ -79,8 +111,18 @@ def _find_address(
         else:
             address = route_address(step.launch_address if step and step.launch_address else "127.0.0.1")
     except (Tf4SlurmError, OSError) as error:
-        doubts.append(str(error))
+        warnings.append(str(error))
         return None
     if step is not None and is_loopback(address):
-        doubts.append(f"The address {address} is one that only this host can reach.")
+        warnings.append(f"Only this host can reach the address {address}.")
     return address
+
+
+def _compute_tf_config(task_types: Sequence[str], ports: Sequence[int], warnings: list[str]) -> dict[str, Any] | None:
+    """Return the TF_CONFIG of this task, computed without communication."""
+    try:
+        cluster, task_type, index = get_server_dictionary(list(task_types), ports=tuple(ports), exchange=False)
+    except Tf4SlurmError as error:
+        warnings.append(str(error))
+        return None
+    return {"cluster": cluster, "task": {"type": task_type, "index": index}}

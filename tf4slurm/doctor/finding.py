@@ -1,34 +1,45 @@
-"""A finding: what was looked at, how it is, and what to do; and how the findings of many nodes become one list."""
+"""Findings of the checks: merged over nodes, as text for the terminal, and as a report for an issue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import getpass
+import os
+import platform
+import re
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from tf4slurm import __version__
 from tf4slurm.errors import EXIT_PREFLIGHT
+from tf4slurm.slurm.nodelist import fold_nodelist
 
 Level = Literal["ok", "warn", "fail"]
 _LEVELS: tuple[Level, ...] = ("ok", "warn", "fail")
+_WIDTH = 110
+_INDENT = " " * 6
+_END_OF_NAME = r"(?![\w-]|\.\w)"  # of a name in a path
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        level: "fail" ends a job or keeps it from starting; "warn" does in some cases, which the text names.
-        topic: One word for it, such as "python".
-        text: How it is, in one line without a full stop, the same on all nodes where it is the same.
-        todo: What to do, in a sentence; empty where there is nothing to do.
-        detail: What differs from node to node and means nothing by that, such as addresses.
-        nodes: The nodes it was found on; empty if on all that were looked at, or of the whole cluster.
+        level: "fail" prevents a job from starting or ends it; "warn" does so in some cases, which the text names.
+        topic: Short name of what was checked, such as "python".
+        text: The result in one line without a full stop. Nodes with the same result have the same text.
+        advice: What to do, in one or two sentences; empty if there is nothing to do.
+        detail: Facts that differ from node to node, such as addresses.
+        nodes: The nodes with this result; empty if all checked nodes have it, or if it concerns the whole cluster.
     """
 
     level: Level
     topic: str
     text: str
-    todo: str = ""
+    advice: str = ""
     detail: str = ""
     nodes: tuple[str, ...] = ()
 
@@ -37,21 +48,21 @@ class Finding:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Finding:
-        """Read what `to_json` made.
+        """Parse the result of `to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: It is something else.
+            KeyError, TypeError, ValueError: The value is not such a result.
         """
         if value["level"] not in _LEVELS:
-            raise ValueError(f"{value['level']!r} is no level")
-        texts = {name: str(value[name]) for name in ("topic", "text", "todo", "detail")}
+            raise ValueError(f"{value['level']!r} is not a level")
+        texts = {name: str(value[name]) for name in ("topic", "text", "advice", "detail")}
         return cls(value["level"], **texts, nodes=tuple(map(str, value["nodes"])))
 
 
 def merge_nodes(by_node: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    """Return the findings of all nodes, each once: with the nodes it was found on, unless that is all of them.
+    """Merge equal findings of several nodes into one, which names its nodes unless all nodes have it.
 
-    The order is that of the first node that has it; findings of one topic stand together.
+    The findings of one topic are adjacent; otherwise the order is that of the first node.
     """
     nodes_of: dict[Finding, list[str]] = {}
     details: dict[Finding, list[str]] = {}
@@ -69,5 +80,66 @@ def merge_nodes(by_node: Mapping[str, Sequence[Finding]]) -> list[Finding]:
 
 
 def exit_code_of(findings: Iterable[Finding]) -> int:
-    """Return 3 if one of them is a failure, else 0."""
+    """Return 3 if a finding is a failure, else 0."""
     return EXIT_PREFLIGHT if any(finding.level == "fail" for finding in findings) else 0
+
+
+def format_findings(findings: Iterable[Finding], colour: Callable[[Level, str], str]) -> list[str]:
+    """Return the lines that show findings on a terminal; `colour` is applied to the level of each."""
+    return [line for finding in findings for line in _format_finding(finding, colour)]
+
+
+def summarize(findings: Iterable[Finding], next_step: str) -> str:
+    """Return the last line on a terminal: the number of failures and warnings, and the command to run next."""
+    levels = [finding.level for finding in findings]
+    failures, warnings = levels.count("fail"), _count(levels.count("warn"), "warning")
+    if failures:
+        return f"{_count(failures, 'failure')}, {warnings}. To ask for help: tf4slurm doctor --report"
+    return f"no failure, {warnings}. {next_step}"
+
+
+def format_report(findings: Iterable[Finding]) -> str:
+    """Return plain text for an issue: versions and findings, without the user's name and home directory."""
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    head = [f"tf4slurm {__version__}, Python {platform.python_version()}, {system}", time.strftime("%Y-%m-%d %H:%M")]
+    return hide_user("\n".join([*head, "", *format_findings(findings, lambda _, text: text)]))
+
+
+def hide_user(text: str) -> str:
+    """Replace this user's home directory with "~", and the user's name in other paths with "USER"."""
+    home = os.path.expanduser("~").rstrip("/")
+    if home:
+        text = re.sub(re.escape(home) + _END_OF_NAME, "~", text)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without an entry in the password database, as in containers
+        return text
+    return re.sub(f"(?<=/){re.escape(user)}{_END_OF_NAME}", "USER", text)
+
+
+def _format_finding(finding: Finding, colour: Callable[[Level, str], str]) -> Iterable[str]:
+    text = f"{finding.topic}: {finding.text}"
+    if finding.detail:
+        text += f" ({finding.detail})"
+    if finding.nodes:
+        text += f" [on {fold_nodelist(finding.nodes)}]"
+    first, *rest = _wrap(text, _INDENT)
+    yield colour(finding.level, f"{finding.level:<6}") + first.removeprefix(_INDENT)
+    yield from rest
+    if finding.advice:
+        yield from _wrap(f"-> {finding.advice}", _INDENT, "   ")
+
+
+def _wrap(text: str, indent: str, hanging: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

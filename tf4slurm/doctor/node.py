@@ -1,41 +1,62 @@
-"""One node's part: look at itself, then prove each peer's addresses. Told by lines on standard input, which srun gives
-to all tasks; it ends when that ends."""
+"""The part of `tf4slurm doctor --on-nodes` that srun starts on each node.
+
+Each node reads two lines of JSON from its standard input, which are the same for all nodes, and answers each with one
+line of JSON: first the task (checks of the host), then the peers (checks that they are reachable). It exits when its
+standard input ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tf4slurm.cluster import Address
 from tf4slurm.control.munge import open_from_this_user
-from tf4slurm.doctor.directory import TODO_SHARED, Probe
+from tf4slurm.doctor.directory import ADVICE_SHARED, Probe
 from tf4slurm.doctor.finding import Finding
-from tf4slurm.doctor.here import Wishes, check_here
-from tf4slurm.doctor.host import network_interfaces
-from tf4slurm.doctor.wire import to_lines
+from tf4slurm.doctor.host import check_host, network_interfaces
 from tf4slurm.errors import AuthenticationError, InterfaceError
 from tf4slurm.network.interfaces import interface_address, route_address
 from tf4slurm.network.ports import hold_port
 from tf4slurm.network.reachability import ReachabilityServer, find_fault
 from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.spec import JobSpec
 
-PROOF_SECONDS = 4.0  # for one address
-_WAIT_SECONDS = 300.0  # for a line; whoever sends it is bounded too, and its end is the end of the input
+CHECK_SECONDS = 4.0  # for one address
+ANSWER_START = '{"tf4slurm-doctor"'
+_INPUT_SECONDS = 300.0  # the sender has shorter limits of its own, and its exit ends the input
 _LINE_BYTES = 32 * 1024 * 1024
-_AT_ONCE = 64
+_MAX_CHECKS = 64  # at the same time
 
 
-def be_node(environ: Mapping[str, str]) -> None:
-    """Play this node's part to the end."""
-    asyncio.run(_be_node(environ))
+@dataclass(frozen=True)
+class Peer:
+    """A host that answers reachability checks.
+
+    Attributes:
+        rank: Rank in the step; the launcher's host has the number of nodes.
+        addresses: Interface of each address of the host.
+        own_address: The address that a task of a job would use there; None if there is none.
+    """
+
+    rank: int
+    node: str
+    port: int
+    addresses: Mapping[str, str]
+    own_address: str | None
 
 
-async def _be_node(environ: Mapping[str, str]) -> None:
+def run_node(environ: Mapping[str, str]) -> None:
+    """Run the checks of this node until standard input ends."""
+    asyncio.run(_run_node(environ))
+
+
+async def _run_node(environ: Mapping[str, str]) -> None:
     step = SlurmStep.from_environ(environ)
     lines = asyncio.StreamReader(limit=_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
@@ -44,80 +65,74 @@ async def _be_node(environ: Mapping[str, str]) -> None:
         if (task := await _read(lines)) is None:
             return
         await server.start(port.listen(), task["secret"], step.rank)
-        _write(step.rank, {**await asyncio.to_thread(_examine, environ, step, task), "port": port.port})
+        _answer(await asyncio.to_thread(_check_node, environ, step, task, port.port))
         if (peers := await _read(lines)) is None:
             return
-        _write(step.rank, await _prove_all(peers["peers"], step.rank, task["secret"]))
-        await _read(lines)  # until all are done: the others prove this node
+        _answer(await _find_faults([Peer(**peer) for peer in peers], step.rank, task["secret"]))
+        await _read(lines)  # until all nodes have checked this one
     finally:
         server.close()
         port.close()
 
 
 async def _read(lines: asyncio.StreamReader) -> Any:
-    line = await asyncio.wait_for(lines.readline(), _WAIT_SECONDS)
+    line = await asyncio.wait_for(lines.readline(), _INPUT_SECONDS)
     return json.loads(line) if line.endswith(b"\n") else None
 
 
-def _write(rank: int, value: Any) -> None:
-    sys.stdout.write(to_lines(rank, value))
-    sys.stdout.flush()
+def _answer(value: Any) -> None:
+    print(json.dumps({"tf4slurm-doctor": value}), flush=True)
 
 
-def _examine(environ: Mapping[str, str], step: SlurmStep, task: Mapping[str, Any]) -> dict[str, Any]:
-    wishes = Wishes.from_json(task["wishes"])
-    findings, skew = check_here(environ, wishes, f"{task['name']}.{step.rank}")
-    if task["is_written"]:
-        findings.append(_check_shared(wishes.runs_directory, task["name"]))
+def _check_node(environ: Mapping[str, str], step: SlurmStep, task: Mapping[str, Any], port: int) -> dict[str, Any]:
+    spec = JobSpec(runs_directory=Path(task["runs_directory"]), interface=task["interface"], ports=tuple(task["ports"]))
+    findings, skew = check_host(environ, spec, is_quick=task["is_quick"], probe_name=f"{task['name']}.{step.rank}")
+    if task["has_probe"]:
+        findings.append(_check_shared(spec.runs_directory, task["name"]))
     if task["credential"] is not None:
         findings.append(_check_credential(task["credential"]))
-    return {
-        "node": step.node_name,
-        "host": socket.gethostname(),
-        "findings": [finding.to_json() for finding in findings],
-        "skew": skew,
-        "addresses": {address: each.name for each in network_interfaces() for address in each.addresses},
-        "address": _own_address(wishes.interface, step.node_name, task["launcher"]),
-    }
+    addresses = {address: each.name for each in network_interfaces() for address in each.addresses}
+    own_address = _own_address(spec.interface, step.node_name, task["launcher_addresses"])
+    peer = Peer(step.rank, step.node_name, port, addresses, own_address)
+    return {"peer": asdict(peer), "findings": [finding.to_json() for finding in findings], "skew": skew}
 
 
 def _check_shared(runs_directory: Path, name: str) -> Finding:
-    if Probe(runs_directory, name).wait_until_seen():
-        return Finding("ok", "shared", "nodes see what the launcher's host writes in the run directory")
-    text = f"a file that the launcher's host wrote in {runs_directory} is not seen: it is another directory there"
-    return Finding("fail", "shared", text, TODO_SHARED)
+    if Probe(runs_directory, name).wait_until_visible():
+        return Finding("ok", "shared", "nodes see the files that the launcher's host writes in the run directory")
+    text = f"a file that the launcher's host wrote in {runs_directory} is missing: the directory is not shared"
+    return Finding("fail", "shared", text, ADVICE_SHARED)
 
 
 def _check_credential(credential: str) -> Finding:
     try:
         open_from_this_user(credential)
     except AuthenticationError as error:
-        todo = '"srun tf4slurm task" does not work so: munged must run on every node of the job, or on none.'
+        advice = '"srun tf4slurm task" fails: munged must run on every node of the job, or on none.'
         words = str(error).split(". ")[0]
-        return Finding("warn", "munge between nodes", f"what another host sealed is not opened: {words}", todo)
-    return Finding("ok", "munge between nodes", "what another host sealed is opened")
+        return Finding("warn", "munge between nodes", f"another host's credential cannot be decoded: {words}", advice)
+    return Finding("ok", "munge between nodes", "another host's credential can be decoded")
 
 
-def _own_address(interface: str | None, node: str, launcher: list[str]) -> str | None:
-    """Return the address that a task of a job would take here; None if none can be told."""
+def _own_address(interface: str | None, node: str, launcher_addresses: Sequence[str]) -> str | None:
+    """Return the address that a task of a job would use on this node; None if there is none."""
     try:
-        return interface_address(interface, node) if interface is not None else route_address(launcher[0])
+        return interface_address(interface, node) if interface is not None else route_address(launcher_addresses[0])
     except (InterfaceError, OSError, IndexError):
         return None
 
 
-async def _prove_all(peers: list[dict[str, Any]], own_rank: int, secret: str) -> list[list[Any]]:
-    """Return [rank, address, why] for each address of another that does not prove what it should be."""
-    places = asyncio.Semaphore(_AT_ONCE)
+async def _find_faults(peers: Sequence[Peer], own_rank: int, secret: str) -> list[tuple[int, str, str]]:
+    """Return (rank, address, reason) for each address of another host that failed its reachability check."""
+    limit = asyncio.Semaphore(_MAX_CHECKS)
 
-    async def prove(peer: dict[str, Any], host: str) -> list[Any] | None:
-        async with places:
-            address = Address(host, peer["port"])
-            why = await find_fault(peer["node"], peer["rank"], address, secret, PROOF_SECONDS)
-        return [peer["rank"], host, why] if why is not None else None
+    async def check(peer: Peer, host: str) -> tuple[int, str, str] | None:
+        async with limit:
+            reason = await find_fault(peer.node, peer.rank, Address(host, peer.port), secret, CHECK_SECONDS)
+        return (peer.rank, host, reason) if reason is not None else None
 
-    # From the next rank on, round: else all would ask the same one at the same time, which answers so many at once.
-    turned = sorted(peers, key=lambda peer: (peer["rank"] - own_rank) % len(peers))
-    others = [(peer, host) for peer in turned if peer["rank"] != own_rank for host in peer["addresses"]]
-    answers = await asyncio.gather(*(prove(peer, host) for peer, host in others))
+    # Each node starts with the next rank: a host answers a limited number of checks at the same time.
+    ordered = sorted(peers, key=lambda peer: (peer.rank - own_rank) % len(peers))
+    others = [(peer, host) for peer in ordered if peer.rank != own_rank for host in peer.addresses]
+    answers = await asyncio.gather(*(check(peer, host) for peer, host in others))
     return [answer for answer in answers if answer is not None]

@@ -1,8 +1,8 @@
-"""The same on each node of an allocation, by one step of Slurm, and what only several hosts can show: whether they
-share the run directory and the time, and which of them reach each other.
+"""`tf4slurm doctor --on-nodes`: checks of each node of an allocation, and of what they share.
 
-All is said through srun's own pipes, so only this user's tasks are spoken to; what listens on a node meanwhile answers
-nothing but a proof (network/proof.py)."""
+One step of Slurm runs `node.py` on each node. Only srun's pipes carry the tasks and the answers, so no other process
+can take part; the ports that nodes open meanwhile answer reachability checks only.
+"""
 
 from __future__ import annotations
 
@@ -10,96 +10,168 @@ import asyncio
 import contextlib
 import json
 import secrets
-import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from tf4slurm.control.munge import seal_for_this_user
 from tf4slurm.doctor.directory import Probe, check_directory, judge_skew
 from tf4slurm.doctor.finding import Finding, merge_nodes
-from tf4slurm.doctor.here import Wishes
-from tf4slurm.doctor.node import PROOF_SECONDS
-from tf4slurm.doctor.reach import judge_reach
+from tf4slurm.doctor.node import ANSWER_START, CHECK_SECONDS, Peer
 from tf4slurm.doctor.software import IMPORT_SECONDS
-from tf4slurm.doctor.wire import Assembler
-from tf4slurm.errors import LaunchError
+from tf4slurm.errors import LaunchError, SlurmEnvironmentError
 from tf4slurm.launch.srun_spawner import TF4SLURM
 from tf4slurm.network.interfaces import host_addresses
 from tf4slurm.network.ports import hold_port
 from tf4slurm.network.reachability import ReachabilityServer
+from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import exited_tasks, srun_on_each_node_command
+from tf4slurm.slurm.nodelist import fold_nodelist
+from tf4slurm.slurm.step import own_node_name
+from tf4slurm.spec import JobSpec
 
-_EXAMINE_SECONDS = 60.0 + IMPORT_SECONDS  # srun starts, TensorFlow and pip are looked at
-_REACH_SECONDS = 60.0 + PROOF_SECONDS
+_HOST_SECONDS = 60.0 + IMPORT_SECONDS  # srun starts, and nodes check TensorFlow and pip
+_REACH_SECONDS = 60.0 + CHECK_SECONDS
 _END_SECONDS = 10.0
-_WORDS_LINES = 5
+_MAX_ERROR_LINES = 5
 
 
 async def check_nodes(
-    num_nodes: int, environ: Mapping[str, str], wishes: Wishes, on_progress: Callable[[str], None]
+    environ: Mapping[str, str], spec: JobSpec, *, is_quick: bool, on_progress: Callable[[str], None]
 ) -> list[Finding]:
-    """Look at each of the allocation's nodes; return the findings of all, each once.
+    """Run the checks on each node of this allocation; return the merged findings.
 
     Raises:
+        SlurmEnvironmentError: This process is not in an allocation.
         LaunchError: srun cannot be started.
     """
-    name, secret, here = secrets.token_hex(6), secrets.token_hex(32), host_addresses()
-    port, server, probe = hold_port(), ReachabilityServer(), Probe(wishes.runs_directory, name)
-    nodes = _Nodes(num_nodes)
+    allocation = SlurmAllocation.from_environ(environ)
+    if allocation is None or allocation.num_nodes is None:
+        raise SlurmEnvironmentError(
+            '"tf4slurm doctor --on-nodes" is not in a Slurm allocation. Run it in one: '
+            "salloc -N4 tf4slurm doctor --on-nodes; or call it in a batch script.",
+            variable="SLURM_JOB_ID",
+        )
+    findings = await _check_nodes(allocation.num_nodes, environ, spec, is_quick, on_progress)
+    if allocation.components:
+        text = f"only the nodes of the first of {len(allocation.components)} components of this job were checked"
+        findings.append(Finding("warn", "nodes", text, "Check the others in an allocation of their own."))
+    return findings
+
+
+async def _check_nodes(
+    num_nodes: int, environ: Mapping[str, str], spec: JobSpec, is_quick: bool, on_progress: Callable[[str], None]
+) -> list[Finding]:
+    name, secret = secrets.token_hex(6), secrets.token_hex(32)
+    own_name, addresses = own_node_name(environ), host_addresses()
+    port, server, probe = hold_port(), ReachabilityServer(), Probe(spec.runs_directory, name)
+    launcher = Peer(num_nodes, own_name, port.port, dict.fromkeys(addresses, ""), None)
+    step = _NodeStep(num_nodes)
     try:
-        directory, skew_here = check_directory(wishes.runs_directory, f"{name}.{num_nodes}")
-        if skew_here is not None:
+        directory, own_skew = check_directory(spec.runs_directory, f"{name}.{num_nodes}")
+        if own_skew is not None:
             probe.write()
         await server.start(port.listen(), secret, num_nodes)
-        await nodes.start(environ)
-        on_progress(f"looking at {num_nodes} nodes")
-        task = {"name": name, "secret": secret, "wishes": wishes.to_json(), "launcher": here}
-        credential = await asyncio.to_thread(seal_for_this_user, "probe")
-        await nodes.send({**task, "is_written": skew_here is not None, "credential": credential})
-        reports = await nodes.receive(_EXAMINE_SECONDS)
-        on_progress("proving that they reach each other")
-        peers = [{**report, "rank": rank} for rank, report in reports.items()]
-        launcher = {"rank": num_nodes, "node": socket.gethostname(), "addresses": list(here), "port": port.port}
-        await nodes.send({"peers": [*peers, launcher]})
-        faults = await nodes.receive(_REACH_SECONDS)
+        await step.start(environ)
+        on_progress(f"checking {num_nodes} nodes")
+        task = {
+            "name": name,
+            "secret": secret,
+            "runs_directory": str(spec.runs_directory.absolute()),
+            "interface": spec.interface,
+            "ports": spec.ports,
+            "is_quick": is_quick,
+            "launcher_addresses": addresses,
+            "has_probe": own_skew is not None,
+            "credential": await asyncio.to_thread(seal_for_this_user, "probe"),
+        }
+        await step.send(task)
+        reports = await step.receive(_HOST_SECONDS)
+        peers = [Peer(**report["peer"]) for report in reports.values()]
+        on_progress("checking that they reach each other")
+        await step.send([asdict(peer) for peer in (*peers, launcher)])
+        faults = await step.receive(_REACH_SECONDS)
     finally:
-        await nodes.close()
+        await step.close()
         server.close()
         port.close()
         probe.remove()
-    by_node = {r["node"]: [Finding.from_json(finding) for finding in r["findings"]] for r in reports.values()}
-    found = merge_nodes(by_node)
+    by_node = {r["peer"]["node"]: [Finding.from_json(finding) for finding in r["findings"]] for r in reports.values()}
+    findings = merge_nodes(by_node)
     if directory.level == "fail":
-        found.append(replace(directory, nodes=(socket.gethostname(),)))
+        findings.append(replace(directory, nodes=(own_name,)))
     if len(reports) < num_nodes:
-        found.append(_missing(num_nodes - len(reports), sorted(by_node), nodes.words))
-    skews = {report["node"]: report["skew"] for report in reports.values() if report["skew"] is not None}
-    if skews and skew_here is not None:
-        found.append(judge_skew({f"{socket.gethostname()} (this host)": skew_here, **skews}))
-    return [*found, *judge_reach([*peers, launcher], faults)]
+        findings.append(_missing_nodes(num_nodes - len(reports), sorted(by_node), step.error_lines))
+    skews = {r["peer"]["node"]: r["skew"] for r in reports.values() if r["skew"] is not None}
+    if skews and own_skew is not None:
+        findings.append(judge_skew({f"{own_name} (this host)": own_skew, **skews}))
+    return [*findings, *judge_reach(peers, launcher, faults)]
 
 
-def _missing(count: int, present: list[str], words: list[str]) -> Finding:
-    said = f"; srun said: {' | '.join(words)}" if words else ""
-    text = f"{count} node{'s' if count > 1 else ''} did not answer, only {', '.join(present) or 'none'} did{said}"
-    todo = "Python and tf4slurm must be on every node at the same path: put them on a file system that all share."
-    return Finding("fail", "nodes", text, todo)
+def judge_reach(
+    peers: Sequence[Peer], launcher: Peer, faults: Mapping[int, Sequence[tuple[int, str, str]]]
+) -> list[Finding]:
+    """Return a finding for each unreachable address, or one finding if all are reachable.
+
+    A job tries the addresses of the launcher in turn, so one reachable address of its host suffices.
+
+    Args:
+        faults: By the rank of the node that checked: (rank, address, reason) of each unreachable address.
+    """
+    names = {peer.rank: peer.node for peer in peers}
+    has_address = {
+        peer.rank for peer in peers if peer.own_address is not None
+    }  # the others have a finding of their own
+    missed_by: dict[tuple[int, str], dict[str, str]] = {}
+    for checker, found in faults.items():
+        for rank, address, reason in found if checker in has_address else ():
+            missed_by.setdefault((rank, address), {})[names[checker]] = reason
+    findings = [
+        _unreachable_address(peer, address, checkers)
+        for peer in peers
+        for address in peer.addresses
+        if (checkers := missed_by.get((peer.rank, address)))
+    ]
+    missed = [set(missed_by.get((launcher.rank, address), ())) for address in launcher.addresses]
+    if missed and (cut_off := sorted(set.intersection(*missed))):
+        where = f"{launcher.node}, where the launcher would run,"
+        text = f"{where} is unreachable at all its addresses from {fold_nodelist(cut_off)}"
+        findings.append(Finding("fail", "reach", text, "Start the job on a node (sbatch), not on this host."))
+    if not findings and has_address:
+        nodes = f"{len(has_address)} nodes reach each other and" if len(has_address) > 1 else "the node reaches"
+        findings.append(Finding("ok", "reach", f"{nodes} this host, at every address"))
+    return findings
 
 
-class _Nodes:
-    """The step: one task on each node, from `start` to `close`."""
+def _unreachable_address(peer: Peer, address: str, checkers: Mapping[str, str]) -> Finding:
+    text = f"{peer.node} is unreachable at {address} ({peer.addresses[address]}) from {fold_nodelist(checkers)}"
+    advice = "Look for a firewall or a bad cable; exclude the node (sbatch --exclude), or choose another --interface."
+    reason = next(iter(checkers.values()))
+    if address == peer.own_address:
+        return Finding("fail", "reach", f"{text}, and a job would use that address", advice, detail=reason)
+    return Finding("warn", "reach", f"{text}; a job would use another address", advice, detail=reason)
+
+
+def _missing_nodes(count: int, present: list[str], error_lines: list[str]) -> Finding:
+    stderr = f"; srun: {' | '.join(error_lines)}" if error_lines else ""
+    text = f"{count} node{'s' if count > 1 else ''} did not answer, only {', '.join(present) or 'none'} did{stderr}"
+    advice = "Python and tf4slurm must be on every node at the same path: install them on a shared file system."
+    return Finding("fail", "nodes", text, advice)
+
+
+class _NodeStep:
+    """The step with one task on each node, from `start` to `close`."""
 
     def __init__(self, num_nodes: int) -> None:
-        self._waited_for = set(range(num_nodes))
+        self._pending = set(range(num_nodes))
         self._srun: asyncio.subprocess.Process | None = None
-        self._reading: set[asyncio.Task[None]] = set()
-        self._answers: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # None: look again who is left
-        self.words: list[str] = []
+        self._readers: set[asyncio.Task[None]] = set()
+        self._answers: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # None: `_pending` has changed
+        self.error_lines: list[str] = []
 
     async def start(self, environ: Mapping[str, str]) -> None:
-        command = srun_on_each_node_command(len(self._waited_for), (*TF4SLURM, "doctor", "--as-node"))
+        command = srun_on_each_node_command(len(self._pending), (*TF4SLURM, "doctor", "--as-node"))
         try:
             self._srun = await asyncio.create_subprocess_exec(
                 *command,
@@ -112,34 +184,34 @@ class _Nodes:
         except OSError as error:
             message = f"srun cannot be started: {error}. Slurm's programs must be on PATH."
             raise LaunchError(message, command=command, returncode=127, stderr="") from error
-        self._reading = {
+        self._readers = {
             asyncio.create_task(self._read_answers(self._srun)),
-            asyncio.create_task(self._read_words(self._srun)),
+            asyncio.create_task(self._read_errors(self._srun)),
         }
 
     async def send(self, value: Any) -> None:
-        """Send one line to all of them."""
+        """Send one line to all nodes."""
         assert self._srun is not None
         assert self._srun.stdin is not None
-        with contextlib.suppress(ConnectionError, asyncio.TimeoutError):  # srun has ended: `receive` gets nothing
+        with contextlib.suppress(ConnectionError, asyncio.TimeoutError):  # srun has exited: `receive` returns nothing
             self._srun.stdin.write(json.dumps(value).encode() + b"\n")
             await asyncio.wait_for(self._srun.stdin.drain(), _END_SECONDS)
 
     async def receive(self, seconds: float) -> dict[int, Any]:
-        """Return one value of each node that still answers, by rank; who does not in time is left out for good."""
+        """Return the next answer of each node, by rank; a node that does not answer in time is not waited for again."""
         deadline, answers = time.monotonic() + seconds, dict[int, Any]()
-        while not self._waited_for <= answers.keys():
+        while not self._pending <= answers.keys():
             try:
                 answer = await asyncio.wait_for(self._answers.get(), max(0.0, deadline - time.monotonic()))
             except asyncio.TimeoutError:
                 break
             if answer is not None:
                 answers[answer[0]] = answer[1]
-        self._waited_for &= answers.keys()
+        self._pending &= answers.keys()
         return dict(sorted(answers.items()))
 
     async def close(self) -> None:
-        """End the step: the tasks end with their input; what does not is killed by srun."""
+        """End the step: the tasks exit when their input ends; srun kills the others."""
         if self._srun is None:
             return
         assert self._srun.stdin is not None
@@ -151,26 +223,47 @@ class _Nodes:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._srun.wait(), _END_SECONDS)
                 break
-        await asyncio.wait(self._reading, timeout=1.0)
-        for task in self._reading:
+        await asyncio.wait(self._readers, timeout=1.0)
+        for task in self._readers:
             task.cancel()
 
     async def _read_answers(self, srun: asyncio.subprocess.Process) -> None:
         assert srun.stdout is not None
-        assembler = Assembler()
+        parts: dict[int, str] = {}
         while line := await srun.stdout.readline():
-            if answer := assembler.feed(line.decode(errors="replace")):
+            if answer := join_parts(parts, line.decode(errors="replace")):
                 self._answers.put_nowait(answer)
-        self._waited_for.clear()
+        self._pending.clear()
         self._answers.put_nowait(None)
 
-    async def _read_words(self, srun: asyncio.subprocess.Process) -> None:
-        """Keep what srun says; a task that it says has exited is not waited for."""
+    async def _read_errors(self, srun: asyncio.subprocess.Process) -> None:
+        """Keep the first lines of srun's standard error; a task that it reports as failed is not waited for."""
         assert srun.stderr is not None
         while line := await srun.stderr.readline():
-            words = line.decode(errors="replace").strip()
-            if len(self.words) < _WORDS_LINES:
-                self.words.append(words[:300])
-            if ranks := exited_tasks(words):
-                self._waited_for -= ranks
+            text = line.decode(errors="replace").strip()
+            if len(self.error_lines) < _MAX_ERROR_LINES:
+                self.error_lines.append(text[:300])
+            if ranks := exited_tasks(text):
+                self._pending -= ranks
                 self._answers.put_nowait(None)
+
+
+def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
+    """Add a line of `srun --label`, such as "3: {...", to the parts by rank; return a rank and its complete answer.
+
+    Other output of a task is ignored.
+    """
+    label, _, part = line.rstrip("\n").partition(": ")
+    if not label.strip().isdecimal():
+        return None
+    rank = int(label)
+    text = part if part.startswith(ANSWER_START) else parts.get(rank, "") + part
+    if not text.startswith(ANSWER_START):
+        return None
+    parts[rank] = text
+    if not text.endswith("}"):
+        return None
+    try:
+        return rank, json.loads(text)["tf4slurm-doctor"]
+    except ValueError:  # the answer has more parts
+        return None

@@ -1,4 +1,4 @@
-"""The script of `tf4slurm test` where there is no TensorFlow: every task serves at its address, the chief asks all."""
+"""The script of `tf4slurm test` without TensorFlow: each task listens at its address, and the chief connects to all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ANSWER_BYTES = 100
 
 
 def main(timeout_seconds: float) -> None:
-    """Be the task that TF_CONFIG says; the chief gives up after `timeout_seconds`."""
+    """Run the task that TF_CONFIG names; the chief fails after `timeout_seconds`."""
     config = json.loads(os.environ["TF_CONFIG"])
     role, index = config["task"]["type"], config["task"]["index"]
     if role != "chief":
@@ -26,39 +26,39 @@ def main(timeout_seconds: float) -> None:
         for number, address in enumerate(addresses)
     ]
     for name, address in others:
-        _ask(name, address, deadline)
+        _check(name, address, deadline)
     print(f"{len(others)} of {len(others)} tasks answered the chief (plain processes, no TensorFlow)", flush=True)
 
 
 def _serve(name: str, address: str) -> None:
-    """Answer with the own name until this process is ended."""
+    """Send the own name on each connection, until this process is terminated."""
     port = int(address.rpartition(":")[2])
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
-    # The agent holds the port; beside it may listen who sets this option, as TensorFlow's server does.
+    # The agent holds the port. This option lets another process listen on it, as TensorFlow's server does.
     with socket.create_server(("", port), family=family, reuse_port=True, dualstack_ipv6=both) as listener:
         while True:
             connection, _ = listener.accept()
-            with connection, contextlib.suppress(OSError):  # who has hung up did not want to know
+            with connection, contextlib.suppress(OSError):  # the client has closed the connection
                 connection.sendall(name.encode())
 
 
-def _ask(name: str, address: str, deadline: float) -> None:
+def _check(name: str, address: str, deadline: float) -> None:
     host, _, port = address.rpartition(":")
-    why: object = "it came too late"
+    problem: object = "timed out"
     while (left := deadline - time.monotonic()) > 0:
         try:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=left) as connection:
                 answer = connection.recv(_ANSWER_BYTES).decode(errors="replace")
         except OSError as error:
-            why = error
-            time.sleep(_PAUSE_SECONDS)  # it is starting
+            problem = error
+            time.sleep(_PAUSE_SECONDS)  # the task is starting
             continue
         if answer == name:
             return
-        if not answer:  # its agent's, which still held the port for it
-            why = "it hung up"
+        if not answer:  # its agent, which still held the port for it
+            problem = "the connection was closed"
             time.sleep(_PAUSE_SECONDS)
             continue
         raise SystemExit(f"tf4slurm test: {answer!r} answers at {address}, not {name}")
-    raise SystemExit(f"tf4slurm test: {name} did not answer at {address}: {why}")
+    raise SystemExit(f"tf4slurm test: {name} did not answer at {address}: {problem}")

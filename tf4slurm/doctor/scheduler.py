@@ -1,4 +1,4 @@
-"""What is looked at of Slurm: its programs, its controller, and what the site has set."""
+"""Checks of Slurm: its programs, its controller, and the site's configuration."""
 
 from __future__ import annotations
 
@@ -14,66 +14,70 @@ from tf4slurm.slurm.site import Partition, SlurmSite
 from tf4slurm.spec import JobSpec
 
 _TIMEOUT_SECONDS = 15.0  # the controller itself gives up after MessageTimeout, 10 s by default
-_OLDEST = (20, 11)  # the first whose srun has --overlap
-_PARTITIONS = 12  # as many as are shown
+_OLDEST_VERSION = (20, 11)  # the first whose srun has --overlap
+_MAX_PARTITIONS = 12
 
 
 def check_slurm(
     environ: Mapping[str, str], grace_period_seconds: float = JobSpec.grace_period_seconds
 ) -> list[Finding]:
-    """Look at Slurm from this host; `grace_period_seconds` is what a job will have to save and stop."""
+    """Run all checks of Slurm from this host.
+
+    Args:
+        grace_period_seconds: Time that a job needs to save and stop.
+    """
     allocation = SlurmAllocation.from_environ(environ)
     if shutil.which("srun") is None and allocation is None:
-        return [Finding("ok", "slurm", "there is no Slurm here: jobs run as local processes")]
+        return [Finding("ok", "slurm", "Slurm is not installed: jobs run as local processes")]
     missing = commands.missing_programs()
     if missing:
-        why = f"Slurm's {', '.join(missing)} cannot be found on PATH"
-        return [Finding("fail", "slurm", why, "Put the directory of Slurm's programs on PATH, or load its module.")]
+        text = f"Slurm's {', '.join(missing)} cannot be found on PATH"
+        return [Finding("fail", "slurm", text, "Add the directory of Slurm's programs to PATH, or load its module.")]
     try:
         client = commands.ask_client_version(timeout_seconds=_TIMEOUT_SECONDS)
     except LaunchError as error:
-        text = f"Slurm's programs are here, but know of no cluster: {_one_line(str(error))}"
-        todo = "Jobs run as local processes. For Slurm: its slurm.conf must be here, in /etc/slurm or by SLURM_CONF."
-        return [Finding("warn" if allocation is None else "fail", "slurm", text, todo)]
+        text = f"Slurm's programs are installed, but have no cluster: {_one_line(str(error))}"
+        advice = "Jobs run as local processes. Slurm needs its slurm.conf, in /etc/slurm or named by SLURM_CONF."
+        return [Finding("warn" if allocation is None else "fail", "slurm", text, advice)]
     try:
         site = commands.ask_site(timeout_seconds=_TIMEOUT_SECONDS)
     except LaunchError as error:
-        todo = "Try again; if it stays so, ask those who run the cluster: without its controller no job starts."
-        return [Finding("fail", "slurm", _one_line(str(error)), todo)]
+        advice = "Try again; if it fails again, ask the cluster's administrators: no job starts without the controller."
+        return [Finding("fail", "slurm", _one_line(str(error)), advice)]
     return [check_version(client, site.version), check_accounting(site), *judge_site(site, grace_period_seconds)]
 
 
 def check_version(client: str, controller: str) -> Finding:
-    """Hold the version of the programs here against the controller's, and both against what tf4slurm needs."""
+    """Check the version of the programs on this host, and name the controller's if it differs."""
     text = f"Slurm {controller}"
     if client != controller:
         text += f", programs of {client} on this host"
-    if _numbers(client) < _OLDEST:
+    if _numbers(client) < _OLDEST_VERSION:
         return Finding("fail", "slurm", f"{text}: its srun has no --overlap", "Use programs of Slurm 20.11 or newer.")
     return Finding("ok", "slurm", text)
 
 
 def check_accounting(site: SlurmSite) -> Finding:
-    """Ask sacct, where the site has it."""
-    without = "tf4slurm needs it for nothing. Keep the run directory: Slurm forgets an ended job within minutes."
+    """Check that sacct answers, if the site has accounting."""
+    advice = "tf4slurm does not need it. Keep the run directory: Slurm forgets an ended job within minutes."
     if not site.has_accounting:
-        return Finding("warn", "sacct", "there is no accounting, so sacct knows no jobs", without)
+        return Finding("warn", "sacct", "there is no accounting, so sacct finds no jobs", advice)
     try:
         commands.check_accounting(timeout_seconds=_TIMEOUT_SECONDS)
     except LaunchError as error:
-        return Finding("warn", "sacct", f"accounting does not answer: {_one_line(str(error))}", without)
+        return Finding("warn", "sacct", f"accounting does not answer: {_one_line(str(error))}", advice)
     return Finding("ok", "sacct", "sacct answers")
 
 
 def judge_site(site: SlurmSite, grace_period_seconds: float) -> list[Finding]:
-    """Return what the site's settings mean for a job that has `grace_period_seconds` to save and stop."""
+    """Return what the site's settings mean for a job that needs `grace_period_seconds` to save and stop."""
     if site.reserved_ports:
         ports = Finding("ok", "step ports", f"Slurm reserves ports of {site.reserved_ports} for each step")
     else:
-        text = "Slurm reserves no ports (MpiParams), so any free ones are taken"
-        ports = Finding("ok", "step ports", text, "Where a firewall lets only some through, give --ports FIRST-LAST.")
+        text = "Slurm reserves no ports (MpiParams), so jobs use any free ports"
+        ports = Finding("ok", "step ports", text, "If a firewall allows only some ports, give --ports FIRST-LAST.")
     return [ports, _judge_kill_wait(site, grace_period_seconds), _judge_requeue(site), _judge_tracking(site)] + [
-        _judge_partition(partition, grace_period_seconds) for partition in site.partitions[:_PARTITIONS]
+        _judge_partition(partition, grace_period_seconds) for partition in site.partitions[:_MAX_PARTITIONS]
     ]
 
 
@@ -81,14 +85,16 @@ def _judge_kill_wait(site: SlurmSite, grace_period_seconds: float) -> Finding:
     text = f"at a time limit or scancel Slurm kills {site.kill_wait_seconds} s after SIGTERM (KillWait)"
     if site.kill_wait_seconds >= grace_period_seconds:
         return Finding("ok", "kill wait", text)
-    todo = "Have Slurm warn before: sbatch --signal=B:USR1@120 (with exec tf4slurm run); or lower --grace-period."
-    return Finding("warn", "kill wait", f"{text}, sooner than the {grace_period_seconds:g} s of --grace-period", todo)
+    advice = (
+        "Let Slurm send a signal earlier: sbatch --signal=B:USR1@120 (with exec tf4slurm run); or lower --grace-period."
+    )
+    return Finding("warn", "kill wait", f"{text}, sooner than the {grace_period_seconds:g} s of --grace-period", advice)
 
 
 def _judge_requeue(site: SlurmSite) -> Finding:
     if site.requeues:
-        return Finding("ok", "requeue", "a batch job may be put back into the queue (JobRequeue=1)")
-    text = "a batch job is not put back into the queue unless it asks for that (JobRequeue=0)"
+        return Finding("ok", "requeue", "Slurm may requeue a batch job (JobRequeue=1)")
+    text = "Slurm requeues a batch job only if it requests that (JobRequeue=0)"
     return Finding("warn", "requeue", text, 'For "tf4slurm run --requeue" submit with sbatch --requeue.')
 
 
@@ -96,11 +102,11 @@ def _judge_tracking(site: SlurmSite) -> Finding:
     text = f"Slurm finds the processes of a job by {site.process_tracking}"
     if site.process_tracking == "cgroup":
         return Finding("ok", "processes", text)
-    todo = (
-        "tf4slurm ends all that its tasks started, unless it is killed itself; avoid daemons in scripts. Those who run "
-        "the cluster could set ProctrackType=proctrack/cgroup."
+    advice = (
+        "tf4slurm ends all processes that its tasks started, unless it is killed itself: start no daemons in scripts. "
+        "The cluster's administrators could set ProctrackType=proctrack/cgroup."
     )
-    return Finding("warn", "processes", f"{text}: what leaves its session may survive the job", todo)
+    return Finding("warn", "processes", f"{text}: a process that leaves its session may survive the job", advice)
 
 
 def _judge_partition(partition: Partition, grace_period_seconds: float) -> Finding:
@@ -109,16 +115,18 @@ def _judge_partition(partition: Partition, grace_period_seconds: float) -> Findi
     default = "" if partition.default_time in ("NONE", "") else f", {partition.default_time} without --time"
     text = f"{name}: {limit}{default}"
     if partition.state != "UP":
-        return Finding("warn", "partition", f"{text}, is {partition.state}", "No job starts in it; use another one.")
+        return Finding(
+            "warn", "partition", f"{text}, is {partition.state}", "No job starts in it: use another partition."
+        )
     if partition.preempt_mode in ("OFF", ""):
         return Finding("ok", "partition", text)
     text += f"; preemption: {partition.preempt_mode} after {partition.grace_period_seconds} s (GraceTime)"
-    todo = []
+    advice = []
     if partition.grace_period_seconds < grace_period_seconds:
-        todo.append(f"Give --grace-period less than {partition.grace_period_seconds or 1} s there, and save often.")
+        advice.append(f"Give --grace-period less than {partition.grace_period_seconds or 1} s there, and save often.")
     if partition.preempt_mode != "REQUEUE":
-        todo.append('Slurm does not start a preempted job again: "tf4slurm run --requeue N" does, within that time.')
-    return Finding("warn" if todo else "ok", "partition", text, " ".join(todo))
+        advice.append('Slurm does not requeue a preempted job: "tf4slurm run --requeue N" does, within that time.')
+    return Finding("warn" if advice else "ok", "partition", text, " ".join(advice))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

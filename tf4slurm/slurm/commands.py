@@ -97,8 +97,12 @@ def _restate_cpus(cpus_per_task: int | None) -> list[str]:
 
 
 def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[str, ...]:
-    """Return the srun command that starts `command` once on each node; all tasks get srun's standard input."""
-    options = (f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
+    """Return the srun command that starts `command` once on each node, with labelled output.
+
+    All tasks get srun's standard input. srun passes on an output line of more than 1,024 bytes in parts (MAX_MSG_LEN in
+    slurmstepd), between which it may print parts of other tasks. With --label each part is a line with its task's rank.
+    """
+    options = ("--label", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
     return ("srun", *options, "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
 
 
