@@ -1,4 +1,4 @@
-"""A real browser, headless: what it makes of a page, and what the page looks like."""
+"""Headless Chromium: the DOM, the text and the colors of a page."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.png import count_colours
+from tests.png import count_colors
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _TIMEOUT_SECONDS = 90.0
 _OPTIONS = (
     "--headless",
-    "--no-sandbox",  # it would not start as root
+    "--no-sandbox",  # Chromium as root requires it
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-crash-reporter",
@@ -27,32 +27,32 @@ _OPTIONS = (
     "--disable-background-networking",
     "--no-first-run",
     "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",  # a page that asks for anything else gets nothing
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",  # no page can load anything else
 )
 
 
 class Browser:
-    """Chromium, started anew for each look, with a profile of its own, and ended with all its processes."""
+    """Starts Chromium for each call with an own profile, and kills all its processes afterwards."""
 
     def __init__(self, program: str, directory: Path) -> None:
         self._program = program
         self._directory = directory
 
     def dom(self, url: str, seconds: float = 2.0) -> str:
-        """Return the page as HTML after its scripts have run for so many seconds of the page's own clock."""
+        """Return the page as HTML after its scripts have run for this many seconds of virtual time."""
         return self._run("--dump-dom", f"--virtual-time-budget={int(1000 * seconds)}", url)
 
     def words(self, url: str, seconds: float = 2.0) -> str:
-        """Return what a person can read on the page."""
+        """Return the visible text of the page."""
         body = re.sub(r"(?s)<(script|style)\b.*?</\1>", " ", self.dom(url, seconds).partition("<body>")[2])
         return " ".join(re.sub(r"<[^>]*>", " ", body).split())
 
-    def colours(self, url: str, width: int = 700, height: int = 900, *, dark: bool = False) -> Counter[bytes]:
-        """Return how many pixels of the page's beginning have each colour."""
+    def colors(self, url: str, width: int = 700, height: int = 900, *, dark: bool = False) -> Counter[bytes]:
+        """Return the number of pixels of each color in the first screen of the page."""
         path = self._directory / "page.png"
         scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
         self._run(f"--window-size={width},{height}", f"--screenshot={path}", *scheme, url)
-        return count_colours(path)
+        return count_colors(path)
 
     def _run(self, *options: str) -> str:
         profile = self._directory / "profile"
@@ -76,10 +76,10 @@ class Browser:
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Browser:
-    """Skip, or fail if TF4SLURM_REQUIRE_SLURM=1, where there is none."""
+    """A browser; without one the test is skipped, or fails if TF4SLURM_REQUIRE_SLURM=1."""
     program = next(filter(None, map(shutil.which, _NAMES)), None)
     if program is None:
-        reason = f"no browser: none of {', '.join(_NAMES)} is there (Debian: apt-get install chromium)"
+        reason = f"no browser found: {', '.join(_NAMES)} (Debian: apt-get install chromium)"
         if os.environ.get("TF4SLURM_REQUIRE_SLURM") == "1":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)

@@ -11,8 +11,8 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {2: 3, 6: 4}
 
 
-def count_colours(path: Path) -> Counter[bytes]:
-    """Return how many pixels have each colour (3 bytes: red, green, blue)."""
+def count_colors(path: Path) -> Counter[bytes]:
+    """Return how many pixels have each color (3 bytes: red, green, blue)."""
     data = path.read_bytes()
     assert data.startswith(_SIGNATURE), f"{path} is no PNG"
     width, height, depth, kind = struct.unpack(">IIBB", data[16:26])

@@ -23,7 +23,7 @@ from tf4slurm.reports.report import make_body, make_page, make_report, read_temp
 from tf4slurm.reports.summary import read_summary
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
-TRAINING, BAD, PAPER, DARK = (bytes.fromhex(colour) for colour in ("009e73", "b93a00", "ffffff", "12161d"))
+TRAINING, BAD, PAPER, DARK = (bytes.fromhex(color) for color in ("009e73", "b93a00", "ffffff", "12161d"))
 DARK_TRAINING = bytes.fromhex("12a67c")
 REPORTS = """
 import os, sys, time, pathlib, tf4slurm
@@ -67,13 +67,13 @@ def test_report_of_a_completed_job(browser: Browser, tmp_path: Path) -> None:
     words = browser.words(url)
     assert words.startswith("Completed digits")
     assert "worker/1: restarting for" in words
-    colours = browser.colours(url)
-    assert colours[PAPER] > 300_000
-    assert colours[TRAINING] > 2_000
-    dark = browser.colours(url, dark=True)
+    colors = browser.colors(url)
+    assert colors[PAPER] > 300_000
+    assert colors[TRAINING] > 2_000
+    dark = browser.colors(url, dark=True)
     assert dark[DARK] > 300_000
     assert dark[DARK_TRAINING] > 2_000
-    assert len(colours) > 50
+    assert len(colors) > 50
 
 
 @pytest.mark.long
@@ -81,7 +81,7 @@ def test_report_of_a_failed_job(browser: Browser, tmp_path: Path) -> None:
     url = write_page(RUNS / "broken", tmp_path / "broken.html")
     words = browser.words(url)
     assert words.index("Why the job failed") < words.index("ValueError: images of shape") < words.index("Timeline")
-    assert browser.colours(url)[BAD] > 500
+    assert browser.colors(url)[BAD] > 500
 
 
 @pytest.mark.long
@@ -136,7 +136,7 @@ def test_live_page_updates_itself_and_ends_with_the_job(browser: Browser, job: J
         assert "Training</p>" in first
         assert "Live: updated at" in first
         assert wait_until(lambda: steps(browser.dom(address)) > steps(first), 30)
-        assert browser.colours(address)[TRAINING] > 100
+        assert browser.colors(address)[TRAINING] > 100
         end.touch()
         assert job.wait() == 0
         words: list[str] = []  # the first request may get the page made a moment ago

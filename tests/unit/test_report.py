@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.report import write_large_run
-from tests.png import count_colours
+from tests.png import count_colors
 from tf4slurm.cli.main import cli
 from tf4slurm.errors import MissingDependencyError, RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -175,9 +175,9 @@ def test_picture_is_an_svg_file() -> None:
 
 def test_png_has_bars_and_text(run: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / "life.png")], obj={}).exit_code == 0
-    colours = count_colours(tmp_path / "life.png")
-    assert colours[bytes.fromhex("56b4e9")] > 1_000, "no bar of the state importing"
-    assert colours[bytes.fromhex("1c2330")] > 500, "no text"
+    colors = count_colors(tmp_path / "life.png")
+    assert colors[bytes.fromhex("56b4e9")] > 1_000, "no bar of the state importing"
+    assert colors[bytes.fromhex("1c2330")] > 500, "no text"
 
 
 def test_png_without_a_font_is_an_error(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

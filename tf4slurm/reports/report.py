@@ -174,7 +174,7 @@ def _facts(summary: JobSummary) -> Iterator[tuple[str, object]]:
         yield "queued", format_seconds(-summary.timeline.start)
     if result is not None:
         yield "exit code", result.exit_code
-    roles = Counter(name.partition("/")[0] for name in summary.names)
+    roles = Counter(task.role for task in summary.usage.tasks)
     yield "tasks", ", ".join(format_count(count, role) for role, count in roles.items()) or "unknown"
     yield "hosts", len({task.node for task in tasks if task.node}) or "unknown"
     yield "attempt", (result and result.attempts) or status.attempt or 1

@@ -16,6 +16,7 @@ Times are seconds since the start of the job. Agents notice within 0.25 s that a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -238,10 +239,6 @@ class _TimelineBuilder:
             self._waits.append(Wait(at, seconds, name, what))
 
     def _add_barrier_wait(self, now: float, name: str, text: str) -> None:
-        words = text.rpartition("had waited ")[2].split()
-        try:
-            seconds = float(words[0])
-        except (ValueError, IndexError):
-            return
-        barrier = text.partition("barrier ")[2].rpartition(": the first")[0]
-        self._waits.append(Wait(now, seconds, name, f"at barrier {barrier}"))
+        match = re.search(r"barrier (.+): .*?([0-9]+[.]?[0-9]*) s$", text)
+        if match is not None:
+            self._waits.append(Wait(now, float(match[2]), name, f"at barrier {match[1]}"))
