@@ -80,7 +80,7 @@ def test_only_the_room_slurm_reads_its_variables(module: str) -> None:
     tree = ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     names = {text for text in texts if re.fullmatch(r"SLURMD?_[A-Z_]+", text)}
-    named_in_errors = {"cli.run": {"SLURM_STEP_NUM_TASKS", "SLURM_HET_SIZE"}, "doctor.nodes": {"SLURM_JOB_ID"}}
+    named_in_errors = {"launch.start": {"SLURM_STEP_NUM_TASKS", "SLURM_HET_SIZE"}, "doctor.nodes": {"SLURM_JOB_ID"}}
     assert names <= named_in_errors.get(module, set())
 
 
@@ -105,7 +105,7 @@ def test_importing_the_room_shutdown_is_light() -> None:
 
 
 def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
-    loaded = imported_by("import tf4slurm.agent.agent, tf4slurm.cli.task")
+    loaded = imported_by("import tf4slurm.agent.agent, tf4slurm.cli.run")
     assert not loaded & {"tensorflow", "rich", "psutil", "jinja2", "tf4slurm.launch.launcher"}
     assert not imported_by("import tf4slurm.agent.agent") & {"click", "cryptography"}
 
@@ -118,8 +118,13 @@ def test_only_the_room_tensorflow_imports_it(module: str) -> None:
     assert not any("tensorflow" in ast.unparse(node).replace(room, "") for node in imports)
 
 
+def test_importing_the_options_of_a_job_is_light() -> None:
+    loaded = imported_by("import tf4slurm.spec, tf4slurm.batch_spec, tf4slurm.settings")
+    assert not loaded & {"asyncio", "click", "grpc", "rich", "tensorflow"}
+
+
 def test_writing_a_batch_script_is_light() -> None:
-    assert not imported_by("import tf4slurm.cli.submit, tf4slurm.cli.script") & {
+    assert not imported_by("import tf4slurm.cli.submit") & {
         "tensorflow",
         "grpc",
         "asyncio",

@@ -25,7 +25,6 @@ Tf4SlurmError
 ├─ UnknownJobError             no job of that id, name or path
 ├─ MessageError                a control message that is not one (also ValueError)
 ├─ OptionError                 an option of a job is unknown or invalid (also ValueError)
-│  └─ SubmissionError            the options for sbatch contradict each other or the job
 ├─ MissingDependencyError      a package or program that is needed here is not (also ImportError)
 ├─ ProfileError                a file of settings cannot be read, or says something unknown
 ├─ UntrustedFileError          a file that was found, not named, could be another user's work
@@ -222,10 +221,6 @@ class OptionError(Tf4SlurmError, ValueError):
     def __init__(self, message: str, *, option: str) -> None:
         super().__init__(message)
         self.option = option
-
-
-class SubmissionError(OptionError):
-    """The options for sbatch contradict each other or the job."""
 
 
 class MissingDependencyError(Tf4SlurmError, ImportError):

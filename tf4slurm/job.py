@@ -13,22 +13,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 from markupsafe import escape
 
-from tf4slurm.cli.script import script
-from tf4slurm.cli.settings import known_options
-from tf4slurm.cli.submission_options import make_job
-from tf4slurm.errors import SubmissionError, UnknownJobError
+from tf4slurm.batch_spec import BatchSpec
+from tf4slurm.errors import UnknownJobError
 from tf4slurm.jobs.logs import LogReader, find_logs, merge
 from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.status import JobStatus, StatusReader
+from tf4slurm.options import options_of, to_fields
 from tf4slurm.reports.report import make_file, make_picture
 from tf4slurm.reports.summary import read_summary
+from tf4slurm.settings import fill_in, settings_here
 from tf4slurm.spec import JobSpec
 from tf4slurm.submission.batch_script import make_script
-from tf4slurm.submission.options import Submission
+from tf4slurm.submission.snapshot import place_snapshot
 from tf4slurm.submission.submit import submit
 
 _LOOK_SECONDS = 1.0
@@ -70,17 +69,17 @@ class Job:
         """Return the batch script that `submit` gives to sbatch; Slurm need not be there.
 
         Raises:
-            SubmissionError: An option is unknown, or they contradict each other.
+            OptionError: An option is unknown, or they contradict each other.
         """
-        return make_script(*self._make())
+        return make_script(self._make())
 
     def submit(self) -> Job:
         """Give the job to Slurm; return it.
 
         Raises:
-            SubmissionError, RefusedError: It contradicts itself, or sbatch did not take it.
+            OptionError, RefusedError: It contradicts itself, or sbatch did not take it.
         """
-        job_id = submit(*self._make())
+        job_id = submit(self._make())
         self._known = find_job(job_id, os.environ)
         return self
 
@@ -90,7 +89,7 @@ class Job:
         What it prints comes as it is printed. Options that only sbatch understands do not count.
         """
         before = {job.name for job in known_jobs(os.environ)}
-        arguments = [sys.executable, "-m", "tf4slurm", "run", *self._arguments(_options_of_run()), "--", *self._command]
+        arguments = [sys.executable, "-m", "tf4slurm", "run", *self._arguments_of_run(), "--", *self._command]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -178,25 +177,20 @@ class Job:
             f"<table><tr>{head}</tr>{rows}</table>"
         )
 
-    def _make(self) -> tuple[JobSpec, Submission]:
-        words = [*self._arguments(known_options()), "--", *self._command]
-        try:
-            context = script.make_context("script", words, obj=dict(os.environ))
-            return make_job(context, (), dict(context.params))
-        except click.ClickException as error:
-            raise SubmissionError(error.format_message(), option=getattr(error, "param_hint", None) or "") from error
+    def _make(self) -> BatchSpec:
+        options = dict(self._options)
+        settings = settings_here(os.environ, options.pop("site", None))
+        values = fill_in(BatchSpec, to_fields(BatchSpec, options), settings)
+        return place_snapshot(BatchSpec(tuple(self._command), **values))
 
-    def _arguments(self, known: Sequence[str]) -> list[str]:
-        words: list[str] = []
-        for name, value in self._options.items():
-            option = name.replace("_", "-")
-            if value is None or (option not in known and option in known_options()):
-                continue
-            if isinstance(value, bool):
-                words.append(f"--{option}" if value else f"--no-{option}")
-            else:
-                for each in value if isinstance(value, (list, tuple)) else (value,):
-                    words += [f"--{option}", str(each)]
+    def _arguments_of_run(self) -> list[str]:
+        options = dict(self._options)
+        site = options.pop("site", None)
+        words = ["--site", site] if site is not None else []
+        words += [f"--{name}" for name in ("local", "isolated") if options.pop(name, False)]
+        for name, value in to_fields(BatchSpec, options).items():
+            each = options_of(JobSpec).get(name)
+            words += each.to_arguments(each.convert(value)) if each is not None and value is not None else ()
         return words
 
     def _started(self) -> KnownJob:
@@ -263,10 +257,3 @@ class _Lines:
         if self._latest != self._shown:
             print(self._latest, flush=True)
             self._shown, self._next_at = self._latest, time.monotonic() + _LINE_SECONDS
-
-
-def _options_of_run() -> list[str]:
-    from tf4slurm.cli.run import run
-
-    names = [name for parameter in run.params for name in (*parameter.opts, *parameter.secondary_opts)]
-    return [name[2:] for name in names if name.startswith("--")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -35,7 +36,7 @@ class Option:
         parse: Reads the value from text; raises ValueError.
         format: Writes the value as `parse` reads it.
         sbatch: Whether sbatch has an option of this name, which gets the value.
-        exclusive: Name of a group of options that exclude each other.
+        excludes: Fields that cannot be given together with this one.
         complete: Name of the shell completion, see `cli/options.py`.
         verbs: The verbs that have the option; empty for all verbs of the dataclass.
     """
@@ -54,9 +55,17 @@ class Option:
     parse: Callable[[str], Any] | None = None
     format: Callable[[Any], str] | None = None
     sbatch: bool = False
-    exclusive: str = ""
+    excludes: tuple[str, ...] = ()
     complete: str = ""
     verbs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.default not in (None, "", (), False) and "[default:" not in self.help:
+            object.__setattr__(self, "help", f"{self.help} [default: {self.to_text(self.default)}]")
+        if not self.metavar:
+            is_seconds = self.name.endswith("_seconds")
+            found = "SECONDS" if is_seconds else "|".join(self.choices) or _METAVARS.get(self.kind, "TEXT")
+            object.__setattr__(self, "metavar", found)
 
     @property
     def key(self) -> str:
@@ -77,19 +86,6 @@ class Option:
     def is_repeatable(self) -> bool:
         """Return whether the flag may be given several times."""
         return self.is_list and self.parse is None
-
-    @property
-    def metavar_text(self) -> str:
-        """Return the placeholder of the value."""
-        if self.choices:
-            return f"[{'|'.join(self.choices)}]"
-        return self.metavar or ("SECONDS" if self.name.endswith("_seconds") else _METAVARS.get(self.kind, "TEXT"))
-
-    @property
-    def help_text(self) -> str:
-        """Return the help text with the default value."""
-        has_default = self.default not in (None, "", (), False) and "[default:" not in self.help
-        return f"{self.help} [default: {self.to_text(self.default)}]" if has_default else self.help
 
     def convert(self, value: Any) -> Any:
         """Return a value of the field's type for a text of the command line, a value of a TOML file or of a program.
@@ -113,9 +109,7 @@ class Option:
         return str(value)
 
     def to_arguments(self, value: Any) -> list[str]:
-        """Return the command-line arguments that set this value; none for the default."""
-        if value == self.default:
-            return []
+        """Return the command-line arguments that set this value."""
         if self.is_switch:
             return [f"--{self.key}" if value else f"--no-{self.key}"]
         return [
@@ -128,16 +122,17 @@ class Option:
         if self.parse is not None:
             return self.parse(value) if isinstance(value, str) else tuple(value)
         if self.is_list:
-            items = shlex.split(value) if isinstance(value, str) else value
-            return tuple(str(item) for item in items)
+            items = tuple(shlex.split(value) if isinstance(value, str) else value)
+            if not all(isinstance(item, str) for item in items):
+                raise ValueError(f"{value!r} is not a list of texts.")
+            return items
         if self.is_switch:
             return _to_bool(value)
-        if isinstance(value, bool) or (self.kind is int and isinstance(value, float)):
-            raise ValueError(f"{value!r} is not {_NAMES[self.kind]}.")
-        try:
-            return self.kind(value)
-        except ValueError:
-            raise ValueError(f"{value!r} is not {_NAMES[self.kind]}.") from None
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(value, (str, self.kind)) or (is_number and self.kind in (float, str)):
+            with contextlib.suppress(ValueError):
+                return self.kind(value)
+        raise ValueError(f"{value!r} is not {_NAMES[self.kind]}.")
 
     def _checked(self, value: Any) -> Any:
         if self.choices and value not in self.choices:
@@ -184,11 +179,50 @@ def options_by_key(cls: type) -> dict[str, Option]:
     return {key: each for each in options_of(cls).values() for key in each.keys}
 
 
-def known(name: str, names: Iterable[str], what: str) -> OptionError:
-    """Return the error for an unknown name; its text contains the most similar known names."""
+def check_exclusive(spec: Any) -> None:
+    """Check that a value of a dataclass has no options that exclude each other.
+
+    Raises:
+        OptionError: It has.
+    """
+    given = {
+        name: " ".join(each.to_arguments(getattr(spec, name)))
+        for name, each in options_of(type(spec)).items()
+        if getattr(spec, name) != each.default
+    }
+    for name, each in options_of(type(spec)).items():
+        for other in each.excludes:
+            if name in given and other in given:
+                raise exclusive(given[name], given[other], option=each.key)
+
+
+def exclusive(first: str, second: str, *, option: str) -> OptionError:
+    """Return the error for two options that exclude each other."""
+    todo = "Leave one out; --no-sbatch NAME removes an option of sbatch that a profile sets."
+    return OptionError(f"{first} and {second} exclude each other. {todo}", option=option)
+
+
+def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by the fields of a dataclass, given by fields or by the long names of options, with _ for -.
+
+    Raises:
+        OptionError: A name is unknown; the text contains the most similar known ones.
+    """
+    fields, keys = options_of(cls), options_by_key(cls)
+    found = {}
+    for name, value in values.items():
+        key = name.replace("_", "-")
+        if name not in fields and key not in keys:
+            raise OptionError(unknown(name, fields, "an option of a job"), option=key)
+        found[name if name in fields else keys[key].name] = value
+    return found
+
+
+def unknown(name: str, names: Iterable[str], what: str) -> str:
+    """Return the text of an error for an unknown name, with the most similar known ones."""
     similar: Sequence[str] = difflib.get_close_matches(name, list(names), n=3)
     guess = f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
-    return OptionError(f"{name!r} is not {what}.{guess}", option=name)
+    return f"{name!r} is not {what}.{guess}"
 
 
 def _kind_of(hint: Any) -> tuple[type, bool]:

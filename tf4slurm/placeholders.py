@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 
 from tf4slurm.cluster import Task
 
+logger = logging.getLogger(__name__)
+
 _ROLES_WITH_HOSTS = ("ps", "worker", "chief")
 PLACEHOLDERS = (*(f"{role}_hosts" for role in _ROLES_WITH_HOSTS), "job_name", "task_type", "task_index")
 _IN_BRACES = re.compile(r"\{(\w+)\}")
-_LEAST_SIMILARITY = 0.8  # {worker_host} and {task_id} are likely slips, {name} is not
+_LEAST_SIMILARITY = 0.8  # {worker_host} and {task_id} are probably misspelled, {name} is not
 
 
 def fill_in(command: Sequence[str], cluster_spec: Mapping[str, Sequence[str]], task: Task) -> tuple[str, ...]:
@@ -26,13 +29,11 @@ def placeholders_in(command: Sequence[str]) -> set[str]:
     return _names_in(command) & set(PLACEHOLDERS)
 
 
-def likely_slips(command: Sequence[str]) -> dict[str, str]:
-    """Return what stands in braces, is no placeholder, but is spelled almost like the one given with it."""
-    found = {}
+def warn_of_misspelled(command: Sequence[str]) -> None:
+    """Log a warning for each name in braces that is almost a placeholder."""
     for name in sorted(_names_in(command) - set(PLACEHOLDERS)):
         for meant in difflib.get_close_matches(name.lower(), PLACEHOLDERS, 1, _LEAST_SIMILARITY):
-            found[name] = meant
-    return found
+            logger.warning("{%s} in the command is not a placeholder; did you mean {%s}?", name, meant)
 
 
 def _names_in(command: Sequence[str]) -> set[str]:

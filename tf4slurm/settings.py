@@ -17,15 +17,16 @@ set TF4SLURM_TRUST, which names the directories whose files are used all the sam
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tf4slurm.errors import ProfileError
+from tf4slurm.batch_spec import BatchSpec
+from tf4slurm.errors import OptionError, ProfileError
+from tf4slurm.options import Option, options_by_key, options_of, unknown
 from tf4slurm.system.trusted_files import check_trusted
 
 if sys.version_info >= (3, 11):
@@ -43,7 +44,6 @@ SHIPPED = Path(__file__).parent / "sites"
 PROJECT_FILE = "tf4slurm.toml"
 DEFAULT_SITE = "generic"
 _CONFIG_FILE = "config.toml"
-_EXCLUSIVE = (frozenset(("mem", "mem-per-cpu", "mem-per-gpu")),)
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,14 @@ class Places:
         within = project_directories(directory, Path(environ.get("HOME") or "~").expanduser().resolve())
         project = next((path / PROJECT_FILE for path in within if os.path.isfile(path / PROJECT_FILE)), None)
         return cls(Path(home).expanduser() / "tf4slurm", project)
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str]) -> Places:
+        """Return the places of a user who works in the current directory; a directory that was removed has none."""
+        try:
+            return cls.from_environ(environ, Path.cwd())
+        except OSError:
+            return cls.from_environ(environ, Path("/"))
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -105,23 +113,25 @@ def repository_of(directory: Path) -> Path | None:
     return next((path for path in (directory, *directory.parents) if os.path.exists(path / ".git")), None)
 
 
-def read_settings(
-    places: Places, environ: Mapping[str, str], known: Collection[str], site: str | None = None
-) -> dict[str, Setting]:
+def settings_here(environ: Mapping[str, str], site: str | None = None) -> dict[str, Setting]:
+    """Return the settings for a user who works in the current directory; see `read_settings`."""
+    return read_settings(Places.here(environ), environ, site)
+
+
+def read_settings(places: Places, environ: Mapping[str, str], site: str | None = None) -> dict[str, Setting]:
     """Return the settings from all places, by the long names of options, without dashes in front.
 
     Args:
-        known: The options that there are; another one in a file is an error, in the environment it is another's.
-        site: The profile that the command line asks for; None for the one that the settings name.
+        site: The profile that the command line names; None for the one that the settings name.
 
     Raises:
-        ProfileError: A file cannot be read, has an unknown option, or there is no such profile.
-        UntrustedFileError: A file could be another user's work.
+        ProfileError: A file cannot be read, has an unknown option or an invalid value, or the profile does not exist.
+        UntrustedFileError: Another user could have written the file.
     """
     if site == NO_SITE:
         return {}
-    layers = [_read(path, known) for path in places.files if os.path.isfile(path)]
-    layers.append(_from_environ(environ, known))
+    layers = [_read(path) for path in places.files if os.path.isfile(path)]
+    layers.append(_from_environ(environ))
     named = next((layer[SITE] for layer in reversed(layers) if SITE in layer), Setting(DEFAULT_SITE, "default"))
     if site is not None:
         named = Setting(site, "command line")
@@ -129,56 +139,71 @@ def read_settings(
         return {}
     profile = places.sites().get(str(named.value))
     if profile is None:
-        raise ProfileError(
-            f"There is no profile {named.value!r} (asked for by {named.origin})."
-            f"{_guess(str(named.value), places.sites())} There are: {', '.join(sorted(places.sites()))}.",
-            source=named.origin,
-        )
+        names = sorted(places.sites())
+        text = unknown(str(named.value), names, f"a profile ({named.origin} names it)")
+        raise ProfileError(f"{text} The profiles are {', '.join(names)}.", source=named.origin)
     settings: dict[str, Setting] = {}
-    for layer in (_read(profile, known, is_shipped=profile.parent == places.shipped), *layers):
-        for group in _EXCLUSIVE:
-            if group & set(layer):
-                settings = {name: setting for name, setting in settings.items() if name not in group}
-        settings.update(layer)
+    for layer in (_read(profile, is_shipped=profile.parent == places.shipped), *layers):
+        settings = _override(settings, layer)
     return {**settings, SITE: named}
 
 
-def _read(path: Path, known: Collection[str], *, is_shipped: bool = False) -> dict[str, Setting]:
+def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return values for the fields of a dataclass of options: those given, else those of the settings."""
+    options, by_key = options_of(cls), options_by_key(cls)
+    defaults = {key: setting.value for key, setting in settings.items() if key in by_key}
+    values = _override(defaults, {options[name].key: value for name, value in given.items() if name in options})
+    others = {name: value for name, value in given.items() if name not in options}
+    return {**{by_key[key].name: value for key, value in values.items()}, **others}
+
+
+def _override(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, without what the later excludes of the earlier: --mem replaces a profile's mem-per-cpu."""
+    options = options_of(BatchSpec)
+    by_key = options_by_key(BatchSpec)
+    excluded = {options[name].key for key in later if key in by_key for name in by_key[key].excludes}
+    return {**{key: value for key, value in earlier.items() if key not in excluded}, **later}
+
+
+def _read(path: Path, *, is_shipped: bool = False) -> dict[str, Setting]:
     try:
         if not is_shipped:  # those are trusted as much as the code beside them
             check_trusted(path, f"To use no files of settings: --{SITE} {NO_SITE}.")
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ProfileError(f"{path} cannot be read as TOML: {error}.", source=str(path)) from error
+    known, origin = options_by_key(BatchSpec), str(path)
     found: dict[str, Setting] = {}
-    for key, value in content.items():
-        name = key.replace("_", "-")
-        if name not in known:
-            raise ProfileError(
-                f"{path} sets {key!r}, which is no option.{_guess(name, known)} Expected are the long "
-                'names that "tf4slurm submit --help" shows.',
-                source=str(path),
-            )
-        if not _is_plain(value):
-            raise ProfileError(
-                f"{path} sets {key!r} to {value!r}: expected a text, a number, true, false, or a list of texts.",
-                source=str(path),
-            )
-        found[name] = Setting(value, str(path))
+    for name, value in content.items():
+        key = name.replace("_", "-")
+        if key == SITE:
+            found[SITE] = Setting(value, origin)
+        elif key not in known:
+            text = unknown(name, (*known, SITE), "an option")
+            raise ProfileError(f'{path}: {text} "tf4slurm submit --help" shows the options.', source=origin)
+        else:
+            found[known[key].key] = _checked(known[key], Setting(value, origin))
     return found
 
 
-def _from_environ(environ: Mapping[str, str], known: Collection[str]) -> dict[str, Setting]:
-    variables = {name: PREFIX + name.upper().replace("-", "_") for name in known}
-    return {name: Setting(environ[variable], variable) for name, variable in variables.items() if environ.get(variable)}
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
+    found = {}
+    for key, each in options_by_key(BatchSpec).items():
+        variable = _variable(key)
+        if environ.get(variable):
+            found[each.key] = _checked(each, Setting(environ[variable], variable))
+    if environ.get(_variable(SITE)):
+        found[SITE] = Setting(environ[_variable(SITE)], _variable(SITE))
+    return found
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(item, str) for item in value)
-    return isinstance(value, (str, int, float, bool))
+def _variable(key: str) -> str:
+    return PREFIX + key.upper().replace("-", "_")
 
 
-def _guess(name: str, known: Iterable[str]) -> str:
-    close: Sequence[str] = difflib.get_close_matches(name, list(known), n=3)
-    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+def _checked(each: Option, setting: Setting) -> Setting:
+    try:
+        each.convert(setting.value)
+    except OptionError as error:
+        raise ProfileError(f"{setting.origin} sets {error}", source=setting.origin) from error
+    return setting

@@ -7,22 +7,19 @@ script and the settings of agents are derived from these fields.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from tf4slurm.errors import OptionError
 from tf4slurm.network.ports import format_ports, parse_ports
-from tf4slurm.options import option, options_of
-from tf4slurm.placeholders import likely_slips, placeholders_in
+from tf4slurm.options import check_exclusive, option, options_of
+from tf4slurm.placeholders import placeholders_in, warn_of_misspelled
 from tf4slurm.placement import PACK, fill_counts, place_tasks
-
-logger = logging.getLogger(__name__)
 
 StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
 STOP_SIGNALS: tuple[StopSignal, ...] = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
@@ -119,6 +116,7 @@ class JobSpec:
         self._set(**{name: each.convert(getattr(self, name)) for name, each in options_of(self.__class__).items()})
         if self.command and not self.name:
             self._set(name=_name_of(self.command))
+        check_exclusive(self)
         self._check()
 
     def _set(self, **values: Any) -> None:
@@ -143,7 +141,7 @@ class JobSpec:
                 "is the chief in the script, give --no-chief, else add {chief_hosts}.",
                 option="chief",
             )
-        if self.data_workers and self.command and not self.python:
+        if self.data_workers and self.command and not self.data_service_python:
             raise OptionError(
                 f"--data-workers needs a Python that has TensorFlow, and {self.command[0]!r} is not one. Name it with "
                 "--data-python, such as --data-python python3.",
@@ -167,7 +165,7 @@ class JobSpec:
         return self.ports[::-1] if self.control_port is None else (self.control_port,)  # tasks take the first ones
 
     @property
-    def python(self) -> str:
+    def data_service_python(self) -> str:
         """The Python of the data service; empty if it is unknown."""
         program = self.command[0] if self.command else ""
         return self.data_python or (program if _PYTHON.fullmatch(os.path.basename(program)) else "")
@@ -179,8 +177,11 @@ class JobSpec:
             available: Number of tasks of the allocation or step; None if it is not limited.
 
         Raises:
+            OptionError: There is no command.
             PlacementError: The roles need more or fewer tasks, or the number of workers is unknown.
         """
+        self._require_command()
+        warn_of_misspelled(self.command)
         return dataclasses.replace(self, workers=self._fill_counts(available)["worker"])
 
     def heartbeat_interval_of(self, num_tasks: int) -> float:
@@ -195,33 +196,23 @@ class JobSpec:
 
     def to_arguments(self) -> list[str]:
         """Return the options of `tf4slurm run` that make this job; those with default values are left out."""
-        found = options_of(JobSpec).items()
-        return [word for name, each in found for word in each.to_arguments(getattr(self, name))]
+        words: list[str] = []
+        for name, each in options_of(JobSpec).items():
+            value = getattr(self, name)
+            words += each.to_arguments(value) if value != each.default else ()
+        return words
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON values; `JobSpec(**values)` reads them."""
         values = {name: getattr(self, name) for name in options_of(JobSpec)}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
+    def _require_command(self) -> None:
+        if not self.command:
+            raise OptionError('There is no command. Give it after "--", such as: -- python train.py', option="command")
+
     def _fill_counts(self, available: int | None) -> dict[str, int]:
         return fill_counts(int(self.chief), self.ps, self.workers, self.evaluators, available, self.data_workers)
-
-
-def make_spec(values: Mapping[str, Any], available: int | None) -> JobSpec:
-    """Return the job that options and command describe.
-
-    Args:
-        available: Number of tasks of the allocation or step; None if it is not limited.
-
-    Raises:
-        OptionError, PlacementError: The options are invalid.
-    """
-    spec = JobSpec(**values).for_tasks(available)
-    if not spec.command:
-        raise OptionError('There is no command. Give it after "--", such as: -- python train.py', option="command")
-    for name, meant in likely_slips(spec.command).items():
-        logger.warning("{%s} in the command stays as it is; if it is to be filled in, write {%s}", name, meant)
-    return spec
 
 
 def _name_of(command: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 import tf4slurm
 from tests.jobs import TF4SLURM
-from tf4slurm.errors import SubmissionError, UnknownJobError
+from tf4slurm.errors import OptionError, UnknownJobError
 from tf4slurm.job import Job
 
 SCRIPT = """
@@ -94,9 +94,9 @@ def test_a_job_runs_here_and_tells_how_it_went(
 
 
 def test_what_is_wrong_is_an_error_that_says_so(script: Path) -> None:
-    with pytest.raises(SubmissionError, match=r"No such option.*--worker"):
+    with pytest.raises(OptionError, match=r"No such option.*--worker"):
         Job("true", worker=3).script()
-    with pytest.raises(SubmissionError, match="exclude each other"):
+    with pytest.raises(OptionError, match="exclude each other"):
         Job("true", workers=1, mem="1G", mem_per_cpu="1G").script()
     with pytest.raises(UnknownJobError, match="not started yet"):
         Job("true").status()

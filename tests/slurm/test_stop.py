@@ -179,4 +179,4 @@ def test_requeue_needs_slurm(tmp_path: Path) -> None:
         [TF4SLURM, "run", "--requeue", "1", "--", "true"], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 2
-    assert "--requeue needs a job of Slurm" in done.stderr
+    assert "--requeue is for jobs of Slurm" in done.stderr

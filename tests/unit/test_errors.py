@@ -14,6 +14,7 @@ from tf4slurm.errors import (
     InterfaceError,
     LaunchError,
     MessageError,
+    OptionError,
     PlacementError,
     ProfileError,
     RefusedError,
@@ -22,7 +23,6 @@ from tf4slurm.errors import (
     RendezvousError,
     RunDirectoryError,
     SlurmEnvironmentError,
-    SubmissionError,
     Tf4SlurmError,
 )
 
@@ -55,7 +55,7 @@ def test_every_class_is_of_the_family(name: str) -> None:
         (RendezvousClosedError("words", reason="why"), RendezvousError, {"reason": "why"}, 6),
         (AuthenticationError("words"), RendezvousError, {}, 6),
         (MessageError("words"), ValueError, {}, 3),
-        (SubmissionError("words", option="mem"), ValueError, {"option": "mem"}, 2),
+        (OptionError("words", option="mem"), ValueError, {"option": "mem"}, 2),
         (ProfileError("words", source="/x"), Exception, {"source": "/x"}, 3),
         (RefusedError("words", command=["sbatch"], returncode=1, stderr="no"), LaunchError, {"stderr": "no"}, 4),
         (LaunchError("words", command=["srun"], returncode=1, stderr="no"), Exception, {"returncode": 1}, 3),

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from tf4slurm.cli.options import given, job_options
 from tf4slurm.errors import OptionError, PlacementError
-from tf4slurm.spec import JobSpec, make_spec
+from tf4slurm.spec import JobSpec
 
 
 def spec_of(*arguments: str, available: int | None = None) -> JobSpec:
@@ -21,7 +21,7 @@ def spec_of(*arguments: str, available: int | None = None) -> JobSpec:
     @click.command()
     @job_options("run")
     def command(**options: Any) -> None:
-        specs.append(make_spec(given(options), available))
+        specs.append(JobSpec(**given(options)).for_tasks(available))
 
     CliRunner().invoke(command, arguments, catch_exceptions=False, standalone_mode=False)
     (spec,) = specs
@@ -73,7 +73,7 @@ def test_data_service() -> None:
         "data-dispatcher": 1,
         "data-worker": 2,
     }
-    assert spec.python == "/opt/tf/bin/python3"
+    assert spec.data_service_python == "/opt/tf/bin/python3"
 
 
 @pytest.mark.parametrize(("available", "workers"), [(7, 5), (3, 1)])
@@ -100,7 +100,7 @@ def test_name_defaults_to_the_script(command: tuple[str, ...], name: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "option", "words"),
     [
-        ((), "workers", "The number of workers is not known"),
+        ((), "command", "There is no command."),
         (("--workers", "1"), "command", 'There is no command. Give it after "--", such as: -- python train.py'),
         (("--workers", "1", "--"), "command", "There is no command."),
         (("--workers", "-1", "--", "x"), "workers", "--workers: -1 is less than 0."),

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.cli.options import job_options
-from tf4slurm.cli.run import run
+from tf4slurm.cli.run import run, task
 from tf4slurm.cli.submit import submit
-from tf4slurm.cli.task import task
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "options.md").read_text(encoding="utf-8")
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 from click.testing import CliRunner
 
-from tf4slurm.cli.script import script
+from tf4slurm.cli.submit import script
 from tf4slurm.cluster import Task
 from tf4slurm.errors import OptionError
 from tf4slurm.placeholders import fill_in
@@ -62,5 +62,5 @@ def test_a_likely_slip_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         CliRunner().invoke(script, ["--workers", "2", "--", "python", "x.py", "{ps_host}", "{name}"], obj={})
     assert [record.getMessage() for record in caplog.records] == [
-        "{ps_host} in the command stays as it is; if it is to be filled in, write {ps_hosts}"
+        "{ps_host} in the command is not a placeholder; did you mean {ps_hosts}?"
     ]

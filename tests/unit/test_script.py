@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from tests.processes import read_process, wait_until
 from tests.submissions import job_of
+from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.options import given, job_options
-from tf4slurm.spec import JobSpec, make_spec
+from tf4slurm.options import options_of
+from tf4slurm.spec import JobSpec
 from tf4slurm.submission.batch_script import make_script, quote
-from tf4slurm.submission.options import Submission
 
 GOLDEN = Path(__file__).parent.parent / "data" / "scripts"
 TRAIN = ("--", "python", "train.py")
@@ -90,7 +91,7 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_whole_script(name: str) -> None:
-    script = make_script(*job_of(*SCRIPTS[name]))
+    script = make_script(job_of(*SCRIPTS[name]))
     assert script.replace(str(GOLDEN), "/data") == (GOLDEN / f"{name}.sh").read_text(encoding="utf-8")
 
 
@@ -126,24 +127,29 @@ def spec_from(arguments: list[str]) -> JobSpec:
     @job_options("run")
     def run(site: str, **options: Any) -> None:
         assert site == "none"
-        specs.append(make_spec(given(options), None))
+        specs.append(JobSpec(**given(options)))
 
     assert arguments[0] == "run"
     CliRunner().invoke(run, arguments[1:], catch_exceptions=False, standalone_mode=False)
     return specs[0]
 
 
+def as_run(spec: BatchSpec) -> JobSpec:
+    """Return the part of a job that `tf4slurm run` reads."""
+    return JobSpec(spec.command, **{name: getattr(spec, name) for name in options_of(JobSpec)})
+
+
 @pytest.mark.parametrize("name", ["plain", "everything", "requeue", "array"])
 def test_run_in_the_job_gets_the_plan_that_was_submitted(name: str, tmp_path: Path, recorder: Path) -> None:
     words = [word for word in SCRIPTS[name] if word not in ("--python", "/opt/py/bin/python")]
-    plan, submission = job_of(*words, program=recorder)
-    arguments = run_script(make_script(plan, submission), tmp_path, SLURM_ARRAY_TASK_ID="0")
-    extra = submission.array_lines[0] if submission.array_lines else ()
-    assert spec_from(arguments) == replace(plan, command=(*plan.command, *extra))
+    spec = job_of(*words, program=recorder)
+    arguments = run_script(make_script(spec), tmp_path, SLURM_ARRAY_TASK_ID="0")
+    extra = spec.array_lines[0] if spec.array_lines else ()
+    assert spec_from(arguments) == as_run(replace(spec, command=(*spec.command, *extra)))
 
 
 def test_each_element_of_an_array_has_the_arguments_of_its_line(tmp_path: Path, recorder: Path) -> None:
-    script = make_script(*job_of(*SCRIPTS["array"], program=recorder))
+    script = make_script(job_of(*SCRIPTS["array"], program=recorder))
     for element, expected in (("0", ["--rate", "0.1"]), ("1", ["--words", "two words"]), ("2", [])):
         assert run_script(script, tmp_path, SLURM_ARRAY_TASK_ID=element)[-2 - len(expected) :] == [
             *TRAIN[1:],
@@ -169,16 +175,16 @@ def test_bash_gives_back_any_words(words: list[str]) -> None:
 
 def test_words_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
     word = os.fsdecode(b"train-\xff\xe9.py")
-    plan, submission = job_of("--single", "--", "printf", "%s", word)
-    script = make_script(plan, submission).encode("utf-8", "surrogateescape")
+    spec = job_of("--single", "--", "printf", "%s", word)
+    script = make_script(spec).encode("utf-8", "surrogateescape")
     done = subprocess.run(["bash"], input=script, capture_output=True, env={"PATH": os.environ["PATH"]})
     assert done.stdout == b"train-\xff\xe9.py"
 
 
 def test_the_first_lines_hold_the_command_that_made_it() -> None:
     arguments = ("--workers", "1", "--dry-run", "--", "python", "a b.py", "--dry-run", "two\n#SBATCH --nodes=9")
-    plan, submission = job_of(*(word for word in arguments[:2]), *arguments[3:])
-    header = make_script(plan, submission).splitlines()[2]
+    spec = job_of(*(word for word in arguments[:2]), *arguments[3:])
+    header = make_script(spec).splitlines()[2]
     assert header == r"#   tf4slurm submit --workers 1 -- python 'a b.py' --dry-run $'two\x0a#SBATCH --nodes=9'"
 
 
@@ -196,7 +202,7 @@ def test_with_an_epilogue_the_exit_code_and_the_signals_are_the_jobs(tmp_path: P
     )
     program.chmod(0o755)
     epilogue = f"bash -c 'kill -TERM $$; echo after >>{tmp_path}/said'"
-    script = make_script(*job_of("--workers", "1", "--epilogue", epilogue, *TRAIN, program=program))
+    script = make_script(job_of("--workers", "1", "--epilogue", epilogue, *TRAIN, program=program))
     bash = subprocess.Popen(["bash", "-c", script], cwd=tmp_path)
     try:
         assert wait_until((tmp_path / "up").exists, 10)
@@ -218,7 +224,7 @@ def words_of(path: Path) -> list[str]:
 
 
 def test_an_environment_that_fails_ends_the_job_before_it_starts(tmp_path: Path) -> None:
-    script = make_script(*job_of("--single", "--venv", str(tmp_path / "none"), "--", "touch", str(tmp_path / "ran")))
+    script = make_script(job_of("--single", "--venv", str(tmp_path / "none"), "--", "touch", str(tmp_path / "ran")))
     done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
     assert done.returncode == 3
     assert not (tmp_path / "ran").exists()
@@ -226,7 +232,7 @@ def test_an_environment_that_fails_ends_the_job_before_it_starts(tmp_path: Path)
 
 def test_modules_are_loaded_in_order_by_the_sites_own_function(tmp_path: Path) -> None:
     """Sites export it as a function of bash, and sbatch carries the environment."""
-    script = make_script(*job_of("--single", "--module", "a/1", "--module", "b", "--", "touch", str(tmp_path / "ran")))
+    script = make_script(job_of("--single", "--module", "a/1", "--module", "b", "--", "touch", str(tmp_path / "ran")))
     for function, returncode, loaded in (
         ('echo "$@" >>loaded', 0, "load a/1\nload b\n"),
         ('echo "$@" >>loaded; [ "$2" != a/1 ]', 3, "load a/1\n"),
@@ -242,7 +248,9 @@ def test_modules_are_loaded_in_order_by_the_sites_own_function(tmp_path: Path) -
 
 @given_any(
     st.builds(
-        JobSpec,
+        BatchSpec,
+        program=st.just(("tf4slurm",)),
+        gres=st.just("gpu:1"),
         command=st.just(("python", "train.py")),
         ps=st.integers(0, 9),
         workers=st.integers(1, 9),
@@ -261,10 +269,9 @@ def test_modules_are_loaded_in_order_by_the_sites_own_function(tmp_path: Path) -
         placement=st.sampled_from(["pack", "spread"]),
     )
 )
-def test_last_line_makes_the_same_job(spec: JobSpec) -> None:
-    submission = Submission({"gres": "gpu:1"}, program=("tf4slurm",))
-    last = make_script(spec, submission).splitlines()[-1]
-    assert spec_from(shlex.split(last)[2:]) == spec
+def test_last_line_makes_the_same_job(spec: BatchSpec) -> None:
+    last = make_script(spec).splitlines()[-1]
+    assert spec_from(shlex.split(last)[2:]) == as_run(spec)
 
 
 def test_what_the_readme_submits_makes_a_script() -> None:
@@ -273,11 +280,11 @@ def test_what_the_readme_submits_makes_a_script() -> None:
     parts = re.findall(r"\| `(--(?:het|after|requeue|snapshot)[^`]*)`", readme)
     assert (len(whole), len(parts)) == (2, 4)
     for line in (*whole, *(f"--workers 2 {part} -- python train.py" for part in parts)):
-        assert make_script(*job_of(*shlex.split(line))).splitlines()[-1].startswith("exec ")
+        assert make_script(job_of(*shlex.split(line))).splitlines()[-1].startswith("exec ")
 
 
 def test_a_requeue_writes_to_an_output_of_its_own(tmp_path: Path) -> None:
-    script = make_script(*job_of("--single", "--", "echo", "hello"))
+    script = make_script(job_of("--single", "--", "echo", "hello"))
     for count in ("1", "2"):
         environ = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": count}
         assert subprocess.run(["bash"], input=script, text=True, cwd=tmp_path, env=environ).returncode == 0

@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tf4slurm import settings as profiles
+from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.main import cli
-from tf4slurm.cli.settings import known_options
 from tf4slurm.errors import ProfileError
+from tf4slurm.options import options_by_key
 
 TRAIN = ("--workers", "1", "--", "python", "train.py")
 
@@ -92,14 +93,16 @@ def test_a_wrong_file_ends_every_verb_that_reads_it_but_its_help(home: Path) -> 
 
 def test_a_setting_for_jobs_does_not_keep_run_from_a_laptop(home: Path) -> None:
     typed = tf4slurm(home, "run", "--requeue", "3", *TRAIN)
-    assert (typed.exit_code, "--requeue needs a job of Slurm" in typed.output) == (2, True)
+    assert (typed.exit_code, "--requeue is for jobs of Slurm" in typed.output) == (2, True)
     user_file(home, "requeue = 3\nsrun = ['label']")
     assert "There is no command" in str(tf4slurm(home, "run", "--workers", "1").exception)
 
 
 def test_no_option_has_the_name_of_a_variable_that_tasks_have() -> None:
     """Else TF4SLURM_TASK, which a child has, would be --task of what it starts."""
-    assert not {"attempt", "control", "line", "log", "rank", "secret", "settings", "task"} & set(known_options())
+    assert not {"attempt", "control", "line", "log", "rank", "secret", "settings", "task"} & set(
+        options_by_key(BatchSpec)
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.errors import RunDirectoryError, SubmissionError
-from tf4slurm.spec import JobSpec
-from tf4slurm.submission.options import Submission
+from tf4slurm.batch_spec import BatchSpec
+from tf4slurm.errors import OptionError, RunDirectoryError
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 
 
@@ -73,9 +72,7 @@ def test_copy_outside_of_a_checkout_takes_everything(tmp_path: Path) -> None:
 def test_copy_in_a_checkout_that_git_cannot_read_is_refused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     for kind in ("copy", "git"):
-        with pytest.raises(
-            SubmissionError, match=r"git does not list the files .* git is not installed.* --snapshot none"
-        ):
+        with pytest.raises(OptionError, match=r"git does not list the files .* git is not installed.* --snapshot none"):
             take_snapshot(kind, source, source / "runs" / "train.code")
     assert not (source / "runs" / "train.code").exists()
 
@@ -88,7 +85,7 @@ def test_checkout_of_another_user_is_refused_with_the_words_of_git_and_what_to_d
     for name, value in (("GIT_CONFIG_GLOBAL", "/dev/null"), ("GIT_CONFIG_NOSYSTEM", "1")):
         monkeypatch.setenv(name, value)
     os.chown(source, 65534, 65534)
-    with pytest.raises(SubmissionError, match="dubious ownership") as refused:
+    with pytest.raises(OptionError, match="dubious ownership") as refused:
         take_snapshot(kind, source / "model", source / "runs" / "train.code")
     todo = f"git config --global --add safe.directory {source}. Or --snapshot none."
     assert str(refused.value).endswith(todo)
@@ -112,7 +109,7 @@ def test_copy_takes_everything_where_an_outer_repository_ignores_the_source(
 def test_snapshot_that_is_too_large_is_refused_with_its_size(source: Path, kind: str) -> None:
     with (source / "train.py").open("ab") as file:
         file.truncate(1_500_000_000)  # a hole: it takes no space
-    with pytest.raises(SubmissionError, match=r"would have 1\.5 GB, at most 1 GB are copied\. Keep data"):
+    with pytest.raises(OptionError, match=r"would have 1\.5 GB, at most 1 GB are copied\. Keep data"):
         take_snapshot(kind, source, source / "runs" / "train.code")
     assert not (source / "runs" / "train.code").exists()
     if kind == "copy":
@@ -122,13 +119,13 @@ def test_snapshot_that_is_too_large_is_refused_with_its_size(source: Path, kind:
 
 def test_a_script_that_would_be_missing_is_refused_and_nothing_is_left(source: Path) -> None:
     target = source / "runs" / "train.code"
-    with pytest.raises(SubmissionError, match=r"'notes\.py' would not be in the snapshot"):
+    with pytest.raises(OptionError, match=r"'notes\.py' would not be in the snapshot"):
         take_snapshot("git", source, target, ("python", "notes.py"))
     assert not target.exists()
 
 
 def test_where_git_tracks_nothing_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SubmissionError, match="Use --snapshot copy"):
+    with pytest.raises(OptionError, match="Use --snapshot copy"):
         take_snapshot("git", tmp_path, tmp_path / "runs" / "x.code")
     assert not (tmp_path / "runs" / "x.code").exists()
 
@@ -141,12 +138,13 @@ def test_a_place_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -
 
 def test_the_place_is_beside_the_runs_and_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = JobSpec(("python", "train.py"), workers=1)
-    assert place_snapshot(plan, Submission()) == (plan, Submission())
-    placed, submission = place_snapshot(plan, Submission(snapshot="git"))
+    without = BatchSpec(("python", "train.py"), workers=1)
+    assert place_snapshot(without) == without
+    spec = BatchSpec(("python", "train.py"), workers=1, snapshot="git")
+    placed = place_snapshot(spec)
     assert placed.runs_directory == tmp_path / "runs"
-    assert submission.directory is not None
-    assert submission.directory.parent == tmp_path / "runs"
-    submission.directory.mkdir(parents=True)
-    assert place_snapshot(plan, Submission(snapshot="git"))[1].directory != submission.directory
-    assert place_snapshot(placed, submission) == (placed, submission)
+    assert placed.directory is not None
+    assert placed.directory.parent == tmp_path / "runs"
+    placed.directory.mkdir(parents=True)
+    assert place_snapshot(spec).directory != placed.directory
+    assert place_snapshot(placed) == placed

@@ -54,7 +54,7 @@ def test_the_settings_of_the_tasks_are_those_of_the_plan() -> None:
     ],
 )
 def test_the_python_of_the_data_service(command: tuple[str, ...], named: str | None, python: str) -> None:
-    assert JobSpec(command, workers=1, data_python=named).python == python
+    assert JobSpec(command, workers=1, data_python=named).data_service_python == python
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_control_service_tries_control_port_or_the_ports_from_the_last(
     ids=" ".join,
 )
 def test_a_command_that_can_be_run(command: tuple[str, ...]) -> None:
-    check_command(command)
+    check_command(JobSpec(command))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_command_that_can_be_run(command: tuple[str, ...]) -> None:
 )
 def test_a_command_that_cannot_be_run(command: tuple[str, ...], words: str) -> None:
     with pytest.raises(CommandError) as caught:
-        check_command(command)
+        check_command(JobSpec(command))
     assert str(caught.value).startswith(words)
     assert caught.value.command == command
     if "in " in words:

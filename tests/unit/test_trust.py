@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import TF4SLURM
+from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import UnknownJobError, UntrustedFileError
 from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, remember
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile
 from tf4slurm.settings import Places, project_directories
-from tf4slurm.spec import JobSpec
 from tf4slurm.submission.batch_script import make_script
-from tf4slurm.submission.options import Submission
 from tf4slurm.system.proc import identity_of
 from tf4slurm.system.trusted_files import check_trusted
 
@@ -303,8 +302,10 @@ def test_job_of_another_user_is_not_cancelled(stranger_run: Path) -> None:
 @as_root
 def test_batch_script_ends_where_its_snapshot_belongs_to_another_user(tmp_path: Path) -> None:
     (tmp_path / "train.code").mkdir()
-    plan = JobSpec(("touch", "TRACE"), ps=0, workers=1, chief=False, name="train", runs_directory=tmp_path)
-    text = make_script(plan, Submission(snapshot="copy", directory=tmp_path / "train.code", single=True))
+    spec = BatchSpec(
+        ("touch", "TRACE"), runs_directory=tmp_path, snapshot="copy", directory=tmp_path / "train.code", single=True
+    )
+    text = make_script(spec)
     for owner, code in ((NOBODY, 3), (0, 0)):
         os.chown(tmp_path / "train.code", owner, owner)
         assert subprocess.run(["bash", "-c", text], timeout=30).returncode == code

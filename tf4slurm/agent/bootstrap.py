@@ -69,7 +69,7 @@ def join_settings(spec: JobSpec, run_directory: Path) -> JoinSettings:
         gpus_per_worker=spec.gpus_per_worker,
         serve_seconds=spec.start_timeout_seconds if spec.stall_timeout_seconds is not None else None,
         stop_signal=signal.Signals[spec.stop_signal],
-        python=spec.python,
+        python=spec.data_service_python,
         num_tasks=spec.num_tasks,
     )
 

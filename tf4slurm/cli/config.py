@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from tf4slurm.cli.settings import here, settings_of
 from tf4slurm.errors import ProfileError
-from tf4slurm.settings import PROJECT_FILE, Places
+from tf4slurm.settings import PROJECT_FILE, Places, settings_here
 
 _FIRST_FILE = """\
 # Settings of tf4slurm: the long names of options, as in "tf4slurm submit --help", without the dashes.
@@ -38,7 +37,7 @@ def config() -> None:
 @click.pass_obj
 def show(environ: dict[str, str], /, origin: bool, site: str | None) -> None:
     """Write the settings that count here, as a file of settings has them."""
-    for name, setting in sorted(settings_of(environ, site).items()):
+    for name, setting in sorted(settings_here(environ, site).items()):
         click.echo(f"{name} = {_toml(setting.value)}" + (f"  # {setting.origin}" if origin else ""))
 
 
@@ -46,7 +45,7 @@ def show(environ: dict[str, str], /, origin: bool, site: str | None) -> None:
 @click.pass_obj
 def profiles(environ: dict[str, str], /) -> None:
     """Write the profiles of sites that there are: name, file, and the first line of the file."""
-    for name, path in sorted(_places(environ).sites().items()):
+    for name, path in sorted(Places.here(environ).sites().items()):
         first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         click.echo(f"{name}  {path}  {first}")
 
@@ -55,7 +54,7 @@ def profiles(environ: dict[str, str], /) -> None:
 @click.pass_obj
 def path(environ: dict[str, str], /) -> None:
     """Write the files that are read, where they are there; of two, what the later says wins."""
-    places = _places(environ)
+    places = Places.here(environ)
     for directory in reversed(places.site_directories):
         click.echo(f"{directory}/NAME.toml")
     for file in (*places.files, *([] if places.project else [Path.cwd() / PROJECT_FILE])):
@@ -67,7 +66,7 @@ def path(environ: dict[str, str], /) -> None:
 @click.pass_obj
 def init(environ: dict[str, str], /, project: bool) -> None:
     """Make a file of settings to fill in; one that is there is left as it is."""
-    file = Path.cwd() / PROJECT_FILE if project else _places(environ).user / "config.toml"
+    file = Path.cwd() / PROJECT_FILE if project else Places.here(environ).user / "config.toml"
     try:
         file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         # 0644 at most, whatever the umask: a file that a group may write would be refused.
@@ -78,10 +77,6 @@ def init(environ: dict[str, str], /, project: bool) -> None:
     except OSError as error:
         raise ProfileError(f"{file} cannot be made: {error.strerror}.", source=str(file)) from error
     click.echo(file)
-
-
-def _places(environ: dict[str, str]) -> Places:
-    return Places.from_environ(environ, here())
 
 
 def _toml(value: Any) -> str:

@@ -25,7 +25,7 @@ _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @click.command()
 @click.option("--on-nodes", is_flag=True, help="Check each node of the Slurm allocation in which this runs.")
-@job_options("doctor", PLACE_OPTIONS)
+@job_options("doctor", names=PLACE_OPTIONS)
 @click.option("--quick", is_flag=True, help="Skip the checks that start TensorFlow and pip, which take seconds.")
 @click.option("--report", "as_report", is_flag=True, help="Write plain text to paste into an issue.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")

@@ -18,7 +18,7 @@ from tf4slurm.spec import JobSpec
     "--tasks",
     help="A task type for each rank, such as ps,worker,worker: show the cluster spec without communication.",
 )
-@job_options("env", ("ports",))
+@job_options("env", names=("ports",))
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 @click.pass_obj
 def env(environ: dict[str, str], /, interface: str | None, tasks: str | None, as_json: bool, **options: Any) -> None:

@@ -33,6 +33,7 @@ _VERBS = {
     "completion": "Print the completion for a shell.",
 }
 _FUNCTIONS = {"list": "list_"}
+_MODULES = {"script": "submit", "task": "run"}
 
 
 class _Verbs(click.Group):
@@ -42,7 +43,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        module = importlib.import_module(f"tf4slurm.cli.{cmd_name}")
+        module = importlib.import_module(f"tf4slurm.cli.{_MODULES.get(cmd_name, cmd_name)}")
         command = getattr(module, _FUNCTIONS.get(cmd_name, cmd_name))
         assert isinstance(command, click.Command)
         return command

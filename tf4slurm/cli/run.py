@@ -1,38 +1,18 @@
-"""`tf4slurm run`: one job, here or on the hosts of the allocation this runs in."""
+"""`tf4slurm run` and `tf4slurm task`: a job that runs from here, and one task of a job.
+
+The modules that only one verb needs are imported in it: an agent of `task` starts faster without the others.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import signal
 import sys
-import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from tf4slurm.cli.options import given, job_options
-from tf4slurm.cli.reporter import PlainReporter, make_reporter
-from tf4slurm.cli.settings import site_option
-from tf4slurm.cli.submission_options import parse_srun
-from tf4slurm.errors import SlurmEnvironmentError
-from tf4slurm.jobs.registry import remember
-from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.launch.checks import check_command, check_ports
-from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher, Result
-from tf4slurm.launch.local_spawner import LocalSpawner
-from tf4slurm.launch.requeue import Requeue
-from tf4slurm.launch.spawner import Spawner
-from tf4slurm.launch.srun_spawner import SrunSpawner
-from tf4slurm.network.interfaces import interface_address
-from tf4slurm.network.isolation import isolate
-from tf4slurm.slurm.allocation import SlurmAllocation
-from tf4slurm.slurm.step import SlurmStep, is_in_step, own_node_name
-from tf4slurm.spec import JobSpec, make_spec
-
-logger = logging.getLogger(__name__)
+from tf4slurm.agent.bootstrap import is_under_launcher
+from tf4slurm.cli.options import given, job_options, read_options, site_option
+from tf4slurm.spec import JobSpec
 
 
 @click.command()
@@ -44,93 +24,54 @@ logger = logging.getLogger(__name__)
 )
 @site_option
 @job_options("run")
-@click.pass_context
-def run(context: click.Context, /, local: bool, isolated: bool, **options: Any) -> None:
-    """Run COMMAND once per task as one TensorFlow cluster, and end it whatever happens.
+@click.pass_obj
+def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any) -> None:
+    """Run COMMAND once per task as one TensorFlow cluster, and end all processes, whatever fails.
 
-    On a laptop the tasks are local processes; inside a Slurm allocation they are started with srun. COMMAND stands
-    after "--" and finds its place in TF_CONFIG.
+    Outside of Slurm the tasks are local processes; inside a Slurm allocation srun starts them. COMMAND stands after
+    "--" and finds its role and the cluster in TF_CONFIG.
 
     In COMMAND {ps_hosts}, {worker_hosts}, {chief_hosts} ("host:port,host:port"), {task_type} or {job_name}, and
     {task_index} are filled in for each task.
     """
-    environ: dict[str, str] = context.obj
-    allocation = None if local else SlurmAllocation.from_environ(environ)
-    check_place(environ, allocation)
-    if allocation is None:
-        for option in ("requeue", "srun"):  # in settings they are meant for where there is one
-            if context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--{option} needs a job of Slurm, and there is none here.")
-    if allocation is not None and allocation.restart_count:
-        logger.warning("this job was put back into the queue %d times", allocation.restart_count)
-    spec = make_spec(given(options), allocation.num_tasks if allocation else None)
-    if isolated and allocation is not None:
-        raise click.UsageError("--isolated is for local processes: the hosts of an allocation must reach each other.")
-    if isolated:
-        isolate()
-    elif allocation is None and spec.num_tasks > 1 and sys.platform == "linux":
-        logger.warning(
-            "TensorFlow's servers listen on all interfaces of this host, without authentication: --isolated closes "
-            "them to other hosts and users"
-        )
-    result = launch(spec, environ, allocation, make_reporter)
+    from tf4slurm.cli.reporter import make_reporter
+    from tf4slurm.launch.start import find_allocation, run_job
+
+    allocation = find_allocation(environ, local=local)
+    for option in ("requeue", "srun"):  # in settings they are for jobs of Slurm
+        if allocation is None and option in given(options):
+            raise click.UsageError(f"--{option} is for jobs of Slurm, and this is not one.")
+    spec = JobSpec(**read_options(JobSpec, environ, options))
+    result = run_job(spec, environ, allocation, make_reporter, isolated=isolated, arguments=sys.argv)
     sys.exit(result.outcome.exit_code)
 
 
-def check_place(environ: Mapping[str, str], allocation: SlurmAllocation | None) -> None:
-    """Check that one launcher can run the job from here.
+@click.command()
+@job_options("task")
+@click.pass_obj
+def task(environ: dict[str, str], /, **options: Any) -> None:
+    """Run as one task of a job: srun starts this command on every task.
 
-    Raises:
-        SlurmEnvironmentError: It cannot; the text says what does.
+    Under "tf4slurm run" the environment describes the task. Alone, as in "srun -n4 tf4slurm task --ps 1 -- python
+    train.py", the options determine the roles, and rank 0 runs the launcher. COMMAND is that of "tf4slurm run".
     """
-    if allocation is not None and is_in_step(environ) and SlurmStep.from_environ(environ).num_tasks > 1:
-        raise SlurmEnvironmentError(
-            '"tf4slurm run" was itself started by srun on several tasks, and each would launch a job. Leave srun out: '
-            'run starts it; or use "srun tf4slurm task".',
-            variable="SLURM_STEP_NUM_TASKS",
-        )
-    if allocation is not None and allocation.components and allocation.num_tasks is None:
-        raise SlurmEnvironmentError(
-            "A component of this heterogeneous job did not ask for a number of tasks, so where each role runs is not "
-            "known. Give each component --ntasks.",
-            variable="SLURM_HET_SIZE",
-        )
+    from tf4slurm.agent.agent import run_agent
 
+    if is_under_launcher(environ):
+        sys.exit(run_agent(options["command"], environ))
 
-def launch(
-    spec: JobSpec,
-    environ: Mapping[str, str],
-    allocation: SlurmAllocation | None,
-    start_reporter: Callable[[int], PlainReporter],
-) -> Result:
-    """Run a job to its end, here or in the allocation; return how it ended.
+    from tf4slurm.cli.reporter import PlainReporter
+    from tf4slurm.launch.checks import check_command
+    from tf4slurm.launch.self_hosted import run_self_hosted_task
+    from tf4slurm.slurm.step import SlurmStep
+    from tf4slurm.system.output import LineWriter
 
-    Raises:
-        Tf4SlurmError: Something is wrong with it that can be told before anything starts.
-    """
-    check_command(spec.command)
-    if spec.data_workers:
-        check_command((spec.python,))
-    if allocation is None:
-        check_ports(spec.ports, spec.num_tasks, spec.control_port)
-        if spec.interface is not None:
-            interface_address(spec.interface, own_node_name(environ))
-    signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the launcher can take them
-    job_id = allocation.job_id if allocation else None
-    name = f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
-    run_directory = RunDirectory.create(spec.runs_directory, name)
-    remember(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
-    spawner: Spawner
-    if allocation is None:
-        spawner = LocalSpawner(spec.num_tasks, spec.command, environ)
-    else:
-        spawner = SrunSpawner(allocation, spec.num_tasks, spec.command, environ, parse_srun(spec.srun))
-    requeuer = None
-    if allocation is not None and spec.requeue is not None:
-        requeuer = Requeue(allocation.job_id, spec.requeue, allocation.array_element)
-    facts = {"job_id": job_id, "arguments": tuple(sys.argv)}
-    reporter = start_reporter(spec.num_tasks)  # now: it may start a thread, which no fork survives
+    step = SlurmStep.from_environ(environ)
+    spec = JobSpec(**given(options)).for_tasks(step.num_tasks)
+    check_command(spec)
+    writer = LineWriter(sys.stdout)
+    reporter = PlainReporter(spec.num_tasks, writer, writer)
     try:
-        return asyncio.run(Launcher(spec, spawner, run_directory, reporter, requeuer, facts).run())
+        sys.exit(run_self_hosted_task(spec, step, environ, writer, reporter))
     finally:
         reporter.close()

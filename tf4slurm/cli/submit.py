@@ -1,48 +1,88 @@
-"""`tf4slurm submit`: a job given to Slurm."""
+"""`tf4slurm submit` and `tf4slurm script`: a job for sbatch, submitted or printed."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 
-from tf4slurm.cli.options import job_options
-from tf4slurm.cli.recorded import RecordedCommand, made_by, write_script
-from tf4slurm.cli.settings import site_option
-from tf4slurm.cli.submission_options import make_job, submission_options
+from tf4slurm.batch_spec import BatchSpec
+from tf4slurm.cli.options import job_options, read_options, site_option
 from tf4slurm.launch.checks import check_command
 from tf4slurm.submission.batch_script import make_script
+from tf4slurm.submission.snapshot import place_snapshot
 from tf4slurm.submission.submit import estimate, kept_script
 from tf4slurm.submission.submit import submit as submit_job
 
+_ARGUMENTS = "tf4slurm.arguments"
+_PRINT_ONLY = ("--dry-run", "--test-only")
 
-@click.command(cls=RecordedCommand)
+
+class _RecordedCommand(click.Command):
+    """A command that records its arguments, which are a comment in the batch script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_ARGUMENTS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_RecordedCommand)
 @click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
 @click.option("--test-only", is_flag=True, help="Print when and where Slurm would start it, and submit nothing.")
 @site_option
-@submission_options
-@job_options("submit")
+@job_options("submit", BatchSpec)
 @click.pass_context
 def submit(context: click.Context, /, dry_run: bool, test_only: bool, **options: Any) -> None:
-    """Give COMMAND to Slurm as a batch job of one TensorFlow cluster; print the job's id.
+    """Submit COMMAND as a batch job of one TensorFlow cluster, and print the job's id.
 
-    The job runs "tf4slurm run" with the same options. What Slurm is asked has Slurm's own names. With --single it runs
-    COMMAND alone, once.
+    The job runs "tf4slurm run" with the same options. Options for Slurm have Slurm's names. With --single the job
+    runs COMMAND alone, once.
     """
     environ: dict[str, str] = context.obj
-    spec, submission = make_job(context, made_by(context), options)
+    spec = place_snapshot(make_spec(context, options))
     if dry_run:
-        write_script(make_script(spec, submission))
+        _print_script(spec)
         return
-    if not submission.has_environment:  # else what it needs may only be there
-        check_command(spec.command)
+    if not spec.has_environment:  # the command may exist only in that environment
+        check_command(spec)
     if test_only:
-        click.echo(estimate(spec, submission, environ))
+        click.echo(estimate(spec, environ))
         return
-    job_id = submit_job(spec, submission, environ)
+    job_id = submit_job(spec, environ)
     click.echo(job_id)
-    if "time" not in submission.options:
-        click.echo("No time limit is asked for (-t): the partition's own counts.", err=True)
-    click.echo(
-        f"The script is kept as {kept_script(spec, job_id)}; look at the job with: tf4slurm status {job_id}", err=True
-    )
+    if "time" not in spec.sbatch_options:
+        click.echo("There is no time limit (-t): the partition's default applies.", err=True)
+    click.echo(f"The script is {kept_script(spec, job_id)}; look at the job with: tf4slurm status {job_id}", err=True)
+
+
+@click.command(cls=_RecordedCommand)
+@site_option
+@job_options("script", BatchSpec)
+@click.pass_context
+def script(context: click.Context, /, **options: Any) -> None:
+    """Print the batch script that "tf4slurm submit" with the same options submits.
+
+    This host needs no Slurm. `tf4slurm script … | sbatch` submits the script.
+    """
+    spec = make_spec(context, options)
+    if spec.snapshot != "none":
+        raise click.UsageError('"tf4slurm script" makes no snapshot. Omit --snapshot, or use "tf4slurm submit".')
+    _print_script(spec)
+
+
+def make_spec(context: click.Context, options: dict[str, Any]) -> BatchSpec:
+    """Return the job that the options of a verb describe."""
+    return BatchSpec(**read_options(BatchSpec, context.obj, options), made_by=_made_by(context))
+
+
+def _made_by(context: click.Context) -> tuple[str, ...]:
+    """Return the command that submits the job, the same for a job that is printed or submitted."""
+    arguments = list(context.meta[_ARGUMENTS])
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return ("tf4slurm", "submit", *(word for word in arguments[:end] if word not in _PRINT_ONLY), *arguments[end:])
+
+
+def _print_script(spec: BatchSpec) -> None:
+    """Print the script unchanged, even where a name in it is not UTF-8."""
+    sys.stdout.buffer.write(make_script(spec).encode("utf-8", "surrogateescape"))

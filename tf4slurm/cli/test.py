@@ -10,17 +10,16 @@ import click
 
 from tf4slurm.cli.options import PLACE_OPTIONS, given, job_options
 from tf4slurm.cli.reporter import PlainReporter
-from tf4slurm.cli.run import check_place, launch
 from tf4slurm.doctor.smoke_test import describe_success, smoke_test_spec
 from tf4slurm.launch.launcher import Result
-from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.launch.start import find_allocation, run_job
 from tf4slurm.system.output import LineWriter
 
 
 @click.command()
 @click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
 @click.option("--plain", is_flag=True, help="Test processes and addresses without TensorFlow.")
-@job_options("test", PLACE_OPTIONS)
+@job_options("test", names=PLACE_OPTIONS)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1, max=3600),
@@ -35,13 +34,12 @@ def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, *
     They run on this host; in a Slurm allocation on its hosts, as many tasks as Slurm gives. The test takes some seconds
     more than TensorFlow needs to start.
     """
-    allocation = None if local else SlurmAllocation.from_environ(environ)
-    check_place(environ, allocation)
+    allocation = find_allocation(environ, local=local)
     is_plain = plain or importlib.util.find_spec("tensorflow") is None
     if is_plain and not plain:
         click.echo("tf4slurm | TensorFlow is not installed in this Python: the test runs without it", err=True)
     spec = smoke_test_spec(given(options), allocation, is_plain=is_plain, timeout_seconds=timeout)
-    result = launch(spec, environ, allocation, _Reporter)
+    result = run_job(spec, environ, allocation, _Reporter)
     if result.outcome.is_success:
         click.echo(describe_success(result))
     else:

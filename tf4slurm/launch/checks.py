@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tf4slurm.errors import CommandError, PlacementError
 from tf4slurm.network.ports import format_ports
+from tf4slurm.spec import JobSpec
 
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 _NO_SCRIPT_FOLLOWS = re.compile(r"-[A-Za-z]*[cms]|-$")  # -c CODE, -m MODULE, bash -lc, or - for standard input
@@ -16,10 +17,10 @@ _SCRIPT_ENDINGS = (".py", ".sh")
 
 
 def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:
-    """Check that a range has a port for each task of a host, and one for the control service if it takes one of them.
+    """Check that a range has a port for each task of a host, and one for the control service if it uses the range.
 
     Raises:
-        PlacementError: It has not.
+        PlacementError: The range is too small.
     """
     requested = tasks_per_host + (control_port is None or control_port in ports)
     if ports and len(ports) < requested:
@@ -31,12 +32,18 @@ def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | N
         )
 
 
-def check_command(command: Sequence[str]) -> None:
-    """Check that the program, and the script that a known interpreter is given, are there and can be run.
+def check_command(spec: JobSpec) -> None:
+    """Check that the program, and the script that a known interpreter is given, exist and can be run.
 
     Raises:
-        CommandError: They are not.
+        CommandError: They do not, or cannot.
     """
+    _check_program(spec.command)
+    if spec.data_workers:
+        _check_program((spec.data_service_python,))
+
+
+def _check_program(command: Sequence[str]) -> None:
     program = command[0]
     if shutil.which(program) is None:
         if not os.path.exists(program):

@@ -8,10 +8,9 @@ import shlex
 from collections.abc import Sequence
 
 from tf4slurm import __version__
+from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cluster import Task
-from tf4slurm.placeholders import fill_in, placeholders_in
-from tf4slurm.spec import JobSpec
-from tf4slurm.submission.options import Submission
+from tf4slurm.placeholders import fill_in, placeholders_in, warn_of_misspelled
 from tf4slurm.submission.sbatch_options import ask_sbatch, place_by_component
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -24,23 +23,24 @@ _SIGNALS = ("HUP", "INT", "TERM", "USR1", "USR2")
 _STOP = "exit 3"  # refused before anything started
 
 
-def make_script(spec: JobSpec, submission: Submission) -> str:
+def make_script(spec: BatchSpec) -> str:
     """Return the text that sbatch is given.
 
     Everything that tf4slurm is told stands in its last line; files of settings are not read again in the job.
 
     Raises:
-        SubmissionError: The submission contradicts itself or the job.
+        OptionError: The submission contradicts itself or the job.
     """
-    components = ask_sbatch(spec, submission)
+    warn_of_misspelled(spec.command)
+    components = ask_sbatch(spec)
     blocks = [
-        _header(submission.made_by),
+        _header(spec.made_by),
         "\n#SBATCH hetjob\n".join(_directives(options) for options in components),
-        _output(submission, is_array="array" in components[0]),
-        _environment(submission),
-        _array(submission.array_lines),
+        _output(spec, is_array="array" in components[0]),
+        _environment(spec),
+        _array(spec.array_lines),
         _filled_in(spec),
-        _end(_command(spec, submission), submission.epilogue),
+        _end(_command(spec), spec.epilogue),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -69,31 +69,31 @@ def _directives(options: dict[str, str]) -> str:
     )
 
 
-def _output(submission: Submission, *, is_array: bool) -> str:
-    if "output" in submission.options:
+def _output(spec: BatchSpec, *, is_array: bool) -> str:
+    if "output" in spec.sbatch_options:
         return ""
     redirect = _NEXT_OUTPUT.format(name=_ELEMENT_OUTPUT if is_array else _JOB_OUTPUT)
     why = "# After a requeue: Slurm opens its own file again, and the output of each run is kept."
     return f'{why}\nif [ -n "${{SLURM_RESTART_COUNT:-}}" ]; then {redirect}; fi'
 
 
-def _environment(submission: Submission) -> str:
+def _environment(spec: BatchSpec) -> str:
     lines = []
-    if submission.modules:
+    if spec.module:
         lines.append("type module >/dev/null 2>&1 || . /etc/profile")
-        lines += [f"module load {_quote(module)} || {_STOP}" for module in submission.modules]
-    if submission.load_env:
-        lines.append(submission.load_env)
-    if submission.venv:
-        lines.append(f". {_quote(submission.venv.rstrip('/') + '/bin/activate')} || {_STOP}")
-    if submission.conda:
-        lines.append(f'eval "$(conda shell.bash hook)" && conda activate {_quote(submission.conda)} || {_STOP}')
-    lines += [f"export {name}={_quote(value)}" for name, value in submission.environment.items()]
-    if submission.prologue:
-        lines.append(submission.prologue)
-    if submission.directory is not None:
-        lines.append(f"cd {_quote(str(submission.directory))} || {_STOP}")
-    if submission.snapshot != "none":
+        lines += [f"module load {_quote(module)} || {_STOP}" for module in spec.module]
+    if spec.load_env:
+        lines.append(spec.load_env)
+    if spec.venv:
+        lines.append(f". {_quote(spec.venv.rstrip('/') + '/bin/activate')} || {_STOP}")
+    if spec.conda:
+        lines.append(f'eval "$(conda shell.bash hook)" && conda activate {_quote(spec.conda)} || {_STOP}')
+    lines += [f"export {name}={_quote(value)}" for name, value in spec.environment.items()]
+    if spec.prologue:
+        lines.append(spec.prologue)
+    if spec.directory is not None:
+        lines.append(f"cd {_quote(str(spec.directory))} || {_STOP}")
+    if spec.snapshot != "none":
         lines.append(f'[ -O . ] || {{ echo "The snapshot $PWD belongs to another user." >&2; {_STOP}; }}')
     return "\n".join(lines)
 
@@ -106,7 +106,7 @@ def _array(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, unknown, "esac"])
 
 
-def _filled_in(spec: JobSpec) -> str:
+def _filled_in(spec: BatchSpec) -> str:
     """Return a comment on what becomes of the command's placeholders, by the example of one task."""
     if not placeholders_in(spec.command):
         return ""
@@ -115,16 +115,16 @@ def _filled_in(spec: JobSpec) -> str:
     return f"# Each task gets its own values; {task} runs:\n#   {quote(fill_in(spec.command, hosts, task))}"
 
 
-def _command(spec: JobSpec, submission: Submission) -> str:
-    srun = tuple(f"{name}={value}" if value else name for name, value in submission.srun.items())
-    if submission.single:
+def _command(spec: BatchSpec) -> str:
+    srun = tuple(f"{name}={value}" if value else name for name, value in spec.srun_options.items())
+    if spec.single:
         words = [*(["srun", *(f"--{each}" for each in srun)] if srun else []), *spec.command]
     else:
-        placement = spec.placement if submission.ps_options is None else place_by_component(spec)
+        placement = spec.placement if spec.ps_options is None else place_by_component(spec)
         options = dataclasses.replace(spec, placement=placement, srun=srun).to_arguments()
-        words = [*submission.tf4slurm, "run", "--site", "none", *options, "--", *spec.command]
+        words = [*spec.tf4slurm, "run", "--site", "none", *options, "--", *spec.command]
     line = quote(words)
-    return f"{line} {_ARGUMENTS}" if submission.array_lines else line
+    return f"{line} {_ARGUMENTS}" if spec.array_lines else line
 
 
 def _end(command: str, epilogue: str) -> str:

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tf4slurm.errors import RunDirectoryError, SubmissionError
+from tf4slurm.batch_spec import BatchSpec
+from tf4slurm.errors import OptionError, RunDirectoryError
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.settings import repository_of
-from tf4slurm.spec import JobSpec
-from tf4slurm.submission.options import Submission
 
 _TIMEOUT_SECONDS = 60.0
 _ENDING = ".code"
@@ -23,15 +22,15 @@ _MAX_BYTES = 10**9
 _COPY = "Use --snapshot copy."
 
 
-def place_snapshot(spec: JobSpec, submission: Submission) -> tuple[JobSpec, Submission]:
+def place_snapshot(spec: BatchSpec) -> BatchSpec:
     """Say where the snapshot of a job will be, if it has one: beside its runs, by absolute paths, where nothing is."""
-    if submission.snapshot == "none" or submission.directory is not None:
-        return spec, submission
+    if spec.snapshot == "none" or spec.directory is not None:
+        return spec
     runs = spec.runs_directory.absolute()
     stem = f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (f"{stem}{'' if number == 1 else f'-{number}'}{_ENDING}" for number in range(1, 10_000))
     directory = next(runs / name for name in names if not (runs / name).exists())
-    return replace(spec, runs_directory=runs), replace(submission, directory=directory)
+    return replace(spec, runs_directory=runs, directory=directory)
 
 
 def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:
@@ -45,7 +44,7 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
         command: What will run there: a file of it that is in `source` must be in the snapshot too.
 
     Raises:
-        SubmissionError: Git tracks nothing there, or not a file of the command, or it is larger than 1 GB.
+        OptionError: Git tracks nothing there, or not a file of the command, or it is larger than 1 GB.
         RunDirectoryError: It cannot be written.
     """
     try:
@@ -79,7 +78,7 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
 def _tracked_files(source: Path) -> list[str]:
     names = [name for name in _list_files(source, "--cached") if (source / name).is_file()]
     if not names:
-        raise SubmissionError(f"git tracks no file in {source}. {_COPY}", option="snapshot")
+        raise OptionError(f"git tracks no file in {source}. {_COPY}", option="snapshot")
     return names
 
 
@@ -106,7 +105,7 @@ def _list_files(source: Path, *options: str) -> list[str]:
         repository = repository_of(source.resolve())
         trust = f"git config --global --add safe.directory {shlex.quote(str(repository))}"
         todo = _COPY if repository is None else f"If you trust a checkout that others own: {trust}. Or --snapshot none."
-        raise SubmissionError(f"git does not list the files in {source}: {why}. {todo}", option="snapshot")
+        raise OptionError(f"git does not list the files in {source}: {why}. {todo}", option="snapshot")
     return [name for name in done.stdout.split("\0") if name]
 
 
@@ -121,7 +120,7 @@ def _walk(source: Path, ignore: Callable[[str, list[str]], list[str]]) -> Iterat
 def _check_size(source: Path, files: Iterable[Path]) -> None:
     num_bytes = sum(file.lstat().st_size for file in files)
     if num_bytes > _MAX_BYTES:
-        raise SubmissionError(
+        raise OptionError(
             f"The snapshot of {source} would have {num_bytes / 1e9:.1f} GB, at most {_MAX_BYTES / 1e9:g} GB are "
             "copied. Keep data and checkpoints elsewhere, have git ignore them, or leave --snapshot out.",
             option="snapshot",
@@ -131,7 +130,7 @@ def _check_size(source: Path, files: Iterable[Path]) -> None:
 def _check_command(source: Path, target: Path, command: Sequence[str]) -> None:
     for word in command:
         if not Path(word).is_absolute() and (source / word).is_file() and not (target / word).is_file():
-            raise SubmissionError(
+            raise OptionError(
                 f"{word!r} would not be in the snapshot: git does not track it, or ignores it. Use git add.",
                 option="snapshot",
             )

@@ -10,13 +10,12 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import RefusedError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.registry import remember
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.slurm.sbatch import check_known, estimate_start, submit_environment, submit_script
-from tf4slurm.spec import JobSpec
 from tf4slurm.submission.batch_script import make_script
-from tf4slurm.submission.options import Submission
 from tf4slurm.submission.sbatch_options import ask_sbatch
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.system.trusted_files import check_trusted
@@ -24,33 +23,33 @@ from tf4slurm.system.trusted_files import check_trusted
 logger = logging.getLogger(__name__)
 
 
-def submit(spec: JobSpec, submission: Submission, environ: Mapping[str, str] | None = None) -> str:
+def submit(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
     """Submit a job; return its id. The script is kept beside the run directory: `kept_script` tells where.
 
     Args:
         environ: What the job gets, without what an outer job left in it; None for this process's own.
 
     Raises:
-        SubmissionError: The submission contradicts itself or the spec.
+        OptionError: The submission contradicts itself or the spec.
         RunDirectoryError: The script could not be kept; nothing is submitted.
         RefusedError: sbatch did not take it, or Slurm does not know a job that it comes after.
         LaunchError: There is no sbatch.
     """
-    spec, submission = place_snapshot(spec, submission)
-    text = make_script(spec, submission)
-    environ = _environ_for(spec, submission, environ)
-    check_known(submission.after, environ)
+    spec = place_snapshot(spec)
+    text = make_script(spec)
+    environ = _environ_for(spec, environ)
+    check_known(spec.after, environ)
     draft = _write_draft(spec, text)
-    _make_output_directory(submission)
+    _make_output_directory(spec)
     try:
-        if submission.snapshot != "none" and submission.directory is not None:
-            take_snapshot(submission.snapshot, Path.cwd(), submission.directory, spec.command)
+        if spec.snapshot != "none" and spec.directory is not None:
+            take_snapshot(spec.snapshot, Path.cwd(), spec.directory, spec.command)
         job_id, words = submit_script(text, environ)
     except Tf4SlurmError as error:
         if not (isinstance(error, RefusedError) and error.returncode < 0):  # else Slurm may have it, and use them
             draft.unlink(missing_ok=True)
-            if submission.snapshot != "none" and submission.directory is not None:
-                shutil.rmtree(submission.directory, ignore_errors=True)
+            if spec.snapshot != "none" and spec.directory is not None:
+                shutil.rmtree(spec.directory, ignore_errors=True)
         raise
     if words:
         logger.warning("%s", words)
@@ -79,31 +78,31 @@ def submit_again(script: Path, name: str, environ: Mapping[str, str]) -> str:
     return job_id
 
 
-def estimate(spec: JobSpec, submission: Submission, environ: Mapping[str, str] | None = None) -> str:
+def estimate(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
     """Ask Slurm when the job would start, without submitting it; return its words. Raises what `submit` does."""
-    text, environ = make_script(spec, submission), _environ_for(spec, submission, environ)
-    check_known(submission.after, environ)
+    text, environ = make_script(spec), _environ_for(spec, environ)
+    check_known(spec.after, environ)
     return estimate_start(text, environ)
 
 
-def kept_script(spec: JobSpec, job_id: str) -> Path:
+def kept_script(spec: BatchSpec, job_id: str) -> Path:
     """Return where the script of a job is kept."""
     return spec.runs_directory / f"{spec.name}-{job_id}.sh"
 
 
-def _environ_for(spec: JobSpec, submission: Submission, environ: Mapping[str, str] | None) -> dict[str, str]:
-    options = {name for component in ask_sbatch(spec, submission) for name in component}
+def _environ_for(spec: BatchSpec, environ: Mapping[str, str] | None) -> dict[str, str]:
+    options = {name for component in ask_sbatch(spec) for name in component}
     return submit_environment(os.environ if environ is None else environ, options)
 
 
-def _make_output_directory(submission: Submission) -> None:
+def _make_output_directory(spec: BatchSpec) -> None:
     """Make the directory of --output: Slurm opens that file first of all; a job that has none fails without a word."""
-    directory = Path(submission.options.get("output", "")).parent
+    directory = Path(spec.sbatch_options.get("output", "")).parent
     if "%" not in str(directory):
         directory.mkdir(parents=True, exist_ok=True)
 
 
-def _write_draft(spec: JobSpec, text: str) -> Path:
+def _write_draft(spec: BatchSpec, text: str) -> Path:
     """Write the script before sbatch has it: no job is submitted whose script cannot be kept. It is 0700."""
     draft = spec.runs_directory / f"{spec.name}-{secrets.token_hex(4)}.draft"
     try:

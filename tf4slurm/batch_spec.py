@@ -1,0 +1,293 @@
+"""`BatchSpec`: a `JobSpec` with the options for sbatch and the batch script, declared once."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tf4slurm.errors import OptionError
+from tf4slurm.options import exclusive, option, options_of
+from tf4slurm.placeholders import placeholders_in
+from tf4slurm.spec import JobSpec
+
+_OPTION = re.compile(r"[a-z][a-z0-9-]*[a-z0-9]")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+_JOB = re.compile(r"\d+(_\d+)?")
+_RANGE = re.compile(r"(?P<first>\d{1,9})(-(?P<last>\d{1,9})(:(?P<step>[1-9]\d{0,8}))?)?")
+MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
+
+
+def own_program() -> tuple[str, ...]:
+    """Return the command of this tf4slurm, as an absolute path, or as a module of this Python."""
+    program = shutil.which("tf4slurm", path=str(Path(sys.executable).parent))
+    return (program,) if program else (sys.executable, "-m", "tf4slurm")
+
+
+def _sbatch(help: str, *flags: str, **declaration: Any) -> Any:
+    """Return a field for the option of sbatch that has the field's name."""
+    return option("", help, flags=flags, sbatch=True, **declaration)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSpec(JobSpec):
+    """A job for sbatch. `directory`, `program`, `made_by` and `array_lines` are not options.
+
+    Attributes:
+        directory: Where the job runs, with a snapshot the directory of the copy; None for where it is submitted.
+        program: Command of the tf4slurm that submits.
+        made_by: The command line that made this; empty for a Python program.
+        array_lines: The arguments of each element of the job array, read from `array_args`.
+
+    Raises:
+        OptionError: A value is invalid, or two options exclude each other.
+        PlacementError: The roles need more or fewer tasks than are requested of Slurm.
+    """
+
+    nodes: str | int = _sbatch("Number of nodes.", "-N")
+    ntasks: str | int = _sbatch("Number of tasks. [default: as many as the roles need]", "-n")
+    ntasks_per_node: str | int = _sbatch("Tasks on each node.")
+    cpus_per_task: str | int = _sbatch("CPUs of each task.", "-c")
+    partition: str = _sbatch("Partition.", "-p", complete="partitions")
+    account: str = _sbatch("Account that is charged.", "-A")
+    qos: str = _sbatch("Quality of service.", "-q")
+    time: str | int = _sbatch("Time limit, such as 1:00:00.", "-t")
+    constraint: str = _sbatch("Features that the nodes must have.", "-C")
+    nodelist: str = _sbatch("Nodes that the job must have.", "-w")
+    exclude: str = _sbatch("Nodes that the job must not have.", "-x")
+    mem: str | int = _sbatch("Memory of each node, such as 32G.", excludes=("mem_per_cpu", "mem_per_gpu"))
+    mem_per_cpu: str | int = _sbatch("Memory for each CPU.", excludes=("mem", "mem_per_gpu"))
+    mem_per_gpu: str | int = _sbatch("Memory for each GPU.", excludes=("mem", "mem_per_cpu"))
+    gpus_per_node: str | int = _sbatch("GPUs of each node, such as 2 or a100:2.")
+    gpus_per_task: str | int = _sbatch("GPUs of each task; ps hide theirs.")
+    gres: str = _sbatch("Generic resources of each node, such as gpu:2.")
+    reservation: str = _sbatch("Reservation to run in.")
+    output: str = _sbatch("File for the output. [default: slurm-<id>.out]", "-o")
+    array: str = _sbatch("Job array, such as 0-9%2.")
+    mail_type: str = _sbatch("When to send mail, such as END,FAIL.")
+    mail_user: str = _sbatch("Recipient of the mail.")
+    signal: str = _sbatch("Signal before the time limit, such as USR1@120; the launcher receives it.")
+    exclusive: bool = option(False, "Share the nodes with no other job.", sbatch=True)
+    dependency: str = _sbatch("Dependency in Slurm's syntax, such as afterany:4711.")
+    after: tuple[str, ...] = option((), "Start when this job has succeeded. Repeatable.", metavar="ID")
+    array_args: Path | None = option(
+        None, "File of arguments: element k of the array appends those of line k, from 0, to the command."
+    )
+    sbatch: tuple[str, ...] = option((), "Any other option of sbatch. Repeatable.", metavar="K=V")
+    no_sbatch: tuple[str, ...] = option((), "Remove an option of sbatch. Repeatable.", metavar="K")
+    het: bool = option(False, "Heterogeneous job: the ps have their own component, without GPUs.")
+    ps_sbatch: tuple[str, ...] = option(
+        (), "With --het: an option of sbatch for the component of the ps. Repeatable.", metavar="K=V"
+    )
+    gpu_flag: Literal["gpus-per-node", "gres"] = option(
+        "gpus-per-node", "The option of sbatch that requests --gpus-per-worker.", choices=("gpus-per-node", "gres")
+    )
+    gpu_type: str = option("", "Type of these GPUs, such as a100.")
+    module: tuple[str, ...] = option((), "Environment module to load. Repeatable.")
+    load_env: str = option("", "Lines of bash that set up the environment.")
+    venv: str = option("", "Virtual environment to activate.", metavar="DIRECTORY")
+    conda: str = option("", "Conda environment to activate.", metavar="NAME")
+    env: tuple[str, ...] = option((), "Variable to set, which the script contains. Repeatable.", metavar="NAME=VALUE")
+    prologue: str = option("", "Lines of bash before the job.")
+    epilogue: str = option("", "Lines of bash after the job.")
+    container: str = option("", "Container for the tasks, in the format of srun --container.")
+    python: str = option(
+        "",
+        "Python with tf4slurm in the job. [default: this one; with --module, --load-env, --venv or --conda: "
+        '"python" of that environment]',
+    )
+    snapshot: Literal["git", "copy", "none"] = option(
+        "none",
+        "Run in a copy of this directory, made now, at most 1 GB: of the files that git tracks, or of all that git "
+        "does not ignore. Outside of a checkout that is every file, also those with secrets, such as .env.",
+        choices=("git", "copy", "none"),
+    )
+    single: bool = option(
+        False,
+        "One task that runs COMMAND alone: no ps, no cluster.",
+        excludes=("ps", "workers", "evaluators", "data_workers", "chief", "placement", "het", "requeue"),
+    )
+    directory: Path | None = None
+    program: tuple[str, ...] = field(default_factory=own_program)
+    made_by: tuple[str, ...] = ()
+    array_lines: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def sbatch_options(self) -> dict[str, str]:
+        """The requested options of sbatch, such as {"nodes": "2", "exclusive": ""}; "" for one without a value."""
+        values = {each.key: getattr(self, name) for name, each in options_of(BatchSpec).items() if each.sbatch}
+        found = {key: "" if value is True else value for key, value in values.items() if value not in ("", False)}
+        found.update(parse_pairs("sbatch", self.sbatch))
+        for name in self.no_sbatch:
+            found.pop(_long_name(name.lstrip("-")), None)
+        return found
+
+    @property
+    def ps_options(self) -> dict[str, str] | None:
+        """What differs on the component of the ps; None if the job is not heterogeneous."""
+        return parse_pairs("ps-sbatch", self.ps_sbatch) if self.het else None
+
+    @property
+    def srun_options(self) -> dict[str, str]:
+        """The requested options of srun, in the same form."""
+        container = {"container": self.container} if self.container else {}
+        return {**container, **parse_pairs("srun", self.srun)}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that the script sets."""
+        return dict(_parse_variable(text) for text in self.env)
+
+    @property
+    def has_environment(self) -> bool:
+        """Whether the job sets up an environment that has a Python of its own."""
+        return bool(self.module or self.load_env or self.venv or self.conda)
+
+    @property
+    def tf4slurm(self) -> tuple[str, ...]:
+        """The command that starts tf4slurm in the job.
+
+        In an environment that is set up, that environment's Python: its TensorFlow is the one that the script imports.
+        """
+        if self.python or self.has_environment:
+            return (self.python or "python", "-m", "tf4slurm")
+        return self.program
+
+    def _check(self) -> None:
+        if self.array_args is not None and not self.array_lines:
+            self._set(array_lines=_read_array_lines(self.array_args))
+        self._check_sbatch()
+        self._require_command()
+        if self.single:
+            for name in sorted(placeholders_in(self.command)):
+                raise OptionError(
+                    f"--single has no cluster to fill in {{{name}}} from: leave one of the two out.", option="single"
+                )
+            return
+        available = _available_tasks(self.sbatch_options)
+        if self.workers is None and available is None:
+            raise OptionError(
+                "How many workers are there? Give --workers N, or the number of all tasks with -n.", option="workers"
+            )
+        self._set(workers=self._fill_counts(available)["worker"])
+        super()._check()
+
+    def _check_sbatch(self) -> None:
+        options, ps_options = self.sbatch_options, self.ps_options or {}
+        for found in (options, ps_options, self.srun_options):
+            for name, value in found.items():
+                check_option(name, value)
+        for found in (options, ps_options):
+            requested = [f"--{name} {found[name]}" for name in MEMORY_OPTIONS if name in found]
+            if len(requested) > 1:
+                raise exclusive(*requested[:2], option="mem")
+        if self.ps_sbatch and not self.het:
+            raise OptionError("--ps-sbatch is for the ps of a heterogeneous job. Give --het too.", option="ps-sbatch")
+        for job_id in self.after:
+            if not _JOB.fullmatch(job_id):
+                raise OptionError(
+                    f"--after {job_id!r} is not the id of a job, such as 4711 or 4711_3. For other dependencies use "
+                    "--dependency, in Slurm's syntax.",
+                    option="after",
+                )
+        for name in self.environment:
+            if not _VARIABLE.fullmatch(name):
+                raise OptionError(f"--env: {name!r} is not the name of a variable. Give NAME=VALUE.", option="env")
+        if "array" in options and self.array_lines:
+            _check_array(options["array"], len(self.array_lines))
+
+    def _fill_counts(self, available: int | None) -> dict[str, int]:
+        return {"worker": 1} if self.single else super()._fill_counts(available)
+
+
+def parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Read options of Slurm given as K=V, or as K alone without a value; K is a long name or a letter.
+
+    Raises:
+        OptionError: K is empty.
+    """
+    found = {}
+    for text in texts:
+        name, _, value = text.lstrip("-").partition("=")
+        if not name:
+            raise OptionError(f"--{option} {text!r}: expected NAME=VALUE, such as nice=100.", option=option)
+        found[_long_name(name)] = value
+    return found
+
+
+def check_option(name: str, value: str) -> None:
+    """Check that an option of sbatch or srun can be written in one line.
+
+    Raises:
+        OptionError: It cannot.
+    """
+    if not _OPTION.fullmatch(name):
+        raise OptionError(
+            f"{name!r} is not a long option of Slurm. Give it as NAME=VALUE without dashes, such as nice=100.",
+            option=name,
+        )
+    if "\n" in value or "\r" in value:
+        raise OptionError(f"The value of --{name} has a line break: {value!r}. sbatch cannot read it.", option=name)
+
+
+def _long_name(name: str) -> str:
+    """Return the long name of an option of sbatch that may be given by its letter."""
+    flags = {flag[1:]: each.key for each in options_of(BatchSpec).values() if each.sbatch for flag in each.flags}
+    return flags.get(name, name)
+
+
+def _parse_variable(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise OptionError(f"--env {text!r} has no value. Give NAME=VALUE.", option="env")
+    return name, value
+
+
+def _available_tasks(options: Mapping[str, str]) -> int | None:
+    """Return how many tasks are requested of Slurm; None if that follows from the roles."""
+    for names in (("ntasks",), ("nodes", "ntasks-per-node")):
+        texts = [options.get(name, "") for name in names]
+        if all(text.isdecimal() and len(text) < 10 for text in texts):
+            return math.prod(map(int, texts))
+    return None
+
+
+def _check_array(value: str, num_lines: int) -> None:
+    """Check that each element of an array has its line of arguments."""
+    for item in value.partition("%")[0].split(","):
+        match = _RANGE.fullmatch(item)
+        if match is None:
+            raise OptionError(f"--array {value!r} is not numbers and ranges, such as 0-9%2.", option="array")
+        last = int(match["last"] or match["first"])
+        if last >= num_lines:
+            raise OptionError(
+                f"--array {value} has an element {last}, but --array-args has the lines 0 to {num_lines - 1}.",
+                option="array",
+            )
+
+
+def _read_array_lines(path: Path) -> tuple[tuple[str, ...], ...]:
+    """Read a file of arguments: one line for each element of an array, quoted as in a shell. Empty lines count."""
+    lines = []
+    try:
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise OptionError(
+            f"--array-args {str(path)!r} cannot be read: {error.strerror}.", option="array-args"
+        ) from error
+    for number, line in enumerate(text.splitlines()):
+        try:
+            lines.append(tuple(shlex.split(line)))
+        except ValueError as error:
+            raise OptionError(
+                f"--array-args, line {number} (from 0): {error}: {line!r}", option="array-args"
+            ) from error
+    if not lines:
+        raise OptionError("--array-args: the file has no line.", option="array-args")
+    return tuple(lines)

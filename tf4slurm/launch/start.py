@@ -1,0 +1,121 @@
+"""Run a job from this process: with local agents, or with srun in the Slurm allocation it is in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from tf4slurm.batch_spec import parse_pairs
+from tf4slurm.errors import OptionError, SlurmEnvironmentError
+from tf4slurm.jobs.registry import remember
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.launch.checks import check_command, check_ports
+from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher, Reporter, Result
+from tf4slurm.launch.local_spawner import LocalSpawner
+from tf4slurm.launch.requeue import Requeue
+from tf4slurm.launch.spawner import Spawner
+from tf4slurm.launch.srun_spawner import SrunSpawner
+from tf4slurm.network.interfaces import interface_address
+from tf4slurm.network.isolation import isolate
+from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.step import SlurmStep, is_in_step, own_node_name
+from tf4slurm.spec import JobSpec
+
+logger = logging.getLogger(__name__)
+
+
+def find_allocation(environ: Mapping[str, str], *, local: bool = False) -> SlurmAllocation | None:
+    """Return the allocation whose hosts the job runs on; None to run it on this host, as with `local`.
+
+    Raises:
+        SlurmEnvironmentError: One launcher cannot run a job from here.
+    """
+    allocation = None if local else SlurmAllocation.from_environ(environ)
+    if allocation is None:
+        return None
+    if is_in_step(environ) and SlurmStep.from_environ(environ).num_tasks > 1:
+        raise SlurmEnvironmentError(
+            'srun started "tf4slurm run" on several tasks, and each would launch a job. Omit srun, which "tf4slurm '
+            'run" starts, or use "srun tf4slurm task".',
+            variable="SLURM_STEP_NUM_TASKS",
+        )
+    if allocation.components and allocation.num_tasks is None:
+        raise SlurmEnvironmentError(
+            "A component of this heterogeneous job did not request a number of tasks, so the role of each rank is "
+            "unknown. Give each component --ntasks.",
+            variable="SLURM_HET_SIZE",
+        )
+    return allocation
+
+
+def run_job(
+    spec: JobSpec,
+    environ: Mapping[str, str],
+    allocation: SlurmAllocation | None,
+    start_reporter: Callable[[int], Reporter],
+    *,
+    isolated: bool = False,
+    arguments: Sequence[str] = (),
+) -> Result:
+    """Run a job to its end, on this host or in the allocation, and return how it ended.
+
+    Args:
+        start_reporter: Called with the number of tasks, as the last step before processes start.
+        isolated: Run local processes in a network of their own.
+        arguments: The command line, for `tf4slurm resume`.
+
+    Raises:
+        Tf4SlurmError: An option is invalid, or the job cannot start here.
+    """
+    spec = spec.for_tasks(allocation.num_tasks if allocation else None)
+    if isolated and allocation is not None:
+        raise OptionError(
+            "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"
+        )
+    _check(spec, environ, allocation)
+    if isolated:
+        isolate()
+    elif allocation is None and spec.num_tasks > 1 and sys.platform == "linux":
+        logger.warning(
+            "TensorFlow's servers listen on all interfaces of this host, without authentication: --isolated closes "
+            "them to other hosts and users"
+        )
+    signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the launcher handles them
+    job_id = allocation.job_id if allocation else None
+    name = f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
+    run_directory = RunDirectory.create(spec.runs_directory, name)
+    remember(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
+    facts = {"job_id": job_id, "arguments": tuple(arguments)}
+    spawner, requeue = _make_spawner(spec, environ, allocation)
+    reporter = start_reporter(spec.num_tasks)  # last: it may start a thread, which a fork does not copy
+    try:
+        return asyncio.run(Launcher(spec, spawner, run_directory, reporter, requeue, facts).run())
+    finally:
+        reporter.close()
+
+
+def _check(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None) -> None:
+    check_command(spec)
+    if allocation is None:
+        check_ports(spec.ports, spec.num_tasks, spec.control_port)
+        if spec.interface is not None:
+            interface_address(spec.interface, own_node_name(environ))
+    elif allocation.restart_count:
+        logger.warning("Slurm has requeued this job %d times", allocation.restart_count)
+
+
+def _make_spawner(
+    spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None
+) -> tuple[Spawner, Requeue | None]:
+    if allocation is None:
+        return LocalSpawner(spec.num_tasks, spec.command, environ), None
+    pairs = parse_pairs("srun", spec.srun).items()
+    options = tuple(f"--{name}={value}" if value else f"--{name}" for name, value in pairs)
+    requeue = None
+    if spec.requeue is not None:
+        requeue = Requeue(allocation.job_id, spec.requeue, allocation.array_element)
+    return SrunSpawner(allocation, spec.num_tasks, spec.command, environ, options), requeue
