@@ -23,6 +23,9 @@ Tf4SlurmError
 │  └─ TrainingTimeoutError       nothing came back from any worker in time (also TimeoutError)
 ├─ CheckpointError             a checkpoint cannot be written, or none can be read
 ├─ UnknownJobError             no job of that id, name or path
+├─ UnknownTaskError            no task of the job has this name
+├─ JobStateError               the job cannot be resumed or cancelled now
+├─ WaitTimeoutError            jobs did not end in time (also TimeoutError)
 ├─ MessageError                a control message that is not one (also ValueError)
 ├─ OptionError                 an option of a job is unknown or invalid (also ValueError)
 ├─ MissingDependencyError      a package or program that is needed here is not (also ImportError)
@@ -207,6 +210,39 @@ class UnknownJobError(Tf4SlurmError):
     def __init__(self, message: str, *, job: str) -> None:
         super().__init__(message)
         self.job = job
+
+
+class UnknownTaskError(Tf4SlurmError):
+    """No task of the job matches `patterns`; `tasks` are those that have logs."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, *, patterns: Sequence[str], tasks: Sequence[str]) -> None:
+        super().__init__(message)
+        self.patterns = tuple(patterns)
+        self.tasks = tuple(tasks)
+
+
+class JobStateError(Tf4SlurmError):
+    """The `job` cannot be resumed or cancelled in its `state`, such as RUNNING."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, message: str, *, job: str, state: str) -> None:
+        super().__init__(message)
+        self.job = job
+        self.state = state
+
+
+class WaitTimeoutError(Tf4SlurmError, TimeoutError):
+    """The `jobs` did not end within `seconds`; they continue to run."""
+
+    exit_code = EXIT_WAIT_TIMEOUT
+
+    def __init__(self, message: str, *, jobs: Sequence[str], seconds: float) -> None:
+        super().__init__(message)
+        self.jobs = tuple(jobs)
+        self.seconds = seconds
 
 
 class MessageError(Tf4SlurmError, ValueError):

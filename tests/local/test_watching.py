@@ -200,7 +200,7 @@ def test_on_a_terminal_the_state_has_a_colour_unless_unwanted(watched: Watched) 
     coloured, plain = (on_terminal(["status"], {"NO_COLOR": value}) for value in ("", "1"))
     assert "\x1b[36m\x1b[1mRUNNING" in coloured
     assert "\x1b" not in plain
-    watching = on_terminal(["status", "--watch"], {}, stop_at="Ctrl-C leaves")
+    watching = on_terminal(["status", "--watch"], {}, stop_at="Ctrl-C ends this display")
     assert "chief/0" in watching
     watched.end.touch()
     watched.job.wait()

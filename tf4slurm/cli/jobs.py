@@ -1,21 +1,33 @@
-"""What the verbs share that are about jobs of before: their argument, its completion, tables and colours."""
+"""The verbs about existing jobs: status, list, wait, cancel and resume."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import click
 from click.shell_completion import CompletionItem
 
-from tf4slurm.jobs.registry import known_jobs
+from tf4slurm import api
+from tf4slurm.errors import Tf4SlurmError
+from tf4slurm.jobs.registry import KnownJob, known_jobs
+from tf4slurm.jobs.schema import to_json
+from tf4slurm.jobs.status import JobStatus, TaskStatus
+from tf4slurm.system.output import format_table
 
 _COMPLETED_JOBS = 50
+_LISTED_JOBS = 20
+_WATCH_SECONDS = 2.0
+_WAIT_SECONDS = 0.5
+_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "STOPPED": "yellow"}
+_HEADING = ("TASK", "NODE", "ADDRESS", "STATE", "STEP", "STEP/S", "MEMORY", "HEARTBEAT")
+_INTERRUPTED = 130
 
 
 def complete_jobs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the ids and names that a person may mean, the latest first."""
+    """Return the ids and names of the latest jobs."""
     words = (
         (word, job.name) for job in known_jobs(os.environ)[:_COMPLETED_JOBS] for word in (job.job_id, job.name) if word
     )
@@ -23,19 +35,215 @@ def complete_jobs(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def job_argument(*, many: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the argument for a job: Slurm's id, a run's name, or its directory; the latest if there is none."""
+    """Add the argument for a job, or for several."""
     if many:
         return click.argument("jobs", nargs=-1, metavar="[ID]...", shell_complete=complete_jobs)
     return click.argument("job", required=False, metavar="[ID]", shell_complete=complete_jobs)
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines with aligned columns; the first row is the heading."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+@click.command()
+@job_argument(many=True)
+@click.option("--watch", is_flag=True, help="Repeat it until the jobs have ended, or Ctrl-C.")
+@click.option("--web", is_flag=True, help="Serve a live page on this host's loopback address, and print its URL.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def status(environ: dict[str, str], /, jobs: tuple[str, ...], watch: bool, web: bool, as_json: bool) -> None:
+    """Show the state of jobs: each task's state, step and speed, or why a job is pending.
+
+    ID is Slurm's job id, a job's name or its run directory; without one, the latest job.
+    """
+    if watch + web + as_json > 1:
+        raise click.UsageError("--watch, --web and --json exclude each other.")
+    known = [api.find(job) for job in jobs or (None,)]
+    if web:
+        _serve(known)
+    elif watch:
+        _watch(known, environ)
+    else:
+        statuses = next(api.watch(known))
+        click.echo(to_json(statuses, indent=2) if as_json else _describe_all(statuses, environ))
 
 
-def paint(text: str, colour: str, environ: Mapping[str, str]) -> str:
-    """Return text in a colour, where standard output is a terminal that wants any (see https://no-color.org)."""
+def _serve(known: Sequence[KnownJob]) -> None:
+    from tf4slurm.reports.live_page import serve_page
+
+    if len(known) > 1 or not known[0].run_directories:
+        raise click.UsageError("--web is for one job that has started.")
+    reason = serve_page(known[0].run_directories[-1], lambda address: click.echo(address))
+    click.echo(f"tf4slurm: {reason}", err=True)
+
+
+def _watch(known: Sequence[KnownJob], environ: Mapping[str, str]) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as live:
+        try:
+            for statuses in api.watch(known, interval_seconds=_WATCH_SECONDS):
+                footer = f"{time.strftime('%H:%M:%S')}  Ctrl-C ends this display; the job continues"
+                live.update(Text.from_ansi(f"{_describe_all(statuses, environ)}\n\n{footer}"), refresh=True)
+        except KeyboardInterrupt:
+            sys.exit(_INTERRUPTED)
+
+
+def _describe_all(statuses: Sequence[JobStatus], environ: Mapping[str, str]) -> str:
+    return "\n\n".join("\n".join(_describe(each, environ)) for each in statuses)
+
+
+def _describe(job: JobStatus, environ: Mapping[str, str]) -> list[str]:
+    word = job.job_id or job.name
+    lines = [_describe_job(job, environ)]
+    if job.reason:
+        lines.append(f"  {job.reason}")
+    if job.start:
+        lines.append(f"  Slurm expects to start it at {job.start}.")
+    lines += [f"  {warning}" for warning in job.warnings]
+    if job.tasks:
+        table = format_table([_HEADING, *(_row(task) for task in job.tasks)])
+        lines += ["", *(line.replace("STALLED", _paint("STALLED", "red", environ), 1) for line in table)]
+    lines += [
+        f"{task.task} reports no new step for {task.step_seconds:.0f} s: tf4slurm logs {word} {task.task}"
+        for task in job.tasks
+        if task.state == "STALLED" and task.step_seconds is not None
+    ]
+    if job.exit_code and job.state != "STOPPED":
+        lines.append(f"To find the reason: tf4slurm logs {word}")
+    return lines
+
+
+def _describe_job(job: JobStatus, environ: Mapping[str, str]) -> str:
+    """Return the line about the job as a whole."""
+    facts = [_paint(job.state, _COLOURS.get(job.state, "red"), environ)]
+    if job.elapsed and job.state != "PENDING":
+        facts.append(f"{job.elapsed} / {job.limit}" if job.limit else job.elapsed)
+    if job.phase and not job.has_ended:
+        facts.append(job.phase)
+    if job.nodes:
+        facts.append(f"on {job.nodes}")
+    if job.attempt and (job.max_attempts or 1) > 1:
+        facts.append(f"attempt {job.attempt} of {job.max_attempts}")
+    if job.has_ended:
+        facts.append(f"exit code {job.exit_code}")
+    return "  ".join([*dict.fromkeys(filter(None, (job.job_id, job.name))), *facts])
+
+
+def _row(task: TaskStatus) -> tuple[str, ...]:
+    age = task.heartbeat_age_seconds
+    return (
+        task.task,
+        task.node or "-",
+        task.address or "-",
+        task.state + (f" (start {task.starts})" if task.starts > 1 else ""),
+        "-" if task.step is None else f"{task.step:,}",
+        "-" if task.steps_per_second is None else f"{task.steps_per_second:g}",
+        f"{task.memory_bytes / 1e6:,.0f} MB" if task.memory_bytes else "-",
+        "-" if age is None or task.state == "terminated" else f"{age:.0f} s",
+    )
+
+
+def _paint(text: str, colour: str, environ: Mapping[str, str]) -> str:
+    """Return text in a colour if standard output is a terminal, unless NO_COLOR is set (https://no-color.org)."""
     is_plain = environ.get("NO_COLOR") or not sys.stdout.isatty()
     return text if is_plain else click.style(text, fg=colour, bold=True)
+
+
+@click.command(name="list")
+@click.option("--all", "show_all", is_flag=True, help=f"Show all jobs, not only the latest {_LISTED_JOBS}.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(show_all: bool, as_json: bool) -> None:
+    """List the jobs that this user has started, the latest first."""
+    jobs = api.list_jobs(None if show_all else _LISTED_JOBS)
+    if as_json:
+        click.echo(to_json([{k: v for k, v in vars(job).items() if k != "tasks"} for job in jobs], indent=2))
+        return
+    if not jobs:
+        click.echo("No job was started yet. Start one: tf4slurm run --help", err=True)
+        return
+    rows = [("ID", "NAME", "STATE", "EXIT", "TIME", "STARTED", "RUN DIRECTORY")]
+    for job in jobs:
+        code = "-" if job.exit_code is None else str(job.exit_code)
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started))
+        rows.append(
+            (job.job_id or "-", job.name, job.state, code, job.elapsed or "-", started, job.run_directory or "-")
+        )
+    click.echo("\n".join(format_table(rows)))
+    for warning in dict.fromkeys(warning for job in jobs for warning in job.warnings):
+        click.echo(f"tf4slurm: {warning}", err=True)
+
+
+@click.command()
+@job_argument(many=True)
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Exit with code 124 after this time.")
+def wait(jobs: tuple[str, ...], timeout: float | None) -> None:
+    """Wait until jobs have ended, and exit with the exit code of the first that failed.
+
+    Ctrl-C ends the wait, not the job.
+    """
+    known = [api.find(job) for job in jobs or (None,)]
+    started, shown, is_terminal = time.monotonic(), "", sys.stderr.isatty()
+    statuses: list[JobStatus] = []
+    try:
+        for statuses in api.watch(known, interval_seconds=_WAIT_SECONDS, timeout_seconds=timeout):
+            waiting = (each for each in statuses if not each.has_ended)
+            text = ", ".join(f"{each.name} {each.state} {each.phase or ''}".strip() for each in waiting)
+            if is_terminal:
+                line = f"{time.monotonic() - started:5.0f} s  {text}" if text else ""
+                click.echo(f"\r\x1b[2K{line}", err=True, nl=False)
+            elif text and text != shown:
+                click.echo(f"tf4slurm: {text}", err=True)
+            shown = text
+    except KeyboardInterrupt:
+        words = " ".join(job.job_id or job.name for job in known)
+        click.echo(f"\ntf4slurm: no longer waiting; the job continues. To end it: tf4slurm cancel {words}", err=True)
+        sys.exit(_INTERRUPTED)
+    for each in statuses:
+        click.echo(f"tf4slurm: {each.name} {each.state}, exit code {each.exit_code}. {each.reason}".rstrip(), err=True)
+    sys.exit(next((each.exit_code for each in statuses if each.exit_code), 0))
+
+
+@click.command()
+@job_argument(many=True)
+@click.option(
+    "--grace-period",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Seconds that it has to save; 0 kills it at once. [default: the job's own grace period and 10 s]",
+)
+def cancel(jobs: tuple[str, ...], grace_period: float | None) -> None:
+    """Ask jobs to save and stop; kill those that have not ended after their grace period.
+
+    A job that has ended is left as it is.
+    """
+    if not jobs:
+        raise click.UsageError("Which job? Give its id; tf4slurm list shows them.")
+    exit_code = 0
+    for job in [api.find(job) for job in jobs]:
+        try:
+            api.cancel(job, grace_period_seconds=grace_period, on_progress=_note)
+        except Tf4SlurmError as error:
+            exit_code = error.exit_code
+            _note(f"{job.name}: {error}")
+    sys.exit(exit_code)
+
+
+def _note(text: str) -> None:
+    click.echo(f"tf4slurm: {text}", err=True)
+
+
+@click.command()
+@job_argument()
+@click.pass_obj
+def resume(environ: dict[str, str], /, job: str | None) -> None:
+    """Start a job again with the same options, in the same directory.
+
+    A submitted job is submitted again, and its new id printed; a local job runs here. The script continues from its own
+    checkpoint.
+    """
+    resumption = api.find_resumption(job)
+    if resumption.script is not None:
+        click.echo(resumption.submit())
+        return
+    os.chdir(resumption.directory)
+    _note(f"in {resumption.directory}: {' '.join(resumption.arguments)}")
+    os.execvpe(sys.executable, [sys.executable, "-m", "tf4slurm", *resumption.arguments[1:]], environ)

@@ -1,4 +1,4 @@
-"""The command `tf4slurm`. Each verb is a file of its own, imported when it is asked for: each starts fast."""
+"""The command `tf4slurm`: its verbs, each imported when it is used, so that all start fast."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from typing import NoReturn
 
 import click
+from click.shell_completion import get_completion_class
 
 from tf4slurm import __version__
 from tf4slurm.system.guard import start_guard
@@ -14,23 +15,28 @@ from tf4slurm.system.program import run_program
 
 _VERBS = {
     "run": "Run a job: local processes, or hosts of a Slurm allocation.",
-    "submit": "Give a job to Slurm: make its batch script, and sbatch it.",
-    "script": "Print the batch script that submit would give to sbatch.",
-    "status": "Show where jobs stand, task by task.",
-    "list": "List the jobs of before.",
-    "logs": "Show what the tasks of a job printed.",
+    "submit": "Submit a job to Slurm.",
+    "script": "Print the batch script that submit gives to sbatch.",
+    "status": "Show the state of jobs, task by task.",
+    "list": "List your jobs.",
+    "logs": "Print the output of a job's tasks.",
     "wait": "Wait until jobs have ended.",
     "cancel": "Ask jobs to save and stop.",
-    "resume": "Start a job again as it was.",
+    "resume": "Start a job again with the same options.",
     "report": "Write a job's report: one HTML file.",
-    "tensorboard": "Start TensorBoard on a job's event files, or say how.",
-    "doctor": "Look for what would keep a job from running, and say what to do.",
-    "test": "Run a job of half a minute, to see that jobs run.",
-    "config": "Show the settings, and where they come from.",
-    "env": "Show what this process sees of its job.",
+    "tensorboard": "Start TensorBoard on a job's event files.",
+    "doctor": "Find what would keep a job from running, and how to repair it.",
+    "test": "Run a job of half a minute, to check that jobs run.",
+    "config": "Show the settings and their sources.",
+    "env": "Show how this process sees its job.",
     "nodes": "Expand, fold or count Slurm's nodelists.",
-    "task": "Be one task of a job (srun).",
-    "completion": "Print the completion for a shell.",
+    "task": "Run one task of a job (with srun).",
+    "completion": "Print the completion script of a shell.",
+}
+_MODULES = {
+    **dict.fromkeys(("status", "list", "wait", "cancel", "resume"), "jobs"),
+    "tensorboard": "report",
+    "completion": "main",
 }
 _FUNCTIONS = {"list": "list_"}
 _MODULES = {"script": "submit", "task": "run"}
@@ -59,8 +65,18 @@ def cli() -> None:
     """Run TensorFlow parameter-server jobs on Slurm, or on this machine: from the first process to the last exit."""
 
 
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, /, shell: str) -> None:
+    """Print a script that makes SHELL complete verbs, options, jobs and tasks: eval "$(tf4slurm completion bash)"."""
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(context.find_root().command, {}, "tf4slurm", "_TF4SLURM_COMPLETE").source())
+
+
 def main() -> NoReturn:
-    """Run the command line; verbs get the environment as it was."""
-    if sys.argv[1:2] == ["task"]:  # here: the guard stays as small as this process is when it forks
+    """Run the command line."""
+    if sys.argv[1:2] == ["task"]:  # before further imports: the guard stays as small as this process is now
         start_guard()
     run_program(lambda environ: cli(obj=environ))

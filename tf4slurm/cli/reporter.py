@@ -13,7 +13,7 @@ from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event
 from tf4slurm.launch.launcher import Reporter, Result
-from tf4slurm.system.output import LineWriter
+from tf4slurm.system.output import LineWriter, format_table
 
 _LOOK_SECONDS = 0.1
 _SELDOM = (
@@ -143,8 +143,7 @@ def make_reporter(num_tasks: int) -> PlainReporter:
 def summary(result: Result) -> list[str]:
     """Return the life of each task, where the logs are and, after a failure, the one cause and what followed."""
     rows = [("task", "node", "address", "started", "ended", "end"), *(_row(result, r) for r in result.records)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    table = format_table(rows)
     logs = result.run_directory.path / "logs"
     lines = ["", *table, "", f"logs: {logs}"]
     if result.report is not None:

@@ -1,8 +1,8 @@
-"""What the tasks of a job printed, line by line, over all its attempts and runs.
+"""The logs of a job's tasks, line by line, over all attempts and runs: all lines, the last ones, or as they come.
 
-The lines themselves have no times. Beside each log lies an index that the agent writes, at most every second: from
-which byte on the log is of which time or later. So a line's time is known to about a second; lines of different tasks
-within one may be in another order than they were printed.
+Log lines have no times. The agent writes an index beside each log, at most once a second: output from which byte on is
+of which time or later. So a line's time is known to about a second, and lines of different tasks within one second may
+be in another order than they were printed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,21 @@ import fnmatch
 import heapq
 import os
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tf4slurm.cluster import Task
+from tf4slurm.errors import UnknownTaskError
+from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory
+from tf4slurm.jobs.status import JobStatus, StatusReader
 
 _NAME = re.compile(r"(?P<role>[a-z]+(?:-[a-z]+)*)-(?P<index>\d+)\.(?P<attempt>\d+)\.log")
 _TAIL_BYTES = 1 << 16
+_LOOK_SECONDS = 0.3
+_STATUS_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,13 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line, without its end; `time` is in seconds since 1970, 0 if nothing tells it."""
+    """One line of a log.
+
+    Attributes:
+        time: When it was printed, in seconds since 1970, to about a second; 0 is unknown.
+        task: The task that printed it.
+        text: The line without its end.
+    """
 
     time: float
     task: Task
@@ -44,9 +56,9 @@ class LogLine:
 
 
 def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> list[LogFile]:
-    """Return the logs of the tasks that fit one of the patterns, such as "worker/*"; all if there is none.
+    """Return the logs of the tasks that match one of the patterns, such as "worker/*", or of all if there are none.
 
-    They are in the order of run, attempt and task.
+    They are sorted by run, attempt and task.
     """
     found = []
     for number, run in enumerate(runs, start=1):
@@ -61,45 +73,95 @@ def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> lis
     return sorted(found, key=lambda log: (log.run, log.attempt, log.task))
 
 
+def read_logs(
+    job: KnownJob, patterns: Sequence[str] = (), *, tail: int | None = None, since: float | None = None, merged: bool
+) -> Iterator[LogLine]:
+    """Return the lines that tasks have printed.
+
+    Args:
+        job: The job.
+        patterns: The tasks, such as "chief/0" or "worker/*"; all if empty.
+        tail: Only so many last lines of each log.
+        since: Only lines that are not older, in seconds since 1970; takes precedence over `tail`.
+        merged: Sort the lines of all tasks by time, instead of one log after the other.
+
+    Raises:
+        UnknownTaskError: No task matches, or the job has no logs yet.
+    """
+    logs = find_logs(job.run_directories, patterns)
+    if not logs:
+        raise _no_logs(job, patterns)
+    readers = [_open(log, tail, since) for log in logs]
+    return merge(readers) if merged else (line for reader in readers for line in reader.read())
+
+
+def follow_logs(
+    job: KnownJob,
+    patterns: Sequence[str] = (),
+    *,
+    tail: int | None = None,
+    since: float | None = None,
+    on_pending: Callable[[JobStatus], None] = lambda status: None,
+) -> Iterator[LogLine]:
+    """Return lines as tasks print them, until the job has ended; see `read_logs`.
+
+    `on_pending` is called while the job is pending, whenever the reason changes.
+    """
+    readers: dict[LogFile, LogReader] = {}
+    checked_at, has_ended, reason = float("-inf"), False, ""
+    while True:
+        if not has_ended and time.monotonic() - checked_at > _STATUS_SECONDS:
+            (status,) = StatusReader([job]).read()
+            checked_at, has_ended = time.monotonic(), status.has_ended
+            if status.state == "PENDING" and status.reason != reason:
+                reason = status.reason
+                on_pending(status)
+        for log in find_logs(job.run_directories, patterns):
+            if log not in readers:
+                readers[log] = _open(log, tail, since)
+        yield from merge(list(readers.values()), is_final=has_ended)
+        if has_ended:
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
 class LogReader:
-    """Reads one log from a place on, as often as it grows."""
+    """Reads one log from a position on, as often as it grows."""
 
     def __init__(self, log: LogFile) -> None:
         self.log = log
         self._offset = 0
-        self._rest = b""
         self._index: tuple[list[int], list[float]] = ([], [])
 
     def skip_until(self, since: float) -> None:
-        """Leave out what is surely older than `since`, in seconds since 1970."""
+        """Skip what is certainly older than `since`, in seconds since 1970."""
         self._read_index()
         offsets, times = self._index
         place = bisect.bisect_left(times, since)
         self._offset = offsets[place] if place < len(offsets) else self._size()
 
     def skip_to_tail(self, num_lines: int) -> None:
-        """Leave out all but the last lines."""
+        """Skip all but the last lines."""
         size = self._size()
         reach = _TAIL_BYTES
-        while True:
-            start = max(0, size - reach)
-            with contextlib.suppress(OSError), self.log.path.open("rb") as file:
+        with contextlib.suppress(OSError), self.log.path.open("rb") as file:
+            while True:
+                start = max(0, size - reach)
                 file.seek(start)
                 data = file.read(size - start)
                 ends = [match.end() for match in re.finditer(rb"\n", data)]
-                whole = ends if data.endswith(b"\n") or not data else [*ends, len(data)]
-                if len(whole) > num_lines:
-                    self._offset = start + whole[-num_lines - 1] if num_lines else size
+                if data and not data.endswith(b"\n"):
+                    ends.append(len(data))
+                if len(ends) > num_lines:
+                    self._offset = start + ends[-num_lines - 1] if num_lines else size
                     return
                 if start == 0:
                     self._offset = 0
                     return
                 reach *= 4
-                continue
-            return
 
     def read(self, *, is_final: bool = True) -> Iterator[LogLine]:
-        """Return the lines that have come since the last call; a last one without an end only if this `is_final`."""
+        """Return the lines since the last call; an unfinished last line only if this `is_final`."""
         self._read_index()
         with contextlib.suppress(OSError), self.log.path.open("rb") as file:
             file.seek(self._offset)
@@ -119,7 +181,7 @@ class LogReader:
         offsets, times = [], []
         with contextlib.suppress(OSError):
             for line in self.log.path.with_suffix(TIMES_SUFFIX).read_text().splitlines():
-                with contextlib.suppress(ValueError):  # cut in the middle
+                with contextlib.suppress(ValueError):  # an unfinished line
                     offset, time = line.split()
                     offsets.append(int(offset))
                     times.append(float(time))
@@ -132,5 +194,27 @@ class LogReader:
 
 
 def merge(readers: Sequence[LogReader], *, is_final: bool = True) -> Iterator[LogLine]:
-    """Return what has come in all logs, in the order of time as far as that is known."""
+    """Return the new lines of all logs, sorted by time."""
     return heapq.merge(*(reader.read(is_final=is_final) for reader in readers), key=lambda line: line.time)
+
+
+def _open(log: LogFile, tail: int | None, since: float | None) -> LogReader:
+    reader = LogReader(log)
+    if since is not None:
+        reader.skip_until(since)
+    elif tail is not None:
+        reader.skip_to_tail(tail)
+    return reader
+
+
+def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
+    tasks = tuple(dict.fromkeys(str(log.task) for log in find_logs(job.run_directories)))
+    if tasks:
+        text = f"No task of {job.name} matches {' '.join(patterns)}. It has: {', '.join(tasks)}."
+    else:
+        (status,) = StatusReader([job]).read()
+        text = (
+            f"{job.name} has no logs: it is {status.state}. {status.reason} To wait for them: tf4slurm logs -f "
+            f"{job.job_id or job.name}"
+        )
+    return UnknownTaskError(text, patterns=patterns, tasks=tasks)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tf4slurm.control.outcome import describe_end
-from tf4slurm.errors import EXIT_REQUEUED, LaunchError
+from tf4slurm.errors import EXIT_REQUEUED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, StatusFile, StatusTask
@@ -72,6 +72,7 @@ class JobStatus:
         name: Name that its run directories begin with.
         state: Slurm's state while Slurm has the job; then "RUNNING", "COMPLETED", "FAILED", "STOPPED", "LOST" (the
             launcher ended without a result) or "UNKNOWN".
+        started: When the job was submitted or started, in seconds since 1970.
         phase: Phase of the running job, such as "training".
         attempt: Number of this attempt, from 1.
         max_attempts: How many attempts the job may make.
@@ -90,19 +91,20 @@ class JobStatus:
     job_id: str | None
     name: str
     state: str
-    phase: str | None
-    attempt: int | None
-    max_attempts: int | None
-    exit_code: int | None
-    reason: str
-    elapsed: str | None
-    limit: str | None
-    start: str | None
-    nodes: str | None
-    written_seconds: float | None
-    run_directory: str | None
-    warnings: tuple[str, ...]
-    tasks: tuple[TaskStatus, ...]
+    started: float
+    phase: str | None = None
+    attempt: int | None = None
+    max_attempts: int | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    elapsed: str | None = None
+    limit: str | None = None
+    start: str | None = None
+    nodes: str | None = None
+    written_seconds: float | None = None
+    run_directory: str | None = None
+    warnings: tuple[str, ...] = ()
+    tasks: tuple[TaskStatus, ...] = ()
 
     @property
     def has_ended(self) -> bool:
@@ -112,9 +114,16 @@ class JobStatus:
 class StatusReader:
     """Reads the state of some jobs repeatedly: the files at each call, Slurm's answer less often."""
 
-    def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0) -> None:
-        """`ask_seconds` is the age at which Slurm's last answer is replaced."""
+    def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0, refuse_newer: bool = True) -> None:
+        """Read nothing yet.
+
+        Args:
+            jobs: The jobs.
+            ask_seconds: Age at which Slurm's last answer is replaced.
+            refuse_newer: Raise an error for files of a newer version, instead of showing the job as UNKNOWN.
+        """
         self._jobs = jobs
+        self._refuse_newer = refuse_newer
         self._ask_seconds = ask_seconds
         self._asked_at = -math.inf
         self._entries: dict[str, QueueEntry] = {}
@@ -129,10 +138,15 @@ class StatusReader:
         if time.monotonic() - self._asked_at >= self._ask_seconds:
             self._entries, self._warnings = _ask_slurm(self._jobs)
             self._asked_at = time.monotonic()
-        return [
-            read_status(job, self._entries.get(job.job_id or ""), self._warnings if job.job_id else ())
-            for job in self._jobs
-        ]
+        return [self._read(job) for job in self._jobs]
+
+    def _read(self, job: KnownJob) -> JobStatus:
+        try:
+            return read_status(job, self._entries.get(job.job_id or ""), self._warnings if job.job_id else ())
+        except SchemaVersionError as error:
+            if self._refuse_newer:
+                raise
+            return JobStatus(job_id=job.job_id, name=job.name, state="UNKNOWN", reason=str(error), started=job.started)
 
 
 def _ask_slurm(jobs: Sequence[KnownJob]) -> tuple[dict[str, QueueEntry], list[str]]:
@@ -187,6 +201,7 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
         job_id=job.job_id,
         name=job.name,
         state=state,
+        started=job.started,
         phase=file.phase,
         attempt=file.attempt,
         max_attempts=file.max_attempts,

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import SlurmAllocation
@@ -43,6 +44,7 @@ def run_program(
     *,
     environ: Mapping[str, str] | None = None,
     text: str = "",
+    directory: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run one of Slurm's programs to its end, with `text` as its standard input."""
     line = " ".join(command)
@@ -57,6 +59,7 @@ def run_program(
             encoding="utf-8",
             errors="surrogateescape",  # a file name in a batch script need not be UTF-8
             env=dict(environ),
+            cwd=directory,
             timeout=timeout_seconds,
         )
     except subprocess.TimeoutExpired as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from tf4slurm.errors import LaunchError, RefusedError
 from tf4slurm.slurm.allocation import SlurmAllocation
@@ -45,15 +46,15 @@ def submit_environment(environ: Mapping[str, str], options: Iterable[str]) -> di
 
 
 def submit_script(
-    text: str, environ: Mapping[str, str], *, timeout_seconds: float = _TIMEOUT_SECONDS
+    text: str, environ: Mapping[str, str], directory: Path | None = None, *, timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> tuple[str, str]:
-    """Submit a batch script; return the job's id and sbatch's standard error.
+    """Submit a batch script from a directory, by default the current one; return the job's id and sbatch's messages.
 
     Raises:
         RefusedError: sbatch refused the script or timed out.
         LaunchError: sbatch cannot be started, or printed no job id.
     """
-    done = _run(("sbatch", "--parsable"), text, environ, timeout_seconds)
+    done = _run(("sbatch", "--parsable"), text, environ, timeout_seconds, directory)
     match = _JOB_ID.fullmatch(done.stdout.strip())
     if match is None:
         message = f"sbatch exited with code 0 but printed no job id: {done.stdout[-300:]!r}."
@@ -96,11 +97,15 @@ def check_known(
 
 
 def _run(
-    command: tuple[str, ...], text: str, environ: Mapping[str, str], timeout_seconds: float
+    command: tuple[str, ...],
+    text: str,
+    environ: Mapping[str, str],
+    timeout_seconds: float,
+    directory: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program with RefusedError in place of LaunchError, unless the program cannot be started."""
     try:
-        return run_program(command, timeout_seconds, environ=environ, text=text)
+        return run_program(command, timeout_seconds, environ=environ, text=text, directory=directory)
     except LaunchError as error:
         if isinstance(error.__cause__, OSError):
             kind: type[LaunchError] = LaunchError

@@ -62,14 +62,14 @@ def submit(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
     return job_id
 
 
-def submit_again(script: Path, name: str, environ: Mapping[str, str]) -> str:
-    """Submit a kept script of a job called `name` again, from the directory we are in; return the new job's id.
+def submit_again(script: Path, name: str, environ: Mapping[str, str], directory: Path) -> str:
+    """Submit the kept script of a job called `name` again, from its directory; return the new job's id.
 
     Raises: what `submit` does of sbatch, and
         UntrustedFileError: Another user could have written the script.
     """
     check_trusted(script, "Start the job again with the command you used.")
-    job_id, words = submit_script(script.read_text(encoding="utf-8"), submit_environment(environ, ()))
+    job_id, words = submit_script(script.read_text(encoding="utf-8"), submit_environment(environ, ()), directory)
     if words:
         logger.warning("%s", words)
     with contextlib.suppress(OSError):

@@ -136,3 +136,12 @@ class LineSplitter:
         """Return what is left when the stream has ended."""
         rest, self._rest = self._rest, b""
         return [rest.decode("utf-8", "replace")] if rest else []
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with aligned columns.
+
+    rich takes 0.4 s for a table of 1,000 tasks, which is as long as `tf4slurm status` may take.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
