@@ -16,11 +16,11 @@ _LAZY = {
     "LocalCluster": "tf4slurm.tensorflow.local_cluster",
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
     "barrier": "tf4slurm.script_api",
-    "data_service": "tf4slurm.input",
+    "data_service": "tf4slurm.script_api",
     "get_server_dictionary": "tf4slurm.server_dictionary",
     "on_stop": "tf4slurm.script_api",
     "report": "tf4slurm.script_api",
-    "share_of": "tf4slurm.input",
+    "share_of": "tf4slurm.script_api",
     "should_stop": "tf4slurm.script_api",
 }
 _ROOMS = ("shutdown",)

@@ -1,4 +1,4 @@
-"""`CompletionSignal`: what a process tells once, when its work is over; at its exit at the latest."""
+"""`CompletionSignal`: the one message of a training task that it is done or has failed, at exit at the latest."""
 
 from __future__ import annotations
 
@@ -9,49 +9,59 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-_words: dict[str, CompletionSignal] = {}
+from tf4slurm.cluster import Task
+from tf4slurm.script_channel import ScriptChannel
+
+_signals: dict[str, CompletionSignal] = {}
 
 
 class CompletionSignal:
-    """Tells others once that this process is done, or that it failed; the first word stands."""
+    """Reports once that this process is done, or that it failed; later calls do nothing."""
 
-    def __init__(self, tell: Callable[[bool], None]) -> None:
-        """Tell nothing yet; `tell` gets whether this process failed."""
-        self._tell = tell
+    def __init__(self, send: Callable[[bool], None]) -> None:
+        """Send nothing yet; `send` will get whether this process failed."""
+        self._send = send
         self._lock = threading.Lock()
-        self._is_said = False
+        self._is_sent = False
         self._has_raised = False
         self._process_id: int | None = None
 
-    def say(self, failed: bool = False) -> None:
-        """Say it, unless it has been said."""
+    def send(self, failed: bool = False) -> None:
+        """Send the signal, unless it has been sent."""
         with self._lock:
-            is_said, self._is_said = self._is_said, True
-        if not is_said:
-            self._tell(failed)
+            is_sent, self._is_sent = self._is_sent, True
+        if not is_sent:
+            self._send(failed)
 
-    def say_at_exit(self) -> None:
-        """From now on say it when the interpreter exits: failed, if an exception of the main thread ends it.
+    def send_at_exit(self) -> None:
+        """Send the signal when the interpreter exits: failed if an uncaught exception of the main thread ends it.
 
-        sys.exit() counts as done, whatever its code. A process that is killed says nothing.
+        sys.exit() counts as done, whatever its code. A killed process sends no signal.
         """
         if self._process_id is not None:
             return
         self._process_id = os.getpid()
-        report = sys.excepthook
+        show_exception = sys.excepthook
 
         def note_exception(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
             self._has_raised = True
-            report(kind, error, traceback)
+            show_exception(kind, error, traceback)
 
         sys.excepthook = note_exception
         atexit.register(self._exit)
 
     def _exit(self) -> None:
-        if os.getpid() == self._process_id:  # a fork has its parent's handlers
-            self.say(failed=self._has_raised)
+        if os.getpid() == self._process_id:  # a forked process inherits the exit handlers
+            self.send(failed=self._has_raised)
 
 
-def completion_signal(name: str, tell: Callable[[bool], None]) -> CompletionSignal:
-    """Return this process's last word of that name; `tell` is used by the first who asks for it."""
-    return _words.setdefault(name, CompletionSignal(tell))
+def get_completion_signal(name: str, send: Callable[[bool], None]) -> CompletionSignal:
+    """Return this process's completion signal of that name; only the first caller's `send` is used."""
+    return _signals.setdefault(name, CompletionSignal(send))
+
+
+def channel_completion_signal(task: Task, channel: ScriptChannel) -> CompletionSignal:
+    """Return this process's completion signal through its agent to the control service."""
+    return get_completion_signal(
+        f"channel of {task}", lambda failed: channel.send(completion="failed" if failed else "done")
+    )

@@ -57,12 +57,12 @@ class ServerDictionary(NamedTuple):
 
     @property
     def training_tasks(self) -> tuple[Task, ...]:
-        """Every task of the cluster but the ps, in the same order in all processes, the leading task first."""
+        """Every task of the cluster but the ps, in the same order in all processes, the chief first."""
         roles = sorted(set(self.cluster) - {"ps"})
         return tuple(Task(role, index) for role in roles for index in range(len(self.cluster[role])))
 
     @property
-    def leads(self) -> bool:
+    def is_chief(self) -> bool:
         """Whether this task is the chief, or without a chief the first worker."""
         return self.task in self.training_tasks[:1]
 

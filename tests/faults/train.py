@@ -81,9 +81,9 @@ def lead(tf: Any, resolver: Any, directory: Path, *, knows_tf4slurm: bool) -> No
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     if knows_tf4slurm:
-        from tf4slurm.tensorflow.leaving import let_leave
+        from tf4slurm.tensorflow.strategy import allow_exit_without_workers
 
-        let_leave(coordinator)
+        allow_exit_without_workers(coordinator)
     with strategy.scope():
         step = tf.Variable(0, dtype=tf.int64)
         weight = tf.Variable(0.0)

@@ -1,11 +1,11 @@
-"""Two workers under a coordinator read: names of files, each its share; and numbers of the data service, together."""
+"""Two workers under a coordinator read their shares of the files, and together the numbers of the data service."""
 
 import json
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 import tf4slurm
-from tf4slurm.tensorflow.files import worker_files
+from tf4slurm.tensorflow import worker_files
 
 FILES = [f"part-{index}" for index in (3, 1, 4, 0, 2)]
 ROWS, READS, ROUNDS = 3, 10, 100

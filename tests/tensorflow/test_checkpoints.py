@@ -74,9 +74,9 @@ def test_without_the_file_that_names_them_the_newest_is_found(tmp_path: Path) ->
 
 def test_other_variables_than_those_saved_are_refused(tmp_path: Path) -> None:
     save_at(tmp_path, 5)
-    with pytest.raises(CheckpointError, match="is of other variables"):
+    with pytest.raises(CheckpointError, match="has other variables"):
         Checkpoints(tmp_path, step=tf.Variable(0, dtype=tf.int64), weights=tf.Variable(0.0))
-    with pytest.raises(CheckpointError, match="is of other variables"):
+    with pytest.raises(CheckpointError, match="has other variables"):
         Checkpoints(tmp_path, step=tf.Variable(0, dtype=tf.int64), weight=tf.Variable([0.0, 1.0]))
 
 

@@ -109,7 +109,7 @@ def test_a_start_that_not_all_come_to_is_an_error_that_names_who(tasks: Tasks, t
     tasks.start("ps/0", script, *NUMBERS)
     tasks.start("worker/0", with_filters(script), *NUMBERS)
     assert tasks.wait("worker/0") == 1
-    assert "RendezvousTimeoutError: worker/1 did not come to the start within 2 s" in tasks.output("worker/0")
+    assert "RendezvousTimeoutError: worker/1 did not reach the start barrier within 2 s" in tasks.output("worker/0")
 
 
 def with_filters(script: Path) -> Path:

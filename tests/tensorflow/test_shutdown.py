@@ -17,7 +17,7 @@ from tf4slurm.server_dictionary import ServerDictionary
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
-from tf4slurm.tensorflow import done
+from tf4slurm.tensorflow import queues
 
 PS = """
 import os, signal
@@ -38,7 +38,7 @@ print("ready")
 {body}
 """
 BODIES = {
-    # the first word stands
+    # only the first signal is sent
     "block": "with shutdown.done_at_end(method='queue'): pass\nshutdown.signal_done(method='queue', failed=True)",
     "raises in block": "with shutdown.done_at_end(method='queue'): raise RuntimeError('no')",
     "exits in block": "with shutdown.done_at_end(method='queue'): sys.exit(3)",
@@ -98,25 +98,29 @@ def test_the_ps_learns_how_each_worker_ended(
     assert told in tasks.output("ps/0")
 
 
-@pytest.mark.parametrize("takes", [True, False])
-def test_the_queues_have_the_word_before_the_control_service(monkeypatch: pytest.MonkeyPatch, takes: bool) -> None:
-    """By that one a ps may be gone at once, and would take no signal; it is told also where a queue takes none."""
-    said: list[str] = []
+@pytest.mark.parametrize("works", [True, False])
+def test_queues_get_the_signal_before_the_control_service(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
+    """A ps may exit once the control service has the signal, so that one comes last, even if a queue fails."""
+    sent: list[str] = []
 
-    def signal_queues(self: done.DoneQueues, failed: bool) -> None:
-        said.append("queues")
-        if not takes:
+    def send_to_queues(self: queues.DoneQueues, failed: bool) -> None:
+        sent.append("queues")
+        if not works:
             raise ShutdownError("no ps")
 
-    monkeypatch.setattr(done.DoneQueues, "signal", signal_queues)
+    monkeypatch.setattr(queues.DoneQueues, "send", send_to_queues)
     monkeypatch.setattr(
-        done, "find_script_channel", lambda: SimpleNamespace(say=lambda **changes: said.append(changes["done"]))
+        queues,
+        "find_script_channel",
+        lambda: SimpleNamespace(send=lambda **changes: sent.append(changes["completion"])),
     )
-    monkeypatch.setattr("tf4slurm.completion_signal._words", {})
-    word = done.done_word(ServerDictionary({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}, "worker", 0))
-    with contextlib.nullcontext() if takes else pytest.raises(ShutdownError):
-        word.say()
-    assert said == ["queues", "done"]
+    monkeypatch.setattr("tf4slurm.completion_signal._signals", {})
+    signal = queues.queue_completion_signal(
+        ServerDictionary({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}, "worker", 0)
+    )
+    with contextlib.nullcontext() if works else pytest.raises(ShutdownError):
+        signal.send()
+    assert sent == ["queues", "done"]
 
 
 def test_sigterm_is_served_at_once_by_a_ps_that_waits(make_tasks: Callable[[int, int], Tasks], tmp_path: Path) -> None:
@@ -135,7 +139,7 @@ def test_a_worker_that_was_killed_is_named_when_the_time_is_over(
     tasks = make_tasks(1, 2)
     start_ps(tasks, tmp_path, timeout=1)
     assert tasks.wait("ps/0") == 1
-    assert "ShutdownTimeoutError: worker/0 and worker/1 did not signal within 1 s" in tasks.output("ps/0")
+    assert "ShutdownTimeoutError: worker/0 and worker/1 sent no completion signal within 1 s" in tasks.output("ps/0")
 
 
 @pytest.mark.long

@@ -70,8 +70,8 @@ attempt("stateless_apply", lambda: optimizer.stateless_apply([], [], []))
 CANNOT_FORM = """
 import json, os, sys
 from tf4slurm.errors import RendezvousTimeoutError
-from tf4slurm.tensorflow import forming, parameter_server_strategy
-forming._CONNECT_SECONDS = 1.0
+from tf4slurm.tensorflow import parameter_server_strategy, servers
+servers._CONNECT_SECONDS = 1.0
 try:
     parameter_server_strategy(timeout_seconds=3)
 except RendezvousTimeoutError as error:
@@ -172,7 +172,7 @@ def test_variables_are_split_and_keras_3_is_used_as_far_as_it_goes(job: Job, tmp
         ({"ps": 1, "worker": 2}, "worker", {}, "The cluster has no chief.*without --no-chief"),
         ({"chief": 1, "worker": 1}, "worker", {}, "The cluster has no ps.*Start it with --ps 1"),
         ({"chief": 1, "ps": 1, "worker": 1}, "evaluator", {}, "evaluator/0 takes no part.*evaluate_checkpoints"),
-        ({}, "chief", {"sharding": "thin"}, "'thin' is no sharding: expected one of 'none', 'min-size'"),
+        ({}, "chief", {"sharding": "thin"}, "Unknown sharding 'thin': expected one of 'none', 'min-size'"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
@@ -201,6 +201,6 @@ def test_a_cluster_that_cannot_form_names_who_is_missing_and_ends(tmp_path: Path
             timeout=150,
             check=False,
         )
-    assert done.stdout.startswith("ps/0 at 127.0.0.1:2 did not answer within 3 s. Look at the log")
+    assert done.stdout.startswith("ps/0 at 127.0.0.1:2 did not answer within 3 s. See the log")
     assert done.returncode == 6, done.stderr
     assert "TensorFlow did not connect to the cluster within 3 s, although every server answers" in done.stderr

@@ -40,9 +40,9 @@ def test_a_part_is_refused() -> None:
         current_server_dictionary(CLUSTER, task_index=0)
 
 
-def test_everyone_but_the_ps_trains_and_the_chief_leads() -> None:
+def test_all_tasks_but_the_ps_train_and_the_first_is_chief() -> None:
     tasks = (Task("chief", 0), Task("worker", 0), Task("worker", 1))
     assert ServerDictionary(CLUSTER, "ps", 0).training_tasks == tasks
-    assert [ServerDictionary(CLUSTER, *task).leads for task in tasks] == [True, False, False]
-    assert not ServerDictionary(CLUSTER, "ps", 0).leads
-    assert ServerDictionary({"ps": ["h:1"], "worker": ["h:2"]}, "worker", 0).leads
+    assert [ServerDictionary(CLUSTER, *task).is_chief for task in tasks] == [True, False, False]
+    assert not ServerDictionary(CLUSTER, "ps", 0).is_chief
+    assert ServerDictionary({"ps": ["h:1"], "worker": ["h:2"]}, "worker", 0).is_chief

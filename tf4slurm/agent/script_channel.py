@@ -1,7 +1,7 @@
 """The agent's end of the script channel: a Unix socket between an agent and the script of its child.
 
 Each message is one line of JSON: a `ScriptState` from the script, a `DesiredState` to it. The script's end is in
-`script_api.py`. Only processes of the same user may connect.
+`tf4slurm/script_channel.py`. Only processes of the same user may connect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tf4slurm.control.messages import DesiredState, ScriptState, decode, encode
 from tf4slurm.errors import MessageError
-from tf4slurm.script_api import to_path
+from tf4slurm.script_channel import to_socket_address
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
@@ -50,7 +50,9 @@ class ScriptChannelServer:
 
             self._directory = TemporaryDirectory(prefix="tf4slurm-")
             self.name = str(Path(self._directory.name) / "line")
-        self._server = await asyncio.start_unix_server(self._serve, to_path(self.name), limit=MAX_REPORT_BYTES)
+        self._server = await asyncio.start_unix_server(
+            self._serve, to_socket_address(self.name), limit=MAX_REPORT_BYTES
+        )
 
     def tell(self, order: DesiredState) -> None:
         """Tell the script, and whoever connects later, what the launcher says."""

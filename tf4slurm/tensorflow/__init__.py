@@ -1,7 +1,20 @@
-"""What works inside TensorFlow. The only room that imports it, and only when something of it is used."""
+"""Training with TensorFlow: the only package that imports it, and only when one of these names is used."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf4slurm.tensorflow.checkpoints import Checkpoints as Checkpoints
+    from tf4slurm.tensorflow.checkpoints import evaluate_checkpoints as evaluate_checkpoints
+    from tf4slurm.tensorflow.hooks import DoneHook as DoneHook
+    from tf4slurm.tensorflow.hooks import StartBarrierHook as StartBarrierHook
+    from tf4slurm.tensorflow.local_cluster import LocalCluster as LocalCluster
+    from tf4slurm.tensorflow.resolver import SlurmClusterResolver as SlurmClusterResolver
+    from tf4slurm.tensorflow.strategy import multi_worker_mirrored_strategy as multi_worker_mirrored_strategy
+    from tf4slurm.tensorflow.strategy import parameter_server_strategy as parameter_server_strategy
+    from tf4slurm.tensorflow.strategy import worker_files as worker_files
+    from tf4slurm.tensorflow.training import StepsDone as StepsDone
+    from tf4slurm.tensorflow.training import run_steps as run_steps
 
 _LAZY = {
     "Checkpoints": "tf4slurm.tensorflow.checkpoints",
@@ -9,19 +22,22 @@ _LAZY = {
     "LocalCluster": "tf4slurm.tensorflow.local_cluster",
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
     "StartBarrierHook": "tf4slurm.tensorflow.hooks",
-    "StepsDone": "tf4slurm.tensorflow.steps",
-    "evaluate_checkpoints": "tf4slurm.tensorflow.evaluator",
-    "multi_worker_mirrored_strategy": "tf4slurm.tensorflow.mirrored",
+    "StepsDone": "tf4slurm.tensorflow.training",
+    "evaluate_checkpoints": "tf4slurm.tensorflow.checkpoints",
+    "multi_worker_mirrored_strategy": "tf4slurm.tensorflow.strategy",
     "parameter_server_strategy": "tf4slurm.tensorflow.strategy",
-    "run_steps": "tf4slurm.tensorflow.steps",
+    "run_steps": "tf4slurm.tensorflow.training",
+    "worker_files": "tf4slurm.tensorflow.strategy",
 }
+"""The module of each public name. No module has a public name itself: importing it would hide that name."""
 
+if not TYPE_CHECKING:  # for a type checker an unknown attribute is an error
 
-def __getattr__(name: str) -> Any:
-    """Import what is public when it is first asked for."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    def __getattr__(name: str) -> Any:
+        """Import a public name at its first use."""
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`Checkpoints`: the variables of a training on disk, with its step counter, whatever is killed meanwhile."""
+"""`Checkpoints` saves and restores a training; `evaluate_checkpoints()` evaluates what it saves."""
 
 from __future__ import annotations
 
@@ -8,38 +8,43 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.errors import CheckpointError
+from tf4slurm.errors import CheckpointError, RendezvousConnectionError
+from tf4slurm.script_api import report, should_stop
+from tf4slurm.script_channel import find_script_channel
+from tf4slurm.server_dictionary import current_server_dictionary
 
 logger = logging.getLogger(__name__)
 
 _NAME = "ckpt"
-_PS_GONE = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+_CANNOT_WRITE = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.ResourceExhaustedError)
+_PS_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
 class Checkpoints:
-    """Saves variables and restores them; `run_steps` saves when it is time, when the job is to stop, and at the end.
+    """Saves and restores variables with their step counter; `run_steps` saves periodically, at a stop, and at the end.
 
         with strategy.scope():
             weights = tf.Variable(tf.zeros(1000))
             step = tf.Variable(0, dtype=tf.int64, trainable=False)
         checkpoints = Checkpoints("checkpoints", step=step, every_minutes=10, weights=weights)
 
-    Only the chief has one; each ps writes the variables that it has, so chief and ps must see the directory under one
-    name. Variables that are split over several ps may come back on another number of them.
+    Only the chief creates one. Each ps writes its own variables, so chief and ps must see the directory at the same
+    path. Variables that are split over several ps can be restored on another number of ps.
 
-    A kill at any moment, of chief or ps, never costs the checkpoint before: files get names that no finished checkpoint
-    has, the file `checkpoint` names a new one only when it is complete, and older ones are deleted after that. What a
-    killed save left is removed when the directory is opened again.
+    Killing the chief or a ps at any moment never destroys the checkpoint before. New files never overwrite those of a
+    finished checkpoint, the file `checkpoint` names a checkpoint only when it is complete, and older ones are deleted
+    after that. The files of an unfinished save are removed when the directory is opened again.
 
     Attributes:
-        step: The counter of steps that goes with the variables.
-        restored: The checkpoint that the variables come from, "directory/ckpt-STEP"; None if there was none.
-        latest: The newest finished checkpoint; None if there is none.
+        step: The step counter.
+        restored: The checkpoint from which the variables were restored, "directory/ckpt-STEP"; None without one.
+        latest: The newest finished checkpoint; None without one.
     """
 
     def __init__(
@@ -52,24 +57,24 @@ class Checkpoints:
         keep: int = 3,
         **trackables: Any,
     ) -> None:
-        """Restore the newest checkpoint of the directory that can be read, or leave the variables as they are.
+        """Restore the newest readable checkpoint of the directory; without checkpoints leave the variables unchanged.
 
         Args:
-            directory: Where checkpoints are, or will be; nothing else should be there.
-            step: A tf.Variable of an integer type that `run_steps` adds to; so not `optimizer.iterations`, to which the
-                optimizer adds.
-            every_steps: Save whenever the counter has reached a multiple of it; where the steps of a lost worker, run
-                again, have carried the counter past one, at the next.
-            every_minutes: Save so long after the last save.
-            keep: How many checkpoints are kept, the newest ones.
+            directory: Where the checkpoints are; nothing else should be in it.
+            step: The counter, a tf.Variable of an integer type to which `run_steps` adds. Not `optimizer.iterations`,
+                to which the optimizer adds.
+            every_steps: Save whenever the counter reaches a multiple of it. If repeated steps of a lost worker carry
+                the counter past a multiple, save at the next.
+            every_minutes: Save when the last save is this long ago.
+            keep: The number of newest checkpoints to keep.
             trackables: What to save, by name: variables, models, optimizers.
 
         Raises:
-            CheckpointError: There are checkpoints but none can be read, or they are of other variables.
-            TypeError, ValueError: An argument is not what it should be; nothing was done.
+            CheckpointError: No checkpoint can be read, or they have other variables.
+            TypeError, ValueError: An argument is invalid; nothing was done.
         """
-        keep = to_index("keep", keep, at_least=1)
-        every_steps = None if every_steps is None else to_index("every_steps", every_steps, at_least=1)
+        keep = check_integer("keep", keep, at_least=1)
+        every_steps = None if every_steps is None else check_integer("every_steps", every_steps, at_least=1)
         if every_minutes is not None and not every_minutes > 0:
             raise ValueError(f"every_minutes is {every_minutes!r}: expected a number greater than 0, or None.")
         if not step.dtype.is_integer:
@@ -87,34 +92,30 @@ class Checkpoints:
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(self._directory), keep, checkpoint_name=_NAME)
 
     def save(self) -> str:
-        """Save now, unless the newest checkpoint is of the same step; return the path of the newest.
+        """Save, unless the newest checkpoint is of the current step; return the path of the newest.
 
         Raises:
-            CheckpointError: The ps write to a directory that the chief does not see, or it cannot be written.
+            CheckpointError: The directory cannot be written, or chief and ps do not share it.
         """
         step = int(self.step.numpy())
-        if self.latest is None or step != self._saved_step:  # the same name again would destroy the finished one first
+        if self.latest is None or step != self._saved_step:  # saving a step again would first delete its files
             try:
                 self.latest = str(self._manager.save(checkpoint_number=step))
-            except (
-                tf.errors.NotFoundError,
-                tf.errors.PermissionDeniedError,
-                tf.errors.ResourceExhaustedError,
-            ) as error:
+            except _CANNOT_WRITE as error:
                 raise CheckpointError(
                     f"The checkpoint of step {step} could not be written to {self._directory}: {error.message} "
-                    "Chief and ps must see the directory under the same name, on a file system that they share."
+                    "Chief and ps must see the directory at the same path, on a shared file system."
                 ) from error
             self._saved_step = step
         self._saved_at = time.monotonic()
         return self.latest
 
     def is_due(self) -> bool:
-        """Whether `every_minutes` have passed since the last save."""
+        """Return whether `every_minutes` have passed since the last save."""
         return self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
 
     def next_due(self, step: int) -> int | None:
-        """Return the next multiple of `every_steps` after this step; None without it."""
+        """Return the next multiple of `every_steps` after this step; None without `every_steps`."""
         return None if self._every_steps is None else step - step % self._every_steps + self._every_steps
 
     def _restore(self) -> str | None:
@@ -123,31 +124,81 @@ class Checkpoints:
             try:
                 status = self._checkpoint.restore(path)
                 status.assert_existing_objects_matched()
-            except _PS_GONE:
+            except _PS_LOST:
                 raise
-            except (tf.errors.OpError, IndexError) as error:  # IndexError is what its data give where they are cut off
-                logger.warning("Checkpoint %s cannot be read, the one before is taken: %s", path, error)
+            except (tf.errors.OpError, IndexError) as error:  # IndexError is raised for truncated data
+                logger.warning("Checkpoint %s cannot be read, trying the one before it: %s", path, error)
                 continue
             except (AssertionError, ValueError) as error:
                 raise CheckpointError(
-                    f"The checkpoint {path} is of other variables: {error} Give another directory, or the model that "
-                    "was saved."
+                    f"The checkpoint {path} has other variables: {error} Give another directory, or the model that was "
+                    "saved."
                 ) from error
             return path
         if candidates:
             raise CheckpointError(
-                f"None of the checkpoints in {self._directory} can be read: {', '.join(candidates)}. To begin anew, "
-                "remove them."
+                f"None of the checkpoints in {self._directory} can be read: {', '.join(candidates)}. Remove "
+                "them to start from the beginning."
             )
         return None
 
 
-def to_index(name: str, value: Any, *, at_least: int) -> int:
-    """Return an argument as an int, from whatever type of whole numbers.
+def evaluate_checkpoints(
+    directory: str | os.PathLike[str],
+    evaluate: Callable[[str], Mapping[str, float] | None],
+    *,
+    look_seconds: float = 1.0,
+) -> None:
+    """In an evaluator, evaluate new checkpoints until training is over, and exit; in other tasks return at once.
+
+    It always takes the newest checkpoint, so it keeps up if an evaluation takes longer than the training to the next.
+    The last checkpoint is always evaluated. A restarted evaluator begins with the newest.
+
+    After the chief's end the job waits for the evaluator, at most `tf4slurm run --finish-timeout` seconds. A job that
+    was asked to stop does not wait for it.
+
+    Args:
+        directory: Where tf.train.CheckpointManager, or tf4slurm.tensorflow.Checkpoints, writes.
+        evaluate: Gets the path of a checkpoint, for tf.train.Checkpoint(…).read, and returns metrics to report, such as
+            {"accuracy": 0.97}. Create the model in it, outside of any strategy. If it fails because the checkpoint was
+            deleted meanwhile, the next one is evaluated.
+        look_seconds: The interval in seconds between checks for a new checkpoint.
 
     Raises:
-        TypeError: It is not of such a type.
-        ValueError: It is less than `at_least`.
+        SystemExit: With code 0, once the last checkpoint is evaluated.
+        SlurmEnvironmentError: No cluster is known in this process.
+        RendezvousConnectionError: This process has no agent, or the agent has exited.
+    """
+    if current_server_dictionary().task_type != "evaluator":
+        return
+    channel = find_script_channel()
+    if channel is None:
+        raise RendezvousConnectionError(
+            "This evaluator has no agent, and could not learn when training is over. Start the script with "
+            '"tf4slurm run --evaluators 1", or under srun call tf4slurm.get_server_dictionary() first.',
+            address="",
+        )
+    evaluated: str | None = None
+    while not should_stop():
+        is_over = channel.wait_until(
+            lambda: channel.desired.is_finishing or channel.desired.is_training_over, look_seconds
+        )
+        newest: str | None = tf.train.latest_checkpoint(os.fspath(directory))
+        if newest is not None and newest != evaluated:
+            metrics = _evaluate(evaluate, newest)
+            report(step=None, **{name: metrics[name] for name in metrics if name != "step"})
+            evaluated = newest
+        elif is_over:
+            break
+    raise SystemExit(0)
+
+
+def check_integer(name: str, value: Any, *, at_least: int) -> int:
+    """Return an argument of any integer type, such as numpy's, as an int.
+
+    Raises:
+        TypeError: The value is not an integer.
+        ValueError: The value is less than `at_least`.
     """
     try:
         number = operator.index(value)
@@ -158,11 +209,21 @@ def to_index(name: str, value: Any, *, at_least: int) -> int:
     return number
 
 
+def _evaluate(evaluate: Callable[[str], Mapping[str, float] | None], checkpoint: str) -> Mapping[str, float]:
+    try:
+        return evaluate(checkpoint) or {}
+    except Exception:
+        if tf.io.gfile.exists(f"{checkpoint}.index"):
+            raise
+        logger.warning("%s was deleted during its evaluation: evaluating the next one", checkpoint)
+        return {}
+
+
 def _finished(directory: Path) -> list[str]:
-    """Return the checkpoints that the file `checkpoint` names, newest first; without it, all that look complete."""
+    """Return the checkpoints that the file `checkpoint` names, newest first; without that file all with an index."""
     try:
         state = tf.train.get_checkpoint_state(str(directory))
-    except ValueError:  # it is empty, as after a power failure; TensorFlow would not go on with it
+    except ValueError:  # the file is empty, as after a power failure, and TensorFlow would refuse it
         (directory / "checkpoint").unlink()
         state = None
     if state is not None:
@@ -172,13 +233,14 @@ def _finished(directory: Path) -> list[str]:
 
 
 def _remove_unfinished(directory: Path) -> None:
-    """Remove what saves that were killed have left: parts in directories of their own, and parts without an index.
+    """Remove the files of unfinished saves: temporary directories, and data without an index.
 
-    TensorFlow writes an index under its final name. So the first one may be cut off, when no file names another yet.
+    TensorFlow writes an index under its final name, so the first index, which `checkpoint` does not name yet, may be
+    truncated.
     """
     if not (directory / "checkpoint").exists():
         for index in directory.glob(f"{_NAME}-*.index"):
-            if re.fullmatch(_NAME + r"-\d+", index.stem) and _is_cut_off(index):
+            if re.fullmatch(_NAME + r"-\d+", index.stem) and _is_truncated(index):
                 index.unlink()
     for path in directory.glob(f"{_NAME}-*"):
         found = re.fullmatch(_NAME + r"-\d+(?:_temp|(\.data-\d+-of-\d+)(?:\.tempstate\d+)?)", path.name)
@@ -190,9 +252,9 @@ def _remove_unfinished(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _is_cut_off(index: Path) -> bool:
+def _is_truncated(index: Path) -> bool:
     try:
         tf.train.load_checkpoint(str(index.with_suffix("")))
     except tf.errors.OpError as error:
-        return "sstable" in str(error.message)  # "too short to be an sstable", or it has not the end of one
+        return "sstable" in str(error.message)  # "too short to be an sstable", or without its end
     return False

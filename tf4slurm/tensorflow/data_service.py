@@ -1,8 +1,8 @@
-"""One server of TensorFlow's tf.data service: `python data_service.py DIRECTORY`, as the child of its agent.
+"""A server of TensorFlow's tf.data service: `python data_service.py DIRECTORY`, as the child of its agent.
 
-It is started by its path with the Python of the user's script, and imports nothing of tf4slurm: that Python has the
-TensorFlow that the script uses, and need not have tf4slurm.
-Read beside https://www.tensorflow.org/api_docs/python/tf/data/experimental/service.
+The agent starts this file by its path, with the Python of the user's script. It imports nothing of tf4slurm, because
+that Python has the script's TensorFlow but not necessarily tf4slurm. See
+https://www.tensorflow.org/api_docs/python/tf/data/experimental/service.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _HEARTBEAT_MILLISECONDS = 1000
 
 
 def main(directory: str) -> None:
-    """Serve until this process is killed; a dispatcher that is started again goes on with what `directory` holds."""
+    """Serve until the process is killed; a restarted dispatcher resumes from the journal in `directory`."""
     role, _, index = os.environ["TF4SLURM_TASK"].partition("/")
     services = json.loads(os.environ["TF4SLURM_SERVICES"])
     (dispatcher,) = services["data-dispatcher"]
     address = services[role][int(index)]
-    port = int(address.rpartition(":")[2])  # held by the agent: gRPC listens beside it by default (SO_REUSEPORT)
+    port = int(address.rpartition(":")[2])  # held by the agent: gRPC can share it (SO_REUSEPORT)
     service = _import_service()
     if role == "data-dispatcher":
         server = service.DispatchServer(
@@ -43,7 +43,7 @@ def main(directory: str) -> None:
                 heartbeat_interval_ms=_HEARTBEAT_MILLISECONDS,
             )
         )
-    print(f"serves the job's data at {address}", flush=True)
+    print(f"serving the job's data at {address}", flush=True)
     server.join()
 
 
@@ -52,13 +52,13 @@ def _import_service() -> Any:
         import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
     except ImportError as error:
         sys.exit(
-            f"The data service needs TensorFlow, and {sys.executable} has none ({error}). Name the Python that has it "
-            "with --data-python."
+            f"The data service needs TensorFlow, which {sys.executable} cannot import ({error}). Name a Python that "
+            "has it with --data-python."
         )
     return tf.data.experimental.service
 
 
 if __name__ == "__main__":
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [path for path in sys.path if path != here]  # its files have names that others may have, too
+    sys.path[:] = [path for path in sys.path if path != here]  # or "import queues" would find the file of this package
     main(sys.argv[1])

@@ -1,6 +1,6 @@
-"""Hooks for MonitoredTrainingSession: `DoneHook` lets the ps leave, `StartBarrierHook` lets all workers start together.
+"""Hooks for MonitoredTrainingSession: `StartBarrierHook` starts all workers together, `DoneHook` lets the ps exit.
 
-Read beside https://www.tensorflow.org/api_docs/python/tf/compat/v1/train/MonitoredTrainingSession.
+See https://www.tensorflow.org/api_docs/python/tf/compat/v1/train/MonitoredTrainingSession.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,23 +17,23 @@ import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.cluster import format_tasks
 from tf4slurm.errors import RendezvousTimeoutError, ShutdownError
-from tf4slurm.server_dictionary import current_server_dictionary
-from tf4slurm.tensorflow.done import done_word
-from tf4slurm.tensorflow.muster import own_muster
-from tf4slurm.tensorflow.paths import prove_paths
+from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary
+from tf4slurm.tensorflow.queues import get_start_barrier, queue_completion_signal
 
 logger = logging.getLogger(__name__)
 
-_LEAVE_SECONDS = 60.0
-"""How long a worker that is done stays for one that has no session yet, and would never get one without it."""
+_EXIT_SECONDS = 60.0
+"""How long a finished worker waits for one without a session, which would get none once this worker has exited."""
 
 _CLOSE_MILLISECONDS = 5000
+_CONNECT_SECONDS = 5.0
+_RETRY_SECONDS = 0.1
 
 
-class _MusterHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """What both hooks do: nobody asks for a session before the leader has made the variables and every ps is connected.
+class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Delays each task's session until the chief has made the variables and every ps is connected.
 
-    MonitoredTrainingSession would look, not find them, and look again 30 s later.
+    MonitoredTrainingSession would look for the variables, find none, and look again 30 s later.
     """
 
     def __init__(
@@ -43,44 +44,45 @@ class _MusterHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         *,
         start_timeout_seconds: float = 300.0,
     ) -> None:
-        """Make no connection yet.
+        """Connect to nothing yet.
 
         Args:
             cluster: The addresses of each role. By default what get_server_dictionary() returned in this process, else
-                what TF_CONFIG says; the same goes for the next two.
+                the content of TF_CONFIG; the same applies to the next two.
             task_type: The role of this process.
             task_index: Its index in its role.
-            start_timeout_seconds: How long to wait for the others.
+            start_timeout_seconds: How long to wait for the other tasks.
 
         Raises:
             SlurmEnvironmentError: No cluster is given or known.
             ShutdownError: The cluster has no ps.
         """
-        self._own = current_server_dictionary(cluster, task_type, task_index)
-        if not self._own.ps_addresses:
-            raise ShutdownError(f"The cluster {self._own.cluster} has no ps: this hook is for jobs that have one.")
-        self._muster = own_muster(self._own)
+        self._current = current_server_dictionary(cluster, task_type, task_index)
+        if not self._current.ps_addresses:
+            raise ShutdownError(f"The cluster {self._current.cluster} has no ps, but this hook needs one.")
+        self._barrier = get_start_barrier(self._current)
         self._start_seconds = start_timeout_seconds
 
     def begin(self) -> None:
-        """Wait for the leader's session and all ps; after the timeout let TensorFlow wait in its own way."""
+        """Wait for the chief's session and all ps; after the timeout leave the waiting to TensorFlow."""
         try:
-            self._muster.wait_for_leader(self._start_seconds)
-            prove_paths(self._own, self._start_seconds)
+            self._barrier.wait_for_chief(self._start_seconds)
+            _warm_up_connections(self._current, self._start_seconds)
         except TimeoutError:
-            logger.warning("%s: no leader, or not every ps, in %g s", self._own.task, self._start_seconds)
+            task, seconds = self._current.task, self._start_seconds
+            logger.warning("%s: the chief, or a ps, did not answer within %g s", task, seconds)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Arrive."""
-        self._muster.arrive()
+        """Register this task at the start barrier."""
+        self._barrier.arrive()
 
 
-class DoneHook(_MusterHook):
-    """Tells every ps that this worker is done, when its session is closed and it needs the ps no more.
+class DoneHook(_StartHook):
+    """Sends this worker's completion signal to every ps, once its session is closed and it needs the ps no more.
 
-    For every worker and the chief. A worker that raises tells that it failed, when the process exits. The session of a
-    chief with SyncReplicasOptimizer closes at once, in place of after `stop_grace_period_secs`, and workers that wait
-    for its tokens end. A ps waits with `tf4slurm.shutdown.wait_for_workers(method="queue")`.
+    Use it in every worker and the chief; a ps waits with `tf4slurm.shutdown.wait_for_workers(method="queue")`. A worker
+    that raises is reported as failed when its process exits. With SyncReplicasOptimizer the chief's session closes at
+    once, not after `stop_grace_period_secs`, and workers that wait for its tokens end.
     """
 
     def __init__(
@@ -91,23 +93,23 @@ class DoneHook(_MusterHook):
         *,
         start_timeout_seconds: float = 300.0,
     ) -> None:
-        """Make no connection yet, but signal when the process exits. The arguments are those of all hooks here."""
+        """Connect to nothing yet, but send the signal when the process exits. Arguments as for `StartBarrierHook`."""
         super().__init__(cluster, task_type, task_index, start_timeout_seconds=start_timeout_seconds)
-        self._word = done_word(self._own)
+        self._signal = queue_completion_signal(self._current)
         self._is_done = False
         self._close_tokens: list[Any] = []
-        if self._own.task_type != "ps":
-            self._word.say_at_exit()
+        if self._current.task_type != "ps":
+            self._signal.send_at_exit()
 
     def begin(self) -> None:
-        """Find the tokens of SyncReplicasOptimizer in the graph; wait for the leader's session."""
-        self._close_tokens = _close_token_queues() if self._own.leads else []
+        """Find the token queue of SyncReplicasOptimizer in the graph; wait for the chief's session."""
+        self._close_tokens = _close_token_queues() if self._current.is_chief else []
         super().begin()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Arrive; arrange that the session is closed before its threads are waited for.
+        """Register at the start barrier, and let the session close before its threads are joined.
 
-        `end` would be too early: the hooks after this one may still need the session.
+        `end` would be too early, because later hooks may still use the session.
         """
         super().after_create_session(session, coord)
         coord.join = functools.partial(self._close_and_join, session, coord.join)
@@ -117,52 +119,94 @@ class DoneHook(_MusterHook):
         self._is_done = True
 
     def _close_and_join(self, session: Any, join: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Close the session, which cancels what its threads wait for, then join them.
+        """Close the session, which cancels the operations that its threads wait for, then join them.
 
-        The chief's token thread waits for gradients that nobody sends any more. TensorFlow waits 120 s for it.
+        The chief's token thread waits for gradients that no worker sends any more; TensorFlow waits 120 s for it.
         """
         if self._is_done:
             self._wait_for_all()
         recovers = isinstance(sys.exc_info()[1], (tf.errors.AbortedError, tf.errors.UnavailableError))
-        for operation in [] if recovers else self._close_tokens:  # a closed queue does not open again
-            with contextlib.suppress(tf.errors.OpError):  # its own runner may have closed it, or the ps is gone
+        for operation in [] if recovers else self._close_tokens:  # a closed queue cannot be opened again
+            with contextlib.suppress(tf.errors.OpError):  # its queue runner may have closed it, or the ps has exited
                 session.run(operation, options=tf.compat.v1.RunOptions(timeout_in_ms=_CLOSE_MILLISECONDS))
         session.close()
         join(*arguments, **options)
         if self._is_done:
-            self._word.say()
+            self._signal.send()
 
     def _wait_for_all(self) -> None:
         try:
-            self._muster.wait_for_all(_LEAVE_SECONDS)
+            self._barrier.wait_for_all(_EXIT_SECONDS)
         except (TimeoutError, ShutdownError) as error:
-            logger.warning("%s leaves, though not all workers have come: %r", self._own.task, error)
+            logger.warning("%s ends although not all workers have started: %r", self._current.task, error)
 
 
-class StartBarrierHook(_MusterHook):
-    """No worker trains before all have come. For every worker and the chief."""
+class StartBarrierHook(_StartHook):
+    """Starts training once all training tasks have their sessions. For every worker and the chief."""
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Arrive and wait for all; one that comes again, after a restart, goes on at once.
+        """Wait at the start barrier; a restarted task passes at once.
 
         Raises:
-            RendezvousTimeoutError: Not all came within start_timeout_seconds.
+            RendezvousTimeoutError: Not all tasks arrived within start_timeout_seconds.
         """
         super().after_create_session(session, coord)
         try:
-            self._muster.wait_for_all(self._start_seconds)
+            self._barrier.wait_for_all(self._start_seconds)
         except TimeoutError:
-            missing = format_tasks(self._muster.missing) if self._own.leads else "another worker"
+            missing = format_tasks(self._barrier.missing) if self._current.is_chief else "another worker"
             raise RendezvousTimeoutError(
-                f"{missing} did not come to the start within {self._start_seconds:g} s. Look at the logs, or raise "
+                f"{missing} did not reach the start barrier within {self._start_seconds:g} s. See the logs, or raise "
                 "start_timeout_seconds."
             ) from None
 
 
-def _close_token_queues() -> list[Any]:
-    """Add the closing of the queue from which SyncReplicasOptimizer gives its tokens to the graph, if it has one.
+def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> None:
+    """Let every ps fetch a number from this task, and if this is the chief, from every ps; retry until it works.
 
-    Workers then get what is in it, and after that the end of the input, where they would wait for ever.
+    A ps that looked for a task before it was up fails for seconds afterwards, while gRPC backs off. Then the first step
+    of training fails, and a session with SyncReplicasOptimizer ends without a step or an error: its recovery finds the
+    token queue closed. The server of this task must be running.
+
+    Raises:
+        TimeoutError: A connection failed until the end.
+    """
+    this_task = f"/job:{current.task_type}/task:{current.task_index}"
+    graph, fetches = _build_fetches(this_task, len(current.ps_addresses), current.is_chief)
+    deadline = time.monotonic() + timeout_seconds
+    milliseconds = int(1000 * min(_CONNECT_SECONDS, timeout_seconds))
+    config = tf.compat.v1.ConfigProto(device_filters=["/job:ps", this_task], operation_timeout_in_ms=milliseconds)
+    target = f"grpc://{current.cluster[current.task_type][current.task_index]}"
+    while True:
+        try:
+            with tf.compat.v1.Session(target, graph, config) as session:
+                session.run(fetches)
+            return
+        except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError):
+            if time.monotonic() >= deadline:
+                raise TimeoutError from None
+        time.sleep(_RETRY_SECONDS)
+
+
+def _build_fetches(this_task: str, num_ps: int, is_chief: bool) -> tuple[tf.Graph, list[Any]]:
+    """Return a graph in which every ps uses a number of this task, and in the chief also of every ps."""
+    every_ps = [f"/job:ps/task:{index}" for index in range(num_ps)]
+    graph = tf.Graph()
+    fetches = []
+    with graph.as_default():
+        for source in [this_task, *every_ps] if is_chief else [this_task]:
+            with tf.device(source):
+                number = tf.random.uniform(())  # TensorFlow would move a constant to where it is used
+            for target in every_ps:
+                with tf.device(target):
+                    fetches.append(tf.negative(number))
+    return graph, fetches
+
+
+def _close_token_queues() -> list[Any]:
+    """Return operations, added to the graph, that close the token queue of SyncReplicasOptimizer, if it has one.
+
+    Workers then take the remaining tokens and get the end of the input, where they would wait without end.
     """
     close = []
     for operation in tf.compat.v1.get_default_graph().get_operations():

@@ -1,12 +1,12 @@
-"""What Keras 3 cannot do under a strategy of several processes, told when it is tried, with the ways that work.
+"""What Keras 3 cannot do under a strategy of several processes: refuse it when it is tried, and name what works.
 
-With variables on a ps it also miscounts: it adds by a read and an assignment, so workers overwrite each other's counts.
-There an assignment of a sum becomes TensorFlow's own addition, which is atomic; what cannot be mended so is refused.
+Keras 3 fails under these strategies with misleading errors, or late (measured with Keras 3.15 and TensorFlow 2.21). It
+also miscounts variables on a ps: it adds by a read and an assignment, so workers overwrite each other's counts. Here an
+assignment of a sum becomes TensorFlow's atomic addition, and other miscounting is refused.
 
-Elsewhere Keras 3 fails with an error about something else, or after a while (measured with Keras 3.15 and TensorFlow
-2.21). Its own classes are told to look at the strategy first, once a process has one of these: there is no other place
-that every model, made by whatever function, goes through. Importing TensorFlow has imported Keras 3 by then; but not
-with TF_USE_LEGACY_KERAS=1: a script that then imports Keras 3 all the same gets Keras' own errors.
+Keras' own classes are patched once a process has such a strategy, because every model uses them, whichever function
+made it. TensorFlow has imported Keras 3 by then, except with TF_USE_LEGACY_KERAS=1: a script that then imports Keras 3
+itself gets Keras' own errors.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tf4slurm.errors import KerasError
 
 _FAILING = {
     "ParameterServerStrategy": ("fit", "evaluate", "predict"),
-    # the last returns as many times too many rows as there are workers; predict is right
+    # predict_on_batch returns each row once per worker; predict is correct
     "MultiWorkerMirroredStrategy": ("fit", "evaluate", "train_on_batch", "test_on_batch", "predict_on_batch"),
 }
 _OTHER_KERAS = (
-    "or take the Keras before 3, where it works: pip install 'tf4slurm[tf-keras]', and set TF_USE_LEGACY_KERAS=1 "
+    "or use Keras 2, where it works: pip install 'tf4slurm[tf-keras]', and set TF_USE_LEGACY_KERAS=1 "
     "before TensorFlow is imported."
 )
 _OWN_LOOP = {
-    "ParameterServerStrategy": "Either write the loop yourself, with strategy.run in what is scheduled "
-    "(tf4slurm.tensorflow.run_steps does the scheduling), ",
+    "ParameterServerStrategy": "Either write the loop yourself, with strategy.run in the scheduled "
+    "function (tf4slurm.tensorflow.run_steps schedules it), ",
     "MultiWorkerMirroredStrategy": "Either write the loop yourself, with strategy.run in a tf.function, ",
 }
 _MISCOUNTING = {
@@ -40,31 +40,31 @@ _MISCOUNTING = {
     "dynamic_growth_steps": "pass the step at which the scale grows. Either scale the loss yourself",
     "Nadam": "overwrite each other's product of rates. Either use Adam",
 }
-"""What several workers cannot count with: an optimizer's class or attribute, what they would do, and the way out."""
-_told: set[int] = set()
+"""Classes and attributes of optimizers that miscount: what several workers would do, and what works."""
+_patched: set[int] = set()
 
 
-def tell_keras_limits() -> None:
-    """Make Keras 3 count exactly on a ps, and refuse what it cannot do under the strategy that a model was made for."""
+def install_keras_limits() -> None:
+    """Patch Keras 3 to count exactly on a ps, and to refuse what fails under a model's strategy. Idempotent."""
     keras = sys.modules.get("keras")
-    if keras is None or id(keras) in _told or not keras.__version__.startswith("3."):
+    if keras is None or id(keras) in _patched or not keras.__version__.startswith("3."):
         return
-    if keras.backend.backend() != "tensorflow":  # its models know of no strategy
+    if keras.backend.backend() != "tensorflow":  # its models use no strategy
         return
-    _told.add(id(keras))
+    _patched.add(id(keras))
     for name in sorted({name for names in _FAILING.values() for name in names}):
-        setattr(keras.Model, name, _refused_method(name, getattr(keras.Model, name)))
-    keras.Variable._initialize = _refused_shards(keras.Variable._initialize)
-    keras.Variable._direct_assign = _adding(keras.Variable._direct_assign)
-    keras.Metric.add_variable = _named(keras.Metric.add_variable)
-    keras.optimizers.Optimizer.build = _refused_miscounting(keras.optimizers.Optimizer.build)
-    keras.optimizers.Optimizer.stateless_apply = _refused_stateless(keras.optimizers.Optimizer.stateless_apply)
+        setattr(keras.Model, name, _refuse_method(name, getattr(keras.Model, name)))
+    keras.Variable._initialize = _refuse_shards(keras.Variable._initialize)
+    keras.Variable._direct_assign = _add_atomically(keras.Variable._direct_assign)
+    keras.Metric.add_variable = _note_metric(keras.Metric.add_variable)
+    keras.optimizers.Optimizer.build = _refuse_miscounting(keras.optimizers.Optimizer.build)
+    keras.optimizers.Optimizer.stateless_apply = _refuse_stateless(keras.optimizers.Optimizer.stateless_apply)
 
 
-def _refused_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def checked(self: Any, *arguments: Any, **named: Any) -> Any:
-        strategy = _limiting(self.distribute_strategy)
+        strategy = _limiting_strategy(self.distribute_strategy)
         if strategy is not None and name in _FAILING[strategy]:
             raise KerasError(f"Model.{name} of Keras 3 fails under {strategy}. {_OWN_LOOP[strategy]}{_OTHER_KERAS}")
         return method(self, *arguments, **named)
@@ -72,22 +72,22 @@ def _refused_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]
     return checked
 
 
-def _refused_shards(initialize: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_shards(initialize: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(initialize)
     def checked(self: Any, value: Any) -> None:
         initialize(self, value)
-        if hasattr(self._value, "variables"):  # of the kinds of variables only a ShardedVariable has them
+        if hasattr(self._value, "variables"):  # only a ShardedVariable has this attribute
             raise KerasError(
                 f"A Keras 3 layer cannot use a variable that is split over several ps, as {self.name!r} of shape "
                 f"{tuple(self._value.shape)} is. Either use sharding='none' (or a larger min_shard_bytes, and a "
-                f"tf.Variable of your own for what is to be split), {_OTHER_KERAS}"
+                f"tf.Variable of your own for what must be split), {_OTHER_KERAS}"
             )
 
     return checked
 
 
-def _adding(assign: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `assign`, but adding to a variable on a ps what is assigned as a sum or difference with itself."""
+def _add_atomically(assign: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `assign`, but add atomically where a variable on a ps is assigned a sum or difference with itself."""
 
     @functools.wraps(assign)
     def checked(self: Any, value: Any) -> None:
@@ -111,8 +111,8 @@ def _adding(assign: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _named(add_variable: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a metric's `add_variable`, whose variables know the metric's name."""
+def _note_metric(add_variable: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a metric's `add_variable`, which notes the metric's name on the variable."""
 
     @functools.wraps(add_variable)
     def named(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -123,11 +123,11 @@ def _named(add_variable: Callable[..., Any]) -> Callable[..., Any]:
     return named
 
 
-def _refused_miscounting(build: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_miscounting(build: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(build)
     def checked(self: Any, *arguments: Any, **options: Any) -> Any:
         used = [name for name in _MISCOUNTING if name == type(self).__name__ or getattr(self, name, None) is not None]
-        if used and _limiting(tf.distribute.get_strategy()) == "ParameterServerStrategy":
+        if used and _limiting_strategy(tf.distribute.get_strategy()) == "ParameterServerStrategy":
             raise KerasError(
                 f"{type(self).__name__} of Keras 3 would miscount with variables on a ps ({used[0]}): several workers "
                 f"{_MISCOUNTING[used[0]]}, {_OTHER_KERAS}"
@@ -142,24 +142,24 @@ def _is_on_ps(variable: Any) -> bool:
 
 
 def _reads(tensor: Any, variable: Any) -> bool:
-    """Whether a tensor of the graph that is being traced is the variable's value, just read."""
+    """Return whether a tensor of the graph being traced is a read of the variable."""
     handle = tensor.graph.capture(variable._value.handle)
     return bool(tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle)
 
 
-def _refused_stateless(apply: Callable[..., Any]) -> Callable[..., Any]:
+def _refuse_stateless(apply: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
     def refuse(self: Any, *arguments: Any, **named: Any) -> Any:
         raise KerasError(
-            "stateless_apply of Keras 3 is not there with TensorFlow, least of all with variables on a ps. Either call "
-            f"optimizer.apply inside strategy.run, in a loop of your own, {_OTHER_KERAS}"
+            "stateless_apply of Keras 3 is not available with TensorFlow. Either call optimizer.apply inside "
+            f"strategy.run, in a loop of your own, {_OTHER_KERAS}"
         )
 
     return refuse
 
 
-def _limiting(strategy: Any) -> str | None:
-    """Return the name of a strategy of several processes; None for any other."""
+def _limiting_strategy(strategy: Any) -> str | None:
+    """Return the name of the strategy if it has several processes, else None."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         return "ParameterServerStrategy"
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and strategy.num_replicas_in_sync > 1:

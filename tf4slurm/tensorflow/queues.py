@@ -1,7 +1,7 @@
-"""`PsQueue`: a TensorFlow queue on a ps, used from any process of the job.
+"""TensorFlow queues on the ps, and what tasks agree on through them: who has started, and who is done.
 
-A queue of a graph is reached by a graph session only; an eager operation on the same device has another one.
-Read beside https://www.tensorflow.org/api_docs/python/tf/queue/FIFOQueue.
+A graph's queue is reached by a graph session only; an eager operation on the same device has another one. See
+https://www.tensorflow.org/api_docs/python/tf/queue/FIFOQueue.
 """
 
 from __future__ import annotations
@@ -16,30 +16,37 @@ from typing import Any
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.errors import ShutdownError
+from tf4slurm.cluster import Task, format_tasks
+from tf4slurm.completion_signal import CompletionSignal, get_completion_signal
+from tf4slurm.errors import ShutdownError, ShutdownTimeoutError
+from tf4slurm.script_channel import find_script_channel
+from tf4slurm.server_dictionary import ServerDictionary
 
-PUT_SECONDS = 5.0
-"""How long a put may take. It takes milliseconds where the ps answers, and a ps that is gone never does."""
-
-UNBOUNDED = -1
+_PUT_SECONDS = 5.0  # milliseconds are enough if the ps answers; one that has exited never does
+_UNBOUNDED = -1
 _CLOSE_SECONDS = 1.0
 _WAKE_SECONDS = 1.0
+_REPLY_SECONDS = 0.2
+"""How long a ps stays after the last signal. If it exits at once, the worker often gets no reply (6 of 8 times) and
+waits 5 s for it. The exchange takes 0.01 s."""
+
+_start_barriers: dict[Task, StartBarrier] = {}
 
 
 class PsQueue:
-    """A queue of whole numbers on a ps. Whoever names the same ps, name and capacity has the same queue.
+    """A queue of integers on a ps. Processes that name the same ps, name and capacity share the queue.
 
-    It is reached by sessions to the ps's own address that look at no other task, so the others may be gone.
+    Its sessions connect to this ps alone, so all other tasks may have exited.
     """
 
-    def __init__(self, address: str, ps_index: int, name: str, capacity: int = UNBOUNDED) -> None:
-        """Make no connection yet.
+    def __init__(self, address: str, ps_index: int, name: str, capacity: int = _UNBOUNDED) -> None:
+        """Build the graph; connect to nothing.
 
         Args:
             address: "host:port" of the ps.
-            ps_index: Its index, as its server has it.
-            name: The name by which the queue is shared.
-            capacity: How many items it holds; all must give the same.
+            ps_index: Its index in the cluster spec of its server.
+            name: The shared name of the queue.
+            capacity: The maximum number of items, the same in all processes.
         """
         self._target = f"grpc://{address}"
         self._device = f"/job:ps/task:{ps_index}"
@@ -49,85 +56,232 @@ class PsQueue:
             self._number = tf.compat.v1.placeholder(tf.int32, shape=())
             self._put = queue.enqueue(self._number)
             self._take = queue.dequeue()
-            self._pass = queue.enqueue(queue.dequeue())
+            self._take_and_put_back = queue.enqueue(queue.dequeue())
 
-    def put(self, number: int, timeout_seconds: float = PUT_SECONDS) -> None:
-        """Append a number. It starts no thread of Python, so it may be called while the interpreter exits.
+    def put(self, number: int) -> None:
+        """Append a number. This starts no Python thread, so it works while the interpreter exits.
 
         Raises:
-            ShutdownError: The ps did not answer in time, or refused.
+            ShutdownError: The ps did not answer within 5 s, or returned an error.
         """
-        session = self._open(timeout_seconds)
+        session = self._open(_PUT_SECONDS)
         try:
             session.run(self._put, {self._number: number})
         except tf.errors.OpError as error:
             raise ShutdownError(
-                f"{self._device} at {self._target} did not take the signal: {error.message}. Expected a running server "
-                "there; look at the log of that ps."
+                f"{self._device} at {self._target} did not receive the signal: {error.message}. Expected a running "
+                "TensorFlow server there. See the log of that ps."
             ) from error
         finally:
             _close(session)
 
     def take(self, timeout_seconds: float | None) -> int:
-        """Wait for a number and remove it. Signals are served meanwhile.
+        """Wait for a number and remove it; None waits without limit. Signal handlers run meanwhile.
 
         Raises:
-            TimeoutError: None came within the time; None waits for ever.
-            ShutdownError: The ps is gone.
+            TimeoutError: The queue stayed empty.
+            ShutdownError: The connection to the ps failed.
         """
         return int(self._wait(self._take, timeout_seconds))
 
     def wait_until_filled(self, timeout_seconds: float | None) -> None:
-        """Wait until there is a number, and leave one there. Signals are served meanwhile.
-
-        Raises:
-            TimeoutError: None came within the time.
-            ShutdownError: The ps is gone.
-        """
-        self._wait(self._pass, timeout_seconds)
+        """Wait until the queue has a number, and leave it there. Otherwise as `take`."""
+        self._wait(self._take_and_put_back, timeout_seconds)
 
     def _open(self, timeout_seconds: float | None) -> tf.compat.v1.Session:
-        timeout = 0 if timeout_seconds is None else max(1, int(timeout_seconds * 1000))  # 0 is none
+        timeout = 0 if timeout_seconds is None else max(1, int(timeout_seconds * 1000))  # 0 is no timeout
         config = tf.compat.v1.ConfigProto(device_filters=[self._device], operation_timeout_in_ms=timeout)
         return tf.compat.v1.Session(self._target, graph=self._graph, config=config)
 
     def _wait(self, operation: Any, timeout_seconds: float | None) -> Any:
-        """Run in a thread: a session that waits serves no signal, and TensorFlow's own timeout could lose an item."""
+        """Run it in a thread: a waiting session delays signals, and TensorFlow's timeout may lose an item."""
         session = self._open(None)
         result = _in_thread(lambda: session.run(operation))
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         try:
-            # a signal that comes just before the main thread falls asleep is not served before it wakes up
+            # the handler of a signal that arrives just before the main thread sleeps runs only when the thread wakes
             while not futures.wait([result], max(0.0, min(_WAKE_SECONDS, deadline - time.monotonic()))).done:
                 if time.monotonic() >= deadline:
                     raise TimeoutError
             return result.result()
         except tf.errors.OpError as error:
-            text = f"{self._device} at {self._target} ended the wait: {error.message}. Look at the log of that ps."
+            text = f"Lost the connection to {self._device} at {self._target}: {error.message}. See the log of that ps."
             raise ShutdownError(text) from error
-        finally:  # a session that has not found its ps yet does not even close
+        finally:  # closing a session hangs until it has found its ps
             futures.wait([_in_thread(lambda: _close(session))], _CLOSE_SECONDS)
 
 
+class DoneQueues:
+    """The done queues of a cluster: one on each ps, with one number for each training task that is done.
+
+    The number is the task's 1-based position among the training tasks, negative if it failed. Names and capacities are
+    those that scripts for the old `create_done_queue` expect.
+    """
+
+    def __init__(self, current: ServerDictionary) -> None:
+        self._current = current
+        self._queues = [
+            PsQueue(address, index, done_queue_name(index), len(current.training_tasks))
+            for index, address in enumerate(current.ps_addresses)
+        ]
+
+    def send(self, failed: bool) -> None:
+        """Send this task's completion signal to every ps; this takes 5 s for each ps that has exited.
+
+        Raises:
+            ShutdownError: A ps did not receive it. The other ps have been tried.
+        """
+        tasks = self._current.training_tasks
+        if self._current.task not in tasks:  # an evaluator is outside the cluster, and no ps waits for it
+            return
+        number = tasks.index(self._current.task) + 1
+        errors = []
+        for queue in self._queues:
+            try:
+                queue.put(-number if failed else number)
+            except ShutdownError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def receive(self, timeout_seconds: float | None) -> tuple[Task, bool]:
+        """Wait on this ps for the next signal; return its task, and whether that failed.
+
+        Raises:
+            TimeoutError: No signal arrived in time.
+            ShutdownError: The number belongs to no task of this cluster.
+        """
+        tasks = self._current.training_tasks
+        number = self._queues[self._current.task_index].take(timeout_seconds)
+        if not 0 < abs(number) <= len(tasks):
+            raise ShutdownError(
+                f"The done queue holds {number}, but the cluster has {len(tasks)} training tasks. Give every process "
+                "the same cluster."
+            )
+        return tasks[abs(number) - 1], number < 0
+
+
+def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None) -> set[Task]:
+    """Wait on a ps until every training task has sent its completion signal; return the tasks that failed.
+
+    Raises:
+        ShutdownTimeoutError: Signals are missing; a killed worker sends none.
+    """
+    queues = DoneQueues(current)
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    has_failed: dict[Task, bool] = {}
+    while missing := [task for task in current.training_tasks if task not in has_failed]:
+        try:
+            task, failed = queues.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            raise ShutdownTimeoutError(
+                f"{format_tasks(missing)} sent no completion signal within {timeout_seconds} s. See their logs, or "
+                "raise timeout_seconds.",
+                missing=[str(task) for task in missing],
+                seconds=timeout_seconds or 0.0,
+            ) from None
+        has_failed[task] = failed
+    time.sleep(_REPLY_SECONDS)
+    return {task for task, failed in has_failed.items() if failed}
+
+
+def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
+    """Return this process's completion signal through the queues; hooks and `tf4slurm.shutdown` share it."""
+    queues = DoneQueues(current)
+
+    def send(failed: bool) -> None:
+        try:
+            queues.send(failed)
+        finally:  # only now: a ps that waits for the control service exits at once, and reads no queue then
+            channel = find_script_channel()
+            if channel is not None:
+                channel.send(completion="failed" if failed else "done")
+
+    return get_completion_signal(f"queues of {current.task}", send)
+
+
+class StartBarrier:
+    """The barrier at which training tasks wait until the chief, and then all of them, have their sessions.
+
+    Its state is in queues on ps 0 and lasts for the rest of the job: a restarted task does not wait again.
+    """
+
+    def __init__(self, current: ServerDictionary) -> None:
+        self._current = current
+        address = current.ps_addresses[0]
+        self._chief_arrived = PsQueue(address, 0, "tf4slurm_chief_arrived")
+        self._arrivals = PsQueue(address, 0, "tf4slurm_arrivals")
+        self._all_arrived = PsQueue(address, 0, "tf4slurm_all_arrived")
+        self._missing = set(current.training_tasks) - {current.task}
+        self._collector: threading.Thread | None = None
+
+    @property
+    def missing(self) -> tuple[Task, ...]:
+        """The tasks that have not arrived; known in the chief only."""
+        return tuple(task for task in self._current.training_tasks if task in self._missing)
+
+    def arrive(self) -> None:
+        """Register this task's session; the chief also starts a thread that counts the others.
+
+        Raises:
+            ShutdownError: ps 0 does not answer.
+        """
+        if not self._current.is_chief:
+            self._arrivals.put(self._current.training_tasks.index(self._current.task))
+            return
+        self._chief_arrived.put(1)
+        if self._collector is None:
+            self._collector = threading.Thread(target=self._collect, daemon=True)
+            self._collector.start()
+
+    def wait_for_chief(self, timeout_seconds: float) -> None:
+        """Wait until the chief has its session, and with it the variables; exceptions as in `PsQueue.take`."""
+        if not self._current.is_chief:
+            self._chief_arrived.wait_until_filled(timeout_seconds)
+
+    def wait_for_all(self, timeout_seconds: float) -> None:
+        """Wait until all training tasks have their sessions; exceptions as in `PsQueue.take`."""
+        self._all_arrived.wait_until_filled(timeout_seconds)
+
+    def _collect(self) -> None:
+        tasks = self._current.training_tasks
+        try:
+            while self._missing:
+                self._missing.discard(tasks[self._arrivals.take(None)])
+            self._all_arrived.put(1)
+        except ShutdownError:  # the training session gets the same error and reports it
+            pass
+
+
+def get_start_barrier(current: ServerDictionary) -> StartBarrier:
+    """Return the start barrier of this process, one for all its hooks."""
+    return _start_barriers.setdefault(current.task, StartBarrier(current))
+
+
 def make_queue(ps_index: int, name: str, capacity: int) -> tf.queue.FIFOQueue:
-    """Add a queue that is shared by its name to the graph that is being built."""
+    """Add a queue of this shared name to the current graph."""
     with tf.device(f"/job:ps/task:{ps_index}"):
         return tf.queue.FIFOQueue(capacity, tf.int32, shared_name=name)
 
 
+def done_queue_name(ps_index: int) -> str:
+    """Return the shared name of a ps's done queue."""
+    return f"done_queue{ps_index}"
+
+
 def _close(session: tf.compat.v1.Session) -> None:
-    with contextlib.suppress(tf.errors.OpError):  # the ps may be gone
+    with contextlib.suppress(tf.errors.OpError):  # the ps may have exited
         session.close()
 
 
 def _in_thread(action: Callable[[], object]) -> futures.Future[object]:
-    """Run in a thread that keeps no process from exiting, as those of an executor do."""
+    """Run in a daemon thread; an executor's thread would keep the process from exiting."""
     result: futures.Future[object] = futures.Future()
 
     def run() -> None:
         try:
             result.set_result(action())
-        except BaseException as error:  # whoever waits for it must hear of it
+        except BaseException as error:  # raised again by result.result()
             result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

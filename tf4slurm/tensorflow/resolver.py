@@ -1,6 +1,6 @@
-"""`SlurmClusterResolver`: TensorFlow's class of that name, with the map that Slurm made.
+"""`SlurmClusterResolver`: TensorFlow's class of that name, with the ranks on the nodes where Slurm placed them.
 
-Read beside https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SlurmClusterResolver.
+See https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SlurmClusterResolver.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
+from tf4slurm.completion_signal import channel_completion_signal
 from tf4slurm.errors import LayoutError, PlacementError
 from tf4slurm.roles import TASK_TYPES, role_of
-from tf4slurm.script_api import find_script_channel
+from tf4slurm.script_channel import find_script_channel
 from tf4slurm.server_dictionary import (
     ServerDictionary,
     count_roles,
@@ -27,24 +28,24 @@ from tf4slurm.slurm.commands import layout_of
 from tf4slurm.slurm.gpus import is_own_list, share_environ
 from tf4slurm.slurm.layout import Component, deal_ranks, rename_nodes
 from tf4slurm.slurm.step import SlurmStep, StepOutline, is_in_step
-from tf4slurm.tensorflow.serving import serve, signal_end_at_exit
+from tf4slurm.tensorflow.servers import run_server
 
 _PORT_BASE = 8888
 
 
 class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # type: ignore[misc]
-    """The cluster of the Slurm step that this process is a task of, for tf.distribute.
+    """The cluster of this process's Slurm step, for tf.distribute.
 
-    Ranks are given to the jobs in the order of the job names, as TensorFlow's class does. Which node has which rank is
-    as Slurm placed them, whatever the distribution; what cannot be told is an error. Under an agent of
-    tf4slurm the map is the launcher's.
+    Like TensorFlow's class, it assigns ranks to jobs in the order of the job names. Unlike it, it puts each rank on the
+    node where Slurm placed it, for every distribution, and raises an error if that cannot be determined. Under an agent
+    of tf4slurm the launcher's cluster spec is used.
 
-    Subclasses that know of ranks and hosts from elsewhere override `_resolve_own_rank`, `_resolve_num_tasks`,
-    `_resolve_hostlist` and `_resolve_task_configuration`. Ranks of their own are taken to be in the order of the host
-    names, one host after the other, as in TensorFlow.
+    Subclasses with ranks and hosts from another source override `_resolve_own_rank`, `_resolve_num_tasks`,
+    `_resolve_hostlist` and `_resolve_task_configuration`. As in TensorFlow, their ranks must follow the sorted host
+    names, one host after the other.
 
     Attributes:
-        task_type: The name of this task's job; unlike TensorFlow's it is there before `cluster_spec` is called.
+        task_type: The job name of this task; available before `cluster_spec` is called, unlike in TensorFlow.
         task_id: The index of this task in its job.
         rpc_layer: The protocol of the addresses that `master` returns.
     """
@@ -62,28 +63,28 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         interface: str | None = None,
         infiniband: bool = False,
     ) -> None:
-        """Resolve the cluster; with a network asked for, together with all other tasks of the step.
+        """Resolve the cluster; with `interface` or `infiniband`, together with all other tasks of the step.
 
         Args:
-            jobs: Number of tasks of each job, such as {"ps": 1, "worker": 3}; by default all are of the job "worker".
-            port_base: The port of the first task of each node; the others count on from it. With `interface` or
-                `infiniband` one that is not the default's is the first of the ports to choose from: as many as tasks,
-                and one for the control service.
-            gpus_per_node: How many GPUs of each node to use; by default all that Slurm gave.
-            gpus_per_task: How many GPUs each task uses; by default they are shared evenly: among all tasks, or in a job
-                with ps among its workers.
-            tasks_per_node: A number, or one for each host; only to say what Slurm says, or for ranks of a subclass.
-            auto_set_gpu: Let `cluster_spec` set CUDA_VISIBLE_DEVICES and its like to this task's share of what Slurm
-                gave. Where Slurm gave none, to the share of `gpus_per_node` and `gpus_per_task` GPUs, if given.
-            interface: Put the addresses of this network into the map, with ports that are held until TensorFlow's
-                server has them; see `get_server_dictionary`.
+            jobs: Number of tasks of each job, such as {"ps": 1, "worker": 3}; by default all tasks are workers.
+            port_base: The port of the first task of each node; each further task has the next port. With `interface` or
+                `infiniband`, a value other than the default is the first port of the range to choose from, which has
+                one port for each task and one for the control service.
+            gpus_per_node: Number of GPUs to use on each node; by default all that Slurm granted.
+            gpus_per_task: Number of GPUs for each task; by default an even share, in a job with ps for workers only.
+            tasks_per_node: Number of tasks on every node, or by host name. Not needed unless a subclass has its own
+                ranks.
+            auto_set_gpu: Let `cluster_spec` set CUDA_VISIBLE_DEVICES and similar variables to this task's share of the
+                granted GPUs; if Slurm granted none, of `gpus_per_node` and `gpus_per_task`, if given.
+            interface: Use addresses of this network, with ports that are held until TensorFlow's server opens them; see
+                `get_server_dictionary`.
             infiniband: The same as interface="infiniband".
 
         Raises:
-            SlurmEnvironmentError: A variable that is needed is absent or does not read.
-            LayoutError: Which node has which rank cannot be told.
-            PlacementError: More or fewer tasks or GPUs than there are.
-            RendezvousError: The tasks did not agree, where they had to.
+            SlurmEnvironmentError: A variable is missing or invalid.
+            LayoutError: The node of a rank cannot be determined.
+            PlacementError: The numbers of tasks or GPUs do not match the step.
+            RendezvousError: The tasks did not find each other, with `interface` or `infiniband`.
         """
         self.rpc_layer = rpc_layer
         self._port_base = port_base
@@ -93,9 +94,9 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         self._outline = StepOutline(os.environ)
         self._node_ranks: Sequence[int] = ()
         launched = launched_server_dictionary()
-        if launched is not None:  # GPUs are the agent's doing
-            agreed = launched if jobs is None else get_server_dictionary(jobs)
-            self._cluster_allocation, self.task_type, self.task_id = agreed
+        if launched is not None:  # the agent has set the GPUs
+            given = launched if jobs is None else get_server_dictionary(jobs)
+            self._cluster_allocation, self.task_type, self.task_id = given
             return
         self._rank = self._resolve_own_rank()
         self._jobs = {"worker": self._resolve_num_tasks()} if jobs is None else dict(jobs)
@@ -106,15 +107,15 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         self.task_id = self._rank - self._names.index(self.task_type)
         if interface is not None or infiniband:
             ports = None if port_base == _PORT_BASE else range(port_base, min(port_base + len(self._names) + 1, 65536))
-            agreed = get_server_dictionary(self._names, infiniband, interface=interface, ports=ports)
-            self._cluster_allocation = agreed.cluster
+            given = get_server_dictionary(self._names, infiniband, interface=interface, ports=ports)
+            self._cluster_allocation = given.cluster
             self._node_ranks = SlurmStep.from_environ(os.environ).node_ranks
         else:
             hosts = self._hosts_by_rank(isinstance(tasks_per_node, Mapping))
             self._cluster_allocation = self._allocate(hosts)
             self._node_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[self._rank]]
 
-    # What a subclass may know from elsewhere
+    # Methods that subclasses override
 
     def _resolve_own_rank(self) -> int:
         """Return the rank of this task, from 0."""
@@ -132,20 +133,20 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         """Return the number of tasks on each host."""
         return dict(zip(self._resolve_hostlist(), StepOutline(os.environ).tasks_per_node, strict=False))
 
-    # What TensorFlow asks for
+    # TensorFlow's interface
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Return the cluster, and show this task its GPUs if asked to."""
+        """Return the cluster spec; with `auto_set_gpu` also set which GPUs this task sees."""
         if self._auto_set_gpu:
             os.environ.update(self._gpu_environ())
         return tf.train.ClusterSpec(self._cluster_allocation)
 
     def get_task_info(self) -> tuple[str, int]:
-        """Return the name of this task's job, and its index in it."""
+        """Return this task's job name and index."""
         return self.task_type, self.task_id
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return "grpc://host:port" of a task, by default of this one."""
+        """Return "grpc://host:port" of a task, by default of this task."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
@@ -157,7 +158,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Return the number of GPUs of this task; where neither Slurm nor the caller tells it, of those it sees."""
+        """Return the number of GPUs of this task: from the arguments, else from Slurm, else those that are visible."""
         if self._gpus_per_task is not None:
             return {"GPU": self._gpus_per_task}
         lists = self._gpu_environ().values()
@@ -165,43 +166,45 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             return {"GPU": len(tf.config.list_physical_devices("GPU"))}
         return {"GPU": max(0 if devices == "-1" else len(devices.split(",")) for devices in lists)}
 
-    # Beyond TensorFlow's class
+    # Additions to TensorFlow's interface
 
     def serve(self, *, timeout_seconds: float = 300.0) -> None:
-        """Serve here until training is over, and exit, in a ps and in a worker under a chief; return in other tasks.
+        """In a ps, and in a worker under a chief, run the server until training is over, and exit; otherwise return.
 
-        Call it in every task, before the strategy is made, in place of `tf.distribute.Server(…).join()`, which never
-        returns. Training is over when the chief has ended, or without a chief every worker, however it ended: the exit
-        code is then 0, or 1 after a failure. Under plain srun the tasks meet for this, as in `get_server_dictionary`.
-        In a job without ps every task trains, and it returns at once.
+        Call it in every task before the strategy is made, in place of `tf.distribute.Server(…).join()`, which never
+        returns. Training is over when the chief, or without a chief every worker, has ended. The exit code is 0, or 1
+        if one of these failed. Under plain srun the tasks form a cluster for this, as in `get_server_dictionary`. In a
+        job without ps every task trains, and it returns at once.
 
         Args:
             timeout_seconds: How long to wait for all tasks.
 
         Raises:
-            SlurmEnvironmentError: This process is not a task of a Slurm step, nor under an agent.
-            PlacementError: A job has another name than a role of tf4slurm.
-            RendezvousError: The tasks did not meet in time, or not at all.
+            SlurmEnvironmentError: This process has no agent, and is not a task of a Slurm step.
+            PlacementError: A job name is not a role of tf4slurm.
+            RendezvousError: The tasks did not form a cluster in time.
         """
         if "ps" not in self._cluster_allocation:
             return
-        own = set_current_server_dictionary(ServerDictionary(self._cluster_allocation, self.task_type, self.task_id))
-        line = None
-        if launched_server_dictionary() is None:  # an agent ends its child by itself
+        current = set_current_server_dictionary(
+            ServerDictionary(self._cluster_allocation, self.task_type, self.task_id)
+        )
+        channel = None
+        if launched_server_dictionary() is None:  # an agent terminates its child when training is over
             if find_script_channel() is None:
                 roles = ",".join(self._names)
                 form_cluster(
                     count_roles(self._names), roles, SlurmStep.from_environ(os.environ), timeout_seconds=timeout_seconds
                 )
-            line = find_script_channel()
-        if role_of(own.task_type, has_chief="chief" in own.cluster).is_waited_for:
-            if line is not None:
-                signal_end_at_exit(own, line)
+            channel = find_script_channel()
+        if role_of(current.task_type, has_chief="chief" in current.cluster).is_waited_for:
+            if channel is not None:
+                channel_completion_signal(current.task, channel).send_at_exit()
             return
         self.cluster_spec()  # sets which GPUs this task sees
-        serve(own, line)
+        run_server(current, channel)
 
-    # How it is found
+    # How the cluster is determined
 
     def _configure(self, tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
         if tasks_per_node is None:
@@ -230,7 +233,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
                 )
 
     def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
-        """Return the host of each rank: as Slurm placed them, or for ranks that are not Slurm's as TensorFlow does."""
+        """Return the host of each rank: where Slurm placed it, or for a subclass's ranks as TensorFlow does."""
         hosts, counts = tuple(self._task_configuration), tuple(self._task_configuration.values())
         if not self._overrides("_resolve_own_rank") and is_in_step(os.environ):
             step = SlurmStep.from_environ(os.environ)
@@ -239,14 +242,12 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             "_resolve_own_rank", "_resolve_hostlist", "_resolve_task_configuration"
         ):
             return deal_ranks(Component(hosts, counts), self._outline.distribution, self._outline.plane_size)
-        # Known subclasses make the mapping of a set, whose order is another one in every process: only names count.
+        # sorted, because known subclasses make the mapping from a set, whose order differs between processes
         found = [host for host, count in sorted(self._task_configuration.items()) for _ in range(count)]
         here = {socket.gethostname(), socket.gethostname().partition(".")[0]} & set(hosts)
         if here and found[self._rank] not in here:
-            reason = f"rank {self._rank} is on {min(here)!r}, but the map puts it on {found[self._rank]!r}"
-            text = (
-                f"The map is wrong: {reason}. Ranks of your own must go from host to host in the order of their names."
-            )
+            reason = f"rank {self._rank} is on {min(here)!r}, but the cluster spec puts it on {found[self._rank]!r}"
+            text = f"The cluster spec is wrong: {reason}. A subclass's ranks must follow the sorted host names."
             raise LayoutError(text, distribution=None, reason=reason)
         return found
 
@@ -264,7 +265,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         return {name: list(itertools.islice(rest, count)) for name, count in sorted(self._jobs.items())}
 
     def _gpu_environ(self) -> dict[str, str]:
-        """Return the variables that show this task its GPUs; empty where neither Slurm nor the caller named any."""
+        """Return the variables that select this task's GPUs; empty if neither Slurm nor the arguments name any."""
         if not self._node_ranks:
             return {}
         granted, on_node, per_task = self._outline.visible_devices, self._outline.gpus_on_node, self._gpus_per_task
@@ -273,18 +274,18 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         hidden_from = set() if not visible else {name for name in self._jobs if not self._sees_gpus(name)}
         sees_gpus = [self._names[rank] not in hidden_from for rank in self._node_ranks]
         if not visible:
-            if on_node or (limit is None and per_task is None):  # Slurm gave some, and somebody has hidden them
+            if on_node or (limit is None and per_task is None):  # the user has hidden the granted GPUs
                 return {}
             visible = [str(index) for index in range((per_task or 0) * most_tasks if limit is None else limit)]
             granted, on_node = {"CUDA_VISIBLE_DEVICES": tuple(visible)}, None
         if not is_own_list(visible, on_node):
             granted, on_node = {name: devices[:limit] for name, devices in granted.items()}, None
             if per_task is None and not hidden_from:
-                per_task = len(visible[:limit]) // most_tasks or None  # the same for all, as collectives need it
+                per_task = len(visible[:limit]) // most_tasks or None  # equal shares, as collectives require
         return share_environ(granted, on_node, self._node_ranks.index(self._rank), sees_gpus, per_task)
 
     def _sees_gpus(self, task_type: str) -> bool:
-        """In a job with ps the others wait for its workers; in any other every task trains."""
+        """Return whether tasks of this role train: in a job with ps the workers, in others all."""
         if "ps" not in self._jobs or task_type not in TASK_TYPES:
             return True
         return role_of(task_type, has_chief="chief" in self._jobs).sees_gpus

@@ -1,7 +1,7 @@
-"""The script of `tf4slurm test`: the smallest training there is, by a real ParameterServerStrategy.
+"""The script of `tf4slurm test`: a minimal training with a real ParameterServerStrategy.
 
-A variable on the ps goes to 2 by gradients that the workers compute, until each worker has computed some. The last line
-that the chief prints says what was proved.
+The workers' gradients move a variable on the ps to 2, until each worker has computed some. The last line that the chief
+prints describes what worked.
 """
 
 from __future__ import annotations
@@ -9,50 +9,49 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 _STEPS_PER_WORKER = 10
 _TARGET = 2.0
 
 
 def main(timeout_seconds: float) -> None:
-    """Be the task that TF_CONFIG says; the chief gives up after `timeout_seconds` and says where it was."""
+    """Run the task that TF_CONFIG names; after `timeout_seconds` the chief prints where it is, and exits with 1."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    where = _Where("importing TensorFlow")
-    threading.Thread(target=where.give_up_after, args=(timeout_seconds,), daemon=True).start()
+    watchdog = _Watchdog("importing TensorFlow")
+    threading.Thread(target=watchdog.exit_after, args=(timeout_seconds,), daemon=True).start()
     import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     spec = resolver.cluster_spec()
     if resolver.task_type != "chief":
-        where.cancel()  # the chief gives up, and then this is ended
+        watchdog.cancel()  # this task ends with the chief
         os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
         tf.distribute.Server(spec, resolver.task_type, resolver.task_id, protocol="grpc").join()
-    where.text = "waiting for the servers of ps and workers"
+    watchdog.stage = "waiting for the servers of ps and workers"
     coordinator = tf.distribute.coordinator.ClusterCoordinator(tf.distribute.ParameterServerStrategy(resolver))
-    where.text = "training"
-    steps = _train(tf, coordinator, num_workers=spec.num_tasks("worker"))
-    where.cancel()
+    watchdog.stage = "training"
     count = spec.num_tasks("worker")
+    steps = _train(tf, coordinator, count)
+    watchdog.cancel()
     workers = "the worker" if count == 1 else f"all {count} workers"
-    what = f"{steps} steps of ParameterServerStrategy by {workers}, with the variable on a ps"
-    print(f"{what} (TensorFlow {tf.__version__})", flush=True)
+    summary = f"{steps} steps of ParameterServerStrategy by {workers}, with the variable on a ps"
+    print(f"{summary} (TensorFlow {tf.__version__})", flush=True)
 
 
-class _Where:
-    """How far this task is, for the sentence with which it gives up."""
+class _Watchdog:
+    """Ends this process after a time: TensorFlow waits in C++, where neither exceptions nor signal handlers run."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._is_done = threading.Event()
+    def __init__(self, stage: str) -> None:
+        self.stage = stage
+        self._is_cancelled = threading.Event()
 
     def cancel(self) -> None:
-        self._is_done.set()
+        self._is_cancelled.set()
 
-    def give_up_after(self, seconds: float) -> None:
-        """End the process: TensorFlow waits in C++, where no exception and no signal's handler reaches it."""
-        if not self._is_done.wait(seconds):
-            print(f"after {seconds:g} s still {self.text}: given up", flush=True)
+    def exit_after(self, seconds: float) -> None:
+        if not self._is_cancelled.wait(seconds):
+            print(f"timed out after {seconds:g} s while {self.stage}", flush=True)
             os._exit(1)
 
 
@@ -61,7 +60,7 @@ def _train(tf: Any, coordinator: Any, num_workers: int) -> int:
     with coordinator.strategy.scope():
         weight = tf.Variable(0.0)
     if "/job:ps" not in weight.device:
-        _fail(f"the variable is on {weight.device}, not on a ps")
+        raise SystemExit(f"tf4slurm test: the variable is on {weight.device}, not on a ps")
 
     @tf.function  # type: ignore[untyped-decorator]
     def step() -> Any:
@@ -73,13 +72,9 @@ def _train(tf: Any, coordinator: Any, num_workers: int) -> int:
     seen: set[int] = set()
     steps = 0
     while len(seen) < num_workers or abs(float(weight.numpy()) - _TARGET) > 0.1:
-        answers = [coordinator.schedule(step) for _ in range(_STEPS_PER_WORKER * num_workers)]
+        results = [coordinator.schedule(step) for _ in range(_STEPS_PER_WORKER * num_workers)]
         coordinator.join()
-        seen |= {int(answer.fetch()) for answer in answers}
-        steps += len(answers)
+        seen |= {int(result.fetch()) for result in results}
+        steps += len(results)
         time.sleep(0.0 if len(seen) == num_workers else 0.05)
     return steps
-
-
-def _fail(text: str) -> NoReturn:
-    raise SystemExit(f"tf4slurm test: {text}")

@@ -189,7 +189,7 @@ def test_steps_are_exact_and_errors_are_clear(tmp_path: Path) -> None:
     assert said[2].startswith("refused 0 The dataset of a worker has ended")
     assert "refused 1" in ran.stdout
     assert "step_fn returned a loss of shape (2,), not one number" in ran.stdout
-    assert said[-1].startswith("lost A ps is gone")
+    assert said[-1].startswith("lost A ps is lost")
 
 
 def test_whatever_ends_run_steps_ends_its_training_and_arguments_are_checked_at_entry(tmp_path: Path) -> None:

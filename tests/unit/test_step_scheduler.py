@@ -1,0 +1,65 @@
+"""The sizes of closures, and the completed steps of each worker."""
+
+from __future__ import annotations
+
+from tf4slurm.tensorflow.step_scheduler import CLOSURE_SECONDS, StepScheduler
+
+
+def closure_sizes(scheduler: StepScheduler, step_seconds: float, closures: int, max_steps: int = 1_000) -> list[int]:
+    """Return the sizes of closures that one worker runs one after another, at this duration of a step."""
+    now, taken = 0.0, []
+    for _ in range(closures):
+        steps = scheduler.take(max_steps)
+        now += steps * step_seconds
+        scheduler.add_completed(0, steps, {"loss": 2.0 * steps}, now)
+        taken.append(steps)
+    return taken
+
+
+def test_closures_grow_to_their_target_duration() -> None:
+    scheduler = StepScheduler(1)
+    scheduler.set_limit(10_000)
+    taken = closure_sizes(scheduler, CLOSURE_SECONDS / 40, 12)
+    assert taken[0] == 1
+    assert taken[-1] == 32  # the power of two below 40
+    assert len(set(taken)) <= 4  # each size is traced
+    assert scheduler.completed == sum(taken) == scheduler.sums["loss"] / 2
+
+
+def test_long_steps_get_closures_of_one_step() -> None:
+    scheduler = StepScheduler(1)
+    scheduler.set_limit(100)
+    assert set(closure_sizes(scheduler, 3 * CLOSURE_SECONDS, 8)) == {1}
+
+
+def test_closures_have_at_most_max_steps() -> None:
+    scheduler = StepScheduler(1)
+    scheduler.set_limit(10_000)
+    assert max(closure_sizes(scheduler, 1e-6, 10, max_steps=5)) == 4
+
+
+def test_last_closures_have_the_remaining_steps() -> None:
+    scheduler = StepScheduler(2, steps_per_call=4)
+    scheduler.set_limit(11)
+    assert [scheduler.take(1) for _ in range(5)] == [4, 4, 2, 1, 0]
+    scheduler.set_limit(13)
+    assert [scheduler.take(1) for _ in range(2)] == [2, 0]
+    scheduler.add_completed(1, 4, {})
+    assert scheduler.steps_by_worker == [0, 4]
+
+
+def test_stopped_scheduler_schedules_nothing() -> None:
+    scheduler = StepScheduler(1, steps_per_call=4)
+    scheduler.set_limit(10)
+    assert scheduler.take(1) == 4
+    scheduler.stop()
+    assert scheduler.take(1) == 0
+
+
+def test_scheduler_starts_with_the_size_of_an_earlier_one() -> None:
+    scheduler = StepScheduler(1)
+    scheduler.set_limit(10_000)
+    closure_sizes(scheduler, CLOSURE_SECONDS / 40, 12)
+    later = StepScheduler(1, closure_steps=scheduler.closure_steps)
+    later.set_limit(100)
+    assert later.take(1_000) == 32

@@ -1,0 +1,209 @@
+"""The script's end of the script channel: its state goes to its agent, and the launcher's desired state comes back.
+
+The agent's end is `agent/script_channel.py`. The channel is a Unix socket; each message is one line of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from tf4slurm.control.messages import DesiredState, ScriptState, decode, encode
+from tf4slurm.errors import RendezvousConnectionError
+from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
+
+_SEND_SECONDS = 0.2  # the shortest interval between reports of steps
+_WAKE_SECONDS = 1.0
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+_channel: ScriptChannel | None = None
+_channel_process = 0
+
+
+def find_script_channel() -> ScriptChannel | None:
+    """Return this process's channel to its agent; None without an agent. A forked process gets its own."""
+    global _channel, _channel_process
+    name = os.environ.get(SCRIPT_CHANNEL_VARIABLE)
+    if name is None:
+        return None
+    if _channel is None or _channel_process != os.getpid():
+        try:
+            _channel, _channel_process = ScriptChannel(name), os.getpid()
+        except OSError:
+            return None
+    return _channel
+
+
+def to_socket_address(name: str) -> str:
+    """Return the address of the socket that SCRIPT_CHANNEL_VARIABLE names."""
+    return f"\0{name[1:]}" if name.startswith("@") else name
+
+
+class ScriptChannel:
+    """A connection to the agent. `state` is what the script last sent, `desired` what it last received."""
+
+    def __init__(self, name: str) -> None:
+        """Connect to the agent.
+
+        Raises:
+            OSError: The agent does not answer.
+        """
+        self.desired = DesiredState()
+        self.state = ScriptState()
+        self.is_open = True
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(to_socket_address(name))
+        self._sent_at = 0.0
+        self._delayed: threading.Timer | None = None
+        self._callbacks: list[Callable[[], object]] = []
+        self._is_saving = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._receive, name="tf4slurm-script-channel", daemon=True).start()
+
+    def send(self, **changes: object) -> None:
+        """Change fields of `state` and send it now."""
+        with self._changed:
+            self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
+            self._send()
+
+    def send_soon(self, **changes: object) -> None:
+        """Change fields of `state` and send it, at most every 0.2 s; the last state is always sent."""
+        with self._changed:
+            self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
+            wait = self._sent_at + _SEND_SECONDS - time.monotonic()
+            if wait <= 0:
+                self._send()
+            elif self._delayed is None:
+                self._delayed = threading.Timer(wait, self.send)  # not a daemon, so that the last step is sent too
+                self._delayed.start()
+
+    def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
+        """Wait until a received state fulfils the condition; return whether one did.
+
+        Raises:
+            RendezvousConnectionError: The agent has exited.
+        """
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with self._changed:
+            while not condition():
+                if not self.is_open:
+                    raise RendezvousConnectionError("The agent of this process has exited.", address="")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                # the handler of a signal that arrives just before this thread sleeps runs only when it wakes
+                self._changed.wait(min(left, _WAKE_SECONDS))
+            return True
+
+    def add_stop_callback(self, save: Callable[[], object]) -> None:
+        """Call `save` in a new thread once the job is asked to stop; at once if it has been asked."""
+        with self._changed:
+            self._callbacks.append(save)
+        self._save_if_stopping()
+
+    def enable_stop_requests(self) -> None:
+        """Report that this script checks for stop requests, and forward this process's stop signals to the agent."""
+        if self.state.handles_stop:
+            return
+        self.send(handles_stop=True)
+        if threading.current_thread() is threading.main_thread():
+            numbers = [number for number in _FORWARDED_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+            if numbers:
+                _forward_signals(numbers, self)
+
+    def _send(self) -> None:
+        if self._delayed is not None:
+            self._delayed.cancel()
+            self._delayed = None
+        self._sent_at = time.monotonic()
+        try:
+            self._socket.sendall(encode(self.state) + b"\n")
+        except OSError:
+            self.is_open = False  # the receiving thread wakes those that wait
+
+    def _receive(self) -> None:
+        try:
+            with self._socket.makefile("rb") as lines:
+                for line in lines:
+                    desired = decode(line, DesiredState)
+                    with self._changed:
+                        self.desired = desired
+                        self._changed.notify_all()
+                    self._save_if_stopping()
+        except OSError:
+            pass
+        with self._changed:
+            self.is_open = False
+            self._changed.notify_all()
+
+    def _save_if_stopping(self) -> None:
+        with self._changed:
+            if self._is_saving or not (self.desired.stop_reason and self._callbacks):
+                return
+            self._is_saving = True
+            if self.state.has_saved:  # set after earlier callbacks; the job waits for the new one too
+                self.send(has_saved=False)
+        threading.Thread(target=self._save, name="tf4slurm-on-stop").start()
+
+    def _save(self) -> None:
+        while True:
+            with self._changed:
+                if not self._callbacks:
+                    self._is_saving = False
+                    self.send(has_saved=True)
+                    return
+                save = self._callbacks.pop(0)
+            try:
+                save()
+            except Exception:
+                traceback.print_exc()
+
+
+def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) -> None:
+    """Send these signals to the agent from a thread: a signal handler may interrupt the main thread while it sends."""
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of signals already
+            os.write(writable, bytes([number]))
+
+    def forward() -> None:
+        while received := os.read(readable, 1):
+            channel.send(stop_signal=signal.Signals(received[0]).name)
+
+    threading.Thread(target=forward, name="tf4slurm-signals", daemon=True).start()
+    for number in numbers:
+        signal.signal(number, handle)
+    _restore_in_forks(numbers, handle)
+
+
+def _restore_in_forks(numbers: Sequence[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> None:
+    """Let the signals terminate a forked process, such as by Process.terminate(), without stopping the job.
+
+    They are blocked during the fork, so that none reaches the handler in the new process.
+    """
+    held = threading.local()
+
+    def block() -> None:
+        held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
+
+    def restore() -> None:
+        for number in numbers:
+            if signal.getsignal(number) is handle:
+                signal.signal(number, signal.SIG_DFL)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore)

@@ -1,0 +1,220 @@
+"""How a ps learns that training is over, in scripts that start their own TensorFlow servers.
+
+A ps calls `serve_until_done` or `wait_for_workers`. Every worker and the chief sends a completion signal, by
+`done_at_end`, `signal_at_exit` or `signal_done`. The signals take one of two ways, the same in all tasks:
+
+* method="barrier": through the control service, which also detects workers that are killed. It needs "tf4slurm run", or
+  get_server_dictionary() before.
+* method="queue": through a TensorFlow queue on each ps. It needs nothing but TensorFlow's servers, but a killed worker
+  sends nothing: only `timeout_seconds` ends the wait for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tf4slurm.cluster import Task, format_tasks
+from tf4slurm.completion_signal import CompletionSignal, channel_completion_signal
+from tf4slurm.errors import RendezvousConnectionError, ShutdownError, ShutdownTimeoutError
+from tf4slurm.script_channel import ScriptChannel, find_script_channel
+from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary
+
+__all__ = ["Ending", "done_at_end", "serve_until_done", "signal_at_exit", "signal_done", "wait_for_workers"]
+
+_METHODS = ("barrier", "queue")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the training tasks ended; each task is in one of the two tuples, in the order of the cluster.
+
+    Attributes:
+        done: The tasks that finished.
+        failed: The tasks that failed or, with method="barrier", were killed.
+    """
+
+    done: tuple[Task, ...]
+    failed: tuple[Task, ...]
+
+
+def wait_for_workers(
+    *,
+    method: str = "barrier",
+    timeout_seconds: float | None = None,
+    cluster: Mapping[str, Sequence[str]] | None = None,
+    task_type: str | None = None,
+    task_index: int | None = None,
+) -> Ending:
+    """Wait on a ps until every worker, and the chief, is done or has failed.
+
+    Call it in place of `server.join()`: the server runs in its own threads. Unlike in `server.join()`, signal handlers
+    run at once.
+
+    Args:
+        method: "barrier" or "queue", see the module's text. With "queue" the server of this ps must run.
+        timeout_seconds: How long to wait for all of them; None waits without limit.
+        cluster: The addresses of each role. By default what get_server_dictionary() returned in this process, else the
+            content of TF_CONFIG; the same applies to the next two.
+        task_type: The role of this process.
+        task_index: Its index in its role.
+
+    Returns:
+        Which tasks are done and which failed. The ps may exit now.
+
+    Raises:
+        ShutdownTimeoutError: Signals are missing; `missing` has their tasks.
+        ShutdownError: This process is not a ps of the cluster.
+        SlurmEnvironmentError: No cluster is given or known.
+        ValueError: The method is unknown, or only a part of cluster, task_type and task_index is given.
+    """
+    current = current_server_dictionary(cluster, task_type, task_index)
+    if current.task_type != "ps" or not current.task_index < len(current.ps_addresses):
+        raise ShutdownError(f"{current.task} is not a ps of the cluster: only a ps waits for the workers.")
+    _check_method(method)
+    failed = (_wait_for_barrier if method == "barrier" else _wait_for_queue)(current, timeout_seconds)
+    atexit.register(gc.freeze)  # without it the interpreter's last garbage collection takes 0.8 s in place of 0.1 s
+    tasks = current.training_tasks
+    return Ending(
+        done=tuple(task for task in tasks if task not in failed), failed=tuple(task for task in tasks if task in failed)
+    )
+
+
+def serve_until_done(
+    server: object,
+    *,
+    method: str = "barrier",
+    timeout_seconds: float | None = None,
+    cluster: Mapping[str, Sequence[str]] | None = None,
+    task_type: str | None = None,
+    task_index: int | None = None,
+) -> Ending:
+    """Keep a tf.distribute.Server running until every worker is done or has failed; otherwise as `wait_for_workers`.
+
+    A TensorFlow server runs in its own threads for as long as Python refers to it.
+    """
+    ending = wait_for_workers(
+        method=method, timeout_seconds=timeout_seconds, cluster=cluster, task_type=task_type, task_index=task_index
+    )
+    del server  # referred to until here
+    return ending
+
+
+def signal_done(
+    failed: bool = False,
+    *,
+    method: str = "barrier",
+    cluster: Mapping[str, Sequence[str]] | None = None,
+    task_type: str | None = None,
+    task_index: int | None = None,
+) -> None:
+    """Send this worker's completion signal to every ps. Only the first signal of a process is sent.
+
+    Args:
+        failed: Whether the worker failed.
+        method: The method with which the ps waits; see `wait_for_workers`, also for the other arguments. An evaluator,
+            which is outside the cluster, sends nothing.
+        cluster: The addresses of each role.
+        task_type: The role of this process.
+        task_index: Its index in its role.
+
+    Raises:
+        ShutdownError: A ps does not answer, or this process is a ps.
+        SlurmEnvironmentError: No cluster is given or known.
+        ValueError: The method is unknown, or only a part of cluster, task_type and task_index is given.
+    """
+    _completion_signal(method, cluster, task_type, task_index).send(failed)
+
+
+@contextmanager
+def done_at_end(
+    *,
+    method: str = "barrier",
+    cluster: Mapping[str, Sequence[str]] | None = None,
+    task_type: str | None = None,
+    task_index: int | None = None,
+) -> Iterator[None]:
+    """Send the completion signal at the end of the block: failed if it raises, or exits with a code other than 0.
+
+    Arguments and exceptions are those of `signal_done`.
+    """
+    signal = _completion_signal(method, cluster, task_type, task_index)
+    try:
+        yield
+    except SystemExit as exit_:
+        signal.send(failed=exit_.code not in (None, 0))
+        raise
+    except BaseException:
+        signal.send(failed=True)
+        raise
+    signal.send()
+
+
+def signal_at_exit(
+    *,
+    method: str = "barrier",
+    cluster: Mapping[str, Sequence[str]] | None = None,
+    task_type: str | None = None,
+    task_index: int | None = None,
+) -> None:
+    """Send the completion signal when this process exits: failed if an uncaught exception ends it.
+
+    sys.exit() counts as done, whatever its code. A killed process sends no signal. Arguments and exceptions are those
+    of `signal_done`.
+    """
+    _completion_signal(method, cluster, task_type, task_index).send_at_exit()
+
+
+def _check_method(method: str) -> None:
+    if method not in _METHODS:
+        raise ValueError(f"Unknown method {method!r}: expected one of {', '.join(map(repr, _METHODS))}.")
+
+
+def _completion_signal(
+    method: str, cluster: Mapping[str, Sequence[str]] | None, task_type: str | None, task_index: int | None
+) -> CompletionSignal:
+    current = current_server_dictionary(cluster, task_type, task_index)
+    if current.task_type == "ps":
+        raise ShutdownError(f"{current.task} is a ps: it receives signals and sends none. Call wait_for_workers().")
+    _check_method(method)
+    if method == "barrier":
+        return channel_completion_signal(current.task, _connected_channel())
+    from tf4slurm.tensorflow.queues import queue_completion_signal
+
+    return queue_completion_signal(current)
+
+
+def _wait_for_barrier(current: ServerDictionary, timeout_seconds: float | None) -> set[Task]:
+    """Wait until the control service reports the end of training; return the tasks that failed."""
+    tasks, channel = current.training_tasks, _connected_channel()
+    try:
+        is_over = channel.wait_until(lambda: channel.desired.is_training_over, timeout_seconds)
+    except RendezvousConnectionError:  # the control service is lost, so how the tasks end stays unknown
+        return set(tasks)
+    if not is_over:
+        raise ShutdownTimeoutError(
+            f"Training was not over within {timeout_seconds} s: some of {format_tasks(tasks)} still run. See their "
+            "logs, or raise timeout_seconds.",
+            missing=[str(task) for task in tasks],
+            seconds=timeout_seconds or 0.0,
+        )
+    return {task for task in tasks if str(task) in channel.desired.failed_tasks}
+
+
+def _wait_for_queue(current: ServerDictionary, timeout_seconds: float | None) -> set[Task]:
+    from tf4slurm.tensorflow.queues import wait_for_done_queue
+
+    return wait_for_done_queue(current, timeout_seconds)
+
+
+def _connected_channel() -> ScriptChannel:
+    channel = find_script_channel()
+    if channel is None:
+        raise ShutdownError(
+            'method="barrier" needs the control service, and this process has no agent. Call get_server_dictionary() '
+            'first, start the script with "tf4slurm run", or use method="queue".'
+        )
+    return channel

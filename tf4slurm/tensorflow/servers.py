@@ -1,0 +1,162 @@
+"""The TensorFlow servers of a cluster: wait for them with a timeout, and run the one of this process.
+
+TensorFlow's constructors wait in C++, where neither exceptions nor Python's signal handlers run; other threads do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tf4slurm.cluster import Address, Task, format_tasks
+from tf4slurm.errors import EXIT_NOT_FORMED, RendezvousConnectionError, RendezvousTimeoutError
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.network.reachability import is_answering
+from tf4slurm.script_channel import ScriptChannel
+from tf4slurm.server_dictionary import ServerDictionary
+from tf4slurm.system.variables import ATTEMPT_VARIABLE, RUN_DIRECTORY_VARIABLE
+
+_ANSWER_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+_CHECKS_PER_SECOND = 1000  # at most, of all servers together
+_CONNECT_SECONDS = 20.0  # the least that TensorFlow gets to connect to servers that answer; it takes less than 1 s
+
+
+def connect_parameter_server_strategy(
+    cluster: Mapping[str, Sequence[str]], run_directory: RunDirectory | None, timeout_seconds: float, **options: Any
+) -> Any:
+    """Return a tf.distribute.ParameterServerStrategy with this process as chief; `options` are passed on to it.
+
+    If TensorFlow hangs although all servers answer, this process prints the reason and exits with EXIT_NOT_FORMED.
+
+    Raises:
+        RendezvousTimeoutError: Servers did not answer in time; the text names them and a log.
+    """
+    import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+
+    deadline = time.monotonic() + timeout_seconds
+    servers = list_servers(cluster, ("ps", "worker"))
+    missing = wait_for_servers(servers, timeout_seconds)
+    if missing:
+        raise RendezvousTimeoutError(describe_missing(missing, run_directory, timeout_seconds))
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(dict(cluster)), task_type="chief", task_id=0, rpc_layer="grpc"
+    )
+    seconds = max(deadline - time.monotonic(), _CONNECT_SECONDS)
+    with exit_after(seconds, lambda: _describe_hang(servers, run_directory, timeout_seconds)):
+        return tf.distribute.ParameterServerStrategy(resolver, **options)
+
+
+def run_server(current: ServerDictionary, channel: ScriptChannel | None) -> NoReturn:
+    """Run this task's TensorFlow server until training is over, then exit: with 1 if training failed, else with 0.
+
+    Without a channel the server runs until the process is terminated, as by an agent.
+    """
+    import tensorflow as tf
+
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # report another server's failure to the chief
+    server = tf.distribute.Server(
+        current.cluster, job_name=current.task_type, task_index=current.task_index, protocol="grpc"
+    )
+    if channel is None:
+        server.join()
+        raise AssertionError("server.join() returned")
+    if current.task_type == "worker":
+        channel.send(completion="done")  # it only serves, so only the chief's end is the end of training
+    try:
+        channel.wait_until(lambda: channel.desired.is_training_over, None)
+        chiefs = ["chief/0"] if "chief" in current.cluster else [str(task) for task in current.training_tasks]
+        has_failed = any(task in channel.desired.failed_tasks for task in chiefs)
+    except RendezvousConnectionError:  # the control service is lost
+        has_failed = True
+    atexit.register(gc.freeze)  # as in shutdown.wait_for_workers
+    raise SystemExit(1 if has_failed else 0)
+
+
+def list_servers(cluster: Mapping[str, Sequence[str]], roles: Sequence[str]) -> dict[Task, Address]:
+    """Return the address of each task of these roles."""
+    return {
+        Task(role, index): Address.from_text(address)
+        for role in roles
+        for index, address in enumerate(cluster.get(role, ()))
+    }
+
+
+def wait_for_servers(servers: Mapping[Task, Address], timeout_seconds: float) -> dict[Task, Address]:
+    """Wait until all servers have answered, or the time is over; return those that have not."""
+    missing = dict(servers)
+    thread = threading.Thread(target=lambda: asyncio.run(_check_all(missing, timeout_seconds)), daemon=True)
+    thread.start()  # a thread of its own, because a notebook's main thread has a running event loop
+    thread.join()
+    return missing
+
+
+def describe_missing(missing: Mapping[Task, Address], run_directory: RunDirectory | None, seconds: float) -> str:
+    """Return the error text for servers that do not answer."""
+    named = format_tasks(f"{task} at {address}" for task, address in missing.items())
+    attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
+    logs = "the log of each"
+    if run_directory is not None:
+        logs += f", such as {run_directory.log(next(iter(missing)), attempt)}"
+    return f"{named} did not answer within {seconds:g} s. See {logs}, or raise timeout_seconds."
+
+
+def current_run_directory() -> RunDirectory | None:
+    """Return the run directory of this process's job; None if no agent started this process."""
+    path = os.environ.get(RUN_DIRECTORY_VARIABLE)
+    return RunDirectory(Path(path)) if path else None
+
+
+@contextlib.contextmanager
+def exit_after(seconds: float, explain: Callable[[], str]) -> Iterator[None]:
+    """Print what `explain` returns and exit with EXIT_NOT_FORMED, if the block takes longer than `seconds`."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        if is_over.wait(seconds):
+            return
+        text = explain()
+        if not is_over.is_set():
+            sys.stderr.write(f"tf4slurm: {text}\n")
+            sys.stderr.flush()
+            os._exit(EXIT_NOT_FORMED)
+
+    threading.Thread(target=watch, name="tf4slurm-exit-after", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def _describe_hang(servers: Mapping[Task, Address], run_directory: RunDirectory | None, seconds: float) -> str:
+    missing = wait_for_servers(servers, 2 * _ANSWER_SECONDS)
+    if missing:
+        return describe_missing(missing, run_directory, seconds)
+    return (
+        f"TensorFlow did not connect to the cluster within {seconds:g} s, although every server answers: one of "
+        f"{format_tasks(servers)} is not a TensorFlow server of this version. See their logs."
+    )
+
+
+async def _check_all(missing: dict[Task, Address], timeout_seconds: float) -> None:
+    """Remove the servers that answer from `missing`, until it is empty or the time is over."""
+    deadline = time.monotonic() + timeout_seconds
+    pause = max(_POLL_SECONDS, len(missing) / _CHECKS_PER_SECOND)
+
+    async def check(task: Task, address: Address) -> None:
+        while await is_answering(address, _ANSWER_SECONDS) is not True:
+            if time.monotonic() >= deadline:
+                return
+            await asyncio.sleep(pause)
+        del missing[task]
+
+    await asyncio.gather(*(check(*server) for server in tuple(missing.items())))

@@ -1,0 +1,113 @@
+"""`StepClosure`: the function of some training steps that a worker runs, and the numbers that it returns."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+
+from tf4slurm.errors import TrainingError
+
+logger = logging.getLogger(__name__)
+
+_MAX_STEPS = 64
+_MAX_OPERATIONS = 4_000  # of a graph that takes 1 to 2 s to trace and send; larger steps take long enough by themselves
+
+
+class StepClosure:
+    """A tf.function of some steps. It returns [index of the worker, sum of each number in `names`].
+
+    The graph repeats the step. A TensorFlow loop would take twice as long, because its turns are coordinated with the
+    ps, and so would calls of one function (measured with 4 B on a ps, steps per second: 170 in single closures, 1,100
+    with 32 repeated, 620 in a loop, 630 in 32 calls).
+
+    Attributes:
+        function: The tf.function, to be called with the number of steps and the datasets.
+        max_steps: The largest number of steps that keeps the graph small.
+        last_steps: The size that the last `run_steps` chose.
+        names: The names of the numbers that step_fn returns; None before it is traced.
+    """
+
+    def __init__(self, strategy: Any, step_fn: Callable[..., Any], counter_reference: Any) -> None:
+        self.max_steps = 1
+        self.last_steps = 1
+        self.names: tuple[str, ...] | None = None
+        self._has_warned = False
+        self._strategy = strategy
+        self._step_fn = step_fn
+        self._counter = counter_reference.deref()
+        self.function = tf.function(self._trace)
+
+    def _trace(self, count: int, *iterators: Any) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        sums: dict[str, Any] = {}
+        for _ in range(count):
+            numbers = self._trace_step(graph, iterators)
+            sums = {name: sums.get(name, 0.0) + number for name, number in numbers.items()}
+        self._warn_of_variables_outside(graph)
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        return tf.stack([tf.cast(worker, tf.float64), *sums.values()])
+
+    def _trace_step(self, graph: Any, iterators: Any) -> dict[str, Any]:
+        """Add one step, and the counter's addition after it, to the graph; return the numbers of the step."""
+        before = len(graph.get_operations())
+        batch = [next(iterator) for iterator in iterators]
+        numbers = _check_numbers(self._strategy, self._strategy.run(self._step_fn, args=batch))
+        if self.names not in (None, tuple(numbers)):
+            raise TrainingError(f"step_fn returned {tuple(numbers)}, but {self.names} before. Always return the same.")
+        self.names = tuple(numbers)
+        operations = graph.get_operations()[before:]
+        with tf.control_dependencies([each for each in operations if each.op_def.is_stateful]):
+            self._counter.assign_add(1)  # without the dependencies the ps could count steps before they are applied
+        self.max_steps = max(1, min(_MAX_OPERATIONS // max(len(operations), 1), _MAX_STEPS))
+        return numbers
+
+    def _warn_of_variables_outside(self, graph: Any) -> None:
+        """Warn once of variables that are on no ps."""
+        used = getattr(graph, "_watched_variables", ())  # `graph.variables` is empty until the graph is complete
+        outside = sorted({variable.name for variable in used if "/job:ps/" not in variable.device})
+        if outside and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "The step uses variables that were made outside of the strategy's scope: %s. They are in the chief, "
+                "and every step of each worker accesses it. Make them in `with strategy.scope():`.",
+                ", ".join(outside),
+            )
+
+
+@functools.lru_cache(maxsize=8)
+def make_closure(strategy: Any, step_fn: Callable[..., Any], counter_reference: Any) -> StepClosure:
+    """Return the closure; the same one for the same arguments, because its graphs are on the workers already."""
+    return StepClosure(strategy, step_fn, counter_reference)
+
+
+def _check_numbers(strategy: Any, result: Any) -> dict[str, Any]:
+    """Return the numbers that step_fn returned, by name, as scalar tensors.
+
+    Raises:
+        TrainingError: They are not one scalar tensor, a dict of scalar tensors, or None.
+    """
+    numbers = result if isinstance(result, dict) else {} if result is None else {"loss": result}
+    for name, number in numbers.items():
+        _check_number(strategy, name, number)
+    means = {name: strategy.reduce("MEAN", numbers[name], axis=None) for name in sorted(numbers)}
+    for name, mean in means.items():
+        if mean.shape.rank != 0:
+            raise TrainingError(
+                f"step_fn returned a {name} of shape {mean.shape}, not one number: return tf.reduce_mean(loss)."
+            )
+    return {name: tf.cast(mean, tf.float64) for name, mean in means.items()}
+
+
+def _check_number(strategy: Any, name: Any, number: Any) -> None:
+    if not isinstance(name, str) or name == "step":
+        raise TrainingError(f"step_fn returned a number named {name!r}: expected a str other than 'step'.")
+    tensors = strategy.experimental_local_results(number)
+    if not all(tf.is_tensor(each) and (each.dtype.is_floating or each.dtype.is_integer) for each in tensors):
+        raise TrainingError(
+            f"step_fn returned {number!r} as {name}, which is not a numeric tensor: return tf.reduce_mean(loss), a "
+            "dict of such tensors by name, or None."
+        )

@@ -1,0 +1,291 @@
+"""`run_steps()`: train a number of steps on the workers of a ParameterServerStrategy, as fast as they can."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+
+from tf4slurm.errors import ParameterServerLostError, TrainingError, TrainingTimeoutError
+from tf4slurm.script_api import should_stop
+from tf4slurm.tensorflow.checkpoints import Checkpoints, check_integer
+from tf4slurm.tensorflow.keras_limits import install_keras_limits
+from tf4slurm.tensorflow.step_closure import make_closure
+from tf4slurm.tensorflow.step_scheduler import ProgressReporter, StepScheduler
+from tf4slurm.tensorflow.strategy import allow_exit_without_workers
+
+_CLOSURES_PER_WORKER = 2  # one runs while the next waits
+_POLL_SECONDS = 0.05
+_STOP_SECONDS = 10.0  # of the grace period, so that a worker that hangs does not cost the last checkpoint
+_MAX_FETCHES = 3  # of one closure's result; each fetch after a failure runs the closure again
+_threads: weakref.WeakKeyDictionary[Any, list[threading.Thread]] = weakref.WeakKeyDictionary()
+"""The threads of the last run_steps with each coordinator. They run while they wait for a closure."""
+
+
+class StepsDone(NamedTuple):
+    """The result of `run_steps`.
+
+    Attributes:
+        step: The counter at the end. It counts applied steps, repeated ones too.
+        steps_by_worker: Number of steps of each worker in this call, by its index. It counts completed closures; a
+            closure that a lost worker had begun is not in it.
+        means: The mean over these steps of each number that step_fn returned, by name; {"loss": …} for a loss alone.
+        is_stopped: Whether it returned early because the job is to stop.
+        seconds: The duration, with tracing and saving.
+    """
+
+    step: int
+    steps_by_worker: tuple[int, ...]
+    means: dict[str, float]
+    is_stopped: bool
+    seconds: float
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of this call, repeated ones counted once."""
+        return sum(self.steps_by_worker)
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The mean loss of these steps; None if step_fn returned none."""
+        return self.means.get("loss")
+
+
+def run_steps(
+    coordinator: tf.distribute.coordinator.ClusterCoordinator,
+    step_fn: Callable[..., Any],
+    steps: int,
+    *,
+    dataset: Any = None,
+    step: tf.Variable | None = None,
+    checkpoints: Checkpoints | None = None,
+    steps_per_call: int | None = None,
+    timeout_seconds: float = 600.0,
+) -> StepsDone:
+    """Train until the step counter is at `steps`; a restored checkpoint's steps count.
+
+    The counter counts a step once all its updates are applied, so it matches the variables, whichever process is lost.
+    A step that a lost worker had begun may be applied in part without being counted. The steps of a lost worker's
+    closures run again on another worker, also those already applied: up to half a second of steps (or two times
+    `steps_per_call`) for each loss. Both runs count, so the counter may end that much above `steps`. A restarted worker
+    reads its dataset from the beginning.
+
+    It reports step, loss and other numbers to the job (`tf4slurm.report`). When the job is to stop, it waits at most
+    10 s for the running closures, saves a checkpoint, and returns. If anything else ends it, such as Ctrl-C or an
+    error, it schedules no more closures and waits at most 10 s for those that run; the next call waits for the rest.
+
+    Args:
+        coordinator: The chief's ClusterCoordinator.
+        step_fn: One step: `step_fn(batch)` with a dataset, else `step_fn()`. It runs on a worker, in `strategy.run`,
+            and returns the loss, a scalar tensor; or a dict of scalar tensors by name; or None. Pass the same function
+            to later calls, because it is traced once.
+        steps: The counter's value at which to return.
+        dataset: `iter(coordinator.create_per_worker_dataset(…))`. Each worker's dataset must not end: `repeat()` it.
+        step: The counter, a tf.Variable of an integer type made in the strategy's scope; by default that of
+            `checkpoints`, else a new one that starts at 0.
+        checkpoints: Where to save: when a save is due, when the job is to stop, and at the end.
+        steps_per_call: Steps in one scheduled closure. By default as many as take 0.25 s, which makes the chief's work
+            negligible and a stop or a lost worker cheap; fewer if the step is a large graph. Tracing takes longer the
+            more steps a closure has.
+        timeout_seconds: How long to wait for a closure to complete, with tracing. TensorFlow itself waits without
+            limit, such as for the second of two lost workers.
+
+    Raises:
+        ParameterServerLostError: A ps is lost, and its variables with it. Let the chief exit: another attempt
+            (`tf4slurm run --max-attempts`) resumes from the checkpoint.
+        TrainingTimeoutError: No closure completed in time.
+        TrainingError: A dataset has ended, or step_fn returned other things than scalar tensors.
+        CheckpointError: A checkpoint could not be written.
+        TypeError, ValueError: An argument is invalid; nothing was done.
+        BaseException: Any exception of step_fn.
+    """
+    steps = check_integer("steps", steps, at_least=0)
+    if steps_per_call is not None:
+        steps_per_call = check_integer("steps_per_call", steps_per_call, at_least=1)
+    _check_arguments(coordinator, step_fn, dataset, step, checkpoints, timeout_seconds)
+    if not _join(_threads.get(coordinator, []), timeout_seconds):
+        raise TrainingTimeoutError(
+            f"Closures of an earlier run_steps did not complete within {timeout_seconds:g} s. See the logs of the "
+            "workers, or raise timeout_seconds."
+        )
+    allow_exit_without_workers(coordinator)
+    install_keras_limits()
+    run = _Run(coordinator, step_fn, dataset, step, checkpoints, steps_per_call, timeout_seconds)
+    try:
+        return run.run(steps)
+    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        raise ParameterServerLostError(
+            "A ps is lost, and its variables with it. Start the job again, or give it --max-attempts: it resumes from "
+            f"its checkpoint. TensorFlow's error: {' '.join(str(error.message).split())[:200]}"
+        ) from error
+    except tf.errors.OutOfRangeError as error:
+        raise TrainingError(
+            "The dataset of a worker has ended. run_steps counts steps, not epochs: call repeat() on the dataset."
+        ) from error
+
+
+def _check_arguments(
+    coordinator: Any, step_fn: Any, dataset: Any, step: Any, checkpoints: Any, timeout_seconds: Any
+) -> None:
+    """Raise TypeError or ValueError for arguments of run_steps that would fail later."""
+    is_counter = isinstance(step, tf.Variable) and step.dtype.is_integer and step.shape.rank == 0
+    is_coordinator = isinstance(coordinator, tf.distribute.coordinator.ClusterCoordinator)
+    is_number = isinstance(timeout_seconds, (int, float, np.number))
+    for name, value, is_valid, expected in (
+        ("coordinator", coordinator, is_coordinator, "a ClusterCoordinator"),
+        ("step_fn", step_fn, callable(step_fn), "a function of one step"),
+        ("dataset", dataset, hasattr(dataset, "__next__"), "iter(coordinator.create_per_worker_dataset(…))"),
+        ("step", step, is_counter, "a scalar tf.Variable of an integer type"),
+        ("checkpoints", checkpoints, isinstance(checkpoints, Checkpoints), "Checkpoints"),
+        ("timeout_seconds", timeout_seconds, is_number, "a number"),
+    ):
+        if not is_valid and not (value is None and name in ("dataset", "step", "checkpoints")):
+            raise TypeError(f"{name} is {value!r}: expected {expected}.")
+    if not timeout_seconds > 0:
+        raise ValueError(f"timeout_seconds is {timeout_seconds!r}: expected a number greater than 0.")
+
+
+class _Run:
+    """One call of `run_steps`."""
+
+    def __init__(
+        self,
+        coordinator: Any,
+        step_fn: Callable[..., Any],
+        dataset: Any,
+        step: tf.Variable | None,
+        checkpoints: Checkpoints | None,
+        steps_per_call: int | None,
+        timeout_seconds: float,
+    ) -> None:
+        strategy = coordinator.strategy
+        if step is None and checkpoints is not None:
+            step = checkpoints.step
+        if step is None:
+            with strategy.scope():
+                step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        self._coordinator = coordinator
+        self._counter = step
+        self._closure = make_closure(strategy, step_fn, step.ref())
+        self._inputs = () if dataset is None else (dataset,)
+        self._checkpoints = checkpoints
+        self._timeout_seconds = timeout_seconds
+        self._num_workers = _count_workers()
+        self._scheduler = StepScheduler(self._num_workers, steps_per_call, self._closure.last_steps)
+        self._progress = ProgressReporter(self._scheduler)
+        self._scheduling = threading.Lock()  # ClusterCoordinator.schedule is not thread-safe
+        self._errors: list[BaseException] = []
+        self._is_given_up = False
+
+    def run(self, steps: int) -> StepsDone:
+        started = time.monotonic()
+        scheduler, checkpoints = self._scheduler, self._checkpoints
+        step = int(self._counter.numpy())
+        is_stopped = False
+        while step < steps and not is_stopped:
+            target = steps if checkpoints is None else min(steps, checkpoints.next_due(step) or steps)
+            is_stopped = self._run_until(scheduler.completed + target - step, step - scheduler.completed)
+            step = int(self._counter.numpy())  # above the target if steps of a lost worker ran again
+            if checkpoints is not None and (is_stopped or step == target or step >= steps or checkpoints.is_due()):
+                checkpoints.save()
+        means = {name: total / scheduler.completed for name, total in scheduler.sums.items()}
+        self._closure.last_steps = scheduler.closure_steps
+        return StepsDone(step, tuple(scheduler.steps_by_worker), means, is_stopped, time.monotonic() - started)
+
+    def _run_until(self, limit: int, first_step: int) -> bool:
+        """Run steps until `limit` are completed, or it is time to save or stop; return whether to stop."""
+        self._scheduler.set_limit(limit)
+        threads = [
+            threading.Thread(target=self._run_closures, name=f"tf4slurm-steps-{index}", daemon=True)
+            for index in range(_CLOSURES_PER_WORKER * self._num_workers)
+        ]
+        _threads[self._coordinator] = threads
+        try:
+            for thread in threads:
+                thread.start()
+            is_stopped = self._is_given_up = self._watch(threads, first_step)
+        except BaseException:
+            self._give_up(threads)
+            raise
+        if self._errors:
+            self._give_up(threads)
+            causes = [error for error in self._errors if not isinstance(error, tf.errors.CancelledError)]
+            raise (causes or self._errors)[0]
+        return is_stopped
+
+    def _watch(self, threads: list[threading.Thread], first_step: int) -> bool:
+        """Wait until the threads have ended, or must be given up; return whether the job is to stop."""
+        scheduler = self._scheduler
+        is_stopped, give_up_at = False, float("inf")
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < give_up_at and not self._errors:
+            max(threads, key=threading.Thread.is_alive).join(_POLL_SECONDS)
+            self._progress.report(first_step)
+            if not is_stopped and should_stop():
+                is_stopped, give_up_at = True, time.monotonic() + _STOP_SECONDS
+                scheduler.stop()
+            if self._checkpoints is not None and self._checkpoints.is_due():
+                scheduler.stop()
+            if time.monotonic() - scheduler.changed_at > self._timeout_seconds:
+                raise TrainingTimeoutError(
+                    f"No closure completed within {self._timeout_seconds:g} s; the workers' steps so far are "
+                    f"{scheduler.steps_by_worker}. TensorFlow waits until all lost workers are back. See the logs of "
+                    "the workers, or raise timeout_seconds."
+                )
+        self._progress.report(first_step)
+        return is_stopped
+
+    def _give_up(self, threads: list[threading.Thread]) -> None:
+        """Schedule no more, and wait 10 s for the running closures, since a worker may hang."""
+        self._is_given_up = True
+        self._scheduler.stop()
+        if _join(threads, _STOP_SECONDS) and self._errors:
+            with contextlib.suppress(BaseException):
+                self._coordinator.join()  # clears the closure's error, which it would raise at the next call
+
+    def _run_closures(self) -> None:
+        """Run one closure after another until no steps are left."""
+        try:
+            while steps := self._scheduler.take(self._closure.max_steps):
+                worker, *sums = (float(number) for number in self._run_closure(steps))
+                named_sums = dict(zip(self._closure.names or (), sums, strict=True))
+                self._scheduler.add_completed(int(worker), steps, named_sums)
+        except BaseException as error:  # also sys.exit() in step_fn; the thread that called run_steps raises it
+            self._errors.append(error)
+            self._scheduler.stop()
+
+    def _run_closure(self, steps: int) -> Any:
+        """Run so many steps on a worker; return what the closure returns.
+
+        The result stays on the worker until it is fetched. If the worker is lost before, the steps run again. If a ps
+        is lost, reading the counter fails, or TensorFlow raises an error when the closure runs again.
+        """
+        for fetches in range(1, _MAX_FETCHES + 1):
+            with self._scheduling:
+                result = self._coordinator.schedule(self._closure.function, args=(steps, *self._inputs))
+            try:
+                return result.fetch()
+            except (tf.errors.UnavailableError, tf.errors.AbortedError):
+                self._counter.numpy()
+                if fetches == _MAX_FETCHES or self._is_given_up:
+                    raise
+        raise AssertionError
+
+
+def _count_workers() -> int:
+    devices = (tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU"))
+    return len({device.task for device in devices if device.job == "worker"})
+
+
+def _join(threads: list[threading.Thread], seconds: float) -> bool:
+    """Wait until these threads have ended, at most so long; return whether they have."""
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
