@@ -1,1 +1,1 @@
-"""How a job that was, or is, is shown to a person: timeline, curves, advice."""
+"""The report and the live page of a job: timeline, charts and recommendations."""

@@ -95,7 +95,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def combine(columns: Sequence[Values], function: Callable[[list[float]], float]) -> Values:
-    """Return the function of all tasks' values at each time; None where no task has a value."""
+    """Apply a function to the values of all tasks at each time; the result is None where no task has a value."""
     return [function(found) if (found := measured(row)) else None for row in zip(*columns, strict=True)]
 
 

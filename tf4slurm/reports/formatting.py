@@ -11,7 +11,7 @@ _INVISIBLE = re.compile(
 
 
 def make_visible(text: object) -> str:
-    """Return text in which each control character, text direction mark and half surrogate is U+FFFD."""
+    """Return text with U+FFFD in place of control characters, text direction marks and unpaired surrogates."""
     return _INVISIBLE.sub("\ufffd", str(text))
 
 

@@ -40,28 +40,20 @@ _MAX_UNAUTHENTICATED = 64
 
 
 def serve_page(
-    run: RunDirectory,
-    on_ready: Callable[[str], None],
-    *,
-    port: int = 0,
-    should_stop: Callable[[], bool] = lambda: False,
+    run: RunDirectory, on_ready: Callable[[str], None], should_stop: Callable[[], bool] = lambda: False
 ) -> str:
     """Serve the live page until a browser has fetched the end of the job, the launcher is lost, or Ctrl-C.
 
     Args:
         run: Run directory of the job.
         on_ready: Called with the URL when the page is served.
-        port: Port on 127.0.0.1; 0 for any free port.
         should_stop: Called twice a second; serving ends when it returns True.
 
     Returns:
         Why serving ended, in a sentence.
-
-    Raises:
-        OSError: The port is in use.
     """
     page = _Page(run)
-    with _Server((_LOOPBACK, port), page) as server:
+    with _Server(page) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
         thread.start()
         try:
@@ -151,14 +143,14 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = False
     request_queue_size = 128  # a burst of other connections must not delay the user's browser
 
-    def __init__(self, address: tuple[str, int], page: _Page) -> None:
+    def __init__(self, page: _Page) -> None:
         self.page = page
         self._unauthenticated: dict[socket.socket, float] = {}  # since when; the oldest is first
         self._lock = threading.Lock()
-        super().__init__(address, _Handler)
+        super().__init__((_LOOPBACK, 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection; close the oldest of too many that have not sent the token yet."""
+        """Start a thread for a connection; close the oldest of too many without a token: browsers send it at once."""
         with self._lock:
             if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
                 self._close(next(iter(self._unauthenticated)))

@@ -251,7 +251,7 @@ def _line_legend(chart: Chart, left: float, top: float) -> Iterator[Markup]:
 
 
 def _picture_style() -> str:
-    """Return the part of page.css for drawings, without variables: few programs except browsers read them."""
+    """Return the part of page.css for drawings, without CSS variables: few programs except browsers support them."""
     css = read_template("page.css")
     colors = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", css.partition("@media")[0]))
     return re.sub(r"var\((--[\w-]+)\)", lambda match: colors[match[1]], css.partition("/* drawings */")[2])

@@ -112,7 +112,7 @@ def make_timeline(
 
 
 class _TimelineBuilder:
-    """The tasks' current states while the events are read in the order of time."""
+    """Follows the states of all tasks while events are added in the order of time."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names_by_rank = {f"rank {rank}": name for rank, name in enumerate(names)}
