@@ -26,7 +26,8 @@ from tf4slurm.control.credentials import create_credentials
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.launch.launcher import Launcher, Reporter
+from tf4slurm.launch.launcher import Launcher
+from tf4slurm.launch.result import Reporter
 from tf4slurm.launch.spawner import SpawnerListener
 
 PROCESSES = 4

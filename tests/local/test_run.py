@@ -21,7 +21,7 @@ import pytest
 from tests.faults.disk import fill, small_disk
 from tests.jobs import CHILD, NAMES, ROLES, TF4SLURM, Job, know_secret
 from tests.processes import marked_processes, wait_until, wait_until_gone
-from tf4slurm.agent.agent import _ChildLog
+from tf4slurm.agent.child_log import ChildLog
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import StatusFile
 from tf4slurm.system.output import LineWriter
@@ -597,7 +597,7 @@ def test_log_file_that_cannot_be_closed_is_told(tmp_path: Path) -> None:
             pass
 
     writer = LineWriter(Terminal())
-    log = _ChildLog(tmp_path / "logs" / "worker-0.1.log", "worker/0", writer)
+    log = ChildLog(tmp_path / "logs" / "worker-0.1.log", "worker/0", writer)
     log.write(b"one line\n")
     assert log._file is not None
     os.close(log._file.fileno())  # then closing it fails, as on NFS without space

@@ -96,6 +96,7 @@ def test_a_count_of_each_role_may_be_spread(tmp_path: Path, lab: SlurmLab) -> No
     found = answers(run(lab, tmp_path, call, "-N4", "-n8"))
     check_truth(lab, found)
     assert sorted(answer[1] for answer in found if answer[3] == "ps") == sorted(lab.nodes)
+    assert [path.name for path in tmp_path.glob("runs/step-*/*")] == ["logs"]
 
 
 def test_a_task_that_does_not_come_is_named(tmp_path: Path, lab: SlurmLab) -> None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tf4slurm.agent.agent import _check_length
+from tf4slurm.agent.child import check_length
 from tf4slurm.errors import PlacementError
 
 LONGEST = 32 * os.sysconf("SC_PAGE_SIZE") - len("TF_CONFIG=") - 1
@@ -17,11 +17,11 @@ LONGEST = 32 * os.sysconf("SC_PAGE_SIZE") - len("TF_CONFIG=") - 1
 
 def test_a_map_that_is_too_long_for_an_environment_is_refused() -> None:
     command = [sys.executable, "-S", "-c", "import os; print(len(os.environ['TF_CONFIG']))"]
-    longest = _check_length("x" * LONGEST, 5_000)
+    longest = check_length("x" * LONGEST, 5_000)
     run = subprocess.run(command, env={"TF_CONFIG": longest}, capture_output=True, text=True, check=True)
     assert int(run.stdout) == LONGEST
     with pytest.raises(OSError, match="Argument list too long"):
         subprocess.run(command, env={"TF_CONFIG": longest + "x"}, check=False)
     with pytest.raises(PlacementError, match=f"of 6,000 tasks makes TF_CONFIG {LONGEST + 11:,} bytes long") as caught:
-        _check_length("x" * (LONGEST + 1), 6_000)
+        check_length("x" * (LONGEST + 1), 6_000)
     assert (caught.value.requested, caught.value.available) == (LONGEST + 11, LONGEST + 10)

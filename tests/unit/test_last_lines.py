@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tf4slurm.agent.log_tail import LastLines, explain
+from tf4slurm.agent.child_log import LastLines
+from tf4slurm.jobs.known_errors import explain
 
 KERAS = '  File "/venv/lib/python3.11/site-packages/keras/src/utils/traceback_utils.py", line 122, in error_handler'
 PER_REPLICA = f"""Traceback (most recent call last):

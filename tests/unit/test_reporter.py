@@ -15,7 +15,7 @@ from tf4slurm.control.outcome import Outcome
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event
-from tf4slurm.launch.launcher import Result
+from tf4slurm.launch.result import Result
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.output import LineWriter
 

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.faults.disk import fill, small_disk
-from tf4slurm.agent.bootstrap import JoinSettings, LocalTask
-from tf4slurm.agent.sidecar import Sidecar
 from tf4slurm.cluster import Task
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.recorder import EventLog
@@ -83,12 +81,6 @@ def test_space_for_the_result_is_4_kb_however_often_it_is_opened_and_none_where_
     for _ in range(3):
         RunDirectory.open(reserved.parent)
     assert reserved.stat().st_size == 4096
-
-
-def test_companion_of_rank_0_leaves_no_space_for_a_result(tmp_path: Path) -> None:
-    path = tmp_path / "step-1.0"
-    Sidecar({"worker": 1}, "block", JoinSettings(str(path)), LocalTask(0, "n1"))
-    assert [each.name for each in path.iterdir()] == ["logs"]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")

@@ -6,13 +6,13 @@ import sys
 import time
 from typing import Any
 
-from tf4slurm.agent.log_tail import explain
 from tf4slurm.control.outcome import describe_end
 from tf4slurm.control.state import JobState
 from tf4slurm.control.task_record import TaskRecord
+from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event
-from tf4slurm.launch.launcher import Reporter, Result
+from tf4slurm.launch.result import Reporter, Result
 from tf4slurm.system.output import LineWriter, format_table
 
 _LOOK_SECONDS = 0.1

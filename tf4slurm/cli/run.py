@@ -62,7 +62,7 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
 
     from tf4slurm.cli.reporter import PlainReporter
     from tf4slurm.launch.checks import check_command
-    from tf4slurm.launch.self_hosted import run_self_hosted_task
+    from tf4slurm.launch.in_process import run_task
     from tf4slurm.slurm.step import SlurmStep
     from tf4slurm.system.output import LineWriter
 
@@ -72,6 +72,6 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
     writer = LineWriter(sys.stdout)
     reporter = PlainReporter(spec.num_tasks, writer, writer)
     try:
-        sys.exit(run_self_hosted_task(spec, step, environ, writer, reporter))
+        sys.exit(run_task(spec, step, environ, writer, reporter))
     finally:
         reporter.close()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tf4slurm.launch.launcher import Result
+from tf4slurm.launch.result import Result
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.spec import JobSpec
 

@@ -14,9 +14,10 @@ from tf4slurm.errors import OptionError, SlurmEnvironmentError
 from tf4slurm.jobs.registry import remember
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.checks import check_command, check_ports
-from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher, Reporter, Result
+from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher
 from tf4slurm.launch.local_spawner import LocalSpawner
 from tf4slurm.launch.requeue import Requeue
+from tf4slurm.launch.result import Reporter, Result
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.launch.srun_spawner import SrunSpawner
 from tf4slurm.network.interfaces import interface_address

@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tf4slurm.agent.log_tail import explain
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST
+from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.reports.formatting import format_bytes, format_number, format_seconds
 from tf4slurm.reports.summary import JobUsage, TaskUsage

@@ -1,44 +1,13 @@
-"""The last lines that a child printed: kept short, and what they mean."""
+"""Known error messages: what they mean, and what to do."""
 
 from __future__ import annotations
 
-import collections
 import re
 from collections.abc import Sequence
 
-_LINES = 20
-_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
-_NUMBER_LINES = 2  # of a tensor
-_NUMBERS = 8  # of a tensor on one line
-
-_NUMBER = r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|\.\.\.)"
-_OF_A_TENSOR = re.compile(r"array\(|dtype=\w+|(?:shape|numpy)=|<tf\.Tensor:|[\[\](){}<>,:\s]+")
-_ONLY_NUMBERS = re.compile(rf"(?:{_NUMBER}|True|False)+")
-_MANY_NUMBERS = re.compile(rf"((?:{_NUMBER}[\s,\[\]()]+){{{_NUMBERS}}})(?:{_NUMBER}[\s,\[\]()]+){{{_NUMBERS},}}")
-
-
-class LastLines:
-    """The last lines of an output. Of a printed tensor it keeps the first numbers, so that they hide nothing else."""
-
-    def __init__(self) -> None:
-        self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
-        self._num_number_lines = 0
-
-    def append(self, line: str) -> None:
-        is_numbers = _ONLY_NUMBERS.fullmatch(_OF_A_TENSOR.sub("", line)) is not None
-        self._num_number_lines = self._num_number_lines + 1 if is_numbers else 0
-        left_out = self._num_number_lines - _NUMBER_LINES
-        if left_out > 1:
-            self._lines.pop()
-        short = _MANY_NUMBERS.sub(r"\1[…] ", line)[:_CHARACTERS]
-        self._lines.append(f"[… {left_out} lines of numbers]" if left_out > 0 else short)
-
-    def to_tuple(self) -> tuple[str, ...]:
-        return tuple(self._lines)
-
 
 def explain(lines: Sequence[str]) -> list[str]:
-    """Return what known failures in these lines mean, and what to do: a sentence or two each, the likeliest first."""
+    """Return what known errors in these lines mean, and what to do: a sentence or two each, the most likely first."""
     text = "\n".join(lines)
     return [meaning for pattern, meaning in _KNOWN if re.search(pattern, text)]
 

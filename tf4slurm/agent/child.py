@@ -1,0 +1,315 @@
+"""The child process of an agent: its environment, its start, its supervision, its end."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import dataclasses
+import importlib
+import json
+import logging
+import resource
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tf4slurm.agent.child_log import ChildLog
+from tf4slurm.agent.liveness import wait_for_silence
+from tf4slurm.agent.rendezvous import Rendezvous
+from tf4slurm.agent.script_channel import ScriptChannelServer
+from tf4slurm.agent.usage import watch_usage
+from tf4slurm.cluster import Address, Cluster, Member, Task
+from tf4slurm.control.messages import ScriptState, Usage
+from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, RunDirectoryError, Tf4SlurmError
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import LastState
+from tf4slurm.network.reachability import bypass_proxies
+from tf4slurm.placeholders import fill_in
+from tf4slurm.roles import Role, role_of
+from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
+from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
+from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.system.background import in_thread
+from tf4slurm.system.child_process import Child, adopt_orphans, kill_descendants, reap_orphans
+from tf4slurm.system.guard import GUARD_LOST
+from tf4slurm.system.output import LineWriter
+from tf4slurm.system.variables import (
+    AGENT_VARIABLES,
+    ATTEMPT_VARIABLE,
+    RUN_DIRECTORY_VARIABLE,
+    SCRIPT_CHANNEL_VARIABLE,
+    SERVICES_VARIABLE,
+    TASK_VARIABLE,
+)
+
+logger = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that request the whole job to save and stop, whichever of its processes gets them."""
+
+_HOME = Path(__file__).parents[1]
+_KILL_SECONDS = 2.0
+_WRITE_SECONDS = 2.0
+_CANNOT_START = 126  # as exec_child.py exits
+_PAGES_OF_A_VARIABLE = 32  # linux/binfmts.h: MAX_ARG_STRLEN
+# gRPC doubles its pauses from 1 s to 2 min: a worker that is back, or a late ps, would wait for the chief's.
+_QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500"
+
+
+class TaskProcess(abc.ABC):
+    """The process that an agent acts for: its own child, or (`sidecar.py`) the script that started the agent."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.channel = ScriptChannelServer(self._on_script_state)
+        self._rendezvous = rendezvous
+        self._client = rendezvous.client
+
+    async def open(self) -> None:
+        """Prepare, before the agent registers."""
+        await self.channel.open()
+
+    @abc.abstractmethod
+    async def wait_until_orphaned(self) -> int:
+        """Wait until the process above has ended, so that the agent must end too; return the agent's exit code."""
+
+    @abc.abstractmethod
+    def start(self, cluster: Cluster, attempt: int, starts: int) -> None:
+        """Start the process for the `starts`-th time in this attempt, and report what becomes of it."""
+
+    def request_stop(self, cluster: Cluster) -> None:  # noqa: B027
+        """Signal a child process once if the job is to stop."""
+
+    @abc.abstractmethod
+    async def end(self, kill_wait_seconds: float) -> None:
+        """Return when the process has ended; if it is a child, terminate it, and kill it after this time."""
+
+    async def kill_descendants(self) -> None:  # noqa: B027
+        """Kill what a child process has left behind."""
+
+    async def write_last_state(self, cluster: Cluster) -> None:  # noqa: B027
+        """Write the state of a child process for readers of a job whose launcher is lost."""
+
+    def _on_script_state(self, state: ScriptState) -> None:
+        self._client.update_script(state)
+
+
+class OwnedChild(TaskProcess):
+    """The child process that the agent starts, as often as the launcher wants, and terminates."""
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        run_directory: RunDirectory,
+        writer: LineWriter,
+    ) -> None:
+        """`writer` gets the child's output, each line with the task's name in front."""
+        super().__init__(rendezvous)
+        self._command = command
+        self._environ = environ
+        self._run_directory = run_directory
+        self._writer = writer
+        self._place = rendezvous.place
+        self._settings = rendezvous.settings
+        self._child: Child | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._slurmstepd_watch: asyncio.Task[None] | None = None
+        self._guard_is_lost = asyncio.Event()
+        self._was_stopped = False
+        self._is_ending = False
+
+    async def open(self) -> None:
+        await super().open()
+        adopt_orphans()
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        if isinstance(self._place, SlurmStep):  # a local agent has no guard, and ends with its launcher
+            loop.add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
+            self._slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
+
+    async def wait_until_orphaned(self) -> int:
+        await self._guard_is_lost.wait()
+        logger.error("rank %d: the process above this agent was killed", self._place.rank)
+        return EXIT_TASK_LOST
+
+    async def _watch_slurmstepd(self) -> None:
+        """Report the loss of this task's slurmstepd, after which Slurm no longer ends the task."""
+        process_id = await wait_for_slurmstepd_loss()
+        self._client.update(state="terminated", detail=f"its slurmstepd (process {process_id}) was killed")
+
+    def start(self, cluster: Cluster, attempt: int, starts: int) -> None:
+        self._running = asyncio.create_task(self._run(cluster, attempt, starts))
+
+    def request_stop(self, cluster: Cluster) -> None:
+        """Signal the child once if the job is to stop, unless its script polls for that."""
+        if self._child is None or self._was_stopped or not self._client.desired.stop_reason:
+            return
+        self._was_stopped = True
+        if self._role(cluster).is_waited_for and not self._client.observed.script.handles_stop:
+            self._child.signal(self._settings.stop_signal)
+
+    async def end(self, kill_wait_seconds: float) -> None:
+        """Terminate the child if it still runs. Its exit code then is not reported as its failure."""
+        if self._running is not None:
+            self._running.cancel()
+        child = self._child
+        if child is not None:
+            self._is_ending = True
+            await child.end(kill_wait_seconds)
+            await child.wait()
+            self._is_ending = False
+            self._child = None
+
+    async def kill_descendants(self) -> None:
+        await asyncio.wait({in_thread(kill_descendants)}, timeout=_KILL_SECONDS)
+
+    async def write_last_state(self, cluster: Cluster) -> None:
+        """Write it in at most 2 s, because the file system may have stalled."""
+        observed = self._client.observed
+        state = LastState(
+            task=str(self._task(cluster)),
+            time=round(time.time(), 3),
+            attempt=observed.attempt,
+            starts=observed.starts,
+            state="ended" if observed.state == "running" else observed.state,  # by this agent
+            returncode=observed.returncode,
+        )
+
+        def write() -> None:
+            try:
+                self._run_directory.write_last_state(state)
+            except RunDirectoryError as error:
+                logger.warning("%s", error)
+
+        await asyncio.wait({in_thread(write)}, timeout=_WRITE_SECONDS)
+
+    # One start
+
+    async def _run(self, cluster: Cluster, attempt: int, starts: int) -> None:
+        """Start the child and supervise it to its end. A stalled file system delays this alone, not the agent."""
+        task, role = self._task(cluster), self._role(cluster)
+        try:
+            log = await in_thread(ChildLog, self._run_directory.log(task, attempt), str(task), self._writer)
+            environment = self._child_environment(cluster, task, attempt)
+            command = self._command_of(role, cluster, task, attempt)
+            self._child = await Child.start(command, environment, log.write, is_shielded=not role.is_waited_for)
+        except (Tf4SlurmError, OSError, RuntimeError) as error:  # the last: no thread can be started
+            returncode = getattr(error, "exit_code", _CANNOT_START)
+            self._client.update(state="exited", starts=starts, returncode=returncode, tail=(str(error),))
+            return
+        self._reap()  # orphans that have ended meanwhile
+        self._client.update(
+            state="running",
+            starts=starts,
+            process_id=self._child.process_id,
+            returncode=None,
+            detail=None,
+            tail=(),
+            script=ScriptState(),
+            usage=Usage(),
+            has_server=False,
+        )
+        self.request_stop(cluster)
+        in_thread(importlib.import_module, "psutil")  # now, so that `kill_descendants` waits for no file system
+        has_server = role.is_in_cluster or role.serves
+        await self._supervise(self._child, log, self._member(cluster).address if has_server else None)
+
+    async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
+        """Report the child's end; kill it if its liveness probe fails."""
+        settings = self._settings
+        exiting = asyncio.create_task(child.wait())
+        limits = (settings.heartbeat_timeout_seconds, settings.serve_seconds if address is not None else None)
+        probe = asyncio.create_task(wait_for_silence(child.process_id, address, *limits, self._on_server))
+        usage = watch_usage(
+            child.process_id,
+            address.port if address is not None else None,
+            self._client.update_usage,
+            settings.num_tasks,
+        )
+        usage_watch = asyncio.create_task(usage)
+        try:
+            await asyncio.wait({exiting, probe}, return_when=asyncio.FIRST_COMPLETED)
+            detail = probe.result() if probe.done() and not exiting.done() else None
+            if detail is not None:
+                child.signal(signal.SIGKILL)
+            returncode = await exiting
+        finally:
+            probe.cancel()
+            usage_watch.cancel()
+            exiting.cancel()
+        self._child = None
+        tail = log.close()
+        self._client.update(state="exited", returncode=returncode, detail=detail, tail=tail if returncode else ())
+
+    def _command_of(self, role: Role, cluster: Cluster, task: Task, attempt: int) -> Sequence[str]:
+        """Return the child's command. A program of ours is a path: the Python that runs it need not have tf4slurm."""
+        if not role.program:
+            return fill_in(self._command, cluster.to_dictionary(), task)
+        return (self._settings.python, str(_HOME / role.program), str(self._run_directory.work(task, attempt)))
+
+    def _child_environment(self, cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
+        """Return the agent's environment without the job's credentials, with the task, its cluster and its GPUs."""
+        result = {name: value for name, value in self._environ.items() if name not in AGENT_VARIABLES}
+        result["TF_CONFIG"] = check_length(cluster.to_tf_config(task), len(cluster.members))
+        result["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens on the port that the agent holds
+        result[TASK_VARIABLE] = str(task)
+        result[ATTEMPT_VARIABLE] = str(attempt)
+        result[RUN_DIRECTORY_VARIABLE] = self._settings.run_directory
+        result[SCRIPT_CHANNEL_VARIABLE] = self.channel.name
+        result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
+        result.setdefault("PYTHONUNBUFFERED", "1")
+        result.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
+        result.update(self._gpu_environ(cluster))
+        result.update(bypass_proxies(result, (member.address.host for member in cluster.members)))
+        return result
+
+    def _gpu_environ(self, cluster: Cluster) -> dict[str, str]:
+        place = self._place
+        if not isinstance(place, SlurmStep):
+            return {} if self._role(cluster).sees_gpus else hidden_gpus()
+        here = [member for member in cluster.members if member.node == place.node_name]
+        sees_gpus = [role_of(member.task.task_type, has_chief=cluster.has_chief).sees_gpus for member in here]
+        return gpu_environ(place, sees_gpus, self._settings.gpus_per_worker)
+
+    def _on_server(self) -> None:
+        self._client.update(has_server=True)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._client.update(stop_signal=signal.Signals(number).name)
+
+    def _on_script_state(self, state: ScriptState) -> None:
+        if self._is_ending and state.stop_signal == "SIGTERM" and self._child is not None:
+            self._child.signal(signal.SIGKILL)  # its script passes the agent's SIGTERM on, and does not end by it
+            state = dataclasses.replace(state, stop_signal=None)
+        super()._on_script_state(state)
+
+    def _reap(self) -> None:
+        if self._child is not None:  # before, the child itself may be among them, with an id that is not known yet
+            reap_orphans(self._child.process_id)
+
+    def _member(self, cluster: Cluster) -> Member:
+        return cluster.members[self._place.rank]
+
+    def _task(self, cluster: Cluster) -> Task:
+        return self._member(cluster).task
+
+    def _role(self, cluster: Cluster) -> Role:
+        return role_of(self._task(cluster).task_type, has_chief=cluster.has_chief)
+
+
+def check_length(tf_config: str, num_tasks: int) -> str:
+    """Return TF_CONFIG if it fits into an environment: TensorFlow reads the cluster spec only there.
+
+    Raises:
+        PlacementError: It is too long.
+    """
+    length, limit = len(f"TF_CONFIG={tf_config}"), _PAGES_OF_A_VARIABLE * resource.getpagesize()
+    if length < limit:
+        return tf_config
+    text = f"The cluster of {num_tasks:,} tasks makes TF_CONFIG {length:,} bytes long"
+    why = f"{text}, and Linux gives no process a variable of {limit:,} or more. Start fewer tasks."
+    raise PlacementError(why, requested=length, available=limit - 1)

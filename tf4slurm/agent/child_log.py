@@ -1,0 +1,106 @@
+"""The output of a child process: its log file, the terminal, and the last lines, kept short."""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from tf4slurm.jobs.run_directory import TIMES_SUFFIX, open_to_append
+from tf4slurm.system.output import LineSplitter, LineWriter
+
+_TIMES_SECONDS = 1.0
+_LINES = 20
+_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
+_NUMBER_LINES = 2  # of a tensor
+_NUMBERS = 8  # of a tensor on one line
+
+_NUMBER = r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|\.\.\.)"
+_OF_A_TENSOR = re.compile(r"array\(|dtype=\w+|(?:shape|numpy)=|<tf\.Tensor:|[\[\](){}<>,:\s]+")
+_ONLY_NUMBERS = re.compile(rf"(?:{_NUMBER}|True|False)+")
+_MANY_NUMBERS = re.compile(rf"((?:{_NUMBER}[\s,\[\]()]+){{{_NUMBERS}}})(?:{_NUMBER}[\s,\[\]()]+){{{_NUMBERS},}}")
+
+
+class LastLines:
+    """The last lines of an output. Of a printed tensor only the first numbers are kept."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
+        self._num_number_lines = 0
+
+    def append(self, line: str) -> None:
+        is_numbers = _ONLY_NUMBERS.fullmatch(_OF_A_TENSOR.sub("", line)) is not None
+        self._num_number_lines = self._num_number_lines + 1 if is_numbers else 0
+        left_out = self._num_number_lines - _NUMBER_LINES
+        if left_out > 1:
+            self._lines.pop()
+        short = _MANY_NUMBERS.sub(r"\1[…] ", line)[:_CHARACTERS]
+        self._lines.append(f"[… {left_out} lines of numbers]" if left_out > 0 else short)
+
+    def to_tuple(self) -> tuple[str, ...]:
+        return tuple(self._lines)
+
+
+class ChildLog:
+    """Writes the output of one start of a child to its log file, and line by line to the terminal.
+
+    When the file cannot be written (a full disk), a line says so, and only the terminal gets the rest.
+    """
+
+    def __init__(self, path: Path, name: str, writer: LineWriter) -> None:
+        self._name = name
+        self._writer = writer
+        self._splitter = LineSplitter()
+        self._tail = LastLines()
+        self._file: BinaryIO | None = None
+        self._times: BinaryIO | None = None
+        self._timed_at = float("-inf")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open_to_append(path)
+            self._times = open_to_append(path.with_suffix(TIMES_SUFFIX))
+        except OSError as error:
+            self._show([f"[tf4slurm: no log file: {error}]"])
+
+    def write(self, data: bytes) -> None:
+        """Write more output; no bytes are its end. A stalled file system delays only later output."""
+        self._show(self._splitter.split(data))
+        if not data:
+            self._close_files()
+        elif self._file is not None:
+            try:
+                self._note_time(self._file)
+                self._file.write(data)
+            except OSError as error:
+                self._show([f"[tf4slurm: the log file ends here: {error}]"])
+                self._close_files()
+
+    def _close_files(self) -> None:
+        for file in (self._file, self._times):
+            try:
+                if file is not None:
+                    file.close()
+            except OSError as error:  # NFS reports a full disk only now
+                self._show([f"[tf4slurm: the log file may be incomplete: {error}]"])
+        self._file = self._times = None
+
+    def _note_time(self, file: BinaryIO) -> None:
+        """Write, at most every second, the time and the size of the log, so that each line has its time."""
+        now = time.time()
+        if self._times is not None and not 0 <= now - self._timed_at < _TIMES_SECONDS:
+            self._timed_at = now
+            self._times.write(b"%d %.1f\n" % (file.seek(0, os.SEEK_END), now))
+
+    def close(self) -> tuple[str, ...]:
+        """Return the last lines."""
+        self._show(self._splitter.finish())
+        return self._tail.to_tuple()
+
+    def _show(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._tail.append(line)
+            self._writer.write(f"{self._name} | {line}")

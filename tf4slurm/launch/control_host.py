@@ -1,0 +1,90 @@
+"""Hosts the control service of a job: its state, its credentials, and the file by which tasks of a step find it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import time
+from collections.abc import Callable, Mapping
+
+from tf4slurm.agent.bootstrap import ControlEndpoint
+from tf4slurm.cluster import Address
+from tf4slurm.control.credentials import create_credentials
+from tf4slurm.control.service import ControlService
+from tf4slurm.control.state import JobState
+from tf4slurm.errors import InterfaceError
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.network.interfaces import host_addresses, interface_address
+from tf4slurm.placement import SPREAD, place_tasks
+from tf4slurm.spec import JobSpec
+from tf4slurm.system.background import OrderedThread, in_thread
+
+LOOPBACK = "127.0.0.1"
+_CLOSE_SECONDS = 2.0
+
+
+class ControlHost:
+    """The control service of one job, for the launcher or for the sidecar of rank 0."""
+
+    def __init__(
+        self,
+        counts: Mapping[str, int],
+        spec: JobSpec,
+        run_directory: RunDirectory,
+        files: OrderedThread,
+        on_event: Callable[[str, str | None, str], None] = lambda *_: None,
+    ) -> None:
+        """`counts` are the tasks of each role; `files` writes the run directory."""
+        self.started_at = time.monotonic()
+        place = functools.partial(place_tasks, counts, spec.placement)
+        tasks = place([""] * sum(counts.values()))
+        needs_nodes = spec.placement == SPREAD
+        self.state = JobState(tasks, spec, self.started_at, on_event, place if needs_nodes else None)
+        self._spec = spec
+        self._run_directory = run_directory
+        self._files = files
+        self._credentials = create_credentials()
+        self._service = ControlService(self.state, self._credentials)
+
+    async def start(self, node: str | None = None, *, is_local: bool = False) -> ControlEndpoint:
+        """Start the service; return its addresses, the likeliest first, and the credentials.
+
+        Args:
+            node: Slurm's name of this node: only its address on the job's interface is returned. None for all.
+            is_local: Listen on the loopback interface alone.
+
+        Raises:
+            OSError, PlacementError: The service cannot listen.
+        """
+        port = await self._service.start(LOOPBACK if is_local else "", self._spec.service_ports)
+        hosts = (LOOPBACK,) if is_local else await in_thread(_find_hosts, self._spec.interface, node)
+        return ControlEndpoint(tuple(Address(host, port) for host in hosts), self._credentials.shared)
+
+    def announce(self, endpoint: ControlEndpoint) -> asyncio.Future[None]:
+        """Write control.json, by which tasks that srun started find the service."""
+        return self._files.run(lambda: self._run_directory.write_control(endpoint.to_json()))
+
+    def publish(self) -> None:
+        """Send the desired states that have changed."""
+        self._service.publish()
+
+    async def wait_for_end(self) -> None:
+        """Wait until the job has ended."""
+        await self._service.wait_for_end()
+
+    async def close(self) -> None:
+        await self._service.close()
+        await asyncio.wait({self._files.run(self._remove_control_file)}, timeout=_CLOSE_SECONDS)
+
+    def _remove_control_file(self) -> None:
+        with contextlib.suppress(OSError):
+            self._run_directory.control.unlink()
+
+
+def _find_hosts(interface: str | None, node: str | None) -> tuple[str, ...]:
+    if interface is not None and node is not None:
+        with contextlib.suppress(InterfaceError):  # the agent of this task reports it to all others
+            return (interface_address(interface, node),)
+    return host_addresses() or (socket.gethostname(),)

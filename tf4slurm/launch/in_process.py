@@ -1,0 +1,237 @@
+"""The control service inside rank 0's agent process, for tasks that srun has started.
+
+`run_task` is `srun tf4slurm task`: each task has an agent, and rank 0's process also runs the launcher. `main` is the
+sidecar of a script under plain srun (see `server_dictionary.py`): an agent beside the script, and in rank 0 the
+control service. The other tasks find it through control.json (0600) in a run directory whose path follows from the
+step. The job's credentials in it are sealed with MUNGE for this user where that works.
+
+srun exits with the highest exit code of its tasks; a killed task has 128 and the number of its signal. So rank 0 exits
+with the job's exit code, the others with 0, and the step is cancelled only for a task that does not end by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tf4slurm.agent.agent import Agent
+from tf4slurm.agent.bootstrap import ControlEndpoint, JoinSettings, join_settings
+from tf4slurm.agent.child import STOP_SIGNALS, OwnedChild
+from tf4slurm.agent.rendezvous import Rendezvous
+from tf4slurm.agent.sidecar import CallingScript, send_error
+from tf4slurm.cluster import Address
+from tf4slurm.control.client import ControlClient
+from tf4slurm.errors import EXIT_TASK_LOST, InterfaceError, LaunchError, RendezvousError, RunDirectoryError
+from tf4slurm.jobs.registry import remember
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import ResultFile, StatusFile
+from tf4slurm.jobs.status import last_known
+from tf4slurm.launch.control_host import ControlHost
+from tf4slurm.launch.launcher import Launcher
+from tf4slurm.launch.result import Reporter, Result
+from tf4slurm.network.interfaces import interface_address
+from tf4slurm.slurm.commands import cancel_step
+from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.spec import JobSpec
+from tf4slurm.system.background import OrderedThread
+from tf4slurm.system.output import LineWriter, LogHandler
+from tf4slurm.system.program import silence_grpc
+
+logger = logging.getLogger(__name__)
+
+_FILE_SYSTEM_SECONDS = 5.0
+_RESULT_SECONDS, _POLL_SECONDS = 2.0, 0.05
+_CONNECT_SECONDS = 1.0
+_FAILURE_SECONDS = 10.0  # for a task that lacks the interface to report that
+
+
+def _make_rendezvous(
+    step: SlurmStep, settings: JoinSettings, directory: RunDirectory, *, owns_child: bool
+) -> Rendezvous:
+    """Return the rendezvous of a task. One that lacks the interface looks for the service only to report that."""
+    failure = None
+    try:
+        if settings.interface:
+            interface_address(settings.interface, step.node_name)
+    except InterfaceError as error:  # rank 0 may lack it, too, and have ended already
+        failure = error
+        settings = dataclasses.replace(settings, join_seconds=min(settings.join_seconds, _FAILURE_SECONDS))
+    rendezvous = Rendezvous(step, settings, lambda: ControlEndpoint.from_file(directory.control), owns_child=owns_child)
+    rendezvous.failure = failure
+    return rendezvous
+
+
+# srun tf4slurm task
+
+
+def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, reporter: Reporter) -> int:
+    """Run one task of the step; return its exit code. On rank 0 that is the job's."""
+    restart = f"r{step.restart_count}" if step.restart_count else ""
+    path = spec.runs_directory / f"{spec.name}-{step.job_id}.{step.step_id}{restart}"
+    directory = RunDirectory.open(path) if step.rank == 0 else RunDirectory(path.absolute())
+    rendezvous = _make_rendezvous(step, join_settings(spec, path), directory, owns_child=True)
+    agent = Agent(rendezvous, OwnedChild(rendezvous, spec.command, environ, directory, writer))
+    if step.rank != 0:
+        exit_code = asyncio.run(agent.run())
+        if agent.has_lost_launcher and rendezvous.client.cluster is not None:
+            _end_without_rank_0(rendezvous.client, directory, step)
+        return 0 if agent.was_terminated else exit_code
+    remember(path.name, spec.runs_directory, environ, step.job_id)
+    launcher = Launcher(spec, None, directory, reporter, facts={"job_id": step.job_id}, node=step.node_name)
+    result = asyncio.run(_run_both(launcher, agent))
+    if any(
+        record.has_registered and record.is_connected and record.observed.state != "terminated"
+        for record in result.records
+    ):
+        reporter.close()
+        _cancel(step)  # an agent may be stopped by a signal, and srun would wait for it for ever
+    return result.outcome.exit_code
+
+
+async def _run_both(launcher: Launcher, agent: Agent) -> Result:
+    launching = asyncio.create_task(launcher.run())
+    acting = asyncio.create_task(agent.run())
+    await asyncio.wait({launching, acting}, return_when=asyncio.FIRST_EXCEPTION)
+    if acting.done():
+        acting.result()
+    return await launching
+
+
+def _end_without_rank_0(client: ControlClient, directory: RunDirectory, step: SlurmStep) -> None:
+    """Write the result that rank 0 could not write, and make sure that the step ends."""
+    has_written: list[bool] = []
+    thread = threading.Thread(target=lambda: has_written.append(_write_result(client, directory)), daemon=True)
+    thread.start()
+    thread.join(_FILE_SYSTEM_SECONDS)
+    if has_written != [False] and not _has_ended(client.service_address):  # one scancel, not one of each task
+        _cancel(step)  # rank 0 may be stopped by a signal, and srun would wait for it for ever
+
+
+def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
+    """Write the result in the task that removes control.json, wait for it in the others; return whether it is that one.
+
+    An existing result is rank 0's own, and stays.
+    """
+    try:
+        directory.control.unlink()
+    except OSError:
+        deadline = time.monotonic() + _RESULT_SECONDS
+        while directory.read(ResultFile) is None and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return False
+    if directory.read(ResultFile) is not None:
+        return True
+    assert client.cluster is not None
+    rank_0 = client.cluster.members[0]
+    status = directory.read(StatusFile)
+    what = f"The agent of {rank_0.task} on {rank_0.node}, which hosted the control service, is lost."
+    result = ResultFile(
+        exit_code=EXIT_TASK_LOST,
+        reason=f"{what} {last_known(directory)}".strip(),
+        cause=str(rank_0.task),
+        seconds=status.seconds if status is not None else None,
+        attempts=client.observed.attempt,
+    )
+    try:
+        directory.write_result(result)
+    except RunDirectoryError as error:
+        logger.error("%s", error)
+    return True
+
+
+def _has_ended(address: Address | None) -> bool:
+    """Return whether the process that listened there has ended: its host refuses connections then.
+
+    A process that a signal has stopped still accepts them.
+    """
+    try:
+        if address is not None:
+            socket.create_connection((address.host, address.port), _CONNECT_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _cancel(step: SlurmStep) -> None:
+    try:
+        cancel_step(step)
+    except LaunchError as error:
+        logger.error("what is left of the step could not be ended: %s", error)
+
+
+# The sidecar of a script under plain srun
+
+
+def main() -> None:
+    """Run the sidecar of the process that started this one; the request is the first argument."""
+    for number in (*STOP_SIGNALS, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the script handles them; the sidecar ends with the script
+    silence_grpc()
+    logging.basicConfig(handlers=(LogHandler(sys.stderr),), format="tf4slurm: %(levelname)s: %(message)s")
+    try:
+        asyncio.run(_run_sidecar(json.loads(sys.argv[1]), SlurmStep.from_environ(os.environ)))
+    except Exception as error:
+        send_error(error)
+    logging.shutdown()
+    os._exit(0)  # without flushing to a script that may have ended
+
+
+async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
+    spec = JobSpec(
+        placement=request["placement"],
+        interface=request["interface"],
+        ports=tuple(request["ports"]),
+        start_timeout_seconds=request["timeout_seconds"],
+        kill_wait_seconds=0,
+    )
+    path = Path(request["run_directory"])
+    is_host = step.rank == 0
+    directory = RunDirectory.open(path, reserve_result=False) if is_host else RunDirectory(path.absolute())
+    settings = JoinSettings(
+        run_directory=str(path),
+        interface=spec.interface,
+        ports=spec.ports,
+        join_seconds=spec.start_timeout_seconds,
+        num_tasks=step.num_tasks,
+    )
+    rendezvous = _make_rendezvous(step, settings, directory, owns_child=False)
+    script = CallingScript(rendezvous)
+    agent = Agent(rendezvous, script)
+    acting = asyncio.create_task(agent.run())
+    hosting = asyncio.create_task(_host(request["counts"], spec, directory, step)) if is_host else None
+    tasks: set[asyncio.Task[Any]] = {acting} if hosting is None else {acting, hosting}
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    if not script.has_started and not script.has_ended:
+        if hosting is not None and hosting.done():
+            hosting.result()
+        send_error(agent.failure or RendezvousError("The cluster did not form."))
+        if hosting is not None and hosting.done():
+            return
+    await acting
+    if hosting is not None:
+        if not script.channel.was_used:  # such a script does not wait for the others, nor do they for it
+            hosting.cancel()
+        await asyncio.wait({hosting})
+
+
+async def _host(counts: Mapping[str, int], spec: JobSpec, directory: RunDirectory, step: SlurmStep) -> None:
+    """Host the control service until every task has ended or is lost."""
+    host = ControlHost(counts, spec, directory, OrderedThread())
+    try:
+        await host.announce(await host.start(step.node_name))
+        await host.wait_for_end()
+    finally:
+        await host.close()

@@ -1,0 +1,95 @@
+"""How a job went: `Result`, its JSON, and `Reporter`, which shows it while the job runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from tf4slurm.control.outcome import Outcome, describe_end
+from tf4slurm.control.state import JobState
+from tf4slurm.control.task_record import TaskRecord
+from tf4slurm.jobs.known_errors import explain
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import Event, ResultFile, ResultTask
+from tf4slurm.launch.requeue import Reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The outcome of a job, the record of each task in the last attempt, and how long the job took."""
+
+    outcome: Outcome
+    records: tuple[TaskRecord, ...]
+    run_directory: RunDirectory
+    seconds: float
+    started_at: float
+    attempt: int = 1
+    requeued: Reason | None = None
+    warnings: tuple[str, ...] = ()
+    report: Path | None = None
+
+    @property
+    def cause_log(self) -> Path | None:
+        """The log of the task that failed first; None if no single task did."""
+        cause = self.outcome.cause
+        return self.run_directory.log(cause, self.attempt) if cause is not None else None
+
+    @property
+    def collateral(self) -> list[str]:
+        """The other tasks that failed in the last attempt, one line each."""
+        others = (record for record in self.records if record.task != self.outcome.cause)
+        return [f"{r} {describe_end(r.observed.returncode)}" for r in others if r.observed.returncode]
+
+    def to_file(self) -> ResultFile:
+        """Return the content of result.json."""
+        outcome = self.outcome
+        return ResultFile(
+            exit_code=outcome.exit_code,
+            reason=outcome.reason,
+            cause=str(outcome.cause) if outcome.cause else None,
+            tail=tuple(outcome.tail),
+            meaning=tuple(explain(outcome.tail)),
+            log=str(self.cause_log) if self.cause_log else None,
+            collateral=() if outcome.is_success else tuple(self.collateral),
+            seconds=round(self.seconds, 3),
+            attempts=self.attempt,
+            requeued=self.requeued,
+            warnings=tuple(self.warnings),
+            tasks=tuple(_result_task(record, self.started_at) for record in self.records),
+        )
+
+
+class Reporter:
+    """Gets what happens in the job, as it happens. This one ignores it; the command line has others."""
+
+    def on_run_directory(self, run_directory: RunDirectory) -> None:
+        """The run directory has been created."""
+
+    def on_event(self, event: Event, state: JobState) -> None:
+        """The state of the job or of a task has changed."""
+
+    def on_output(self, line: str) -> None:
+        """A child process or the spawner printed a line."""
+
+    def on_result(self, result: Result) -> None:
+        """The job has ended. This is the last call."""
+
+    def close(self) -> None:
+        """Finish the output."""
+
+
+def _result_task(record: TaskRecord, started_at: float) -> ResultTask:
+    def since_start(at: float | None) -> float | None:
+        return None if at is None else round(at - started_at, 3)
+
+    return ResultTask(
+        task=str(record.task),
+        rank=record.rank,
+        node=record.node or None,
+        address=str(record.address) if record.address else None,
+        starts=record.observed.starts,
+        state=record.observed.state if record.has_registered else "missing",
+        returncode=record.observed.returncode,
+        started_seconds=since_start(record.started_at),
+        ended_seconds=since_start(record.ended_at),
+    )
