@@ -94,6 +94,8 @@ class Child:
         def own() -> None:
             """Start the child and wait for it: the kernel kills a child when the thread that started it ends."""
             child = None
+            # Else Python 3.10 (vfork) and 3.13 (posix_spawn) hold the interpreter's lock until the program is read.
+            vars(subprocess).update(_USE_POSIX_SPAWN=False, _USE_VFORK=sys.version_info >= (3, 11))
             try:
                 process = subprocess.Popen(
                     (sys.executable, *arguments),
