@@ -1,6 +1,6 @@
 # ruff: noqa: UP031
 # mypy: ignore-errors
-"""Between-graph replication with the hooks of tf4slurm: the chief, or without one worker 0, leads.
+"""Between-graph replication with the hooks of tf4slurm: worker 0 is the chief if there is none.
 
 --sync         synchronous
 --resume DIR   the first attempt does not end by itself; the next makes 100 steps from the checkpoint in DIR

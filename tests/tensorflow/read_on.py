@@ -1,4 +1,4 @@
-"""A chief that reads numbers from its job's data service; in the middle it waits until the test says "go"."""
+"""A chief that reads numbers from its job's data service, and waits halfway until the test writes "go"."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""The tasks of one small cluster as processes on this host, each told by TF_CONFIG."""
+"""The tasks of a small cluster as processes on this host, each configured by TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf4slurm.network.ports import hold_port
 
 
 class Tasks:
-    """A cluster of ps and workers that run scripts; `end` kills what is left, and lets go of their ports."""
+    """A cluster of ps and workers that run scripts; `end` kills the remaining tasks and releases their ports."""
 
     def __init__(self, directory: Path, ps: int, workers: int) -> None:
         self._ports = [hold_port() for _ in range(ps + workers)]
@@ -30,7 +30,7 @@ class Tasks:
         role, _, index = name.partition("/")
         config = {"cluster": self.cluster, "task": {"type": role, "index": int(index)}}
         environ = {"TF_CONFIG": json.dumps(config), "TF4SLURM_TASK": name, "TF_CPP_MIN_LOG_LEVEL": "2"}
-        environ["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens beside the holder
+        environ["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server shares the held port
         with self._path(name).open("wb") as output:
             command = [sys.executable, "-u", str(script), *arguments]
             self._processes[name] = subprocess.Popen(

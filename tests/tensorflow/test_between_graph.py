@@ -1,4 +1,4 @@
-"""TF1-style training by the hooks under `tf4slurm run`: nobody loses 30 s at the start, nor 120 s at the end."""
+"""TF1-style training with the hooks under `tf4slurm run`, without waits of 30 s at the start and 120 s at the end."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ else:
             marks=pytest.mark.long,
         ),
     ],
-    ids=["synchronous, worker 0 leads", "asynchronous, a chief leads"],
+    ids=["synchronous, worker 0 is chief", "asynchronous, with a chief"],
 )
-def test_all_start_and_end_without_tensorflows_waits(
+def test_tasks_start_and_end_without_tensorflows_waits(
     job: Job, roles: tuple[str, ...], mode: tuple[str, ...], trains: tuple[str, ...]
 ) -> None:
     job.start(*roles, command=(sys.executable, str(SCRIPT), *mode))
@@ -71,7 +71,7 @@ def test_all_start_and_end_without_tensorflows_waits(
 
 
 @pytest.mark.long
-def test_a_killed_ps_costs_an_attempt_that_resumes_from_the_checkpoint(job: Job, tmp_path: Path) -> None:
+def test_killed_ps_starts_an_attempt_that_resumes_from_the_checkpoint(job: Job, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     roles = ("--no-chief", "--ps", "1", "--workers", "2", "--max-attempts", "2")
     job.start(*roles, command=(sys.executable, str(SCRIPT), "--no-chief", "--resume", str(checkpoints)))
@@ -93,7 +93,7 @@ def last_checkpoint(directory: Path) -> int:
 
 
 @pytest.mark.long
-def test_the_done_queues_of_the_old_package_are_filled_by_hand(tmp_path: Path) -> None:
+def test_scripts_may_fill_the_old_done_queues_themselves(tmp_path: Path) -> None:
     script = tmp_path / "by_hand.py"
     script.write_text(BY_HAND)
     tasks = Tasks(tmp_path, ps=2, workers=1)

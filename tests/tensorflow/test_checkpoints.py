@@ -1,4 +1,4 @@
-"""Checkpoints: what is restored, what is removed, and that no kill costs the one before."""
+"""Checkpoints: what is restored and removed, also after a kill during a save."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def restore(directory: Path) -> tuple[str | None, int, float]:
     return restored and Path(restored).name, int(step.numpy()), float(weight.numpy())
 
 
-def test_the_newest_is_restored_and_so_many_are_kept(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_restored_and_keep_of_them_stay(tmp_path: Path) -> None:
     assert restore(tmp_path) == (None, 0, 0.0)
     save_at(tmp_path, 5, 10, 15, 20)
     assert restore(tmp_path) == ("ckpt-20", 20, 20.0)
     assert {path.stem for path in tmp_path.glob("*.index")} == {"ckpt-10", "ckpt-15", "ckpt-20"}
 
 
-def test_a_second_save_at_the_same_step_leaves_the_first_alone(tmp_path: Path) -> None:
+def test_second_save_at_the_same_step_keeps_the_first(tmp_path: Path) -> None:
     save_at(tmp_path, 5)
     before = {path: path.stat().st_ino for path in tmp_path.glob("ckpt-*")}
     step = tf.Variable(0, dtype=tf.int64)
@@ -53,7 +53,7 @@ def test_a_second_save_at_the_same_step_leaves_the_first_alone(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("what", ["index", "data-00000-of-00001"])
-def test_where_the_newest_cannot_be_read_the_one_before_is(
+def test_unreadable_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_at(tmp_path, 5, 10)
@@ -66,13 +66,13 @@ def test_where_the_newest_cannot_be_read_the_one_before_is(
         restore(tmp_path)
 
 
-def test_without_the_file_that_names_them_the_newest_is_found(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_found_without_the_checkpoint_file(tmp_path: Path) -> None:
     save_at(tmp_path, 9, 10)
     (tmp_path / "checkpoint").write_text("")  # as after a power failure: TensorFlow alone would begin anew
     assert restore(tmp_path) == ("ckpt-10", 10, 10.0)
 
 
-def test_other_variables_than_those_saved_are_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_other_variables_is_refused(tmp_path: Path) -> None:
     save_at(tmp_path, 5)
     with pytest.raises(CheckpointError, match="has other variables"):
         Checkpoints(tmp_path, step=tf.Variable(0, dtype=tf.int64), weights=tf.Variable(0.0))
@@ -80,7 +80,7 @@ def test_other_variables_than_those_saved_are_refused(tmp_path: Path) -> None:
         Checkpoints(tmp_path, step=tf.Variable(0, dtype=tf.int64), weight=tf.Variable([0.0, 1.0]))
 
 
-def test_what_a_killed_save_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_files_of_a_killed_save_are_removed_and_no_others(tmp_path: Path) -> None:
     save_at(tmp_path, 5)
     (tmp_path / "ckpt-6_temp").mkdir()
     (tmp_path / "ckpt-6_temp" / "part-00000-of-00001.data-00000-of-00001").touch()
@@ -93,7 +93,7 @@ def test_what_a_killed_save_left_is_removed_and_nothing_else(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("size", [0, 100])
-def test_a_first_save_that_was_killed_while_it_wrote_its_index_is_as_none(tmp_path: Path, size: int) -> None:
+def test_truncated_index_of_the_first_save_is_removed(tmp_path: Path, size: int) -> None:
     save_at(tmp_path, 5)
     (tmp_path / "checkpoint").unlink()  # it is written last
     os.truncate(tmp_path / "ckpt-5.index", size)
@@ -104,7 +104,7 @@ def test_a_first_save_that_was_killed_while_it_wrote_its_index_is_as_none(tmp_pa
 @pytest.mark.timeout(600)
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [4])
-def test_a_kill_in_the_middle_of_a_save_costs_no_checkpoint(job: Job, kills: int) -> None:
+def test_kill_during_a_save_keeps_the_checkpoint_before(job: Job, kills: int) -> None:
     """With keep=1, split over two ps; chief and ps are killed in turn, and each attempt checks what it restores."""
     checkpoints = job.directory / "checkpoints"
     roles = ("--ps", "2", "--workers", "1", "--max-attempts", str(kills + 1), "--grace-period", "60")

@@ -23,7 +23,7 @@ def script(name: str) -> tuple[str, str]:
     return sys.executable, str(Path(__file__).with_name(name))
 
 
-def test_a_chief_reads_on_though_a_data_worker_and_then_the_dispatcher_are_killed(job: Job, tmp_path: Path) -> None:
+def test_chief_continues_to_read_after_data_worker_and_dispatcher_are_killed(job: Job, tmp_path: Path) -> None:
     go = tmp_path / "go"
     roles = ("--ps", "0", "--workers", "0", "--data-workers", "2")
     job.start(*roles, "--heartbeat-timeout", "4", command=(*script("read_on.py"), str(go)))
@@ -52,7 +52,7 @@ def test_a_chief_reads_on_though_a_data_worker_and_then_the_dispatcher_are_kille
 
 
 @pytest.mark.long
-def test_each_worker_of_a_coordinator_reads_its_share_and_numbers_that_no_other_has(job: Job) -> None:
+def test_workers_of_a_coordinator_read_disjoint_shares(job: Job) -> None:
     job.start("--ps", "1", "--workers", "2", "--data-workers", "1", command=script("read_shares.py"))
     assert job.wait(200) == 0, job.stdout + job.stderr
     told = json.loads(job.stdout.partition('chief/0 | {"files"')[2].partition("\n")[0].join(('{"files"', "")))

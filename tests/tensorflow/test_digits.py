@@ -1,4 +1,4 @@
-"""The tutorial's training with real TensorFlow processes on this host, undisturbed and disturbed."""
+"""The tutorial's training with real TensorFlow processes on this host, with and without failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def accuracy(text: str) -> float:
     return float(found)
 
 
-def test_it_learns_and_everything_ends_by_itself(job: Job) -> None:
+def test_training_learns_and_all_tasks_end(job: Job) -> None:
     start(job)
     assert job.wait(150) == 0
     assert accuracy(job.stdout) >= 0.95
@@ -46,7 +46,7 @@ def test_it_learns_and_everything_ends_by_itself(job: Job) -> None:
 
 
 @pytest.mark.long
-def test_a_worker_killed_in_the_middle_is_replaced_and_training_ends_as_before(job: Job) -> None:
+def test_killed_worker_is_replaced_and_training_completes(job: Job) -> None:
     start(job)
     wait_for_epoch(job, 3)
     os.kill(child_of("worker/1"), signal.SIGKILL)
@@ -56,7 +56,7 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_training_ends_as_before(j
 
 
 @pytest.mark.long
-def test_a_killed_ps_ends_the_job_and_the_next_run_resumes(job: Job, tmp_path: Path) -> None:
+def test_killed_ps_ends_the_job_and_the_next_job_resumes(job: Job, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     start(job, "--checkpoint-dir", str(checkpoints))
     wait_for_epoch(job, 3)

@@ -1,4 +1,4 @@
-"""The hooks in scripts as users of the old package have them, on this host."""
+"""The hooks in scripts that were written for the old package, on this host."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def with_hook(directory: Path, hook: str) -> Path:
     return path
 
 
-def test_synchronous_training_ends_without_the_two_minutes_that_tensorflow_waits(tasks: Tasks) -> None:
+def test_synchronous_training_ends_without_tensorflows_two_minutes(tasks: Tasks) -> None:
     for name in ["ps/0", *WORKERS]:
         tasks.start(name, OLD_SCRIPTS / "synchronous.py", *NUMBERS)
     for name in WORKERS:
@@ -58,8 +58,8 @@ def test_synchronous_training_ends_without_the_two_minutes_that_tensorflow_waits
 
 
 @pytest.mark.long
-def test_a_worker_that_comes_before_the_leader_does_not_look_in_vain(tasks: Tasks, tmp_path: Path) -> None:
-    """TensorFlow alone looks for the variables, says that it waits, and sleeps for 30 s."""
+def test_worker_that_starts_before_the_chief_waits_for_it(tasks: Tasks, tmp_path: Path) -> None:
+    """TensorFlow alone looks for the variables, logs that it waits, and sleeps for 30 s."""
     script = tmp_path / "script.py"
     text = (OLD_SCRIPTS / "asynchronous.py").read_text()
     line = "tf.disable_v2_behavior()\n"
@@ -75,8 +75,8 @@ def test_a_worker_that_comes_before_the_leader_does_not_look_in_vain(tasks: Task
 
 
 @pytest.mark.long
-def test_the_leader_stays_until_the_last_worker_has_its_session(tasks: Tasks, tmp_path: Path) -> None:
-    """TensorFlow makes no session while a task of the cluster is gone; this leader needs none of the others."""
+def test_chief_stays_until_the_last_worker_has_its_session(tasks: Tasks, tmp_path: Path) -> None:
+    """TensorFlow makes no session while a task of the cluster is missing; this chief needs no other worker."""
     text = (OLD_SCRIPTS / "asynchronous.py").read_text()
     script = tmp_path / "script.py"
     script.write_text(text)
@@ -88,7 +88,7 @@ def test_the_leader_stays_until_the_last_worker_has_its_session(tasks: Tasks, tm
 
 
 @pytest.mark.long
-def test_no_worker_trains_before_all_have_come(tasks: Tasks, tmp_path: Path) -> None:
+def test_no_worker_trains_before_all_have_started(tasks: Tasks, tmp_path: Path) -> None:
     script = with_filters(with_hook(tmp_path, "Tell('come'), StartBarrierHook(), Tell('train')"))
     line = "tf.disable_v2_behavior()\n"
     script.write_text(script.read_text().replace(line, line + TELL))
@@ -104,7 +104,7 @@ def test_no_worker_trains_before_all_have_come(tasks: Tasks, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_start_that_not_all_come_to_is_an_error_that_names_who(tasks: Tasks, tmp_path: Path) -> None:
+def test_start_barrier_timeout_names_the_missing_worker(tasks: Tasks, tmp_path: Path) -> None:
     script = with_hook(tmp_path, "StartBarrierHook(start_timeout_seconds=2)")
     tasks.start("ps/0", script, *NUMBERS)
     tasks.start("worker/0", with_filters(script), *NUMBERS)
@@ -113,7 +113,7 @@ def test_a_start_that_not_all_come_to_is_an_error_that_names_who(tasks: Tasks, t
 
 
 def with_filters(script: Path) -> Path:
-    """Let each worker look at itself and the ps only, so that it gets a session while another is missing."""
+    """Connect each worker to itself and the ps only, so that it gets a session while another is missing."""
     text = script.read_text()
     filters = 'config=tf.ConfigProto(device_filters=["/job:ps", "/job:worker/task:%d" % task_index])'
     changed = text.replace("is_chief=is_chief, hooks", f"is_chief=is_chief, {filters}, hooks")
@@ -123,7 +123,7 @@ def with_filters(script: Path) -> Path:
 
 
 @pytest.mark.long
-def test_a_worker_that_raises_lets_the_ps_go(tasks: Tasks, tmp_path: Path) -> None:
+def test_ps_exits_after_a_worker_raises(tasks: Tasks, tmp_path: Path) -> None:
     text = (OLD_SCRIPTS / "asynchronous.py").read_text()
     broken = tmp_path / "broken.py"
     broken.write_text(text.replace("steps += 1", 'steps += 1; raise RuntimeError("broken")'))
@@ -135,7 +135,7 @@ def test_a_worker_that_raises_lets_the_ps_go(tasks: Tasks, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_a_chief_that_raises_lets_the_workers_of_synchronous_training_end(tasks: Tasks, tmp_path: Path) -> None:
+def test_synchronous_workers_end_after_the_chief_raises(tasks: Tasks, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     text = (OLD_SCRIPTS / "synchronous.py").read_text()
     broken.write_text(text.replace("train_op])[:2]\n", "train_op])[:2]\n            assert step < 20, 'broken'\n"))
@@ -146,8 +146,8 @@ def test_a_chief_that_raises_lets_the_workers_of_synchronous_training_end(tasks:
 
 
 @pytest.mark.long
-def test_a_ps_that_comes_late_costs_synchronous_training_no_step(tmp_path: Path) -> None:
-    """The early ps has looked for the late one in vain, and its connection backs off."""
+def test_late_ps_costs_synchronous_training_no_step(tmp_path: Path) -> None:
+    """The early ps could not connect to the late one, and gRPC backs off."""
     tasks = Tasks(tmp_path, ps=2, workers=1)
     numbers = ("-ps", "2", "-workers", "1")
     try:

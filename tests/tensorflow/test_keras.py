@@ -1,4 +1,4 @@
-"""The Keras before 3 fits under ParameterServerStrategy; workers that train in step; what Keras 3 refuses there."""
+"""Keras 2 under ParameterServerStrategy, mirrored workers, and the refusals for Keras 3."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def weights_of_each(job: Job) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("tf_keras")
-def test_the_keras_before_3_fits_with_parameter_servers(job: Job) -> None:
+def test_keras_2_fits_with_parameter_servers(job: Job) -> None:
     start(job, FIT, "--ps", "2", "--workers", "1")
     assert job.wait(170) == 0, job.stdout + job.stderr
     assert "SGD steps 150 falls True parts 2" in job.stdout
@@ -225,7 +225,7 @@ def test_counts_of_keras_3_are_exact_with_several_workers_or_refused(tmp_path: P
     ]
 
 
-def test_workers_train_a_keras_3_model_in_step_and_fit_is_refused(job: Job) -> None:
+def test_mirrored_workers_train_a_keras_3_model_and_fit_is_refused(job: Job) -> None:
     start(job, MIRRORED, *IN_STEP)
     assert job.wait(170) == 0, job.stdout + job.stderr
     first, second = weights_of_each(job)
@@ -238,7 +238,7 @@ def test_workers_train_a_keras_3_model_in_step_and_fit_is_refused(job: Job) -> N
 
 @pytest.mark.long
 @pytest.mark.usefixtures("tf_keras")
-def test_workers_fit_in_step_with_the_keras_before_3(job: Job) -> None:
+def test_mirrored_workers_fit_with_keras_2(job: Job) -> None:
     start(job, MIRRORED_FIT, *IN_STEP)
     assert job.wait(170) == 0, job.stdout + job.stderr
     first, second = weights_of_each(job)
@@ -246,7 +246,7 @@ def test_workers_fit_in_step_with_the_keras_before_3(job: Job) -> None:
 
 
 @pytest.mark.long
-def test_a_worker_that_does_not_come_is_named(job: Job) -> None:
+def test_missing_worker_is_named(job: Job) -> None:
     start(job, LATE, *IN_STEP)
     assert job.wait(170) == 1, job.stdout + job.stderr
     assert re.search(r"worker/0 \| \S*BarrierError: The barrier broke: worker/1 on \S+ did not come", job.stdout)

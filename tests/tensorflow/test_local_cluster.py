@@ -1,4 +1,4 @@
-"""LocalCluster: this process leads ps and workers that end with it."""
+"""LocalCluster: ps and workers that end with this process, their chief."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ with tf4slurm.LocalCluster(ps=1, workers=1):
 """
 
 
-def test_it_trains_and_ends_with_its_block(tmp_path: Path) -> None:
+def test_local_cluster_trains_and_ends_with_its_block(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TRAIN], cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False
     )
@@ -90,7 +90,7 @@ def test_it_trains_and_ends_with_its_block(tmp_path: Path) -> None:
     assert "exit_code=0" in after
 
 
-def test_parameter_server_strategy_leads_it_and_run_steps_warns_of_what_is_wrong(tmp_path: Path) -> None:
+def test_run_steps_on_a_local_cluster_warns_of_outside_variables_and_nan(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAD], cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False
     )
@@ -105,7 +105,7 @@ def test_parameter_server_strategy_leads_it_and_run_steps_warns_of_what_is_wrong
 
 
 @pytest.mark.long
-def test_it_ends_with_the_process_that_made_it(tmp_path: Path, process_mark: str) -> None:
+def test_local_cluster_ends_with_its_process(tmp_path: Path, process_mark: str) -> None:
     notebook = subprocess.Popen([sys.executable, "-c", WAIT], cwd=tmp_path)
     try:
         assert wait_until((tmp_path / "up").exists, 60)
@@ -115,7 +115,7 @@ def test_it_ends_with_the_process_that_made_it(tmp_path: Path, process_mark: str
     assert not wait_until_gone(process_mark, 10)
 
 
-def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:
+def test_failed_start_shows_the_launchers_output(tmp_path: Path) -> None:
     code = "import tf4slurm\nwith tf4slurm.LocalCluster(ps=-1): pass"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False

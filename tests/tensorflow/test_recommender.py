@@ -1,4 +1,4 @@
-"""The recommender of the tutorial, small: split tables are learned, and come back after a ps has died with its part."""
+"""A small recommender as in the tutorial: split tables are learned, and restored after a ps is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slur
 
 
 @pytest.mark.long
-def test_it_learns_nearly_all_there_is_to_learn_though_a_ps_dies(job: Job, tmp_path: Path) -> None:
+def test_recommender_learns_although_a_ps_is_killed(job: Job, tmp_path: Path) -> None:
     checkpoints, report = tmp_path / "checkpoints", tmp_path / "report.json"
     places = ("--checkpoints", str(checkpoints), "--save-every", "300", "--report-json", str(report))
     command = (sys.executable, str(SCRIPT), *SIZES, "--steps", "1500", *places)
@@ -35,7 +35,7 @@ def test_it_learns_nearly_all_there_is_to_learn_though_a_ps_dies(job: Job, tmp_p
 
 
 @pytest.mark.long
-def test_one_ps_alone_has_whole_tables(job: Job, tmp_path: Path) -> None:
+def test_single_ps_has_whole_tables(job: Job, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     places = ("--checkpoints", str(tmp_path / "checkpoints"), "--report-json", str(report))
     command = (sys.executable, str(SCRIPT), *SIZES, "--steps", "300", *places)

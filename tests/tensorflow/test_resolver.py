@@ -1,4 +1,4 @@
-"""SlurmClusterResolver on recorded steps and on environments made by hand, beside TensorFlow's own class."""
+"""SlurmClusterResolver on recorded and handwritten environments, compared with TensorFlow's class."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def true_hosts(spec: Mapping[str, list[str]], capture: Capture) -> bool:
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=str)
-def test_every_task_has_the_true_map_with_all_defaults_or_is_refused(capture: Capture) -> None:
+def test_default_cluster_spec_is_right_or_refused(capture: Capture) -> None:
     specs = []
     for rank, environ in enumerate(capture.environs):
         with environment(environ):
@@ -73,7 +73,7 @@ def test_every_task_has_the_true_map_with_all_defaults_or_is_refused(capture: Ca
     assert all(spec == specs[0] for spec in specs)
 
 
-def test_what_tensorflow_has_right_is_the_same() -> None:
+def test_cluster_spec_equals_tensorflows_where_that_is_right() -> None:
     is_right = []
     for capture in CAPTURES:
         count = len(capture.environs)
@@ -108,7 +108,7 @@ def test_what_tensorflow_has_right_is_the_same() -> None:
         ("gpu-two-steps-worker", None, ["1,2,3"]),
     ],
 )
-def test_gpus_are_those_that_slurm_gave(name: str, jobs: dict[str, int] | None, expected: list[str]) -> None:
+def test_gpus_are_those_that_slurm_granted(name: str, jobs: dict[str, int] | None, expected: list[str]) -> None:
     seen = []
     for environ in capture_of(name).environs:
         with environment(environ):
@@ -123,7 +123,7 @@ def test_gpus_are_those_that_slurm_gave(name: str, jobs: dict[str, int] | None, 
     assert seen == expected
 
 
-def test_gpus_that_are_hidden_stay_hidden() -> None:
+def test_hidden_gpus_stay_hidden() -> None:
     for environ in capture_of("gres-gpu2").environs:
         with environment({**environ, "CUDA_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}):
             SlurmClusterResolver({"ps": 1, "worker": 3}, gpus_per_task=1).cluster_spec()
@@ -131,7 +131,7 @@ def test_gpus_that_are_hidden_stay_hidden() -> None:
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=str)
-def test_without_auto_set_gpu_nothing_changes(capture: Capture) -> None:
+def test_environment_is_unchanged_without_auto_set_gpu(capture: Capture) -> None:
     environ = capture.environs[0]
     with environment(environ):
         before = dict(os.environ)
@@ -140,7 +140,7 @@ def test_without_auto_set_gpu_nothing_changes(capture: Capture) -> None:
         assert dict(os.environ) == before
 
 
-def test_a_step_without_gpus_is_left_as_it_is() -> None:
+def test_environment_is_unchanged_in_a_step_without_gpus() -> None:
     environ = capture_of("even-2x3").environs[0]
     with environment(environ):
         resolver = SlurmClusterResolver({"ps": 2, "worker": 4})
@@ -152,7 +152,7 @@ def test_a_step_without_gpus_is_left_as_it_is() -> None:
 # The examples of TensorFlow's documentation, and what its own tests ask for
 
 
-def test_the_basic_example() -> None:
+def test_basic_example_of_tensorflow() -> None:
     """2 nodes with 2 tasks and 4 GPUs each."""
     gpus = []
     for rank in range(4):
@@ -165,7 +165,7 @@ def test_the_basic_example() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"tasks_per_node": 2, "gpus_per_node": 2}])
-def test_the_advanced_example(more: dict[str, int]) -> None:
+def test_advanced_example_of_tensorflow(more: dict[str, int]) -> None:
     infos = []
     for rank in range(4):
         with environment(by_hand("t02n13,t02n41", "2(x2)", 4, rank, CUDA_VISIBLE_DEVICES="0,1,2,3")):
@@ -183,7 +183,7 @@ def test_the_advanced_example(more: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(("per_node", "per_task"), [(2, 1), (4, 2), (4, None), (5, None), (8, 3)])
 @pytest.mark.parametrize("rank", range(5))
-def test_gpus_that_slurm_did_not_grant_are_numbered_as_tensorflow_does(
+def test_gpus_not_granted_by_slurm_are_numbered_as_in_tensorflow(
     rank: int, per_node: int, per_task: int | None
 ) -> None:
     environ = by_hand("n[1-3]", "2(x2),1", 5, rank, CUDA_VISIBLE_DEVICES="")
@@ -196,7 +196,7 @@ def test_gpus_that_slurm_did_not_grant_are_numbered_as_tensorflow_does(
     assert answers[0] == answers[1]
 
 
-def test_more_tasks_than_gpus_share_them() -> None:
+def test_tasks_share_gpus_if_there_are_too_few() -> None:
     shown = []
     for rank in range(4):
         with environment(by_hand("n1", "4", 4, rank)):
@@ -205,14 +205,14 @@ def test_more_tasks_than_gpus_share_them() -> None:
     assert shown == ["0", "0", "1", "1"]
 
 
-def test_no_gpus_may_be_asked_for() -> None:
+def test_zero_gpus_can_be_requested() -> None:
     with environment(by_hand("n[1-2]", "1(x2)", 2)):
         resolver = SlurmClusterResolver(gpus_per_node=0, gpus_per_task=0)
         assert spec_of(resolver) == {"worker": ["n1:8888", "n2:8888"]}
         assert resolver.num_accelerators() == {"GPU": 0}
 
 
-def test_the_arguments_are_tensorflows() -> None:
+def test_arguments_are_those_of_tensorflow() -> None:
     theirs = list(inspect.signature(TensorFlows).parameters.values())
     ours = list(inspect.signature(SlurmClusterResolver).parameters.values())
     assert [(one.name, one.default) for one in ours[:7]] == [(one.name, one.default) for one in theirs]
@@ -221,7 +221,7 @@ def test_the_arguments_are_tensorflows() -> None:
     assert {name for name in dir(TensorFlows) if not name.startswith("__")} <= set(dir(SlurmClusterResolver))
 
 
-def test_master_and_what_may_be_set() -> None:
+def test_master_and_settable_attributes() -> None:
     with environment(by_hand("n[1-3]", "1(x3)", 3)):
         resolver = SlurmClusterResolver({"ps": 1, "worker": 2})
         assert isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver)
@@ -249,17 +249,19 @@ def test_master_and_what_may_be_set() -> None:
         ({"gpus_per_node": 2, "gpus_per_task": 2}, PlacementError, "need 4 on the fullest node"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments: dict[str, Any], kind: type[Tf4SlurmError], words: str) -> None:
+def test_arguments_that_do_not_match_the_step_are_refused(
+    arguments: dict[str, Any], kind: type[Tf4SlurmError], words: str
+) -> None:
     with environment(by_hand("n[1-2]", "2,1", 3)), pytest.raises(kind, match=words):
         SlurmClusterResolver(**arguments)
 
 
-def test_outside_of_a_step_the_missing_variable_is_named() -> None:
+def test_missing_variable_is_named_outside_of_a_step() -> None:
     with environment({}), pytest.raises(SlurmEnvironmentError, match="SLURM_PROCID is not set"):
         SlurmClusterResolver()
 
 
-def test_tasks_per_node_that_slurm_contradicts_is_refused() -> None:
+def test_tasks_per_node_that_contradicts_slurm_is_refused() -> None:
     capture = capture_of("gres-gpu2")  # three tasks on gpu-09, one on gpu-10
     with environment(capture.environs[0]), pytest.raises(PlacementError, match="Leave it out: Slurm knows"):
         SlurmClusterResolver(tasks_per_node=2)
@@ -292,9 +294,7 @@ class FromElsewhere:
 
 @pytest.mark.parametrize("rank", range(6))
 @pytest.mark.parametrize("arguments", [{}, {"tasks_per_node": 2}, {"jobs": {"ps": 2, "worker": 4}}])
-def test_a_subclass_with_ranks_and_hosts_of_its_own_is_answered_as_by_tensorflow(
-    rank: int, arguments: dict[str, Any]
-) -> None:
+def test_subclass_with_its_own_ranks_gets_tensorflows_cluster_spec(rank: int, arguments: dict[str, Any]) -> None:
     answers = []
     for base in (TensorFlows, SlurmClusterResolver):
         kind = type("Resolver", (FromElsewhere, base), {"rank": rank})
@@ -304,16 +304,16 @@ def test_a_subclass_with_ranks_and_hosts_of_its_own_is_answered_as_by_tensorflow
     assert answers[0] == answers[1]
 
 
-def test_a_subclass_whose_ranks_contradict_its_own_host_is_refused() -> None:
+def test_subclass_whose_ranks_contradict_its_host_is_refused() -> None:
     hosts = ("0-first", socket.gethostname())
     kind = type("Resolver", (FromElsewhere, SlurmClusterResolver), {"hosts": hosts})
-    with environment({}), pytest.raises(LayoutError, match="the map puts it on '0-first'"):
+    with environment({}), pytest.raises(LayoutError, match="the cluster spec puts it on '0-first'"):
         kind()
 
 
 @pytest.mark.parametrize("turn", [1, -1])
 @pytest.mark.parametrize("name", ["nonlex-9-10", "uneven-n7-cyclic", "cyclic-4n10-c3"])
-def test_a_subclass_may_give_the_nodes_other_names(name: str, turn: int) -> None:
+def test_subclass_may_rename_the_nodes(name: str, turn: int) -> None:
     class Fast(SlurmClusterResolver):  # type: ignore[misc]
         def _resolve_task_configuration(self) -> dict[str, int]:
             found = super()._resolve_task_configuration()
@@ -334,7 +334,7 @@ def test_a_subclass_may_give_the_nodes_other_names(name: str, turn: int) -> None
         (["r1-n9-ib", "10.0.0.2"], False),
     ],
 )
-def test_names_that_tell_nothing_must_be_in_every_order_there_is(names: list[str], is_told: bool) -> None:
+def test_renamed_nodes_without_a_common_pattern_need_every_order(names: list[str], is_told: bool) -> None:
     class Numbers(SlurmClusterResolver):  # type: ignore[misc]
         def _resolve_task_configuration(self) -> dict[str, int]:
             return dict(zip(names, (3, 1) if len(names) > 1 else (4,), strict=True))
@@ -354,7 +354,7 @@ def test_names_that_tell_nothing_must_be_in_every_order_there_is(names: list[str
 
 
 @pytest.mark.parametrize("jobs", [None, {"worker": 1, "ps": 1}])
-def test_under_an_agent_the_map_is_the_launchers(jobs: dict[str, int] | None) -> None:
+def test_cluster_spec_under_an_agent_is_the_launchers(jobs: dict[str, int] | None) -> None:
     cluster = {"ps": ["10.1.0.4:4001"], "worker": ["10.1.0.5:4002"]}
     config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
     environ = {"TF4SLURM_TASK": "worker/0", "TF_CONFIG": config, "CUDA_VISIBLE_DEVICES": "3"}
@@ -367,7 +367,7 @@ def test_under_an_agent_the_map_is_the_launchers(jobs: dict[str, int] | None) ->
             SlurmClusterResolver({"worker": 2})
 
 
-def test_with_a_network_the_tasks_agree_on_addresses_and_ports(tmp_path: Any) -> None:
+def test_interface_gives_all_tasks_the_same_addresses_and_ports(tmp_path: Any) -> None:
     environ = {
         **by_hand("n1", "1", 1),
         "SLURM_JOB_ID": "1",
@@ -417,7 +417,7 @@ def three_ports() -> int:
 
 
 @pytest.mark.long
-def test_a_parameter_server_strategy_trains_with_it() -> None:
+def test_parameter_server_strategy_trains_with_the_resolver() -> None:
     """Local processes in the environment of a step of three tasks, faked."""
     port = three_ports()
     processes = []

@@ -1,4 +1,4 @@
-"""tf4slurm.shutdown by queues: real ps and workers that end in each way."""
+"""tf4slurm.shutdown with method="queue": real ps and workers that end in each way."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def start_worker(tasks: Tasks, directory: Path, index: int, how: str) -> None:
         ),
     ],
 )
-def test_the_ps_learns_how_each_worker_ended(
+def test_ps_gets_the_ending_of_each_worker(
     make_tasks: Callable[[int, int], Tasks], tmp_path: Path, ways: tuple[str, ...], codes: list[int], told: str
 ) -> None:
     tasks = make_tasks(1, 3)
@@ -123,7 +123,7 @@ def test_queues_get_the_signal_before_the_control_service(monkeypatch: pytest.Mo
     assert sent == ["queues", "done"]
 
 
-def test_sigterm_is_served_at_once_by_a_ps_that_waits(make_tasks: Callable[[int, int], Tasks], tmp_path: Path) -> None:
+def test_waiting_ps_handles_sigterm_at_once(make_tasks: Callable[[int, int], Tasks], tmp_path: Path) -> None:
     tasks = make_tasks(1, 1)
     start_ps(tasks, tmp_path)
     sent = time.monotonic()
@@ -133,9 +133,7 @@ def test_sigterm_is_served_at_once_by_a_ps_that_waits(make_tasks: Callable[[int,
 
 
 @pytest.mark.long
-def test_a_worker_that_was_killed_is_named_when_the_time_is_over(
-    make_tasks: Callable[[int, int], Tasks], tmp_path: Path
-) -> None:
+def test_timeout_names_workers_without_a_signal(make_tasks: Callable[[int, int], Tasks], tmp_path: Path) -> None:
     tasks = make_tasks(1, 2)
     start_ps(tasks, tmp_path, timeout=1)
     assert tasks.wait("ps/0") == 1
@@ -143,7 +141,7 @@ def test_a_worker_that_was_killed_is_named_when_the_time_is_over(
 
 
 @pytest.mark.long
-def test_without_a_ps_a_worker_ends_all_the_same_and_says_why(
+def test_worker_ends_with_an_error_if_the_ps_is_missing(
     make_tasks: Callable[[int, int], Tasks], tmp_path: Path
 ) -> None:
     tasks = make_tasks(1, 1)

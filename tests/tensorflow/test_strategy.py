@@ -1,4 +1,4 @@
-"""parameter_server_strategy and evaluate_checkpoints in real jobs: the README's script, shards, what cannot form."""
+"""parameter_server_strategy and evaluate_checkpoints in real jobs: the README's script, shards, and failures."""
 
 from __future__ import annotations
 
@@ -121,9 +121,7 @@ def last_evaluation(job: Job) -> str:
     return found[-1]
 
 
-def test_the_script_of_the_readme_trains_and_its_evaluator_evaluates_the_last_checkpoint(
-    job: Job, tmp_path: Path
-) -> None:
+def test_readme_script_trains_and_evaluates_the_last_checkpoint(job: Job, tmp_path: Path) -> None:
     run_readme(job, tmp_path)
     assert job.wait(170) == 0, job.stdout + job.stderr
     assert last_evaluation(job) == "ckpt-300"
@@ -131,7 +129,7 @@ def test_the_script_of_the_readme_trains_and_its_evaluator_evaluates_the_last_ch
     assert ends == dict.fromkeys(("chief/0", "ps/0", "worker/0", "evaluator/0"), "terminated")
 
 
-def test_a_chief_that_ends_while_a_worker_is_lost_does_not_hang(job: Job, tmp_path: Path) -> None:
+def test_chief_exits_while_a_worker_is_lost(job: Job, tmp_path: Path) -> None:
     job.start("--ps", "1", "--workers", "2", command=(sys.executable, "-c", LEAVES, str(tmp_path / "leave")))
     assert wait_until(lambda: "works" in job.stdout, 120), job.stdout + job.stderr
     os.kill(child_of("worker/1"), signal.SIGKILL)
@@ -141,7 +139,7 @@ def test_a_chief_that_ends_while_a_worker_is_lost_does_not_hang(job: Job, tmp_pa
 
 
 @pytest.mark.long
-def test_an_evaluator_that_is_killed_starts_again_and_evaluates_the_last_checkpoint(job: Job, tmp_path: Path) -> None:
+def test_killed_evaluator_restarts_and_evaluates_the_last_checkpoint(job: Job, tmp_path: Path) -> None:
     run_readme(job, tmp_path)
     assert wait_until(lambda: "evaluator/0 | " in job.stdout, 120), job.stdout + job.stderr
     os.kill(child_of("evaluator/0"), signal.SIGKILL)
@@ -152,7 +150,7 @@ def test_an_evaluator_that_is_killed_starts_again_and_evaluates_the_last_checkpo
 
 @pytest.mark.long
 @pytest.mark.keras
-def test_variables_are_split_and_keras_3_is_used_as_far_as_it_goes(job: Job, tmp_path: Path) -> None:
+def test_split_variables_train_and_keras_3_limits_are_refused(job: Job, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SHARDS)
     job.start("--ps", "2", "--workers", "1", command=(sys.executable, str(tmp_path / "train.py")))
     assert job.wait(170) == 0, job.stdout + job.stderr
@@ -175,7 +173,7 @@ def test_variables_are_split_and_keras_3_is_used_as_far_as_it_goes(job: Job, tmp
         ({}, "chief", {"sharding": "thin"}, "Unknown sharding 'thin': expected one of 'none', 'min-size'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(
+def test_invalid_cluster_or_option_is_refused(
     monkeypatch: pytest.MonkeyPatch, cluster: dict[str, int], task: str, options: dict[str, Any], words: str
 ) -> None:
     addresses = {role: ["127.0.0.1:1"] * count for role, count in cluster.items()}
@@ -185,7 +183,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
         tf4slurm.tensorflow.parameter_server_strategy(**options)
 
 
-def test_a_cluster_that_cannot_form_names_who_is_missing_and_ends(tmp_path: Path) -> None:
+def test_missing_server_is_named_and_a_hang_exits_with_6(tmp_path: Path) -> None:
     with http2_server() as port:
         absent = {"chief": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"], "worker": [f"127.0.0.1:{port}"]}
         not_tensorflow = {**absent, "ps": [f"127.0.0.1:{port}"], "chief": ["127.0.0.1:0"]}

@@ -1,4 +1,4 @@
-"""run_steps with real TensorFlow processes on this host, undisturbed and disturbed."""
+"""run_steps with real TensorFlow processes on this host, with and without failures."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_steps_are_exact_and_errors_are_clear(tmp_path: Path) -> None:
     assert said[-1].startswith("lost A ps is lost")
 
 
-def test_whatever_ends_run_steps_ends_its_training_and_arguments_are_checked_at_entry(tmp_path: Path) -> None:
+def test_run_steps_checks_arguments_and_stops_training_on_any_exit(tmp_path: Path) -> None:
     environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     ran = subprocess.run(
         [sys.executable, "-c", ENDED], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=170
@@ -207,7 +207,7 @@ def test_whatever_ends_run_steps_ends_its_training_and_arguments_are_checked_at_
     assert said[-3:] == ["exit 5", "interrupted True True", "again 100 100 100.0"], ran.stdout + ran.stderr
 
 
-def test_a_killed_workers_steps_run_again_and_the_counter_tells(tmp_path: Path) -> None:
+def test_steps_of_a_killed_worker_run_again_and_are_counted(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     job = Job(tmp_path / "job")
     start(job, 3000, 300)
@@ -225,7 +225,7 @@ def test_a_killed_workers_steps_run_again_and_the_counter_tells(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_a_stop_saves_and_the_next_run_goes_on(tmp_path: Path) -> None:
+def test_stopped_training_saves_and_the_next_job_resumes(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     job = Job(tmp_path / "job")
     start(job, 1_000_000, 300)

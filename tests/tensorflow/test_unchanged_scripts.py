@@ -1,4 +1,4 @@
-"""Scripts as others write them, which know nothing of tf4slurm but what stands on the command line, in real jobs."""
+"""Scripts that do not use tf4slurm, in real jobs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def start(job: Job, script: str, *arguments: str, options: tuple[str, ...]) -> N
         ),
     ],
 )
-def test_it_trains_and_the_job_ends(
+def test_unchanged_script_trains_and_its_job_ends(
     job: Job,
     request: pytest.FixtureRequest,
     script: str,
@@ -98,7 +98,7 @@ def test_it_trains_and_the_job_ends(
         case("multi_worker.py", IN_STEP, "MultiWorkerMirroredStrategy", keras=3),
     ],
 )
-def test_where_keras_3_cannot_fit_one_line_says_so_and_what_to_do(
+def test_keras_3_fit_failure_is_explained_in_one_line(
     job: Job, script: str, options: tuple[str, ...], strategy: str, keras: int
 ) -> None:
     start(job, script, "fit", HERE, options=options)
@@ -125,7 +125,7 @@ def count(job: Job, pattern: str) -> int:
         ("monitored_session.py", (HERE, "--steps", "40000"), BETWEEN_GRAPH, r"begins with step (\d+)"),
     ],
 )
-def test_after_the_kill_of_each_role_it_resumes_and_ends(
+def test_unchanged_script_resumes_after_the_kill_of_each_role(
     job: Job, script: str, arguments: tuple[str, ...], options: tuple[str, ...], began: str
 ) -> None:
     start(job, script, *arguments, options=(*options, "--max-attempts", "5"))
@@ -152,7 +152,7 @@ def test_hash_tables_on_each_ps_are_trained_saved_and_restored(job: Job, kind: s
 
 
 @pytest.mark.long
-def test_a_job_whose_tasks_all_wait_for_a_chief_is_told_so(job: Job) -> None:
+def test_job_without_a_chief_task_is_warned(job: Job) -> None:
     options = ("--no-chief", "--ps", "2", "--workers", "2", "--grace-period", "0")
     start(job, "parameter_server_training.py", "loop", HERE, options=options)
     assert wait_until(lambda: "starting the children" in job.stderr, 60), job.stderr

@@ -1,4 +1,4 @@
-"""Which map a process has, and what it says of the tasks in it."""
+"""Which cluster spec a process has, and the properties of ServerDictionary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
 
 
-def test_what_is_given_comes_first_then_what_was_kept_then_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argument_overrides_kept_cluster_which_overrides_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"cluster": CLUSTER, "task": {"type": "ps", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     assert current_server_dictionary() == (CLUSTER, "ps", 0)
@@ -29,13 +29,13 @@ def test_what_is_given_comes_first_then_what_was_kept_then_tf_config(monkeypatch
     assert current_server_dictionary({"ps": ("a:1",)}, "ps", 0) == ({"ps": ["a:1"]}, "ps", 0)
 
 
-def test_a_process_without_a_cluster_is_told_what_to_do() -> None:
+def test_process_without_a_cluster_is_an_error() -> None:
     with pytest.raises(SlurmEnvironmentError, match="get_server_dictionary") as caught:
         current_server_dictionary()
     assert caught.value.variable == "TF_CONFIG"
 
 
-def test_a_part_is_refused() -> None:
+def test_incomplete_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="all three or none"):
         current_server_dictionary(CLUSTER, task_index=0)
 
