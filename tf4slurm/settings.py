@@ -1,18 +1,17 @@
-"""Settings from files and from the environment: what an option is where the command line does not say it.
+"""Settings: defaults of options that were not given, from files and variables.
 
-The later wins:
+Later sources override earlier ones:
 
-    a site's profile     NAME.toml: the user's, the one in /etc/tf4slurm/sites, else one that comes with tf4slurm
-    the host's           /etc/tf4slurm/config.toml
-    the user's           $XDG_CONFIG_HOME/tf4slurm/config.toml, by default in ~/.config
-    the project's        tf4slurm.toml, in this directory or the nearest one above it, no higher than the root of the
-                         repository or the home directory; outside of both, in this directory alone
-    the environment      TF4SLURM_<OPTION>, such as TF4SLURM_PARTITION
+    profile of a site    NAME.toml: the user's, that in /etc/tf4slurm/sites, or one that comes with tf4slurm
+    host                 /etc/tf4slurm/config.toml
+    user                 $XDG_CONFIG_HOME/tf4slurm/config.toml, by default in ~/.config
+    project              tf4slurm.toml in the current directory or the nearest one above it, up to the root of the
+                         repository or the home directory; outside of both, in the current directory only
+    environment          TF4SLURM_<OPTION>, such as TF4SLURM_PARTITION
 
-A file is TOML: the long names of options and their values, such as partition = "short". `site` names the profile.
-A list takes the place of one that is said earlier; it is not added to it. Settings become commands, so a file that
-others own or may write is refused (`trust.py`), but for the profiles that come with tf4slurm. No file of settings can
-set TF4SLURM_TRUST, which names the directories whose files are used all the same.
+A file is TOML: long names of options and their values, such as partition = "short". `site` names the profile. A list
+replaces an earlier one. Settings become commands, so a file that others own or may write is refused
+(`trusted_files.py`), except for the profiles that come with tf4slurm.
 """
 
 from __future__ import annotations
@@ -37,18 +36,30 @@ else:
 PREFIX = "TF4SLURM_"
 SITE = "site"
 NO_SITE = "none"
-"""The site that stands for: no file and no variable, only the command line."""
+"""The site that disables all settings."""
 
 ETC = Path("/etc/tf4slurm")
 SHIPPED = Path(__file__).parent / "sites"
 PROJECT_FILE = "tf4slurm.toml"
 DEFAULT_SITE = "generic"
 _CONFIG_FILE = "config.toml"
+_NEW_FILE = """\
+# Settings of tf4slurm: long names of options, as in "tf4slurm submit --help", without the dashes.
+# The command line overrides TF4SLURM_<OPTION>, then a project's tf4slurm.toml, this file, the profile of the site.
+
+# site = "generic"              # a profile: see "tf4slurm config profiles"
+# partition = "short"
+# account = "me"
+# time = "01:00:00"
+# module = ["python/3.11", "tensorflow/2.16"]
+# interface = "infiniband"
+# runs-directory = "/scratch/me/runs"
+"""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The value of one option, and the file or variable that says it."""
+    """The value of one option, and the file or variable that sets it."""
 
     value: Any
     origin: str
@@ -56,7 +67,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Places:
-    """Where settings are looked for. `project` is the nearest file of the project, if there is one."""
+    """The directories and files of settings; `project` is None without a file of the project."""
 
     user: Path
     project: Path | None
@@ -81,16 +92,21 @@ class Places:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of settings beside the site's profile; the later wins. Not all need be there."""
+        """The files of settings beside the profile, which need not exist; later ones override earlier ones."""
         return (self.etc / _CONFIG_FILE, self.user / _CONFIG_FILE, *([self.project] if self.project else []))
 
     @property
+    def possible_files(self) -> tuple[Path, ...]:
+        """`files`, and the file of the project that could be created in the current directory."""
+        return self.files if self.project else (*self.files, Path.cwd() / PROJECT_FILE)
+
+    @property
     def site_directories(self) -> tuple[Path, ...]:
-        """Where profiles of sites are; the earlier wins."""
+        """The directories of profiles; earlier ones override later ones."""
         return (self.user / "sites", self.etc / "sites", self.shipped)
 
     def sites(self) -> dict[str, Path]:
-        """Return the profiles that there are, by their names."""
+        """Return the files of the profiles by their names."""
         found: dict[str, Path] = {}
         for directory in self.site_directories:
             for path in sorted(directory.glob("*.toml")):
@@ -99,9 +115,9 @@ class Places:
 
 
 def project_directories(directory: Path, home: Path) -> tuple[Path, ...]:
-    """Return where a project's file is looked for: `directory` and those above, up to a repository's root or `home`.
+    """Return the directories of a project: `directory` and its parents, up to a repository's root or `home`.
 
-    Where neither is above there is only `directory`: what is above that is not known to be the project's.
+    Outside of both that is `directory` alone: its parents need not belong to the project.
     """
     above = (directory, *directory.parents)
     roots = (number for number, path in enumerate(above) if path in (home, repository_of(directory)))
@@ -109,8 +125,27 @@ def project_directories(directory: Path, home: Path) -> tuple[Path, ...]:
 
 
 def repository_of(directory: Path) -> Path | None:
-    """Return the root of the checkout of git that a directory is in; None outside of one."""
+    """Return the root of the git checkout that contains a directory; None outside of a checkout."""
     return next((path for path in (directory, *directory.parents) if os.path.exists(path / ".git")), None)
+
+
+def create_file(places: Places, *, project: bool) -> Path:
+    """Create the user's file of settings, or that of a project in the current directory, and return its path.
+
+    Raises:
+        ProfileError: The file exists, or cannot be written.
+    """
+    path = Path.cwd() / PROJECT_FILE if project else places.user / _CONFIG_FILE
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # 0644 at most, whatever the umask: a file that a group may write would be refused.
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
+            file.write(_NEW_FILE)
+    except FileExistsError:
+        raise ProfileError(f"{path} exists already, and is not changed.", source=str(path)) from None
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be written: {error.strerror}.", source=str(path)) from error
+    return path
 
 
 def settings_here(environ: Mapping[str, str], site: str | None = None) -> dict[str, Setting]:
@@ -167,8 +202,8 @@ def _override(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str,
 
 def _read(path: Path, *, is_shipped: bool = False) -> dict[str, Setting]:
     try:
-        if not is_shipped:  # those are trusted as much as the code beside them
-            check_trusted(path, f"To use no files of settings: --{SITE} {NO_SITE}.")
+        if not is_shipped:  # these profiles are part of tf4slurm
+            check_trusted(path, f"To run without settings: --{SITE} {NO_SITE}.")
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ProfileError(f"{path} cannot be read as TOML: {error}.", source=str(path)) from error

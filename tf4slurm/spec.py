@@ -134,6 +134,8 @@ class JobSpec:
             raise OptionError(
                 "--no-chief needs at least one worker, because worker 0 leads. Give --workers N.", option="workers"
             )
+        if "/" in self.name:
+            raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
         placeholders = placeholders_in(self.command)
         if self.chief and "worker_hosts" in placeholders and "chief_hosts" not in placeholders:
             raise OptionError(

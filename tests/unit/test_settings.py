@@ -152,7 +152,7 @@ def test_config_shows_what_counts_and_why(home: Path) -> None:
 def test_config_lists_profiles_and_files(home: Path) -> None:
     listed = tf4slurm(home, "config", "profiles").stdout
     assert {line.split()[0] for line in listed.splitlines()} == {"cesga-ft3", "generic"}
-    assert f"{home}/config/tf4slurm/config.toml  (is not there)" in tf4slurm(home, "config", "path").stdout
+    assert f"{home}/config/tf4slurm/config.toml  (does not exist)" in tf4slurm(home, "config", "path").stdout
 
 
 def test_config_init_makes_a_file_that_changes_nothing_and_never_writes_over_one(home: Path) -> None:

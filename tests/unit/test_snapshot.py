@@ -109,7 +109,7 @@ def test_copy_takes_everything_where_an_outer_repository_ignores_the_source(
 def test_snapshot_that_is_too_large_is_refused_with_its_size(source: Path, kind: str) -> None:
     with (source / "train.py").open("ab") as file:
         file.truncate(1_500_000_000)  # a hole: it takes no space
-    with pytest.raises(OptionError, match=r"would have 1\.5 GB, at most 1 GB are copied\. Keep data"):
+    with pytest.raises(OptionError, match=r"would have 1\.5 GB; the limit is 1 GB\. Keep data"):
         take_snapshot(kind, source, source / "runs" / "train.code")
     assert not (source / "runs" / "train.code").exists()
     if kind == "copy":
@@ -132,7 +132,7 @@ def test_where_git_tracks_nothing_it_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunDirectoryError, match="cannot be made"):
+    with pytest.raises(RunDirectoryError, match="cannot be written"):
         take_snapshot("copy", source, tmp_path / "file" / "x.code")
 
 

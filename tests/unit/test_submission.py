@@ -1,4 +1,4 @@
-"""What sbatch is asked: what follows from the plan, and what is refused."""
+"""The options that sbatch gets, and those that are refused."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.submissions import job_of
 from tf4slurm.batch_spec import BatchSpec, own_program
 from tf4slurm.errors import OptionError
 from tf4slurm.submission.batch_script import make_script
-from tf4slurm.submission.sbatch_options import ask_sbatch
+from tf4slurm.submission.sbatch_options import make_sbatch_options
 
 TRAIN = ("--", "python", "train.py")
 
 
 def asked(*arguments: str) -> dict[str, str]:
-    (options,) = ask_sbatch(job_of(*arguments, *TRAIN))
+    (options,) = make_sbatch_options(job_of(*arguments, *TRAIN))
     return options
 
 
@@ -53,7 +53,7 @@ def test_gpus_of_workers_are_asked_for_on_each_node(arguments: tuple[str, ...], 
 
 
 def test_the_ps_of_a_heterogeneous_job_have_a_component_without_gpus() -> None:
-    ps, others = ask_sbatch(
+    ps, others = make_sbatch_options(
         job_of(
             *(
                 "--het",
@@ -82,7 +82,7 @@ def test_the_ps_of_a_heterogeneous_job_have_a_component_without_gpus() -> None:
 
 def test_each_component_states_its_cpus() -> None:
     """Slurm gives the batch script those of the first component in the variable that srun reads."""
-    ps, others = ask_sbatch(job_of("--het", "--workers", "1", "--ps-sbatch", "cpus-per-task=4", *TRAIN))
+    ps, others = make_sbatch_options(job_of("--het", "--workers", "1", "--ps-sbatch", "cpus-per-task=4", *TRAIN))
     assert (ps["cpus-per-task"], others["cpus-per-task"]) == ("4", "1")
 
 
@@ -115,7 +115,7 @@ def test_a_warning_that_would_come_at_the_start_is_refused(limit: str, is_refuse
     """By default it comes 120 s before the limit, and Slurm may send it 60 s earlier."""
     arguments = ("--workers", "1", "--requeue", "2", "-t", limit)
     if is_refused:
-        with pytest.raises(OptionError, match="told to stop as soon as it starts"):
+        with pytest.raises(OptionError, match="have to stop as soon as it starts"):
             asked(*arguments)
     else:
         assert asked(*arguments)["signal"] == "B:USR1@120"
@@ -150,7 +150,7 @@ def test_an_option_is_taken_out_by_name_or_letter() -> None:
         (("--gpus-per-worker", "1"), "Give that with -N"),
         (("--name", "a/b"), "has a slash"),
         (("--het", "--array", "0-1"), "no arrays of heterogeneous jobs"),
-        (("--het", "--ps", "0"), "one has no task"),
+        (("--het", "--ps", "0"), "at least one ps and one other task"),
         (("--het", "--placement", "spread"), "gives the first 1 ranks to the ps"),
         (("--het", "--placement", "worker,ps,chief"), "gives the first 1 ranks to the ps"),
     ],

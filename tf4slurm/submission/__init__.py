@@ -1,1 +1,1 @@
-"""A job given to Slurm: the options of sbatch, the batch script, the snapshot of the code."""
+"""Jobs for sbatch: its options, the batch script, the snapshot of the code, the submission."""

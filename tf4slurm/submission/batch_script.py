@@ -1,4 +1,4 @@
-"""The batch script of a job: plan and submission in, text out. Pure."""
+"""The batch script of a job: a `BatchSpec` in, text out. Pure."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from tf4slurm import __version__
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cluster import Task
 from tf4slurm.placeholders import fill_in, placeholders_in, warn_of_misspelled
-from tf4slurm.submission.sbatch_options import ask_sbatch, place_by_component
+from tf4slurm.submission.sbatch_options import make_sbatch_options, place_by_component
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ARGUMENTS = '"${arguments[@]}"'
-# The output of a run that follows a requeue, beside Slurm's own file, which the first run has.
+# The output after a requeue, beside Slurm's own file, which has the output of the first run.
 _NEXT_OUTPUT = 'exec >"{name}.$SLURM_RESTART_COUNT.out" 2>&1'
 _JOB_OUTPUT = "slurm-$SLURM_JOB_ID"
 _ELEMENT_OUTPUT = "slurm-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 _SIGNALS = ("HUP", "INT", "TERM", "USR1", "USR2")
-_STOP = "exit 3"  # refused before anything started
+_STOP = "exit 3"  # EXIT_PREFLIGHT
 
 
 def make_script(spec: BatchSpec) -> str:
-    """Return the text that sbatch is given.
+    """Return the batch script of a job.
 
-    Everything that tf4slurm is told stands in its last line; files of settings are not read again in the job.
+    Its last line has all options of the job, because files of settings are not read again in the job.
 
     Raises:
-        OptionError: The submission contradicts itself or the job.
+        OptionError: The options contradict the roles, or each other.
     """
     warn_of_misspelled(spec.command)
-    components = ask_sbatch(spec)
+    components = make_sbatch_options(spec)
     blocks = [
         _header(spec.made_by),
         "\n#SBATCH hetjob\n".join(_directives(options) for options in components),
@@ -46,14 +46,14 @@ def make_script(spec: BatchSpec) -> str:
 
 
 def quote(words: Sequence[str]) -> str:
-    """Return words as one line of bash that gives exactly these words, whatever characters they have."""
+    """Return words as one line of bash that bash splits into exactly these words."""
     return " ".join(map(_quote, words))
 
 
 def _quote(word: str) -> str:
     if not _CONTROL.search(word):
         return shlex.quote(word)
-    # sbatch refuses a script with CR LF, and a comment ends with its line: so these characters are written as \n
+    # sbatch refuses a script with CR LF, and a line break ends a comment: control characters are written as \x0a
     text = word.replace("\\", "\\\\").replace("'", "\\'")
     return "$'" + _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text) + "'"
 
@@ -73,7 +73,7 @@ def _output(spec: BatchSpec, *, is_array: bool) -> str:
     if "output" in spec.sbatch_options:
         return ""
     redirect = _NEXT_OUTPUT.format(name=_ELEMENT_OUTPUT if is_array else _JOB_OUTPUT)
-    why = "# After a requeue: Slurm opens its own file again, and the output of each run is kept."
+    why = "# After a requeue: a file of its own for the output of each run."
     return f'{why}\nif [ -n "${{SLURM_RESTART_COUNT:-}}" ]; then {redirect}; fi'
 
 
@@ -102,12 +102,12 @@ def _array(lines: Sequence[Sequence[str]]) -> str:
     if not lines:
         return ""
     cases = [f"  {number}) arguments=({quote(words)}) ;;" for number, words in enumerate(lines)]
-    unknown = '  *) echo "There are no arguments for element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;'
+    unknown = '  *) echo "--array-args has no line for element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;'
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, unknown, "esac"])
 
 
 def _filled_in(spec: BatchSpec) -> str:
-    """Return a comment on what becomes of the command's placeholders, by the example of one task."""
+    """Return a comment with the command of one task, as an example of the placeholders' values."""
     if not placeholders_in(spec.command):
         return ""
     task = Task("worker" if spec.counts.get("worker") else "chief", 0)
@@ -128,7 +128,7 @@ def _command(spec: BatchSpec) -> str:
 
 
 def _end(command: str, epilogue: str) -> str:
-    """Return the last lines: exec, so that Slurm's signals reach the command; with an epilogue they are passed on."""
+    """Return the last lines: exec, so that Slurm's signals reach the command; with an epilogue, traps forward them."""
     if not epilogue:
         return f"exec {command}"
     passing = "\n".join(f"trap 'again=1; kill -{name} $job' {name}" for name in _SIGNALS)

@@ -1,4 +1,4 @@
-"""A copy of the code as it is now, for a job that may wait for days."""
+"""A snapshot: a copy of the code at submission, for a job that may stay in the queue for days."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COPY = "Use --snapshot copy."
 
 
 def place_snapshot(spec: BatchSpec) -> BatchSpec:
-    """Say where the snapshot of a job will be, if it has one: beside its runs, by absolute paths, where nothing is."""
+    """Return a job with a free directory for its snapshot, beside its run directories, if it has a snapshot."""
     if spec.snapshot == "none" or spec.directory is not None:
         return spec
     runs = spec.runs_directory.absolute()
@@ -34,18 +34,18 @@ def place_snapshot(spec: BatchSpec) -> BatchSpec:
 
 
 def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:
-    """Copy a directory: of "git" the files that git tracks, as they are now; of "copy" all but .git and the runs.
+    """Copy a directory: with "git" the files that git tracks, as they are now; with "copy" all but .git and the runs.
 
-    In a checkout of git "copy" leaves out what git ignores. Elsewhere, and where git ignores every file of the source
-    (as a repository of dotfiles may), it takes all files, also those with secrets, such as .env.
+    In a git checkout "copy" omits the files that git ignores. Elsewhere, and where git ignores every file of the
+    source (as a repository of dotfiles may), it copies all files, also those with secrets, such as .env.
 
     Args:
-        target: Must not exist; its parent is where runs are kept.
-        command: What will run there: a file of it that is in `source` must be in the snapshot too.
+        target: Directory that does not exist yet; its parent has the run directories.
+        command: Command of the job: each file of it that is in `source` must be in the snapshot.
 
     Raises:
-        OptionError: Git tracks nothing there, or not a file of the command, or it is larger than 1 GB.
-        RunDirectoryError: It cannot be written.
+        OptionError: Git tracks no file, or not a file of the command, or the snapshot is larger than 1 GB.
+        RunDirectoryError: The snapshot cannot be written.
     """
     try:
         make_parent(target.parent)
@@ -70,7 +70,7 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
         shutil.rmtree(target, ignore_errors=True)
         if isinstance(error, (OSError, shutil.Error)):
             raise RunDirectoryError(
-                f"The snapshot {str(target)!r} cannot be made: {error}.", path=str(target)
+                f"The snapshot {str(target)!r} cannot be written: {error}.", path=str(target)
             ) from error
         raise
 
@@ -83,7 +83,7 @@ def _tracked_files(source: Path) -> list[str]:
 
 
 def _ignored_files(source: Path) -> list[Path]:
-    """Return the files and directories that git ignores; none outside of a checkout, or where it ignores all."""
+    """Return the files and directories that git ignores; none outside of a checkout, or if git ignores all."""
     if repository_of(source) is None or not _list_files(source, "--cached", "--others", "--exclude-standard"):
         return []
     options = ("--others", "--ignored", "--exclude-standard", "--directory")
@@ -110,7 +110,7 @@ def _list_files(source: Path, *options: str) -> list[str]:
 
 
 def _walk(source: Path, ignore: Callable[[str, list[str]], list[str]]) -> Iterator[Path]:
-    """Return what shutil.copytree would copy of a directory."""
+    """Return the files that shutil.copytree would copy."""
     for directory, directories, files in os.walk(source):
         left_out = ignore(directory, [*directories, *files])
         directories[:] = [name for name in directories if name not in left_out]
@@ -121,8 +121,8 @@ def _check_size(source: Path, files: Iterable[Path]) -> None:
     num_bytes = sum(file.lstat().st_size for file in files)
     if num_bytes > _MAX_BYTES:
         raise OptionError(
-            f"The snapshot of {source} would have {num_bytes / 1e9:.1f} GB, at most {_MAX_BYTES / 1e9:g} GB are "
-            "copied. Keep data and checkpoints elsewhere, have git ignore them, or leave --snapshot out.",
+            f"The snapshot of {source} would have {num_bytes / 1e9:.1f} GB; the limit is {_MAX_BYTES / 1e9:g} GB. "
+            "Keep data and checkpoints elsewhere, let git ignore them, or omit --snapshot.",
             option="snapshot",
         )
 
@@ -131,6 +131,6 @@ def _check_command(source: Path, target: Path, command: Sequence[str]) -> None:
     for word in command:
         if not Path(word).is_absolute() and (source / word).is_file() and not (target / word).is_file():
             raise OptionError(
-                f"{word!r} would not be in the snapshot: git does not track it, or ignores it. Use git add.",
+                f"{word!r} would not be in the snapshot, because git does not track it. Run git add.",
                 option="snapshot",
             )

@@ -1,4 +1,4 @@
-"""A job given to Slurm: the script is made, taken by sbatch, and kept."""
+"""Submit a job with sbatch, and keep its batch script beside its run directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf4slurm.jobs.registry import remember
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.slurm.sbatch import check_known, estimate_start, submit_environment, submit_script
 from tf4slurm.submission.batch_script import make_script
-from tf4slurm.submission.sbatch_options import ask_sbatch
+from tf4slurm.submission.sbatch_options import make_sbatch_options
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.system.trusted_files import check_trusted
 
@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 
 
 def submit(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
-    """Submit a job; return its id. The script is kept beside the run directory: `kept_script` tells where.
+    """Submit a job and return its id. `kept_script` returns the path of its batch script.
 
     Args:
-        environ: What the job gets, without what an outer job left in it; None for this process's own.
+        environ: Environment of the job, without the variables of an outer job; None for that of this process.
 
     Raises:
-        OptionError: The submission contradicts itself or the spec.
-        RunDirectoryError: The script could not be kept; nothing is submitted.
-        RefusedError: sbatch did not take it, or Slurm does not know a job that it comes after.
-        LaunchError: There is no sbatch.
+        OptionError: The options contradict the roles, or each other.
+        RunDirectoryError: The script cannot be kept; nothing is submitted.
+        RefusedError: sbatch refused the job, or Slurm does not know a job in `after`.
+        LaunchError: sbatch is not installed.
     """
     spec = place_snapshot(spec)
     text = make_script(spec)
@@ -41,20 +41,21 @@ def submit(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
     check_known(spec.after, environ)
     draft = _write_draft(spec, text)
     _make_output_directory(spec)
+    snapshot = spec.directory if spec.snapshot != "none" else None
     try:
-        if spec.snapshot != "none" and spec.directory is not None:
-            take_snapshot(spec.snapshot, Path.cwd(), spec.directory, spec.command)
-        job_id, words = submit_script(text, environ)
+        if snapshot is not None:
+            take_snapshot(spec.snapshot, Path.cwd(), snapshot, spec.command)
+        job_id, warning = submit_script(text, environ)
     except Tf4SlurmError as error:
-        if not (isinstance(error, RefusedError) and error.returncode < 0):  # else Slurm may have it, and use them
+        if not (isinstance(error, RefusedError) and error.returncode < 0):  # killed: Slurm may have accepted the job
             draft.unlink(missing_ok=True)
-            if spec.snapshot != "none" and spec.directory is not None:
-                shutil.rmtree(spec.directory, ignore_errors=True)
+            if snapshot is not None:
+                shutil.rmtree(snapshot, ignore_errors=True)
         raise
-    if words:
-        logger.warning("%s", words)
+    if warning:
+        logger.warning("%s", warning)
     try:
-        os.link(draft, kept_script(spec, job_id))  # fails where a file is: none is overwritten
+        os.link(draft, kept_script(spec, job_id))  # never overwrites a file
         draft.unlink()
     except OSError as error:
         logger.warning("the script of job %s is kept as %s: %s", job_id, draft, error.strerror)
@@ -65,13 +66,16 @@ def submit(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
 def submit_again(script: Path, name: str, environ: Mapping[str, str], directory: Path) -> str:
     """Submit the kept script of a job called `name` again, from its directory; return the new job's id.
 
-    Raises: what `submit` does of sbatch, and
+    Raises:
         UntrustedFileError: Another user could have written the script.
+        RefusedError: sbatch refused the job.
+        LaunchError: sbatch is not installed.
     """
     check_trusted(script, "Start the job again with the command you used.")
-    job_id, words = submit_script(script.read_text(encoding="utf-8"), submit_environment(environ, ()), directory)
-    if words:
-        logger.warning("%s", words)
+    text = script.read_text(encoding="utf-8")
+    job_id, warning = submit_script(text, submit_environment(environ, ()), directory)
+    if warning:
+        logger.warning("%s", warning)
     with contextlib.suppress(OSError):
         os.link(script, script.with_name(f"{name}-{job_id}.sh"))
     remember(f"{name}-{job_id}", script.parent, environ, job_id)
@@ -79,31 +83,31 @@ def submit_again(script: Path, name: str, environ: Mapping[str, str], directory:
 
 
 def estimate(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
-    """Ask Slurm when the job would start, without submitting it; return its words. Raises what `submit` does."""
+    """Return Slurm's estimate of when the job would start, without submitting it. Raises as `submit` does."""
     text, environ = make_script(spec), _environ_for(spec, environ)
     check_known(spec.after, environ)
     return estimate_start(text, environ)
 
 
 def kept_script(spec: BatchSpec, job_id: str) -> Path:
-    """Return where the script of a job is kept."""
+    """Return the path of the script of a submitted job."""
     return spec.runs_directory / f"{spec.name}-{job_id}.sh"
 
 
 def _environ_for(spec: BatchSpec, environ: Mapping[str, str] | None) -> dict[str, str]:
-    options = {name for component in ask_sbatch(spec) for name in component}
+    options = {name for component in make_sbatch_options(spec) for name in component}
     return submit_environment(os.environ if environ is None else environ, options)
 
 
 def _make_output_directory(spec: BatchSpec) -> None:
-    """Make the directory of --output: Slurm opens that file first of all; a job that has none fails without a word."""
+    """Create the directory of --output: a job whose output Slurm cannot open fails without a message."""
     directory = Path(spec.sbatch_options.get("output", "")).parent
     if "%" not in str(directory):
         directory.mkdir(parents=True, exist_ok=True)
 
 
 def _write_draft(spec: BatchSpec, text: str) -> Path:
-    """Write the script before sbatch has it: no job is submitted whose script cannot be kept. It is 0700."""
+    """Write the script (0700) before it is submitted: no job is submitted whose script cannot be kept."""
     draft = spec.runs_directory / f"{spec.name}-{secrets.token_hex(4)}.draft"
     try:
         make_parent(spec.runs_directory)

@@ -7,14 +7,14 @@
 #SBATCH --open-mode=append
 #SBATCH --ntasks=3
 
-# After a requeue: Slurm opens its own file again, and the output of each run is kept.
+# After a requeue: a file of its own for the output of each run.
 if [ -n "${SLURM_RESTART_COUNT:-}" ]; then exec >"slurm-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID.$SLURM_RESTART_COUNT.out" 2>&1; fi
 
 case "$SLURM_ARRAY_TASK_ID" in
   0) arguments=(--rate 0.1) ;;
   1) arguments=(--words 'two words') ;;
   2) arguments=() ;;
-  *) echo "There are no arguments for element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;
+  *) echo "--array-args has no line for element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;
 esac
 
 exec /opt/tf4slurm/bin/tf4slurm run --site none --workers 1 --name train -- python train.py "${arguments[@]}"

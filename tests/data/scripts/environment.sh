@@ -6,7 +6,7 @@
 #SBATCH --ntasks=3
 #SBATCH --open-mode=append
 
-# After a requeue: Slurm opens its own file again, and the output of each run is kept.
+# After a requeue: a file of its own for the output of each run.
 if [ -n "${SLURM_RESTART_COUNT:-}" ]; then exec >"slurm-$SLURM_JOB_ID.$SLURM_RESTART_COUNT.out" 2>&1; fi
 
 type module >/dev/null 2>&1 || . /etc/profile

@@ -19,7 +19,7 @@
 #SBATCH --ntasks-per-node=2
 #SBATCH --gres=gpu:a100:4
 
-# After a requeue: Slurm opens its own file again, and the output of each run is kept.
+# After a requeue: a file of its own for the output of each run.
 if [ -n "${SLURM_RESTART_COUNT:-}" ]; then exec >"slurm-$SLURM_JOB_ID.$SLURM_RESTART_COUNT.out" 2>&1; fi
 
 exec /opt/tf4slurm/bin/tf4slurm run --site none --workers 3 --placement ps,chief,worker,worker,worker --gpus-per-worker 2 --name train -- python train.py

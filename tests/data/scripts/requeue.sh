@@ -4,11 +4,11 @@
 
 #SBATCH --job-name=train
 #SBATCH --ntasks=4
+#SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
-#SBATCH --open-mode=append
 
-# After a requeue: Slurm opens its own file again, and the output of each run is kept.
+# After a requeue: a file of its own for the output of each run.
 if [ -n "${SLURM_RESTART_COUNT:-}" ]; then exec >"slurm-$SLURM_JOB_ID.$SLURM_RESTART_COUNT.out" 2>&1; fi
 
 set -m  # without job control the command would ignore SIGINT
