@@ -34,4 +34,4 @@ def test_what_slurm_refuses_is_one_line_and_exit_code_2(verb: str) -> None:
     assert (done.stdout, done.returncode) == ("", 2)
     assert done.stderr.startswith("tf4slurm: The range '3-1' is reversed")
     assert done.stderr.count("\n") == 1
-    assert "There is no node in it" in nodes(verb).stderr
+    assert "It has no node" in nodes(verb).stderr

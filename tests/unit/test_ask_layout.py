@@ -63,13 +63,13 @@ def test_sattach_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_layout_that_contradicts_the_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = with_sattach(tmp_path, monkeypatch, r"printf '\tNode 0 (n2), 1 task(s): 0 \n'")
-    with pytest.raises(LayoutError, match="its node is 'n1', but the map puts it on 'n2'"):
+    with pytest.raises(LayoutError, match="its node is 'n1', but 'n2' in the layout"):
         layout_of(step)
 
 
 def test_without_sattach_layout_error_of_the_environment_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(LayoutError, match="cannot be told from the environment"):
+    with pytest.raises(LayoutError, match="does not determine the node of each rank"):
         layout_of(SlurmStep.from_environ(ARBITRARY))
     with pytest.raises(LaunchError, match="cannot be started"):
         ask_layout(SlurmStep.from_environ(ARBITRARY))

@@ -1,4 +1,4 @@
-"""How the GPUs of a node are divided. Recorded steps with GPUs are in test_slurm_captures."""
+"""Division of a node's GPUs. Recorded steps with GPUs are in test_slurm_captures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_devices_are_divided(visible: str, sees_gpus: list[bool], per_task: int 
     assert divide_gpus(visible, sees_gpus, per_task) == tuple(map(tuple, expected))
 
 
-def test_more_than_there_are_is_refused() -> None:
+def test_too_many_gpus_per_task_are_refused() -> None:
     with pytest.raises(PlacementError, match=r"2 GPUs for each of 2 tasks are 4, .* the step 3: 4, 5, 7\.") as caught:
         divide_gpus(["4", "5", "7"], [True, False, True], 2)
     assert (caught.value.requested, caught.value.available) == (4, 3)
@@ -49,7 +49,7 @@ def step(local_rank: int = 0, **variables: str) -> SlurmStep:
     )
 
 
-def test_every_variable_is_divided_by_itself() -> None:
+def test_each_variable_is_divided() -> None:
     """With device cgroups CUDA counts from 0, ROCm may not; and devices have names, too."""
     variables = {
         "CUDA_VISIBLE_DEVICES": "GPU-8932f937,GPU-d3a1",
@@ -65,7 +65,7 @@ def test_every_variable_is_divided_by_itself() -> None:
     }
 
 
-def test_what_slurm_gave_one_task_alone_is_kept() -> None:
+def test_list_of_one_task_is_kept() -> None:
     own = step(1, CUDA_VISIBLE_DEVICES="2,3", SLURM_GPUS_ON_NODE="4")
     assert gpu_environ(own, [True, True]) == {"CUDA_VISIBLE_DEVICES": "2,3"}
     assert gpu_environ(own, [True, True], 1) == {"CUDA_VISIBLE_DEVICES": "2"}
@@ -73,13 +73,13 @@ def test_what_slurm_gave_one_task_alone_is_kept() -> None:
         gpu_environ(own, [True, True], 3)
 
 
-def test_a_task_that_sees_none_has_them_hidden() -> None:
+def test_gpus_are_hidden_from_a_task_that_uses_none() -> None:
     hidden = gpu_environ(step(ROCR_VISIBLE_DEVICES="0,1"), [False, True])
     assert hidden == {"ROCR_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 
 @pytest.mark.parametrize("given", [step(), step(CUDA_VISIBLE_DEVICES="")])
-def test_where_slurm_gave_none_nothing_is_set(given: SlurmStep) -> None:
+def test_without_gpus_no_variable_is_set(given: SlurmStep) -> None:
     assert given.gpus == ()
     assert gpu_environ(given, [True, True]) == {}
 

@@ -1,4 +1,4 @@
-"""Which node has which rank: every distribution, and what is refused."""
+"""The node of each rank, by distribution, and layouts that are refused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pytest
 from tf4slurm.errors import LayoutError, PlacementError
 from tf4slurm.slurm.layout import (
     Component,
-    check_own_place,
     deal_ranks,
     join_components,
     rename_nodes,
     split_components,
 )
+from tf4slurm.slurm.step import SlurmStep
 
 A, B, C = "r1-n9", "r1-n10", "gpu-09"
 
@@ -40,8 +40,8 @@ def test_ranks_are_dealt(
 
 
 @pytest.mark.parametrize("distribution", ["arbitrary", "arbitrary,nopack", "plane", "unknown"])
-def test_what_the_environment_does_not_tell_is_refused(distribution: str) -> None:
-    with pytest.raises(LayoutError, match=f"cannot be told from the environment.*{distribution}") as caught:
+def test_undetermined_distribution_is_refused(distribution: str) -> None:
+    with pytest.raises(LayoutError, match=f"does not determine the node of each rank.*{distribution}") as caught:
         deal_ranks(Component((A,), (2,)), distribution, None)
     assert caught.value.distribution == distribution
     assert distribution in caught.value.reason
@@ -59,7 +59,7 @@ def test_a_node_in_no_group_or_in_two_is_refused(groups: list[tuple[str, ...]]) 
         split_components(Component((A, B, C), (1, 1, 1)), groups)
 
 
-def test_components_of_one_node_and_the_own_of_two_are_certain() -> None:
+def test_components_of_one_node_and_own_component_of_two_nodes_are_joined() -> None:
     components = [Component((A,), (2,)), Component((B, C), (3, 1))]
     assert join_components(components, B, {2, 4, 5}) == (A, A, B, C, B, B)
     assert join_components(components, C, {3}) == (A, A, B, C, B, B)
@@ -67,7 +67,7 @@ def test_components_of_one_node_and_the_own_of_two_are_certain() -> None:
 
 
 @pytest.mark.parametrize("own_node", ["A", "B"])
-def test_another_component_of_two_nodes_and_the_own_of_three_are_not(own_node: str) -> None:
+def test_other_component_of_two_nodes_and_component_of_three_nodes_are_refused(own_node: str) -> None:
     components = [Component(("A",), (2,)), Component(("B", "C", "D"), (1, 1, 1)), Component(("E", "F"), (1, 1))]
     with pytest.raises(LayoutError, match="has 3 nodes"):
         join_components(components, own_node, {0})
@@ -75,30 +75,41 @@ def test_another_component_of_two_nodes_and_the_own_of_three_are_not(own_node: s
         join_components([components[0], components[2]], own_node, {0})
 
 
-def check(nodes_by_rank: str = "AABA", **changes: object) -> None:
-    facts = {"num_tasks": 4, "rank": 3, "local_rank": 2, "node": "A", "node_ranks": (0, 1, 3), **changes}
-    check_own_place(nodes_by_rank, distribution="block", **facts)  # type: ignore[arg-type]  # a row of the table below
+def check(nodes_by_rank: str = "AABA", **changes: str) -> None:
+    environ = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "2",
+        "SLURMD_NODENAME": "A",
+        "SLURM_GTIDS": "0,1,3",
+        "SLURM_DISTRIBUTION": "block",
+    }
+    SlurmStep.from_environ({**environ, **changes}).check_own_place(nodes_by_rank)
 
 
-def test_a_task_agrees_with_the_map() -> None:
+def test_correct_layout_is_accepted() -> None:
     check()
 
 
 @pytest.mark.parametrize(
     ("nodes_by_rank", "changes", "difference"),
     [
-        ("AAB", {}, "the step has 4 tasks, but the map has 3"),
-        ("AABA", {"rank": 4}, "has 4 tasks"),
-        ("AAAB", {}, "its node is 'A', but the map puts it on 'B'"),
-        ("ABAA", {}, "'A' has the ranks 0, 1, 3, but the map says 0, 2, 3"),
-        ("AABA", {"local_rank": 1}, "it is task 1 of 'A', but task 2 in the map"),
-        ("AABA", {"node_ranks": tuple(range(20))}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, …, but"),
+        ("AAB", {}, "the step has 4 tasks, but the layout 3"),
+        ("AABA", {"SLURM_PROCID": "4"}, "has 4 tasks"),
+        ("AAAB", {}, "its node is 'A', but 'B' in the layout"),
+        ("ABAA", {}, "'A' has the ranks 0, 1, 3, but 0, 2, 3 in the layout"),
+        ("AABA", {"SLURM_LOCALID": "1"}, "it is task 1 of 'A', but task 2 in the layout"),
+        ("AABA", {"SLURM_GTIDS": ",".join(map(str, range(20)))}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, …, but"),
     ],
 )
-def test_a_task_refuses_a_map_that_contradicts_it(
-    nodes_by_rank: str, changes: dict[str, object], difference: str
+def test_layout_that_contradicts_the_task_is_refused(
+    nodes_by_rank: str, changes: dict[str, str], difference: str
 ) -> None:
-    with pytest.raises(LayoutError, match=f"contradicts rank {changes.get('rank', 3)}: .*{difference}") as caught:
+    with pytest.raises(
+        LayoutError, match=f"contradicts rank {changes.get('SLURM_PROCID', '3')}: .*{difference}"
+    ) as caught:
         check(nodes_by_rank, **changes)
     assert caught.value.distribution == "block"
     assert difference in caught.value.reason
@@ -120,11 +131,11 @@ def test_nodes_may_have_other_names(hosts: dict[str, int], expected: tuple[str, 
 @pytest.mark.parametrize(
     "hosts", [{}, {A: 3}, {"10.0.0.9": 2, "10.0.0.10": 1}, {A: 2, "x": 1}, {"r1-n9-a": 2, "r1-n9-b": 1}]
 )
-def test_names_that_do_not_tell_the_node_are_refused(hosts: dict[str, int]) -> None:
+def test_ambiguous_names_are_refused(hosts: dict[str, int]) -> None:
     with pytest.raises(LayoutError, match=r"are not the nodes r1-n9, r1-n10\."):
         rename_nodes((A, B, A), (A, B), hosts)
 
 
-def test_other_counts_than_slurms_are_refused() -> None:
+def test_wrong_counts_are_refused() -> None:
     with pytest.raises(PlacementError, match=r"Slurm placed \{'r1-n9': 2, 'r1-n10': 1\} tasks"):
         rename_nodes((A, B, A), (A, B), {A: 1, B: 2})

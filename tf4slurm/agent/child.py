@@ -27,7 +27,7 @@ from tf4slurm.jobs.schema import LastState
 from tf4slurm.network.reachability import bypass_proxies
 from tf4slurm.placeholders import fill_in
 from tf4slurm.roles import Role, role_of
-from tf4slurm.slurm.gpus import gpu_environ, hidden_gpus
+from tf4slurm.slurm.gpus import HIDDEN_GPUS, gpu_environ
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.slurm.step import SlurmStep
 from tf4slurm.system.background import in_thread
@@ -270,7 +270,7 @@ class OwnedChild(TaskProcess):
     def _gpu_environ(self, cluster: Cluster) -> dict[str, str]:
         place = self._place
         if not isinstance(place, SlurmStep):
-            return {} if self._role(cluster).sees_gpus else hidden_gpus()
+            return {} if self._role(cluster).sees_gpus else HIDDEN_GPUS
         here = [member for member in cluster.members if member.node == place.node_name]
         sees_gpus = [role_of(member.task.task_type, has_chief=cluster.has_chief).sees_gpus for member in here]
         return gpu_environ(place, sees_gpus, self._settings.gpus_per_worker)

@@ -1,8 +1,4 @@
-"""Which GPUs each task of a node uses. Slurm's own list is divided, never replaced by 0, 1, ...: these may be others'.
-
-To call `gpu_environ` an agent must know its own step, and of each task on its node, in local-rank order, whether its
-role sees GPUs: it has both once the map of the job is known to it.
-"""
+"""The GPUs of each task of a node: Slurm's device list, divided. Devices that are not in it belong to other jobs."""
 
 from __future__ import annotations
 
@@ -11,27 +7,23 @@ from collections.abc import Mapping, Sequence
 from tf4slurm.errors import PlacementError
 from tf4slurm.slurm.step import SlurmStep
 
-_HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
-
-
-def hidden_gpus() -> dict[str, str]:
-    """Return the variables that hide all GPUs from a process."""
-    return dict(_HIDDEN)
+HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+"""The variables that hide all GPUs from a process."""
 
 
 def divide_gpus(
     visible: Sequence[str], sees_gpus: Sequence[bool], per_task: int | None = None
 ) -> tuple[tuple[str, ...], ...]:
-    """Divide the devices that all tasks of a node see among those that are to use them, in local-rank order.
+    """Divide the devices of a node among those of its tasks that use GPUs.
 
     Args:
-        visible: The devices, as Slurm names them: ("2", "3").
-        sees_gpus: For each task of the node, by local rank, whether it is to use GPUs.
-        per_task: How many each of these gets; None for all devices, divided as evenly as can be: with more devices
-            than tasks the first tasks get one more, with fewer neighbours share one.
+        visible: Slurm's names of the devices: ("2", "3").
+        sees_gpus: By local rank, whether the task uses GPUs.
+        per_task: Devices per task. None divides all evenly: if some are left over the first tasks get one more, and if
+            there are fewer devices than tasks neighbours share one.
 
     Returns:
-        The devices of each task of the node; () for a task that is to use none.
+        By local rank, the devices of the task; () for a task that uses none.
 
     Raises:
         PlacementError: There are fewer devices than `per_task` for each.
@@ -40,7 +32,7 @@ def divide_gpus(
     if per_task is not None and per_task * num_users > len(visible):
         raise PlacementError(
             f"{per_task} GPUs for each of {num_users} tasks are {per_task * num_users}, but this node gives the step "
-            f"{len(visible)}: {', '.join(visible) or 'none'}. Ask Slurm for more per node, or for fewer per task.",
+            f"{len(visible)}: {', '.join(visible) or 'none'}. Request more GPUs per node, or fewer per task.",
             requested=per_task * num_users,
             available=len(visible),
         )
@@ -49,15 +41,7 @@ def divide_gpus(
 
 
 def gpu_environ(step: SlurmStep, sees_gpus: Sequence[bool], per_task: int | None = None) -> dict[str, str]:
-    """Return the variables that show the child of this task its GPUs, to be added to the task's environment.
-
-    Args:
-        sees_gpus: For each task of the node, by local rank, whether its role uses GPUs.
-        per_task: How many GPUs each of these is to use; None for all that there are.
-
-    Raises:
-        PlacementError: There are fewer than `per_task`.
-    """
+    """Return the variables that assign GPUs to the child of this task, as `share_environ` does."""
     return share_environ(step.visible_devices, step.gpus_on_node, step.local_rank, sees_gpus, per_task)
 
 
@@ -68,14 +52,22 @@ def share_environ(
     sees_gpus: Sequence[bool],
     per_task: int | None = None,
 ) -> dict[str, str]:
-    """Do what `gpu_environ` does, for a task whose local rank is not only Slurm's to say.
+    """Return the variables that assign GPUs to the child of a task. Each variable that Slurm set is divided alike.
 
-    A list shorter than the step's GPUs on this node was made by Slurm for this task alone (--gpus-per-task, --gpu-bind)
-    and is kept; else all tasks of the node see the same list, and it is divided. Every variable that Slurm set is
-    divided in the same way, whether or not it counts from 0.
+    A list that Slurm made for this task alone is kept (`is_own_list`). Otherwise all tasks of the node have the same
+    list, which is divided.
+
+    Args:
+        visible_devices: Devices by variable.
+        on_node: Number of GPUs of the step on this node; None if unknown.
+        sees_gpus: By local rank, whether the task uses GPUs.
+        per_task: Devices per task; None divides all of them.
+
+    Raises:
+        PlacementError: There are fewer devices than `per_task` for each.
     """
     if not sees_gpus[local_rank]:
-        return {**dict.fromkeys(visible_devices, "-1"), **_HIDDEN}
+        return {**dict.fromkeys(visible_devices, "-1"), **HIDDEN_GPUS}
     devices: dict[str, str] = {}
     for variable, visible in visible_devices.items():
         if is_own_list(visible, on_node):
@@ -87,7 +79,7 @@ def share_environ(
 
 
 def is_own_list(visible: Sequence[str], on_node: int | None) -> bool:
-    """Whether Slurm made a list of devices for one task, and not for all tasks of the node."""
+    """Return whether Slurm made a list for one task (--gpus-per-task, --gpu-bind): devices of the node are missing."""
     return on_node is not None and len(visible) < on_node
 
 

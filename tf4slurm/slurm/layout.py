@@ -1,9 +1,9 @@
-"""Which node has which rank of a step: pure functions of what a task's environment says about the layout.
+"""The layout of a step, which is the node of each rank, computed from what a task's environment contains.
 
-Of an ordinary step the environment says enough, except when its distribution is "arbitrary". Of a heterogeneous step
-it does not: SLURM_DISTRIBUTION is the one of whichever component srun came to last, so two steps with different maps
-show some tasks the same environment (seen on 22.05: `srun -N2 -n4 -m cyclic a : -N1 -n2 b` and the same without -m, in
-the eyes of b). Certain is only where a component has a single node, or where a task sees its own ranks on one of two.
+For an ordinary step the environment determines the layout, unless the distribution is "arbitrary". For a heterogeneous
+step it does not: SLURM_DISTRIBUTION is that of the component that srun handled last, so tasks of two steps with
+different layouts can have the same environment (seen on 22.05: `srun -N2 -n4 -m cyclic a : -N1 -n2 b`, and the same
+without -m, in tasks of b). Only two cases are certain: a component with one node, and a task's own component with two.
 """
 
 from __future__ import annotations
@@ -18,40 +18,35 @@ from tf4slurm.errors import LayoutError, PlacementError
 
 @dataclass(frozen=True)
 class Component:
-    """One component of a heterogeneous step; an ordinary step is one of them.
-
-    Attributes:
-        tasks_per_node: As many counts as there are nodes.
-    """
+    """One component of a heterogeneous step, or an ordinary step; `tasks_per_node` has one count per node."""
 
     nodes: tuple[str, ...]
     tasks_per_node: tuple[int, ...]
 
 
 def deal_ranks(component: Component, distribution: str | None, plane_size: int | None) -> tuple[str, ...]:
-    """Return one node name per rank, in the way in which Slurm hands ranks out.
+    """Return the node of each rank, by Slurm's distribution method.
 
     Args:
-        distribution: As in SLURM_DISTRIBUTION: "block", "cyclic", "plane", each with suffixes such as ",nopack" or
-            ":cyclic", which say nothing about nodes; None, where srun sets none, is block.
-        plane_size: Ranks in a row on one node; only for plane.
+        distribution: As in SLURM_DISTRIBUTION: "block", "cyclic", "plane", with suffixes such as ",nopack" or
+            ":cyclic", which do not affect nodes; None, if srun does not set it, means block.
+        plane_size: Number of consecutive ranks on one node; only for plane.
 
     Raises:
         LayoutError: The distribution is another one, such as "arbitrary", or plane without a size.
     """
     method = (distribution or "block").partition(",")[0].partition(":")[0]
     if method == "block":
-        counts = zip(component.nodes, component.tasks_per_node, strict=True)
-        return tuple(itertools.chain.from_iterable(itertools.repeat(node, count) for node, count in counts))
+        return _deal_rounds(component, max(component.tasks_per_node))
     if method == "cyclic":
         return _deal_rounds(component, 1)
     if method == "plane" and plane_size:
         return _deal_rounds(component, plane_size)
-    raise _cannot_tell(distribution, f"the distribution {distribution!r} is not told by the environment")
+    raise _undetermined(distribution, f"the distribution is {distribution!r}")
 
 
 def split_components(component: Component, groups: Sequence[Collection[str]]) -> tuple[Component, ...]:
-    """Split a step into its components by the node names of the job's groups; groups without a node in it have none.
+    """Split a step into its components by the nodes of the job's groups, without groups that have no node in it.
 
     Raises:
         LayoutError: A node is in no group or in several.
@@ -59,15 +54,15 @@ def split_components(component: Component, groups: Sequence[Collection[str]]) ->
     counts = dict(zip(component.nodes, component.tasks_per_node, strict=True))
     members = [tuple(node for node in component.nodes if node in group) for group in map(frozenset, groups)]
     if sorted(itertools.chain.from_iterable(members)) != sorted(component.nodes):
-        raise _cannot_tell(None, "its nodes are not each in one group of the heterogeneous job")
+        raise _undetermined(None, "its nodes are not each in one group of the heterogeneous job")
     return tuple(Component(nodes, tuple(counts[node] for node in nodes)) for nodes in members if nodes)
 
 
 def join_components(components: Sequence[Component], own_node: str, own_ranks: Collection[int]) -> tuple[str, ...]:
-    """Return one node name per rank of a heterogeneous step, of which a task knows its node and the ranks there.
+    """Return the node of each rank of a heterogeneous step, given a task's node and the ranks on it.
 
     Raises:
-        LayoutError: There is more than one map with which this agrees.
+        LayoutError: More than one layout is possible.
     """
     ranks: list[str] = []
     for component in components:
@@ -75,86 +70,53 @@ def join_components(components: Sequence[Component], own_node: str, own_ranks: C
             ranks += deal_ranks(component, None, None)
         elif len(component.nodes) == 2 and own_node in component.nodes:
             (other,) = set(component.nodes) - {own_node}
-            here = range(len(ranks), len(ranks) + sum(component.tasks_per_node))
-            ranks += [own_node if rank in own_ranks else other for rank in here]
+            own_range = range(len(ranks), len(ranks) + sum(component.tasks_per_node))
+            ranks += [own_node if rank in own_ranks else other for rank in own_range]
         else:
             reason = f"a component of the heterogeneous step has {len(component.nodes)} nodes, and any distribution"
-            raise _cannot_tell(None, reason)
+            raise _undetermined(None, reason)
     return tuple(ranks)
 
 
-def check_own_place(
-    nodes_by_rank: Sequence[str],
-    *,
-    num_tasks: int,
-    rank: int,
-    local_rank: int,
-    node: str,
-    node_ranks: Sequence[int],
-    distribution: str | None = None,
-) -> None:
-    """Refuse a map that contradicts what a task knows of itself.
-
-    Args:
-        node_ranks: All ranks on the task's node (SLURM_GTIDS), by local rank.
-
-    Raises:
-        LayoutError: It names the rank and what differs.
-    """
-    mapped = [other for other, name in enumerate(nodes_by_rank) if name == node]
-    if len(nodes_by_rank) != num_tasks or rank >= num_tasks:
-        difference = f"Slurm says that the step has {num_tasks} tasks, but the map has {len(nodes_by_rank)}"
-    elif nodes_by_rank[rank] != node:
-        difference = f"its node is {node!r}, but the map puts it on {nodes_by_rank[rank]!r}"
-    elif mapped != list(node_ranks):
-        difference = f"Slurm says that {node!r} has the ranks {_short(node_ranks)}, but the map says {_short(mapped)}"
-    elif mapped.index(rank) != local_rank:
-        difference = f"it is task {local_rank} of {node!r}, but task {mapped.index(rank)} in the map"
-    else:
-        return
-    raise LayoutError(
-        f"The map of the step contradicts rank {rank}: {difference}. Slurm has placed the tasks in another way than "
-        "it tells them; ask for -m block or -m cyclic.",
-        distribution=distribution,
-        reason=f"rank {rank}: {difference}",
-    )
-
-
 def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a layout in the names that somebody else has for the nodes, such as "n1-ib" for "n1".
+    """Return a layout with other names of the nodes, such as "n1-ib" for "n1".
 
     Args:
         nodes: Each node of the layout once, in Slurm's order.
-        counts: The number of tasks on each host, by the names wanted. These begin with the nodes' own, in any order; or
-            else they are in the order of `nodes`, which must also be the alphabet's.
+        counts: Number of tasks by new name. Each new name starts with the name of its node, in any order; or the new
+            names are in the order of `nodes` and sorted.
 
     Raises:
-        LayoutError: Which host is which node cannot be told.
-        PlacementError: These are not the numbers of tasks that Slurm placed.
+        LayoutError: The new names do not determine their nodes.
+        PlacementError: Slurm has placed other numbers of tasks.
     """
     hosts, known = list(counts), frozenset(nodes)
-    begins = [next((host[:end] for end in range(len(host), 0, -1) if host[:end] in known), None) for host in hosts]
-    if not any(begins) and len(hosts) == len(nodes) and hosts == sorted(hosts):
+    prefixes = [next((host[:end] for end in range(len(host), 0, -1) if host[:end] in known), None) for host in hosts]
+    if not any(prefixes) and len(hosts) == len(nodes) and hosts == sorted(hosts):
         names = dict(zip(nodes, hosts, strict=True))
-    elif len(hosts) == len(nodes) and set(begins) == known:
-        names = {begin: host for begin, host in zip(begins, hosts, strict=True) if begin is not None}
+    elif len(hosts) == len(nodes) and set(prefixes) == known:
+        names = {prefix: host for prefix, host in zip(prefixes, hosts, strict=True) if prefix is not None}
     else:
-        reason = f"the hosts {_short(hosts)} are not the nodes {_short(nodes)}"
-        text = f"Which host has which rank cannot be told: {reason}. Give one name for each node that begins with it."
+        reason = f"the hosts {shorten(hosts)} are not the nodes {shorten(nodes)}"
+        text = f"The node of each host is unknown: {reason}. Give one name per node that starts with the node's name."
         raise LayoutError(text, distribution=None, reason=reason)
     found = tuple(names[node] for node in nodes_by_rank)
     if Counter(found) != Counter(counts):
         raise PlacementError(
-            f"Slurm placed {dict(Counter(found))} tasks on the nodes, but {dict(counts)} was given. Leave it out: "
-            "Slurm knows.",
+            f"Slurm placed {dict(Counter(found))} tasks on the nodes, but {dict(counts)} was given. Omit it.",
             requested=sum(counts.values()),
             available=len(found),
         )
     return found
 
 
+def shorten(items: Sequence[object]) -> str:
+    """Return the first eight items with commas between."""
+    return ", ".join(map(str, items[:8])) + (", …" if len(items) > 8 else "")
+
+
 def _deal_rounds(component: Component, size: int) -> tuple[str, ...]:
-    """Give each node up to `size` ranks in its turn, until all nodes have what they take."""
+    """Give each node in turn up to `size` ranks, until each has its number of tasks."""
     ranks: list[str] = []
     left = list(zip(component.nodes, component.tasks_per_node, strict=True))
     while left:
@@ -164,14 +126,10 @@ def _deal_rounds(component: Component, size: int) -> tuple[str, ...]:
     return tuple(ranks)
 
 
-def _cannot_tell(distribution: str | None, reason: str) -> LayoutError:
+def _undetermined(distribution: str | None, reason: str) -> LayoutError:
     return LayoutError(
-        f"Which node has which rank cannot be told from the environment: {reason}. Slurm's command sattach knows it: "
-        "make it reachable from the nodes, or let the tasks tell each other.",
+        f"The environment does not determine the node of each rank: {reason}. Make Slurm's command sattach available "
+        "on the nodes, or let the tasks exchange their addresses.",
         distribution=distribution,
         reason=reason,
     )
-
-
-def _short(ranks: Sequence[object]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")

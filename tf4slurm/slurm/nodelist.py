@@ -1,11 +1,11 @@
-"""Slurm's notation for many nodes: "n[001-003],gpu7" is n001, n002, n003, gpu7.
+"""Slurm's nodelists: "n[001-003],gpu7" stands for n001, n002, n003, gpu7.
 
-What counts is what `scontrol show hostnames` does with a text (22.05 was asked). Where that refuses, or answers with
-something else than it was asked ("n[1" becomes "n]", "n[1-]" becomes "n1"), this refuses.
+The results are those of `scontrol show hostnames` (22.05). A text that it refuses, or expands wrongly ("n[1" becomes
+"n]", "n[1-]" becomes "n1"), raises NodelistError.
 
-    names       are separated by commas or white space; order and duplicates are kept
-    ranges      n[1-3,7] are n1 n2 n3 n7; as many digits as the first number has: n[08-10] are n08 n09 n10
-    brackets    may be several, but nothing may follow the last: r[1-2]n[1-2] yes, n[1-2]x no
+    names       separated by commas or white space; order and duplicates are kept
+    ranges      n[1-3,7] is n1 n2 n3 n7; numbers have as many digits as the first: n[08-10] is n08 n09 n10
+    brackets    several are allowed, but nothing after the last: r[1-2]n[1-2] is valid, n[1-2]x is not
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import NamedTuple, NoReturn
 from tf4slurm.errors import NodelistError
 
 MAX_NODES = 1_000_000
-"""No more nodes than these are expanded; the largest clusters have some ten thousand."""
+"""Maximum number of nodes in a nodelist; the largest clusters have some ten thousand."""
 
 _MAX_RANGE = 65536  # MAX_RANGE of Slurm's hostlist.c
-_MAX_NUMBER = 2**64 - 2  # for larger ones Slurm answers 2**64 - 1
-_MAX_NAME = 255  # what DNS allows
+_MAX_NUMBER = 2**64 - 2  # Slurm replaces larger numbers with 2**64 - 1
+_MAX_NAME = 255  # limit of DNS
 
 _SEPARATORS = re.compile(r"[, \t\n]*")
 _PART = re.compile(r"(?P<text>[\w.-]+)|\[(?P<ranges>[^][]*)\]")
@@ -42,7 +42,7 @@ class _Range(NamedTuple):
 
 @dataclass(frozen=True)
 class _Term:
-    """A name, or all names of some brackets: `texts[i]` stands before `brackets[i]`."""
+    """A name, or a name with brackets: `texts[i]` precedes `brackets[i]`."""
 
     texts: tuple[str, ...]
     brackets: tuple[tuple[_Range, ...], ...]
@@ -61,7 +61,7 @@ def expand_nodelist(nodelist: str) -> tuple[str, ...]:
         One name per node: ("n001", "n002", "n003", "gpu7"). Zero padding is kept.
 
     Raises:
-        NodelistError: No node, more than `MAX_NODES`, or text that Slurm does not read; `position` tells where.
+        NodelistError: There is no node, there are more than `MAX_NODES`, or the text is invalid at `position`.
     """
     names: list[str] = []
     for term in _parse(nodelist):
@@ -70,36 +70,36 @@ def expand_nodelist(nodelist: str) -> tuple[str, ...]:
 
 
 def count_nodes(nodelist: str) -> int:
-    """Count the nodes of a nodelist, duplicates too, without expanding it; raises what `expand_nodelist` raises."""
+    """Count the nodes of a nodelist, including duplicates; raises what `expand_nodelist` raises."""
     return sum(term.count_names() for term in _parse(nodelist))
 
 
 def fold_nodelist(nodes: Iterable[str]) -> str:
-    """Write node names as a nodelist that expands to exactly these, order and duplicates kept.
+    """Return the nodelist that expands to exactly these node names, with order and duplicates kept.
 
     Args:
-        nodes: Such as ("n9", "n10", "gpu7"), which gives "n[9-10],gpu7". `scontrol show hostlist` writes the same.
+        nodes: Such as ("n9", "n10", "gpu7"). The result "n[9-10],gpu7" is that of `scontrol show hostlist`.
 
     Raises:
-        NodelistError: No node, or what is no node name; `nodelist` is that name.
+        NodelistError: There is no node, or a name is invalid; `nodelist` is that name.
     """
     groups = itertools.groupby(map(_split_name, nodes), key=lambda parts: (parts[0], bool(parts[1])))
     terms = [_fold_group(prefix, [digits for _, digits in group]) for (prefix, _), group in groups]
-    return ",".join(terms) or _refuse("", 0, "There is no node in it")
+    return ",".join(terms) or _refuse("", 0, "It has no node")
 
 
 def _parse(nodelist: str) -> list[_Term]:
     terms, count = [], 0
-    position = _SEPARATORS.match(nodelist).end()  # type: ignore[union-attr]  # it matches nothing, too
+    position = _SEPARATORS.match(nodelist).end()  # type: ignore[union-attr]  # it also matches the empty text
     while position < len(nodelist):
         start = position
         term, position = _parse_term(nodelist, start)
         count += term.count_names()
         if count > MAX_NODES:
-            _refuse(nodelist, start, f"From here on it has more than {MAX_NODES} nodes")
+            _refuse(nodelist, start, f"It has more than {MAX_NODES} nodes")
         terms.append(term)
         position = _SEPARATORS.match(nodelist, position).end()  # type: ignore[union-attr]
-    return terms or _refuse(nodelist, 0, "There is no node in it")
+    return terms or _refuse(nodelist, 0, "It has no node")
 
 
 def _parse_term(nodelist: str, start: int) -> tuple[_Term, int]:
@@ -113,10 +113,10 @@ def _parse_term(nodelist: str, start: int) -> tuple[_Term, int]:
             text = ""
         position = part.end()
     if position < len(nodelist) and nodelist[position] not in ", \t\n":
-        what = "the bracket is not closed" if nodelist[position] == "[" else "this cannot be part of a name"
+        what = "the bracket is not closed" if nodelist[position] == "[" else "this character is not valid in a name"
         _refuse(nodelist, position, f"At {nodelist[position]!r} {what}")
     if text and brackets:
-        _refuse(nodelist, position - len(text), f"{text!r} follows the last bracket, where Slurm takes nothing")
+        _refuse(nodelist, position - len(text), f"{text!r} follows the last bracket, which Slurm does not allow")
     if not brackets:
         texts.append(text)
     if sum(map(len, texts)) + sum(max(r.width for r in ranges) for ranges in brackets) > _MAX_NAME:
@@ -130,10 +130,10 @@ def _parse_ranges(nodelist: str, position: int, text: str) -> Iterator[_Range]:
     for item in text.split(","):
         match = _RANGE.fullmatch(item)
         if match is None or len(item) > _MAX_NAME:
-            _refuse(nodelist, position, f'{item[:40]!r} is no range: expected "first-last" or one number')
+            _refuse(nodelist, position, f'{item[:40]!r} is not a range: expected "first-last" or one number')
         first, last = int(match[1]), int(match[2] or match[1])
         if last > _MAX_NUMBER:
-            _refuse(nodelist, position, f"{last} is more than Slurm can count to")
+            _refuse(nodelist, position, f"{last} is greater than Slurm's largest number")
         if first > last:
             _refuse(nodelist, position, f"The range {item!r} is reversed: expected the smaller number first")
         if last - first >= _MAX_RANGE:
@@ -154,7 +154,7 @@ def _expand_term(term: _Term) -> Sequence[str]:
 
 
 def _numbers(prefix: str, ranges: Iterable[_Range]) -> list[str]:
-    """Return the names that start with the prefix; by the thousand, which is twice as fast as one by one."""
+    """Return the names with a prefix, thousands at a time, which is twice as fast as one by one."""
     names: list[str] = []
     for first, last, width in ranges:
         names += [prefix + str(number).zfill(width) for number in range(first, min(last, 999) + 1)]
@@ -166,16 +166,16 @@ def _numbers(prefix: str, ranges: Iterable[_Range]) -> list[str]:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Return what stands before the trailing digits, and these."""
+    """Split a node name before its trailing digits."""
     if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
-        _refuse(name, 0, "That is no node name")
+        _refuse(name, 0, "That is not a node name")
     _check_number(name, 0, name)
     prefix = name.rstrip(_DIGITS)
     return prefix, name[len(prefix) :]
 
 
 def _fold_group(prefix: str, group: Sequence[str]) -> str:
-    """Write the names that differ in their trailing digits only; all of them have some, or none has."""
+    """Fold names with one prefix; either all of them have trailing digits, or none has."""
     if len(group) == 1 or not group[0]:
         return ",".join(prefix + digits for digits in group)
     ranges: list[list[str]] = []
@@ -187,24 +187,24 @@ def _fold_group(prefix: str, group: Sequence[str]) -> str:
     return f"{prefix}[{','.join(first if first == last else f'{first}-{last}' for first, last in ranges)}]"
 
 
-def _follows(reach: list[str], digits: str) -> bool:
-    """Whether a range can grow by these digits: one more, and as wide as the range writes it."""
-    first, last = reach
+def _follows(bounds: list[str], digits: str) -> bool:
+    """Return whether these digits extend a range: they are its next number, with the same width."""
+    first, last = bounds
     number = int(last) + 1
     return digits == f"{number:0{len(first)}}" and number - int(first) < _MAX_RANGE
 
 
 def _check_number(nodelist: str, position: int, name: str) -> None:
-    """Refuse a name whose trailing digits Slurm changes."""
+    """Refuse a name whose trailing digits Slurm would change."""
     digits = name[len(name.rstrip(_DIGITS)) :]
     if len(digits) >= len(str(_MAX_NUMBER)) and int(digits) > _MAX_NUMBER:
-        _refuse(nodelist, position, f"{digits} is more than Slurm can count to")
+        _refuse(nodelist, position, f"{digits} is greater than Slurm's largest number")
 
 
 def _refuse(nodelist: str, position: int, what: str) -> NoReturn:
     shown = nodelist if len(nodelist) <= 80 else f"{nodelist[:80]}…"
     raise NodelistError(
-        f"{what} (position {position} of the nodelist {shown!r}). Expected names as Slurm writes them, such as "
+        f"{what} (position {position} of the nodelist {shown!r}). Expected Slurm's notation, such as "
         '"n[001-003],gpu7".',
         nodelist=nodelist,
         position=position,

@@ -1,4 +1,4 @@
-"""slurmstepd, which starts and waits for the processes of a job step on each node, and the batch script."""
+"""Detects that slurmstepd was killed, the process of Slurm that starts the tasks of a step on each node."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _POLL_SECONDS = 1.0
 async def wait_for_slurmstepd_loss() -> int:
     """Wait until the slurmstepd above this process has been killed; return its process id.
 
-    It ends before the processes that it has started only if it is killed, and these run on. Without a slurmstepd, or
-    where /proc does not show it (hidepid), this does not return: cancel it.
+    slurmstepd exits before the processes that it started only if it is killed; they continue to run. Without a
+    slurmstepd, or if /proc hides it (hidepid), this does not return: cancel it.
     """
     process_id = _find_slurmstepd()
     if process_id is None:
@@ -27,7 +27,7 @@ async def wait_for_slurmstepd_loss() -> int:
 
 
 def _find_slurmstepd() -> int | None:
-    """Return the process id of the nearest ancestor of that name; None if there is none."""
+    """Return the process id of the nearest ancestor named slurmstepd; None if there is none."""
     process_id = os.getppid()
     while process_id > 1:
         try:

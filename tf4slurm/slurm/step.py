@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tf4slurm.errors import SlurmEnvironmentError
+from tf4slurm.errors import LayoutError, SlurmEnvironmentError
 from tf4slurm.slurm.allocation import Variables
-from tf4slurm.slurm.layout import Component, check_own_place, deal_ranks, join_components, split_components
+from tf4slurm.slurm.layout import Component, deal_ranks, join_components, shorten, split_components
 
 _JOB_ID = "SLURM_JOB_ID"
 _STEP_ID = "SLURM_STEP_ID"
@@ -231,14 +231,25 @@ class SlurmStep(_StepVariables):
 
     def check_own_place(self, nodes_by_rank: Sequence[str]) -> None:
         """Raise LayoutError if a layout contradicts the environment of this task."""
-        check_own_place(
-            nodes_by_rank,
-            num_tasks=self.num_tasks,
-            rank=self.rank,
-            local_rank=self.local_rank,
-            node=self.node_name,
-            node_ranks=self.node_ranks,
+        node = self.node_name
+        own_ranks = [rank for rank, other in enumerate(nodes_by_rank) if other == node]
+        if len(nodes_by_rank) != self.num_tasks or self.rank >= self.num_tasks:
+            difference = f"the step has {self.num_tasks} tasks, but the layout {len(nodes_by_rank)}"
+        elif nodes_by_rank[self.rank] != node:
+            difference = f"its node is {node!r}, but {nodes_by_rank[self.rank]!r} in the layout"
+        elif own_ranks != list(self.node_ranks):
+            difference = f"{node!r} has the ranks {shorten(self.node_ranks)}, but {shorten(own_ranks)} in the layout"
+        elif own_ranks.index(self.rank) != self.local_rank:
+            difference = (
+                f"it is task {self.local_rank} of {node!r}, but task {own_ranks.index(self.rank)} in the layout"
+            )
+        else:
+            return
+        raise LayoutError(
+            f"The layout of the step contradicts rank {self.rank}: {difference}. Slurm has placed the tasks in another "
+            "way than its variables state; request -m block or -m cyclic.",
             distribution=self.distribution,
+            reason=f"rank {self.rank}: {difference}",
         )
 
 
