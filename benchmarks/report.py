@@ -13,8 +13,9 @@ from typing import Any
 from benchmarks.measure import Figure
 from tests.jobs import TF4SLURM
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import JobFile, ResultFile, ResultTask, Sample, StatusFile, StatusTask, from_json
+from tf4slurm.jobs.schema import JobFile, ResultFile, ResultTask, Sample, StatusFile, StatusTask
 from tf4slurm.slurm.job import SlurmGrant
+from tf4slurm.system.typed_json import from_json
 
 _PS, _WORKERS, _SECONDS, _SAMPLE_SECONDS = 16, 983, 3600.0, 10.0
 NAMES = ["chief/0", *(f"ps/{index}" for index in range(_PS)), *(f"worker/{index}" for index in range(_WORKERS))]

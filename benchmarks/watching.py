@@ -12,7 +12,8 @@ from benchmarks.measure import Figure
 from tests.jobs import TF4SLURM
 from tf4slurm.jobs.registry import remember
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import JobFile, StatusFile, from_json
+from tf4slurm.jobs.schema import JobFile, StatusFile
+from tf4slurm.system.typed_json import from_json
 
 _TASKS = 1_000
 

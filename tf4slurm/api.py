@@ -1,12 +1,13 @@
-"""The library behind the command line: status, logs, wait, cancel, resume and report of jobs, as functions.
+"""The library behind the command line: run, submit, status, logs, wait, cancel, resume and report as functions.
 
-Each function takes a job as Slurm's job id, its name, the path of its run directory, or a `KnownJob`; None is this
+A job is given as Slurm's job id, its name, the path of its run directory, or a `KnownJob`; None is this
 user's latest job. They print nothing, return typed values and raise the errors of `tf4slurm.errors`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -16,13 +17,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tf4slurm.errors import JobStateError, LaunchError, RunDirectoryError, WaitTimeoutError
 from tf4slurm.jobs.logs import LogLine, follow_logs, read_logs
 from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, latest_run
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.jobs.status import JobStatus, StatusReader
 from tf4slurm.slurm.commands import cancel_job, signal_batch
+
+if TYPE_CHECKING:
+    from tf4slurm.batch_spec import BatchSpec
+    from tf4slurm.spec import JobSpec
 
 logger = logging.getLogger(__name__)
 
@@ -271,25 +278,88 @@ def resume(job: str | KnownJob | None = None) -> JobStatus:
     resumption = find_resumption(job)
     if resumption.script is not None:
         return status(resumption.submit())
-    arguments = [sys.executable, "-m", "tf4slurm", *resumption.arguments[1:]]
-    with subprocess.Popen(arguments, cwd=resumption.directory) as process:
+    with subprocess.Popen(own_command(*resumption.arguments[1:]), cwd=resumption.directory) as process:
         process.wait()
-    return status(find_job_of(process.pid))
+    return status(_find_job_of(process, resumption.job.runs_directory))
 
 
-def find_job_of(process_id: int) -> KnownJob:
-    """Return the job whose launcher is, or was, this process of this host.
+def script(spec: BatchSpec) -> str:
+    """Return the batch script that `submit` submits; this host needs no Slurm.
 
     Raises:
-        RunDirectoryError: The process ended before it created a run directory.
+        OptionError: The options cannot be written as a batch script.
     """
-    host = os.uname().nodename
-    for job in known_jobs(os.environ):
-        for run in reversed(job.run_directories):
-            process = (run.read(JobFile) or JobFile()).process
-            if process is not None and (process.host, process.id) == (host, process_id):
-                return job
-    raise RunDirectoryError(f"Process {process_id} did not start a job. See its output.", path="")
+    from tf4slurm.submission.batch_script import make_script
+    from tf4slurm.submission.snapshot import place_snapshot
+
+    return make_script(place_snapshot(spec))
+
+
+def submit(spec: BatchSpec) -> KnownJob:
+    """Submit a job to Slurm; return it.
+
+    Raises:
+        OptionError: The options cannot be written as a batch script.
+        RunDirectoryError: The script cannot be written beside the run directories.
+        RefusedError, LaunchError: sbatch refused the job, or cannot be started.
+    """
+    from tf4slurm.submission.snapshot import place_snapshot
+    from tf4slurm.submission.submit import submit
+
+    return find(submit(place_snapshot(spec)))
+
+
+def run(
+    spec: JobSpec,
+    *,
+    site: str | None = "none",
+    local: bool = False,
+    isolated: bool = False,
+    on_output: Callable[[str], None] | None = None,
+) -> JobStatus:
+    """Run a job to its end, as local processes or in the current allocation; return its last state.
+
+    The launcher is a child process: it forks and handles signals, which this process may not.
+
+    Args:
+        spec: The job.
+        site: Profile whose settings complete the job; "none" for none, None for the user's default.
+        local: Start local processes even inside a Slurm allocation.
+        isolated: Run local processes in their own network, which has only loopback.
+        on_output: Called with each line of output; by default the lines go to this process's standard output.
+
+    Raises:
+        LaunchError: The launcher exited before it created a run directory; its output has the reason.
+    """
+    words = ["run", *(("--site", site) if site is not None else ())]
+    words += [flag for flag, is_set in (("--local", local), ("--isolated", isolated)) if is_set]
+    command = own_command(*words, *spec.to_arguments(), "--", *spec.command)
+    stdout, stderr = (None, None) if on_output is None else (subprocess.PIPE, subprocess.STDOUT)
+    with subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, errors="replace") as process:
+        for line in process.stdout or ():
+            assert on_output is not None
+            on_output(line)
+    return status(_find_job_of(process, str(spec.runs_directory)))
+
+
+def own_command(*arguments: str) -> list[str]:
+    """Return the command that runs this tf4slurm."""
+    return [sys.executable, "-m", "tf4slurm", *arguments]
+
+
+def _find_job_of(process: subprocess.Popen[str] | subprocess.Popen[bytes], runs_directory: str) -> KnownJob:
+    """Return the job whose launcher was this process: a registered one, or one in this directory."""
+    paths: list[Path] = []
+    with contextlib.suppress(OSError):
+        paths = sorted(Path(runs_directory).iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    registered = (run for job in known_jobs(os.environ) for run in reversed(job.run_directories))
+    for run in itertools.chain(registered, map(RunDirectory, paths)):
+        launcher = (run.read(JobFile) or JobFile()).process
+        if launcher is not None and (launcher.host, launcher.id) == (os.uname().nodename, process.pid):
+            return find(str(run.path))
+    code = process.returncode
+    text = f"The launcher exited with code {code} before it created a run directory. Its output has the reason."
+    raise LaunchError(text, command=own_command(), returncode=code, stderr="")
 
 
 def make_report(job: str | KnownJob | None = None, path: str | os.PathLike[str] | None = None) -> Path:

@@ -1,205 +1,217 @@
-"""`Job`: the verbs of the command line for notebooks and programs, with the same names."""
+"""`Job`: one job for notebooks and programs, from its options to its report."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from markupsafe import escape
 
+from tf4slurm import api
 from tf4slurm.batch_spec import BatchSpec
-from tf4slurm.errors import UnknownJobError
-from tf4slurm.jobs.logs import LogReader, find_logs, merge
-from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, latest_run
-from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.status import JobStatus, StatusReader
+from tf4slurm.errors import LaunchError, OptionError, UnknownJobError
+from tf4slurm.jobs.registry import KnownJob, latest_run
+from tf4slurm.jobs.status import JobStatus
 from tf4slurm.options import options_of, to_fields
-from tf4slurm.reports.report import make_file, make_picture
-from tf4slurm.reports.summary import read_summary
-from tf4slurm.settings import fill_in, settings_here
+from tf4slurm.settings import SITE, fill_in, settings_here
 from tf4slurm.spec import JobSpec
-from tf4slurm.submission.batch_script import make_script
-from tf4slurm.submission.snapshot import place_snapshot
-from tf4slurm.submission.submit import submit
 
-_LOOK_SECONDS = 1.0
-_SLURM_SECONDS = 5.0
 _LINE_SECONDS = 5.0
+_P = ParamSpec("_P")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _JobOptions(BatchSpec):
+    """The keyword arguments of `Job`; `site` is the profile of settings, "none" to use no settings."""
+
+    site: str | None = None
+
+
+def _takes_options_of(
+    spec: Callable[Concatenate[tuple[str, ...], _P], BatchSpec],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Job, str | Sequence[str], _P], None]]:
+    """Give a constructor the keyword arguments of a dataclass, with their types and help texts."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        fields = inspect.signature(spec).parameters
+        options = options_of(BatchSpec)
+        names = [name for name in fields if name in options or name == SITE]
+        own = inspect.signature(function)
+        shown = [*list(own.parameters.values())[:-1], *(fields[name] for name in names)]
+        function.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
+        lines = (f"            {name}: {options[name].help}" for name in names if name in options)
+        function.__doc__ = (function.__doc__ or "").replace("            OPTIONS", "\n".join(lines))
+        return function
+
+    return decorate
 
 
 class Job:
-    """One job: a command, and the options of `tf4slurm submit` by their long names, with _ for -.
+    """One job: a command and the options of `tf4slurm submit`, with _ for -.
 
-    Job("python train.py", ps=1, workers=3, nodes=2, mem="32G", module=["tensorflow/2.16"]).submit().wait()
-
-    What is True is an option without a value, what is False its `--no-` form, a list one that is repeated.
+    Example:
+        Job("python train.py", ps=1, workers=3, nodes=2, mem="32G", module=("tensorflow/2.16",)).submit().wait()
     """
 
+    @_takes_options_of(_JobOptions)
     def __init__(self, command: str | Sequence[str], **options: Any) -> None:
-        """Nothing is started yet; options are checked when they are used.
+        """Check the options; start nothing.
 
         Args:
-            command: What each task runs: words, or a line as a shell would read it.
-            options: See `tf4slurm submit --help`.
+            command: What each task runs: a list of words, or a line in the shell's syntax.
+            OPTIONS
+            site: Profile of the cluster; "none" to read no settings.
+
+        Raises:
+            OptionError: An option is unknown or invalid, or two options exclude each other.
         """
-        self._command = shlex.split(command) if isinstance(command, str) else list(command)
-        self._options = options
+        self._command = tuple(shlex.split(command) if isinstance(command, str) else command)
+        self._site: str | None = options.pop(SITE, None)
+        self._options = to_fields(BatchSpec, options)
         self._known: KnownJob | None = None
+        self._check()
+
+    def _check(self) -> None:
+        if not self._command:
+            return
+        try:
+            BatchSpec(self._command, **self._options)
+        except OptionError as error:
+            if error.option != "workers" or "workers" in self._options:  # settings or the allocation may provide it
+                raise
 
     @classmethod
     def find(cls, job: str | None = None) -> Job:
-        """Return a job of before by its id in Slurm, its run's name or directory; the latest if None.
+        """Return an existing job by its Slurm job id, its name or its run directory; the latest if None.
 
         Raises:
-            UnknownJobError: There is none.
+            UnknownJobError: There is no such job.
         """
         found = cls(())
-        found._known = find_job(job, os.environ)
+        found._known = api.find(job)
         return found
 
     def script(self) -> str:
-        """Return the batch script that `submit` gives to sbatch; Slurm need not be there.
+        """Return the batch script that `submit` submits; this host needs no Slurm.
 
         Raises:
-            OptionError: An option is unknown, or they contradict each other.
+            OptionError: Options and settings exclude each other, or the number of workers is missing.
         """
-        return make_script(self._make())
+        return api.script(self._spec())
 
     def submit(self) -> Job:
-        """Give the job to Slurm; return it.
+        """Submit the job to Slurm; return this object.
 
         Raises:
-            OptionError, RefusedError: It contradicts itself, or sbatch did not take it.
+            OptionError: Options and settings exclude each other, or the number of workers is missing.
+            RefusedError: sbatch refused the job.
+            LaunchError: sbatch cannot be started.
         """
-        job_id = submit(self._make())
-        self._known = find_job(job_id, os.environ)
+        self._known = api.submit(self._spec())
         return self
 
-    def run(self) -> int:
-        """Run the job here (local processes, or in the allocation we are in) to its end; return its exit code.
+    def run(self, *, local: bool = False, isolated: bool = False) -> int:
+        """Run the job to its end, as local processes or in the current allocation; return its exit code.
 
-        What it prints comes as it is printed. Options that only sbatch understands do not count.
+        The output of the job is printed as it comes. Options for sbatch are ignored.
+
+        Args:
+            local: Start local processes even inside a Slurm allocation.
+            isolated: Run local processes in their own network, which has only loopback.
         """
-        before = {job.name for job in known_jobs(os.environ)}
-        arguments = [sys.executable, "-m", "tf4slurm", "run", *self._arguments_of_run(), "--", *self._command]
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                print(line, end="", flush=True)
-        self._known = next((job for job in known_jobs(os.environ) if job.name not in before), None)
-        return process.returncode
+        options = {name: value for name, value in self._options.items() if name in options_of(JobSpec)}
+        try:
+            status = api.run(
+                JobSpec(self._command, **options),
+                site=self._site,
+                local=local,
+                isolated=isolated,
+                on_output=lambda line: print(line, end="", flush=True),
+            )
+        except LaunchError as error:  # which the output explains
+            return error.returncode
+        self._known = api.find(status.run_directory)
+        return status.exit_code or 0
 
     def status(self) -> JobStatus:
-        """Return where the job stands."""
-        (status,) = StatusReader([self._started()]).read()
-        return status
+        """Return the state of the job and its tasks."""
+        return api.status(self._started())
 
     def wait(self, timeout_seconds: float | None = None) -> int:
-        """Wait for the end, with a bar; return the job's exit code. Interrupting it leaves the job alone.
+        """Wait for the job's end with a progress bar; return its exit code. An interrupt leaves the job running.
 
         In a notebook the bar needs the package ipywidgets; without it there are lines of text.
 
         Raises:
-            TimeoutError: It has not ended in time.
+            WaitTimeoutError: The job did not end in time (also TimeoutError).
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        reader = StatusReader([self._started()], ask_seconds=_SLURM_SECONDS)
-        with _shown_progress() as show:
-            while True:
-                (status,) = reader.read()
+        with _progress() as show:
+            for (status,) in api.watch([self._started()], timeout_seconds=timeout_seconds):
                 steps = [task.step for task in status.tasks if task.step is not None]
                 reached = f"step {max(steps):,}" if steps else status.phase or status.reason
                 show(f"{status.name} {status.state} {reached}")
-                if status.exit_code is not None:
-                    return status.exit_code
-                if deadline is not None and time.monotonic() > deadline:
-                    raise TimeoutError(f"{status.name} has not ended within {timeout_seconds:g} s. It goes on.")
-                time.sleep(_LOOK_SECONDS)
+        return status.exit_code or 0
 
     def logs(self, *tasks: str) -> str:
-        """Return what tasks printed, such as "chief/0" or "worker/*"; all, in the order of time, if none is named."""
-        logs = find_logs(self._started().run_directories, tasks)
-        has_names = len({log.task for log in logs}) > 1
-        lines = merge([LogReader(log) for log in logs])
+        """Return the output of tasks such as "chief/0" or "worker/*", or of all tasks, sorted by time.
+
+        Raises:
+            UnknownTaskError: No task matches, or the job has no logs yet.
+        """
+        lines = list(api.logs(self._started(), *tasks, merged=True))
+        has_names = len({line.task for line in lines}) > 1
         return "".join(f"{line.task} | {line.text}\n" if has_names else f"{line.text}\n" for line in lines)
 
     def cancel(self, grace_period_seconds: float | None = None) -> None:
-        """Ask the job to save and stop, and end it after its grace; see `tf4slurm cancel`."""
-        known = self._started()
-        grace_period = [] if grace_period_seconds is None else ["--grace-period", f"{grace_period_seconds:g}"]
-        words = [sys.executable, "-m", "tf4slurm", "cancel", known.job_id or known.name, *grace_period]
-        subprocess.run(words, check=True, capture_output=True)
+        """Ask the job to save and stop, and kill it after its grace period; see `tf4slurm.cancel`."""
+        api.cancel(self._started(), grace_period_seconds=grace_period_seconds)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the job's report, by default as report.html in its run directory; return its path.
 
-        A name that ends in .svg or .png gets the drawings alone.
+        A name that ends in .svg or .png gets the timeline and curves alone.
         """
-        run = self._run()
-        where = run.path / "report.html" if path is None else Path(path).absolute()
-        return run.write_report(make_file(read_summary(run), where), where)
+        return api.make_report(self._started(), path)
 
     def plot(self) -> Picture:
-        """Return timeline and curves, as a picture that a notebook shows."""
-        return Picture(make_picture(read_summary(self._run())))
+        """Return the timeline and curves as a picture that a notebook shows."""
+        from tf4slurm.reports.report import make_picture
+        from tf4slurm.reports.summary import read_summary
+
+        return Picture(make_picture(read_summary(latest_run(self._started()))))
 
     def __repr__(self) -> str:
-        what = shlex.join(self._command) or "of before"
-        return f"Job({what}: {f'{self._known.name}' if self._known else 'not started'})"
+        return f"Job({shlex.join(self._command)}: {self._known.name if self._known else 'not started'})"
 
     def _repr_html_(self) -> str:
         if self._known is None:
-            return f"<pre>{escape(self)}</pre>"
+            return f"<pre>{escape(repr(self))}</pre>"
         status = self.status()
-        head = "".join(
-            f"<th style='text-align:left'>{name}</th>" for name in ("task", "node", "state", "step", "step/s")
-        )
-        rows = "".join(
-            "<tr>"
-            + "".join(
-                f"<td style='text-align:left'>{escape('' if value is None else value)}</td>"
-                for value in (task.task, task.node, task.state, task.step, task.steps_per_second)
-            )
-            + "</tr>"
-            for task in status.tasks
-        )
+        rows = [(task.task, task.node, task.state, task.step, task.steps_per_second) for task in status.tasks]
+        head = _html_row("th", ("task", "node", "state", "step", "step/s"))
         code = "" if status.exit_code is None else f", exit code {status.exit_code}"
         return (
             f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(status.reason)}"
-            f"<table><tr>{head}</tr>{rows}</table>"
+            f"<table>{head}{''.join(_html_row('td', row) for row in rows)}</table>"
         )
 
-    def _make(self) -> BatchSpec:
-        options = dict(self._options)
-        settings = settings_here(os.environ, options.pop("site", None))
-        values = fill_in(BatchSpec, to_fields(BatchSpec, options), settings)
-        return place_snapshot(BatchSpec(tuple(self._command), **values))
-
-    def _arguments_of_run(self) -> list[str]:
-        options = dict(self._options)
-        site = options.pop("site", None)
-        words = ["--site", site] if site is not None else []
-        words += [f"--{name}" for name in ("local", "isolated") if options.pop(name, False)]
-        for name, value in to_fields(BatchSpec, options).items():
-            each = options_of(JobSpec).get(name)
-            words += each.to_arguments(each.convert(value)) if each is not None and value is not None else ()
-        return words
+    def _spec(self) -> BatchSpec:
+        """Return the options with the settings."""
+        settings = settings_here(os.environ, self._site)
+        return BatchSpec(self._command, **fill_in(BatchSpec, self._options, settings))
 
     def _started(self) -> KnownJob:
         if self._known is None:
             raise UnknownJobError("This job was not started yet: call submit() or run().", job="")
         return self._known
-
-    def _run(self) -> RunDirectory:
-        return latest_run(self._started())
 
 
 class Picture:
@@ -212,9 +224,15 @@ class Picture:
         return self.svg
 
 
+def _html_row(element: str, values: Sequence[object]) -> str:
+    texts = (escape("" if value is None else value) for value in values)
+    cells = (f"<{element} style='text-align:left'>{text}</{element}>" for text in texts)
+    return f"<tr>{''.join(cells)}</tr>"
+
+
 @contextlib.contextmanager
-def _shown_progress() -> Iterator[Callable[[str], None]]:
-    """Give a function that shows how far a job is."""
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Return a function that shows the state of a job on the terminal or in the notebook."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -241,7 +259,7 @@ def _has_widgets() -> bool:
 
 
 class _Lines:
-    """Prints a line when it has changed, but not each second."""
+    """Prints a line when it has changed, at most every 5 s."""
 
     def __init__(self) -> None:
         self._shown = self._latest = ""
@@ -253,7 +271,7 @@ class _Lines:
             self.finish()
 
     def finish(self) -> None:
-        """Print the latest line, if it was not."""
+        """Print the latest line, unless it was printed."""
         if self._latest != self._shown:
             print(self._latest, flush=True)
             self._shown, self._next_at = self._latest, time.monotonic() + _LINE_SECONDS

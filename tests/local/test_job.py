@@ -42,7 +42,7 @@ def test_the_script_is_that_of_the_command_line(script: Path) -> None:
         data_workers=3,
         nodes=2,
         mem="2G",
-        module=["a/1", "b"],
+        module=("a/1", "b"),
         exclusive=True,
         chief=False,
         site="none",
@@ -95,9 +95,13 @@ def test_a_job_runs_here_and_tells_how_it_went(
 
 def test_what_is_wrong_is_an_error_that_says_so(script: Path) -> None:
     with pytest.raises(OptionError, match="Did you mean 'workers'"):
-        Job("true", worker=3).script()
+        Job("true", worker=3)  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="exclude each other"):
-        Job("true", workers=1, mem="1G", mem_per_cpu="1G").script()
+        Job("true", workers=1, mem="1G", mem_per_cpu="1G")
+    with pytest.raises(OptionError, match="heartbeat-timeout"):
+        Job("true", heartbeat_timeout_seconds=-1.0)
+    with pytest.raises(OptionError, match="How many workers"):
+        Job("true").script()
     with pytest.raises(UnknownJobError, match="not started yet"):
         Job("true").status()
     with pytest.raises(UnknownJobError, match="no job 'x'"):

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from tf4slurm.jobs.schema import ResultFile, Sample, from_json
+from tf4slurm.jobs.schema import ResultFile, Sample
 from tf4slurm.reports.advice import explain_failure, give_advice
 from tf4slurm.reports.curves import make_curves
 from tf4slurm.reports.summary import JobUsage, TaskUsage, summarize_usage
 from tf4slurm.reports.timeline import TaskTimeline, Timeline, TimelineEvent, Wait
 from tf4slurm.slurm.job import SlurmGrant
+from tf4slurm.system.typed_json import from_json
 
 QUIET = Timeline(0, 100, (), (), (), 10)
 

@@ -24,10 +24,9 @@ from tf4slurm.jobs.schema import (
     Sample,
     StatusFile,
     StatusTask,
-    from_json,
-    to_json,
 )
 from tf4slurm.slurm.job import SlurmGrant
+from tf4slurm.system.typed_json import from_json, to_json
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "job-files.md"
 

@@ -11,9 +11,10 @@ import pytest
 
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import JobFile, Process, ResultFile, StatusFile, from_json
+from tf4slurm.jobs.schema import JobFile, Process, ResultFile, StatusFile
 from tf4slurm.jobs.status import read_status
 from tf4slurm.slurm.job import QueueEntry, parse_queue
+from tf4slurm.system.typed_json import from_json
 
 TASK = {
     "task": "worker/0",

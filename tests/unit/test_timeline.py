@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import Event, from_json
+from tf4slurm.jobs.schema import Event
 from tf4slurm.reports.timeline import Span, Timeline, TimelineEvent, Wait, make_timeline
+from tf4slurm.system.typed_json import from_json
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 

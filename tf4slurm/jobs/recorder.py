@@ -16,8 +16,9 @@ from tf4slurm.control.state import JobState
 from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory, open_to_append
-from tf4slurm.jobs.schema import Event, Sample, StatusFile, StatusTask, to_json
+from tf4slurm.jobs.schema import Event, Sample, StatusFile, StatusTask
 from tf4slurm.system.background import OrderedThread
+from tf4slurm.system.typed_json import to_json
 
 logger = logging.getLogger(__name__)
 

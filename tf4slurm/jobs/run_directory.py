@@ -39,12 +39,11 @@ from tf4slurm.jobs.schema import (
     Sample,
     StatusFile,
     read_file,
-    read_lines,
-    to_json,
     to_versioned_json,
 )
 from tf4slurm.slurm.job import SlurmGrant
 from tf4slurm.system.trusted_files import check_trusted
+from tf4slurm.system.typed_json import read_lines, to_json
 
 TIMES_SUFFIX = ".times"
 _RESERVED = ".result.json.reserved"

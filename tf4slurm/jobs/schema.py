@@ -1,34 +1,27 @@
 """The schema of a job's files: the JSON files of a run directory as frozen values, with one version number.
 
-Writers construct these values and readers use their attributes. Reading tolerates damage: unknown keys are ignored, and
-a missing or mistyped value becomes the field's default. Only a newer version is refused. The JSON is strict: NaN and
-infinite numbers are null. docs/job-files.md is generated from this module.
+Writers construct these values, readers use their attributes; `system/typed_json.py` converts them. docs/job-files.md is
+generated from this module.
 """
 
 from __future__ import annotations
 
-import collections.abc
-import contextlib
 import dataclasses
-import functools
-import json
-import math
 import os
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from tf4slurm.errors import SchemaVersionError
 from tf4slurm.slurm.job import SlurmGrant
 from tf4slurm.system.proc import ProcessIdentity, identity_of, is_alive
+from tf4slurm.system.typed_json import from_json, read_object, to_json
 
 SCHEMA_VERSION = 1
 """The version of all files of a run directory. Raise it when an older reader would misread a newer file."""
 
 _VERSION_KEY = "schema_version"
-_LARGEST = 1e15  # of any number that a job writes; damaged files have larger ones
 _T = TypeVar("_T")
 
 
@@ -298,16 +291,6 @@ FILE_NAMES: dict[type[Any], str] = {
 }
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """Return strict JSON of dataclasses and plain values; NaN and infinite numbers are null."""
-    separators = (",", ":") if indent is None else None
-    dump = functools.partial(json.dumps, indent=indent, separators=separators, default=vars, allow_nan=False)
-    try:
-        return dump(value)
-    except ValueError:
-        return dump(_without_nan(value))
-
-
 def to_versioned_json(value: Any, indent: int | None = None) -> str:
     """Return the content of a JSON file of this version; `value` is one of the dataclasses above."""
     return to_json({_VERSION_KEY: SCHEMA_VERSION, **vars(value)}, indent) + "\n"
@@ -319,13 +302,8 @@ def read_file(path: Path, kind: type[_T]) -> _T | None:
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the file.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict):
-        return None
-    version = content.get(_VERSION_KEY, SCHEMA_VERSION)
+    content = read_object(path)
+    version = content.get(_VERSION_KEY, SCHEMA_VERSION) if content is not None else None
     if type(version) is int and version > SCHEMA_VERSION:
         raise SchemaVersionError(
             f"{str(path)!r} has schema version {version}; this tf4slurm reads versions up to {SCHEMA_VERSION}. "
@@ -333,105 +311,4 @@ def read_file(path: Path, kind: type[_T]) -> _T | None:
             path=str(path),
             version=version,
         )
-    return from_json(kind, content)
-
-
-def read_lines(path: Path, kind: type[_T]) -> list[_T]:
-    """Read a file with one JSON object per line; lines that are cut or damaged are left out."""
-    result = []
-    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with contextlib.suppress(ValueError, RecursionError):
-                content = json.loads(line)
-                if isinstance(content, dict):
-                    result.append(from_json(kind, content))
-    return result
-
-
-def from_json(kind: type[_T], content: Mapping[str, Any]) -> _T:
-    """Return a dataclass from a JSON object; unknown keys are ignored, mistyped values become defaults."""
-    values = {}
-    readers: dict[str, _Reader] = _field_readers(kind)  # type: ignore[arg-type]
-    for name, read in readers.items():
-        if name in content:
-            with contextlib.suppress(_MistypedError):
-                values[name] = read(content[name])
-    return kind(**values)
-
-
-class _MistypedError(Exception):
-    """A JSON value is not of the type that the field declares."""
-
-
-_Reader = Callable[[Any], Any]
-_MISSING = object()
-
-
-@functools.cache
-def _field_readers(kind: type[Any]) -> dict[str, _Reader]:
-    hints = get_type_hints(kind)
-    return {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind)}
-
-
-@functools.cache
-def _reader(hint: Any) -> _Reader:
-    """Return the function that reads a JSON value of this type, or raises _MistypedError."""
-    arguments = get_args(hint)
-    if get_origin(hint) is tuple:
-        return functools.partial(_read_tuple, arguments[0])
-    if get_origin(hint) is collections.abc.Mapping:
-        return functools.partial(_read_mapping, arguments[1])
-    if isinstance(hint, types.UnionType):  # X | None
-        read = _reader(arguments[0])
-        return lambda value: None if value is None else read(value)
-    return functools.partial(_read_dataclass if dataclasses.is_dataclass(hint) else _read_scalar, hint)
-
-
-def _read_dataclass(kind: Any, value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise _MistypedError
-    return from_json(kind, value)
-
-
-def _read_tuple(hint: Any, value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise _MistypedError
-    items = (_read_item(hint, item) for item in value)
-    return tuple(item for item in items if item is not _MISSING)
-
-
-def _read_mapping(hint: Any, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _MistypedError
-    items = {name: _read_item(hint, item) for name, item in value.items()}
-    return {name: item for name, item in items.items() if item is not _MISSING}
-
-
-def _read_item(hint: Any, value: Any) -> Any:
-    """Read an item; a mistyped one becomes None or an empty dataclass, so that the others keep their places."""
-    try:
-        return _reader(hint)(value)
-    except _MistypedError:
-        if isinstance(hint, types.UnionType):
-            return None
-        return _read_dataclass(hint, {}) if dataclasses.is_dataclass(hint) else _MISSING
-
-
-def _read_scalar(kind: type[Any], value: Any) -> Any:
-    if kind is Any:
-        return value
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        raise _MistypedError
-    if kind in (int, float) and not -_LARGEST < value < _LARGEST:
-        raise _MistypedError
-    return value
-
-
-def _without_nan(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return from_json(kind, content) if content is not None else None
