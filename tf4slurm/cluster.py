@@ -43,9 +43,8 @@ class Address(NamedTuple):
         return cls(host, int(port))
 
 
-@dataclass(frozen=True)
-class Member:
-    """One task that has joined: its rank in the step, what it is, the node it is on and where it listens."""
+class Member(NamedTuple):
+    """One registered task: its rank in the step, its role and index, its node and the address at which it listens."""
 
     rank: int
     task: Task
@@ -55,7 +54,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Cluster:
-    """All members of one forming of the cluster, in rank order."""
+    """All members of the cluster of one attempt, in rank order."""
 
     members: tuple[Member, ...]
 

@@ -154,7 +154,7 @@ class RendezvousClosedError(RendezvousError):
 
 
 class BarrierError(RendezvousError):
-    """The barrier `name` broke: the text names the tasks that did not come."""
+    """The barrier `name` broke: the text names the tasks that did not arrive."""
 
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message)

@@ -141,7 +141,7 @@ def test_after_the_grace_all_is_ended(job: Job) -> None:
     job.wait()
     assert 1 <= time.monotonic() - asked < 6
     assert job.wait() == 143
-    assert "the grace of 1 s is over" in job.stderr
+    assert "the grace period of 1 s is over" in job.stderr
 
 
 def test_ctrl_c_twice_does_not_wait(job: Job) -> None:
@@ -219,8 +219,8 @@ def test_scripts_meet_at_barriers(job: Job) -> None:
 @pytest.mark.parametrize(
     ("absent", "timeout_seconds", "words"),
     [
-        ("threading.Event().wait()", 2, "did not come to barrier 'start' in time"),
-        ("sys.exit(0)", 20, "ended without coming"),
+        ("threading.Event().wait()", 2, "did not arrive at barrier 'start' in time"),
+        ("sys.exit(0)", 20, "ended without arriving"),
     ],
 )
 def test_a_barrier_breaks_when_somebody_does_not_come(job: Job, absent: str, timeout_seconds: int, words: str) -> None:

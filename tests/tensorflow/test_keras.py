@@ -249,4 +249,4 @@ def test_mirrored_workers_fit_with_keras_2(job: Job) -> None:
 def test_missing_worker_is_named(job: Job) -> None:
     start(job, LATE, *IN_STEP)
     assert job.wait(170) == 1, job.stdout + job.stderr
-    assert re.search(r"worker/0 \| \S*BarrierError: The barrier broke: worker/1 on \S+ did not come", job.stdout)
+    assert re.search(r"worker/0 \| \S*BarrierError: The barrier broke: worker/1 on \S+ did not arrive", job.stdout)

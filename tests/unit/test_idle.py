@@ -22,7 +22,7 @@ def records_of(*names: str, cpu: float = 10.0, step: int | None = None, starts: 
 def warning_times(*looks: tuple[float, list[TaskRecord]]) -> list[float]:
     """Return the times of these looks at which there is a warning."""
     watch = IdleWatch()
-    return [now for now, records in looks if watch.look(records, now) is not None]
+    return [now for now, records in looks if watch.check(records, now) is not None]
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def warning_times(*looks: tuple[float, list[TaskRecord]]) -> list[float]:
 )
 def test_tasks_that_wait_for_a_minute_are_warned_of_with_the_reason(roles: tuple[str, ...], words: str) -> None:
     watch = IdleWatch()
-    assert watch.look(records_of(*roles, cpu=10), 100) is None
-    assert watch.look(records_of(*roles, cpu=10.5), 159) is None
-    assert words in (watch.look(records_of(*roles, cpu=10.5), 160) or "")
+    assert watch.check(records_of(*roles, cpu=10), 100) is None
+    assert watch.check(records_of(*roles, cpu=10.5), 159) is None
+    assert words in (watch.check(records_of(*roles, cpu=10.5), 160) or "")
 
 
 WAITING = records_of("ps", "worker")

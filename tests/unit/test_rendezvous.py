@@ -365,7 +365,7 @@ def test_an_interface_that_does_not_exist_is_told_to_the_launcher() -> None:
         assert isinstance(join.failure, InterfaceError)
         assert state.outcome is not None
         assert state.outcome.exit_code == 3
-        assert state.outcome.reason == f"worker/0 on laptop cannot take part. {join.failure}"
+        assert state.outcome.reason == f"worker/0 on laptop cannot take part in the job. {join.failure}"
 
     check_joined(JoinSettings("/runs/x", interface="ib-nowhere"), HERE, check)
 

@@ -103,7 +103,7 @@ worker/1  -     -               -        -      never registered
 logs: /runs/digits-42/logs
 FAILED with exit code 6 after 300.1 s.
 Root cause: The cluster did not form within 300 s: ps/0 (rank 1), worker/0 (rank 2) and worker/1 (rank 3) did not \
-register. Look at the log of each, or raise --start-timeout."""
+register. Look at their logs, or raise --start-timeout."""
 
 STOPPED = """
 task      node  address         started  ended   end

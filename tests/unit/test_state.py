@@ -227,7 +227,7 @@ def test_the_start_timeout_names_who_is_missing(joined: tuple[int, ...], words: 
     job.turn(0.2)
     assert job.outcome.exit_code == 6
     assert job.outcome.reason == (
-        f"The cluster did not form within 60 s: {words}. Look at the log of each, or raise --start-timeout."
+        f"The cluster did not form within 60 s: {words}. Look at their logs, or raise --start-timeout."
     )
 
 
@@ -286,7 +286,7 @@ def test_a_loopback_address_in_a_map_of_several_nodes_is_refused(host: str) -> N
     assert job.state.cluster is None
     assert job.outcome == Outcome(
         6,
-        f"worker/1 on n3 gave the address {host}, which only it can reach. Name a network with --interface.",
+        f"worker/1 on n3 has the address {host}, which no other host can reach. Choose a network with --interface.",
         Task("worker", 1),
     )
 
@@ -302,7 +302,9 @@ def test_a_task_that_cannot_take_part_ends_the_job_with_its_words() -> None:
     job = Job().join(0)
     job.hello(1, host="", port=0, failure="Interface 'ib0' does not exist.")
     assert job.phase() is Phase.TERMINATING
-    assert job.outcome == Outcome(3, "ps/0 on n1 cannot take part. Interface 'ib0' does not exist.", Task("ps", 0))
+    assert job.outcome == Outcome(
+        3, "ps/0 on n1 cannot take part in the job. Interface 'ib0' does not exist.", Task("ps", 0)
+    )
     assert job.desired(0).terminate
     job.say(0, "terminated")
     assert job.phase() is Phase.ENDED
@@ -313,8 +315,8 @@ def test_an_address_that_is_not_proved_ends_the_job_with_what_was_tried() -> Non
     job.say(2, "not_ready", detail="ps/0 on n1 is not reachable at 10.0.0.1:4001: refused")
     assert job.outcome == Outcome(
         6,
-        "ps/0 on n1 is not reachable at 10.0.0.1:4001: refused. That was tried from worker/0 on n2. "
-        "Look at the network, or name another with --interface.",
+        "ps/0 on n1 is not reachable at 10.0.0.1:4001: refused. worker/0 on n2 checked it. "
+        "Look at the network, or choose another with --interface.",
         Task("worker", 0),
     )
 
@@ -371,7 +373,7 @@ def test_a_broken_connection_that_does_not_come_back_is_a_loss() -> None:
     job = Job().train()
     job.state.on_disconnect(2, job.now)
     job.turn(1.9)
-    assert job.outcome.reason == "worker/0 on n2 is lost: its connection broke and did not come back."
+    assert job.outcome.reason == "worker/0 on n2 is lost: its connection broke and was not restored."
     with pytest.raises(RendezvousClosedError):
         job.hello(2)
 
@@ -539,7 +541,7 @@ def test_barrier_breaks_at_once_for_a_worker_that_has_finished() -> None:
     arrive(job, 3, roles=("worker",))
     job.end_child(2, 0)
     job.turn(TICK)
-    assert released(job, 3) == [("token-3", "worker/0 on n2 ended without coming to barrier 'start'")]
+    assert released(job, 3) == [("token-3", "worker/0 on n2 ended without arriving at barrier 'start'")]
 
 
 @pytest.mark.parametrize(("returncode", "exit_code"), [(0, 0), (1, 1)])
@@ -630,7 +632,7 @@ def test_loss_of_a_task_whose_agent_does_not_own_its_child_ends_no_job() -> None
     job.say(1, "terminated", script=ScriptState(completion="done"))
     job.state.on_disconnect(2, job.now)
     job.turn(LIMITS.reconnect_seconds + 1)
-    assert job.texts("lost") == ["worker/1 on n2 is lost: its connection broke and did not come back"]
+    assert job.texts("lost") == ["worker/1 on n2 is lost: its connection broke and was not restored"]
     assert (job.desired(0).is_training_over, job.desired(0).failed_tasks) == (True, ("worker/1",))
     assert job.state.outcome is None
     job.say(0, "terminated")
@@ -964,7 +966,7 @@ def test_who_came_last_to_a_barrier_is_told_if_others_waited_long() -> None:
     arrive(job, 0, 1, 3)
     job.turn(2.5)
     arrive(job, 2)
-    text = "worker/0 on n2 came last to barrier 'start': the first had waited 2.5 s"
+    text = "worker/0 on n2 arrived last at barrier 'start': the first had waited 2.5 s"
     assert job.events[-1] == ("barrier", "worker/0", text)
     arrive(job, 0, 1, 2, 3, name="short")
     assert job.events[-1][2] == text
@@ -994,7 +996,7 @@ def test_a_barrier_breaks_when_its_time_is_over() -> None:
     job = Job().train()
     arrive(job, 2, 3, seconds=30)
     job.turn(31)
-    why = "chief/0 on n0 and ps/0 on n1 did not come to barrier 'start' in time"
+    why = "chief/0 on n0 and ps/0 on n1 did not arrive at barrier 'start' in time"
     assert released(job, 2, 3) == [("token-2", why), ("token-3", why)]
 
 
@@ -1003,9 +1005,9 @@ def test_a_barrier_breaks_at_once_when_somebody_will_never_come() -> None:
     arrive(job, 1, roles=("worker",))
     job.end_child(2, 0)
     job.turn(TICK)
-    assert released(job, 1) == [("token-1", "worker/1 on n2 ended without coming to barrier 'start'")]
+    assert released(job, 1) == [("token-1", "worker/1 on n2 ended without arriving at barrier 'start'")]
     arrive(job, 1, name="second", roles=("worker",))
-    assert released(job, 1)[0][1] == "worker/1 on n2 ended without coming to barrier 'second'"
+    assert released(job, 1)[0][1] == "worker/1 on n2 ended without arriving at barrier 'second'"
 
 
 def test_a_barrier_waits_for_a_worker_that_is_restarted() -> None:
@@ -1176,7 +1178,7 @@ def test_an_evaluator_is_restarted_then_given_up_and_the_job_goes_on(chief_is_do
     assert job.desired(2).starts == 3
     job.restart_and_end_child(2, 1)
     assert job.desired(2).starts == 3
-    assert job.texts("not_restarted") == ["evaluator/0 on n2 is not restarted again; the job goes on without it"]
+    assert job.texts("not_restarted") == ["evaluator/0 on n2 is not restarted again; the job continues without it"]
     assert job.phase() is (Phase.TERMINATING if chief_is_done else Phase.TRAINING)
     if not chief_is_done:
         job.end_child(0, 0)

@@ -65,7 +65,7 @@ def test_states_from_start_to_termination() -> None:
 
 
 def test_all_waited_for_the_last_task() -> None:
-    barrier = event(25, "barrier", "worker/0", "worker/0 came last to barrier 'a': b': the first had waited 12.5 s")
+    barrier = event(25, "barrier", "worker/0", "worker/0 arrived last at barrier 'a': b': the first had waited 12.5 s")
     timeline = make_timeline([*TRAINED, barrier])
     assert timeline.waits == (
         Wait(6, 4.5, "worker/0", "to register"),

@@ -1,4 +1,4 @@
-"""Where scripts wait for each other: who has come to which barrier, and when it is over. Pure, like `state.py`."""
+"""The barriers at which scripts wait for each other: which tasks have arrived, and when a barrier is over. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from tf4slurm.control.task_record import TaskRecord
 
 @dataclass
 class _Barrier:
-    """One barrier that somebody waits at: who is still to come, and who has, with the time until which they wait."""
+    """One barrier at which at least one task waits.
 
-    awaited: frozenset[int]
+    Attributes:
+        expected: The ranks that must arrive; `missing` are those of them that have not.
+        arrived: The token and the deadline of each rank that has arrived.
+    """
+
+    expected: frozenset[int]
     opened_at: float
     missing: set[int]
-    come: dict[int, tuple[str, float]] = field(default_factory=dict)
+    arrived: dict[int, tuple[str, float]] = field(default_factory=dict)
 
 
 class Barriers:
-    """All barriers of a job. A barrier is over when every awaited task has come, or breaks when one never will."""
+    """All barriers of a job. A barrier is released when all expected tasks have arrived; it breaks if one cannot."""
 
     def __init__(
         self,
@@ -29,66 +34,69 @@ class Barriers:
         on_release: Callable[[TaskRecord], None],
         on_complete: Callable[[str, TaskRecord, float], None] = lambda *_: None,
     ) -> None:
-        """`on_release(record)` is told after `record.released_barrier` and `record.barrier_error` are set.
+        """Create no barrier yet.
 
-        `on_complete(name, last, seconds)` is told who came last, so many seconds after the first.
+        Args:
+            records: The records of all tasks.
+            on_release: Called with each record whose `released_barrier` and `barrier_error` were set.
+            on_complete: Called with a barrier's name, the last task to arrive, and the seconds since the first arrived.
         """
         self._on_complete = on_complete
         self._records = records
         self._on_release = on_release
         self._open: dict[tuple[str, tuple[str, ...]], _Barrier] = {}
 
-    def arrive(self, record: TaskRecord, waiting: BarrierArrival, now: float) -> None:
-        """The script of a task waits from now on; what it said before of this barrier is replaced."""
-        key = (waiting.name, waiting.roles)
+    def arrive(self, record: TaskRecord, arrival: BarrierArrival, now: float) -> None:
+        """The script of a task waits from now on; this replaces an earlier arrival of the same task."""
+        key = (arrival.name, arrival.roles)
         is_first = key not in self._open
         if is_first:
-            self._open[key] = self._make_barrier(waiting.roles, now)
+            self._open[key] = self._make_barrier(arrival.roles, now)
         barrier = self._open[key]
-        barrier.come[record.rank] = (waiting.token, now + waiting.timeout_seconds)
+        barrier.arrived[record.rank] = (arrival.token, now + arrival.timeout_seconds)
         barrier.missing.discard(record.rank)
-        if record.rank not in barrier.awaited:
-            self._end(key, f"barrier {waiting.name!r} is not for a {record.task.task_type}")
+        if record.rank not in barrier.expected:
+            self._end(key, f"barrier {arrival.name!r} is not for a {record.task.task_type}")
         elif not barrier.missing:
             self._end(key, "")
-            self._on_complete(waiting.name, record, now - barrier.opened_at)
-        elif is_first:  # later ones `settle` finds: to look at all for each that comes would cost the square of them
-            self._break_if_hopeless(key)
+            self._on_complete(arrival.name, record, now - barrier.opened_at)
+        elif is_first:  # `check` covers later arrivals: a check at each would take quadratic time
+            self._break_if_impossible(key)
 
-    def depart(self, record: TaskRecord) -> None:
-        """The script of a task waits no more, or is gone; it may come again."""
+    def withdraw(self, record: TaskRecord) -> None:
+        """The script of a task no longer waits, or has ended; it may arrive again."""
         for barrier in self._open.values():
-            if barrier.come.pop(record.rank, None) is not None and record.rank in barrier.awaited:
+            if barrier.arrived.pop(record.rank, None) is not None and record.rank in barrier.expected:
                 barrier.missing.add(record.rank)
 
-    def settle(self, now: float) -> None:
-        """Break those barriers for which somebody has waited long enough, or somebody never comes."""
+    def check(self, now: float) -> None:
+        """Break the barriers at which a task has timed out, or at which an expected task cannot arrive any more."""
         for key, barrier in list(self._open.items()):
-            if any(deadline <= now for _, deadline in barrier.come.values()):
-                self._end(key, f"{format_tasks(self._missing(barrier))} did not come to barrier {key[0]!r} in time")
+            if any(deadline <= now for _, deadline in barrier.arrived.values()):
+                self._end(key, f"{format_tasks(self._missing(barrier))} did not arrive at barrier {key[0]!r} in time")
             else:
-                self._break_if_hopeless(key)
+                self._break_if_impossible(key)
 
-    def forget(self) -> None:
-        """A new attempt begins: nobody waits any more."""
+    def clear(self) -> None:
+        """Forget all barriers, because a new attempt begins."""
         self._open.clear()
 
     def _make_barrier(self, roles: tuple[str, ...], now: float) -> _Barrier:
         records = (r for r in self._records if (r.task.task_type in roles if roles else not r.role.program))
-        awaited = frozenset(record.rank for record in records)
-        return _Barrier(awaited, now, set(awaited))
+        expected = frozenset(record.rank for record in records)
+        return _Barrier(expected, now, set(expected))
 
     def _missing(self, barrier: _Barrier) -> list[TaskRecord]:
         return [self._records[rank] for rank in sorted(barrier.missing)]
 
-    def _break_if_hopeless(self, key: tuple[str, tuple[str, ...]]) -> None:
+    def _break_if_impossible(self, key: tuple[str, tuple[str, ...]]) -> None:
         ended = [record for record in self._missing(self._open[key]) if record.is_gone or record.is_done]
         if ended:
-            self._end(key, f"{format_tasks(ended)} ended without coming to barrier {key[0]!r}")
+            self._end(key, f"{format_tasks(ended)} ended without arriving at barrier {key[0]!r}")
 
     def _end(self, key: tuple[str, tuple[str, ...]], error: str) -> None:
         barrier = self._open.pop(key)
-        for rank, (token, _) in barrier.come.items():
+        for rank, (token, _) in barrier.arrived.items():
             record = self._records[rank]
             record.released_barrier, record.barrier_error = token, error
             self._on_release(record)

@@ -1,4 +1,4 @@
-"""Warns of a job whose tasks run and only wait, as TensorFlow does without a word where it misses a chief."""
+"""A warning for a job whose tasks run but do not compute, such as TensorFlow waiting silently for a missing chief."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from tf4slurm.control.task_record import TaskRecord
 
 _SECONDS = 60.0
-_CORES = 0.02  # of each task; a TensorFlow server that waits uses less
+_CORES = 0.02  # per task; an idle TensorFlow server uses less
 
 
 class IdleWatch:
-    """Looks at the tasks' processor time at intervals; warns once per start of the tasks."""
+    """Checks the processor time of the tasks; warns at most once per start of the tasks."""
 
     def __init__(self) -> None:
         self._starts: tuple[object, ...] = ()
@@ -19,14 +19,14 @@ class IdleWatch:
         self._cpu_seconds = 0.0
         self._has_warned = False
 
-    def look(self, records: Sequence[TaskRecord], now: float) -> str | None:
-        """Return a warning, the first time that no task has computed for a minute, and none has reported a step."""
+    def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
+        """Return a warning the first time that, for a minute, no task has computed or reported a step; else None."""
         tasks = [record for record in records if record.role.is_in_cluster]
-        statuses = [record.observed for record in tasks]
-        starts = tuple((status.attempt, status.starts, status.state) for status in statuses)
-        cpu_seconds = sum(status.usage.cpu_seconds for status in statuses)
-        is_known = all(status.state == "running" and status.usage.cpu_seconds for status in statuses)
-        is_waiting = is_known and not any(status.script.step is not None for status in statuses)
+        states = [record.observed for record in tasks]
+        starts = tuple((state.attempt, state.starts, state.state) for state in states)
+        cpu_seconds = sum(state.usage.cpu_seconds for state in states)
+        is_known = all(state.state == "running" and state.usage.cpu_seconds for state in states)
+        is_waiting = is_known and not any(state.script.step is not None for state in states)
         if starts != self._starts:
             self._has_warned = False
         if starts != self._starts or not is_waiting or cpu_seconds - self._cpu_seconds > _CORES * _SECONDS * len(tasks):
@@ -38,8 +38,8 @@ class IdleWatch:
 
 
 def _describe(task_types: set[str]) -> str | None:
-    """Return what tasks that wait may wait for; None where a chief has no part in it."""
-    seen = f"every task runs, but for {_SECONDS:g} s none has computed or reported a step"
+    """Return the warning, with the chief as the probable cause; None if the job has no ps."""
+    seen = f"all tasks run, but none has computed or reported a step for {_SECONDS:g} s"
     if "ps" not in task_types:
         return None
     if "chief" not in task_types:

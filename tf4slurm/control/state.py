@@ -1,7 +1,7 @@
-"""The rules of a job's life, as a pure state machine: events and the time go in, orders and a outcome come out.
+"""The rules by which a job starts, restarts, stops and ends, as a pure state machine.
 
-Nothing here waits, sends or reads a clock. `service.py` feeds it with what the tasks say; the launcher with what it
-knows of processes and signals; every rule can be tested by a table.
+Events and the time go in; the desired state of each task and the outcome of the job come out. Nothing here waits, sends
+or reads a clock. `service.py` passes in the messages of the tasks, the launcher the exits of processes and signals.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tf4slurm.spec import JobSpec
 
 
 class Phase(enum.Enum):
-    """Where the job stands. It only ever moves on, but for a new attempt, which is forming again."""
+    """The phase of a job. Phases only move forward, except that a new attempt returns to RENDEZVOUS."""
 
     RENDEZVOUS = "rendezvous"  # not all tasks have registered
     CHECKING = "checking"  # every task checks that the addresses of other tasks are reachable
-    TRAINING = "training"  # the children run
+    TRAINING = "training"  # the child processes run
     STOPPING = "stopping"  # the scripts are asked to save and stop
     TERMINATING = "terminating"  # there is an outcome, and every task is told to terminate
     ENDED = "ended"
 
 
-_EVER = float("inf")
-_SERVER_SECONDS = 60.0  # to import TensorFlow and open a server, before a warning that there is none
-_LONG_WAIT_SECONDS = 1.0  # at a barrier: shorter ones, of which there may be one per step, are not told
+_NEVER = float("inf")
+_SERVER_SECONDS = 60.0  # without any TensorFlow server until a warning; importing TensorFlow takes less
+_LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, which may happen at each step, are not logged
 
 
 class JobState:
-    """The life of one job. Every `on_…` method takes the time of its event on a monotonic clock, in seconds."""
+    """The state of one job. Every `on_…` method takes the time of its event, in seconds of a monotonic clock."""
 
     def __init__(
         self,
@@ -50,10 +50,14 @@ class JobState:
         on_event: Callable[[str, str | None, str], None],
         place: Callable[[Sequence[str]], Sequence[Task]] | None = None,
     ) -> None:
-        """`tasks[rank]` is the task of a rank. `on_event(kind, task, text)` is told of each change of life.
+        """Create the state of a job in which no task has registered.
 
-        `place(nodes_by_rank)` replaces `tasks` once every task has registered. The job goes
-        on without a task whose agent does not own its child: the others only learn that it is lost.
+        Args:
+            tasks: The task of each rank.
+            limits: Timeouts and other limits of the job.
+            now: The time.
+            on_event: Called as `on_event(kind, task, text)` for each line of events.jsonl.
+            place: If not None, `place(nodes_by_rank)` replaces `tasks` once every task has registered.
         """
         has_chief = any(task.task_type == "chief" for task in tasks)
         self.limits = limits
@@ -68,9 +72,9 @@ class JobState:
         self._on_event = on_event
         self._place = place
         self._changed: set[int] = set()
-        self._active: set[int] = set()  # ranks that have joined and are not gone
+        self._active: set[int] = set()  # ranks that have registered and are not gone
         self._awaited = set(range(len(tasks)))  # ranks that have no address in this attempt
-        self._not_ready = set(range(len(tasks)))  # ranks that have not proved the map
+        self._not_ready = set(range(len(tasks)))  # ranks whose reachability check has not succeeded
         self._now = now
         self._phase_deadline = now + limits.start_timeout_seconds
         self._stop: Outcome | None = None
@@ -80,20 +84,20 @@ class JobState:
         self._is_training_over = False
         self._failed: tuple[str, ...] = ()
         self._is_finishing = False
-        self._has_served = False
-        self._children_at: float | None = None  # when the children of this attempt were told to start
+        self._had_server = False
+        self._children_at: float | None = None  # when the children of this attempt were started
         self.warnings: tuple[str, ...] = ()
         self._barriers = Barriers(self.records, lambda record: self._changed.add(record.rank), self._on_barrier)
 
-    # What goes out
+    # What the service and the launcher read
 
     @property
     def initial_desired_state(self) -> DesiredState:
-        """Return what a task does that has been told nothing: it waits for the map."""
+        """Return the desired state that a task has before it receives one: wait for the cluster."""
         return DesiredState(kill_wait_seconds=self.limits.kill_wait_seconds)
 
     def desired_state_of(self, rank: int) -> DesiredState:
-        """Return what the task of this rank should do now."""
+        """Return the desired state of the task of this rank."""
         record = self.records[rank]
         return DesiredState(
             attempt=self.attempt,
@@ -112,38 +116,40 @@ class JobState:
         )
 
     def take_changed(self) -> set[int]:
-        """Return the ranks whose order has changed since the last call."""
+        """Return the ranks whose desired state or cluster may have changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the job ends because someone asked for it."""
+        """Whether the outcome is a requested stop."""
         return self.outcome is not None and self.outcome is self._stop
 
     def count(self, *states: str) -> int:
-        """Return how many tasks that have joined are in one of these states."""
+        """Return how many registered tasks are in one of these states."""
         return sum(record.has_registered and record.observed.state in states for record in self.records)
 
-    # What comes in
+    # Events
 
     def on_registration(self, registration: Registration, now: float) -> TaskRecord:
         """A task has connected, for the first time or again.
 
         Raises:
-            RendezvousClosedError: It cannot be a task of this job.
+            RendezvousClosedError: This process cannot be a task of this job.
         """
         self._advance(now)
         record = self._checked_record(registration)
         record.owns_child = registration.owns_child
-        self.on_disconnect(record.rank, now)  # where the end of the call before was not noticed yet
+        self.on_disconnect(record.rank, now)  # if the end of the previous call was not noticed yet
         record.is_connected = True
-        if record.has_registered:  # no heartbeat: a task whose messages are never accepted is lost
+        if record.has_registered:  # does not count as a heartbeat, see `last_heartbeat_at`
             self._emit("reconnected", record, "is connected again")
             return record
         if registration.failure is not None:
             record.incarnation, record.node, record.is_gone = registration.incarnation, registration.node, True
-            self._decide(Outcome(EXIT_PREFLIGHT, f"{record} cannot take part. {registration.failure}", record.task))
+            self._decide(
+                Outcome(EXIT_PREFLIGHT, f"{record} cannot take part in the job. {registration.failure}", record.task)
+            )
             return record
         record.incarnation, record.node, record.last_heartbeat_at = registration.incarnation, registration.node, now
         self._active.add(record.rank)
@@ -152,58 +158,63 @@ class JobState:
         return record
 
     def on_heartbeat(self, rank: int, now: float) -> None:
-        """A task lives, and has no news."""
+        """A task has answered a request for a heartbeat."""
         self._advance(now)
         self.records[rank].last_heartbeat_at = now
 
-    def on_observed_state(self, rank: int, status: ObservedState, now: float) -> None:
-        """A task says what it is doing."""
+    def on_observed_state(self, rank: int, observed: ObservedState, now: float) -> None:
+        """A task has sent its state."""
         self._advance(now)
         record = self.records[rank]
         record.last_heartbeat_at = now
         before = record.observed
-        if status.attempt == self.attempt or status.state == "terminated":
-            record.observed = status
-        else:  # what becomes of an earlier attempt is of no interest any more
-            record.observed = dataclasses.replace(before, stop_signal=status.stop_signal)
-        if status.stop_signal is not None and status.stop_signal != before.stop_signal:
-            self.on_stop(signal.Signals[status.stop_signal], f"{record} got {status.stop_signal}", now)
-        passed_on = record.observed.script.stop_signal
-        if passed_on is not None and passed_on != before.script.stop_signal and record.owns_child:
-            self.on_stop(signal.Signals[passed_on], f"the script of {record} got {passed_on}", now)
+        if observed.attempt == self.attempt or observed.state == "terminated":
+            record.observed = observed
+        else:  # the rest describes an earlier attempt
+            record.observed = dataclasses.replace(before, stop_signal=observed.stop_signal)
+        self._note_stop_signals(record, before, now)
         if record.observed.script != before.script:
-            self._on_report(record, before.script, now)
+            self._on_script_state(record, before.script, now)
         if record.observed.has_server and not before.has_server:
-            self._has_served, self.warnings = True, ()
+            self._had_server, self.warnings = True, ()
             self._emit("serving", record, "has a server that answers")
-        if record.attempt < status.attempt == self.attempt and record.address is not None and status.port:
-            self._take_address(record, Address(record.address.host, status.port))
-        if (record.observed.state, record.observed.starts) == (before.state, before.starts):
-            return
-        if status.state == "not_ready":
-            reason = (
-                f"{status.detail}. That was tried from {record}. Look at the network, or name another with --interface."
-            )
+        if record.attempt < observed.attempt == self.attempt and record.address is not None and observed.port:
+            self._take_address(record, Address(record.address.host, observed.port))
+        if (record.observed.state, record.observed.starts) != (before.state, before.starts):
+            self._on_task_state(record, now)
+            self._note_end_of_training()
+
+    def _note_stop_signals(self, record: TaskRecord, before: ObservedState, now: float) -> None:
+        """Stop the job if the agent, or the script that the agent owns, has received another stop signal."""
+        name, script = record.observed.stop_signal, record.observed.script.stop_signal
+        if name is not None and name != before.stop_signal:
+            self.on_stop(signal.Signals[name], f"{record} got {name}", now)
+        if script is not None and script != before.script.stop_signal and record.owns_child:
+            self.on_stop(signal.Signals[script], f"the script of {record} got {script}", now)
+
+    def _on_task_state(self, record: TaskRecord, now: float) -> None:
+        observed = record.observed
+        if observed.state == "not_ready":
+            reason = f"{observed.detail}. {record} checked it. Look at the network, or choose another with --interface."
             self._decide(Outcome(EXIT_NOT_FORMED, reason, record.task))
-        elif status.state == "ready":
-            self._not_ready.discard(rank)
+        elif observed.state == "ready":
+            self._not_ready.discard(record.rank)
             if self.phase is Phase.CHECKING and not self._not_ready:
                 self._start_children()
-        elif status.state == "running":
+        elif observed.state == "running":
             record.started_at, record.ended_at = now, None
-            self._emit("started", record, f"started (process {status.process_id})")
-        elif status.state == "exited":
-            self._on_exit(record, status.returncode or 0, now)
-        elif status.state == "terminated" and self.outcome is None and record.owns_child:
-            self._lose(record, status.detail or "it left without being told to")
-        elif status.state == "terminated":
-            self._set_gone(record)
+            self._emit("started", record, f"started (process {observed.process_id})")
+        elif observed.state == "exited":
+            self._on_exit(record, observed.returncode or 0, now)
+        elif observed.state == "terminated" and self.outcome is None and record.owns_child:
+            self._lose(record, observed.detail or "its agent terminated by itself")
+        elif observed.state == "terminated":
+            self._mark_gone(record)
             self._emit("terminated", record, "terminated")
             self._end_if_all_gone()
-        self._note_end_of_training()
 
     def on_disconnect(self, rank: int, now: float) -> None:
-        """A task's connection has ended. It may come back."""
+        """A task's connection has ended; the task may connect again."""
         self._advance(now)
         record = self.records[rank]
         if record.is_connected and not record.is_gone:
@@ -211,30 +222,25 @@ class JobState:
             record.is_connected, record.disconnected_at = False, now
 
     def on_rejected(self, rank: int, reason: str, now: float) -> None:
-        """The service cannot accept a message of an authenticated task: it would never learn that task's state."""
+        """The service cannot accept a message of an authenticated task, whose state it would never know."""
         self._advance(now)
         self._lose(self.records[rank], f"its message was not accepted: {reason.removesuffix('.')}")
 
     def on_agent_exit(self, rank: int, returncode: int, now: float) -> None:
-        """The launcher has seen the end of a task's agent."""
+        """A task's agent has exited."""
         self._advance(now)
         self._lose(self.records[rank], f"its agent {describe_end(returncode)}")
 
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
-        """Whatever started the agents is gone, and so are they."""
+        """The process that started the agents has exited, and all agents with it."""
         self._advance(now)
         self._decide(outcome)
         for record in self.records:
-            self._set_gone(record)
+            self._mark_gone(record)
         self._end_if_all_gone()
 
-    def finish(self, now: float) -> None:
-        """All that was wanted is done: terminating every task."""
-        self._advance(now)
-        self._decide(Outcome(0, "Every task has the map."))
-
     def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
-        """Someone asks the whole job to stop: it is told so once, and has its grace."""
+        """The job is asked to stop: the scripts have the grace period to save. Later requests change nothing."""
         self._advance(now)
         if self._stop is not None or self.outcome is not None:
             return
@@ -242,80 +248,89 @@ class JobState:
         if self.phase is not Phase.TRAINING or not self.limits.grace_period_seconds:
             self._decide(self._stop)
             return
-        for record in self.records:  # whose failure is held back: nothing more comes of these children
+        for record in self.records:  # children that failed just before: they are not restarted
             if record.observed.state == "exited" and record.observed.starts >= record.wanted_starts:
                 record.is_done = True
         self._phase_deadline = now + self.limits.grace_period_seconds
         self._move_on(Phase.STOPPING, f"{what}: the job has {self.limits.grace_period_seconds:g} s to save and stop")
-        self._leave_if_saved()
+        self._end_stop_if_saved()
 
     def skip_grace_period(self, now: float) -> None:
-        """Who has asked the job to stop asks again: it has no grace any more."""
+        """The job is asked to stop again: skip the rest of the grace period."""
         self._advance(now)
         if self._stop is not None:
             self._decide(self._stop)
 
     def on_tick(self, now: float) -> None:
-        """Time has passed: judge silence and deadlines. Call it several times per beat."""
+        """Check heartbeats and deadlines. To be called several times per heartbeat interval."""
         self._advance(now)
+        self._check_heartbeats(now)
+        self._handle_held_failure()
+        self._barriers.check(now)
+        if self._has_stalled(now):
+            self._on_stall()
+        self._check_servers(now)
+        if now >= self._phase_deadline:
+            self._on_phase_deadline()
+
+    def _check_heartbeats(self, now: float) -> None:
         for record in self.records:
             if not record.has_registered or record.is_gone:
                 continue
             if not record.is_connected and now - record.disconnected_at > self.limits.reconnect_seconds:
-                self._lose(record, "its connection broke and did not come back")
+                self._lose(record, "its connection broke and was not restored")
             elif now - record.last_heartbeat_at > self.limits.heartbeat_timeout_seconds:
                 self._lose(record, f"it sent no heartbeat for {self.limits.heartbeat_timeout_seconds:g} s")
-        self._release()
-        self._barriers.settle(now)
-        if self._has_stalled(now):
-            self._on_stall()
-        self._judge_servers(now)
-        if now < self._phase_deadline:
-            return
+
+    def _on_phase_deadline(self) -> None:
         if self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
             self._decide(self._not_formed())
         elif self.phase is Phase.TRAINING:
-            self._phase_deadline = _EVER
-            waiting = [r for r in self.records if r.role.is_waited_for and not r.is_done]
-            if self._exited_early is not None:
-                late = f"{format_tasks(waiting)} did not end within {self.limits.finish_timeout_seconds:g} s"
-                self._fail(Outcome(EXIT_TASK_LOST, f"{late}.", waiting[0].task))
-            else:
-                self._complete(f"all but {format_tasks(waiting)}, waited for {self.limits.finish_timeout_seconds:g} s")
+            self._phase_deadline = _NEVER
+            self._on_finish_timeout([r for r in self.records if r.role.is_waited_for and not r.is_done])
         elif self.phase is Phase.STOPPING and self._stop is not None:
-            self._emit("grace_period_over", None, f"the grace of {self.limits.grace_period_seconds:g} s is over")
+            text = f"the grace period of {self.limits.grace_period_seconds:g} s is over"
+            self._emit("grace_period_over", None, text)
             self._decide(self._stop)
         elif self.phase is Phase.TERMINATING:
-            stragglers = [record for record in self.records if record.has_registered and not record.is_gone]
-            self._emit("not_terminated", None, f"{format_tasks(stragglers)} did not terminate in time")
+            late = [record for record in self.records if record.has_registered and not record.is_gone]
+            self._emit("not_terminated", None, f"{format_tasks(late)} did not terminate in time")
             self.phase = Phase.ENDED
 
-    # The rules
+    def _on_finish_timeout(self, late: Sequence[TaskRecord]) -> None:
+        seconds = self.limits.finish_timeout_seconds
+        if self._exited_early is not None:
+            text = f"{format_tasks(late)} did not end within {seconds:g} s."
+            self._fail(Outcome(EXIT_TASK_LOST, text, late[0].task))
+        else:
+            self._complete(f"all but {format_tasks(late)}, waited for {seconds:g} s")
 
-    def _release(self) -> None:
-        """Judge the failure that was held back; once the job is asked to stop, its outcome is the stop."""
+    # Rules
+
+    def _handle_held_failure(self) -> None:
+        """Handle the failure that was held back, unless the job was asked to stop meanwhile."""
         held, self._held = self._held, None
         if held is not None and self.phase is Phase.TRAINING:
             self._fail(held)
 
     def _checked_record(self, registration: Registration) -> TaskRecord:
         if registration.version != __version__:
-            raise self._refuse_for_good(
+            raise self._refuse_and_end(
                 registration, f"it runs tf4slurm {registration.version}, the launcher {__version__}"
             )
         if not 0 <= registration.rank < len(self.records):
-            raise self._refuse_for_good(
+            raise self._refuse_and_end(
                 registration, f"rank {registration.rank} is not one of this job's {len(self.records)} tasks"
             )
         record = self.records[registration.rank]
         if record.is_gone:
-            raise _refusal(f"rank {registration.rank} counts as lost, or has left")
+            raise _refusal(f"rank {registration.rank} is lost or has terminated")
         if record.has_registered and record.incarnation != registration.incarnation:
             raise _refusal(f"rank {registration.rank} was taken by an earlier process, on {record.node}")
         return record
 
-    def _refuse_for_good(self, registration: Registration, reason: str) -> RendezvousClosedError:
-        """While the cluster forms, a task that can never be in it ends the job: waiting for it would not help."""
+    def _refuse_and_end(self, registration: Registration, reason: str) -> RendezvousClosedError:
+        """Return the error that refuses a process that can never take part; during the rendezvous, end the job."""
         if self.phase is Phase.RENDEZVOUS:
             text = f"The process of rank {registration.rank} on {registration.node} cannot take part: {reason}."
             self._decide(Outcome(EXIT_NOT_FORMED, text))
@@ -326,9 +341,9 @@ class JobState:
         self._awaited.discard(record.rank)
         self._emit("registered", record, f"registered from {record.node} at {record.address}")
         if self.phase is Phase.RENDEZVOUS and not self._awaited:
-            self._complete_cluster()
+            self._form_cluster()
 
-    def _complete_cluster(self) -> None:
+    def _form_cluster(self) -> None:
         if self._place is not None:
             has_chief = any(record.task.task_type == "chief" for record in self.records)
             for record, task in zip(self.records, self._place([r.node for r in self.records]), strict=True):
@@ -337,8 +352,9 @@ class JobState:
         cluster = Cluster(members)
         for member in members if len(cluster.nodes) > 1 else ():
             if is_loopback(member.address.host):
-                why = f"{member.task} on {member.node} gave the address {member.address.host}, which only it can reach"
-                self._decide(Outcome(EXIT_NOT_FORMED, f"{why}. Name a network with --interface.", member.task))
+                reason = f"{member.task} on {member.node} has the address {member.address.host}, which no other host "
+                reason += "can reach. Choose a network with --interface."
+                self._decide(Outcome(EXIT_NOT_FORMED, reason, member.task))
                 return
         self.cluster = cluster
         self._move_on(Phase.CHECKING, "every task has registered")
@@ -346,17 +362,17 @@ class JobState:
     def _start_children(self) -> None:
         for record in self.records:
             record.wanted_starts = 1
-        self._phase_deadline, self._children_at = _EVER, self._now
+        self._phase_deadline, self._children_at = _NEVER, self._now
         self._move_on(Phase.TRAINING, "every address is reachable; starting the child processes")
 
     def _on_exit(self, record: TaskRecord, returncode: int, now: float) -> None:
         record.ended_at = now
-        self._barriers.depart(record)
+        self._barriers.withdraw(record)
         why = record.observed.detail or describe_end(returncode)
         self._emit("exited", record, why)
         if self.phase is Phase.STOPPING:
             record.is_done = True
-            self._leave_if_saved()
+            self._end_stop_if_saved()
         if self.phase is not Phase.TRAINING:
             return
         if returncode == 0 and not record.role.serves:
@@ -368,15 +384,15 @@ class JobState:
             self._emit("restarting", record, f"restart {record.wanted_starts - 1} in place")
         elif record.role.is_wait_bounded or (returncode == 0 and record.role.is_restarted):
             record.is_done = True
-            self._emit("not_restarted", record, "is not restarted again; the job goes on without it")
+            self._emit("not_restarted", record, "is not restarted again; the job continues without it")
             self._complete_if_done(now)
         elif returncode == 0:
-            self._depart(record, now)
+            self._note_early_exit(record, now)
         else:
             exit_code = EXIT_TASK_LOST if record.observed.detail else exit_code_of(returncode)
             self._fail(Outcome(exit_code, f"{record} {why}.", record.task, record.observed.tail))
 
-    def _on_report(self, record: TaskRecord, before: ScriptState, now: float) -> None:
+    def _on_script_state(self, record: TaskRecord, before: ScriptState, now: float) -> None:
         script = record.observed.script
         if script.step is not None and script.step != before.step:
             self._stepped_at = now
@@ -385,18 +401,19 @@ class JobState:
         if script.barrier is not None and script.barrier != before.barrier:
             self._barriers.arrive(record, script.barrier, now)
         elif script.barrier is None:
-            self._barriers.depart(record)
+            self._barriers.withdraw(record)
         self._note_end_of_training()
-        self._leave_if_saved()
+        self._end_stop_if_saved()
 
     def _on_barrier(self, name: str, last: TaskRecord, seconds: float) -> None:
         if seconds >= _LONG_WAIT_SECONDS:
-            self._emit("barrier", last, f"came last to barrier {name!r}: the first had waited {seconds:.1f} s")
+            self._emit("barrier", last, f"arrived last at barrier {name!r}: the first had waited {seconds:.1f} s")
 
     def _has_stalled(self, now: float) -> bool:
-        """Whether no new step was told for the limit, and all that tell steps were asked once it was over.
+        """Whether no task has reported a new step within the limit.
 
-        A beat is not to the millisecond, so those that were asked up to half of one before count too.
+        Steps arrive with heartbeats, so each task that reports steps must have sent one since the limit ended. The
+        intervals vary, so a heartbeat up to half an interval earlier counts, too.
         """
         seconds = self.limits.stall_timeout_seconds
         if seconds is None or self._stepped_at is None or now - self._stepped_at <= seconds:
@@ -417,13 +434,13 @@ class JobState:
     def _lacks_servers(self) -> bool:
         """Whether several tasks should have a TensorFlow server, and none has had one in any attempt."""
         tasks = self._server_tasks
-        return not self._has_served and len(tasks) > 1 and all(record.owns_child for record in tasks)
+        return not self._had_server and len(tasks) > 1 and all(record.owns_child for record in tasks)
 
     @property
     def _server_tasks(self) -> list[TaskRecord]:
         return [record for record in self.records if record.role.is_in_cluster]
 
-    def _judge_servers(self, now: float) -> None:
+    def _check_servers(self, now: float) -> None:
         if self.phase is not Phase.TRAINING or self._children_at is None or not self._lacks_servers:
             return
         seconds, limit = now - self._children_at, self.limits.start_timeout_seconds
@@ -434,7 +451,9 @@ class JobState:
 
     def _no_server(self, when: str = "", unless: str = "") -> str:
         what = f"None of the {len(self._server_tasks)} tasks in the cluster spec has opened a TensorFlow server{when}"
-        todo = "Let it read TF_CONFIG, by TensorFlow or tf4slurm.tensorflow, or run one copy: --ps 0 --workers 0."
+        todo = (
+            "Let the script read TF_CONFIG, by TensorFlow or tf4slurm.tensorflow, or run one copy: --ps 0 --workers 0."
+        )
         return f"{what}: each has run the script by itself{unless}. {todo}"
 
     def _warn(self, text: str) -> None:
@@ -442,8 +461,8 @@ class JobState:
             self.warnings = (text,)
             self._emit("warning", None, text)
 
-    def _depart(self, record: TaskRecord, now: float) -> None:
-        """A ps has left by itself. If all are done, the others soon end too."""
+    def _note_early_exit(self, record: TaskRecord, now: float) -> None:
+        """A ps has exited with 0 before the job is done: the other tasks have the finish timeout to end."""
         record.is_done = True
         if self._exited_early is None and not self._is_finishing:
             self._exited_early = record
@@ -452,9 +471,10 @@ class JobState:
             self._emit("exited_early", record, f"exited before the job was done; the others have {seconds:g} s to end")
 
     def _fail(self, outcome: Outcome) -> None:
-        """A task on which the job depends has failed: form the cluster anew if an attempt is left.
+        """A task on which the job depends has failed: begin a new attempt if one is left, else end the job.
 
-        While another is disconnected that may be the cause, and is told apart when it is back, or lost.
+        While another task is disconnected, its loss may be the cause: hold the failure until that task has reconnected
+        or is lost.
         """
         if any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.records):
             self._held = self._held or outcome
@@ -469,17 +489,17 @@ class JobState:
         self.attempt += 1
         self.cluster = self._exited_early = self._stepped_at = None
         self._is_training_over, self._failed, self._held, self._is_finishing = False, (), None, False
-        self._barriers.forget()
+        self._barriers.clear()
         for record in self.records:
             record.begin_attempt(self.attempt)
         self._awaited.update(range(len(self.records)))
         self._not_ready.update(range(len(self.records)))
         self._phase_deadline = self._now + self.limits.start_timeout_seconds
         self._emit("attempt", None, f"attempt {self.attempt} of {self.limits.max_attempts}, because: {outcome.reason}")
-        self._move_on(Phase.RENDEZVOUS, "every task ends its child and takes a new port")
+        self._move_on(Phase.RENDEZVOUS, "every task ends its child process and chooses a new port")
 
-    def _leave_if_saved(self) -> None:
-        """Once those that the job waits for have saved or ended, or nothing can be saved any more, the rest may go."""
+    def _end_stop_if_saved(self) -> None:
+        """End the grace period once all tasks that the job waits for have saved or exited, or a ps has exited."""
         if self.phase is not Phase.STOPPING or self._stop is None:
             return
         waited = [r for r in self.records if r.role.is_waited_for and not r.role.is_wait_bounded]
@@ -519,16 +539,16 @@ class JobState:
     def _lose(self, record: TaskRecord, why: str) -> None:
         if record.is_gone:
             return
-        self._set_gone(record)
+        self._mark_gone(record)
         self._emit("lost", record, f"is lost: {why}")
-        self._barriers.depart(record)
+        self._barriers.withdraw(record)
         if record.owns_child or self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
             self._decide(Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task))
         self._note_end_of_training()
         self._end_if_all_gone()
 
     def _decide(self, outcome: Outcome) -> None:
-        """The first outcome stands; what follows from it is collateral."""
+        """Set the outcome and terminate all tasks; only the first call has an effect, later failures are collateral."""
         if self.outcome is None:
             self.outcome = outcome
             self._phase_deadline = self._now + self.limits.kill_wait_seconds + self.limits.heartbeat_timeout_seconds
@@ -547,13 +567,13 @@ class JobState:
         return Outcome(
             EXIT_NOT_FORMED,
             f"The cluster did not form within {self.limits.start_timeout_seconds:g} s: {format_tasks(late)} {what}. "
-            "Look at the log of each, or raise --start-timeout.",
+            "Look at their logs, or raise --start-timeout.",
             late[0].task,
             has_timed_out=True,
         )
 
     def _advance(self, now: float) -> None:
-        """Take the time; silence while this process itself did not run (stopped, or starved) is nobody's fault."""
+        """Set the time; extend all deadlines by the time in which this process itself did not run."""
         lag = now - self._now - self.limits.heartbeat_interval_seconds
         self._now = now
         if lag > 0:
@@ -566,7 +586,7 @@ class JobState:
                 record.last_heartbeat_at += lag
                 record.disconnected_at += lag
 
-    def _set_gone(self, record: TaskRecord) -> None:
+    def _mark_gone(self, record: TaskRecord) -> None:
         record.is_gone = True
         self._active.discard(record.rank)
         if record.has_registered and record.ended_at is None:

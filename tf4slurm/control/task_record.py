@@ -1,4 +1,4 @@
-"""What is known of one task of a job."""
+"""`TaskRecord`: what the control service knows of one task."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from tf4slurm.roles import Role
 
 @dataclass
 class TaskRecord:
-    """What is known of one task.
+    """What the control service knows of one task.
 
     Attributes:
+        is_placed: Whether `task` is final. If not, roles are assigned once all tasks have registered.
         owns_child: Whether its agent starts and terminates its process; see `Registration`.
-        is_placed: Whether its task is known already; before, it only stands for the number of them.
-        is_connected: Whether its connection stands, or stood when its agent left or was lost.
-        is_gone: Its agent has left or is lost.
-        attempt: The last forming of the cluster for which it has an address.
-        is_done: Its child has ended and nobody waits for it any more.
-        last_heartbeat_at: When the service last accepted a message of its agent, or registered it for the first time.
-        disconnected_at: When its connection was lost, while it is.
-        wanted_starts: How often its child should have been started by now in this attempt.
+        attempt: The last attempt for which the task has sent its address; 0 before it has registered.
+        is_connected: Whether its connection is open, or was when its agent terminated or was lost.
+        is_gone: Its agent has terminated or is lost.
+        is_done: Its child has ended and is not started again in this attempt.
+        last_heartbeat_at: When the service last accepted a message of its agent, or first registered it. A new
+            connection alone does not count.
+        disconnected_at: When its connection broke, if it is not connected.
+        wanted_starts: How many times its child should have been started by now in this attempt.
         released_barrier: Token of its script's last barrier that is over; `barrier_error` says why if it broke.
     """
 
@@ -48,20 +49,20 @@ class TaskRecord:
     barrier_error: str = ""
 
     def begin_attempt(self, attempt: int) -> None:
-        """Forget what was of the last attempt."""
+        """Reset everything that belongs to the previous attempt."""
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
         self.wanted_starts, self.is_done = 0, False
         self.started_at = self.ended_at = None
 
     @property
     def needs_others(self) -> bool:
-        """Whether a ps must stay for it."""
-        is_out = self.role.serves or not self.role.is_in_cluster
-        return not (is_out or self.is_done or self.is_gone or self.observed.script.completion)
+        """Whether a ps must keep running for this task."""
+        trains = self.role.is_in_cluster and not self.role.serves
+        return trains and not (self.is_done or self.is_gone or self.observed.script.completion)
 
     @property
     def has_failed(self) -> bool:
-        """Whether its work ended badly."""
+        """Whether the task is lost, or its child or script has failed."""
         is_lost = self.is_gone and self.observed.state != "terminated"
         return is_lost or self.observed.script.completion == "failed" or bool(self.observed.returncode)
 

@@ -164,7 +164,7 @@ class Launcher:
         watch = IdleWatch()
         while True:
             await asyncio.sleep(_IDLE_LOOK_SECONDS)
-            text = watch.look(self._state.records, time.monotonic())
+            text = watch.check(self._state.records, time.monotonic())
             if text is not None:
                 self._on_event("idle", None, text)
 
