@@ -1,38 +1,38 @@
-"""The error family of tf4slurm, and the exit code of each.
+"""The errors of tf4slurm, and their exit codes.
 
 Tf4SlurmError
-├─ SlurmEnvironmentError       not inside a step, or a variable is absent or unreadable
-├─ NodelistError               text that Slurm refuses or answers with nonsense (also ValueError)
-├─ LayoutError                 which node has which rank cannot be told, or a task contradicts it
-├─ InterfaceError              no such interface, or no address on it
-├─ PlacementError              counts, nodes and ports do not fit (also ValueError)
-├─ CommandError                the command to run cannot be started
-├─ RunDirectoryError           the run directory cannot be made or written
-├─ SchemaVersionError          a newer version of tf4slurm wrote a job's file
+├─ SlurmEnvironmentError       this process is not in a Slurm step, or a variable is missing or invalid
+├─ NodelistError               text that is not a valid list of nodes (also ValueError)
+├─ LayoutError                 the nodes of the ranks cannot be determined, or are contradictory
+├─ InterfaceError              no such network interface, or it has no address
+├─ PlacementError              tasks, nodes and ports do not fit (also ValueError)
+├─ CommandError                the command cannot be started
+├─ RunDirectoryError           the run directory cannot be created or written
+├─ SchemaVersionError          a newer version of tf4slurm wrote the job's file
 ├─ RendezvousError
-│  ├─ RendezvousTimeoutError     not all tasks came in time (also TimeoutError)
+│  ├─ RendezvousTimeoutError     not all tasks registered in time (also TimeoutError)
 │  ├─ RendezvousConnectionError  the control service cannot be reached (also ConnectionError)
-│  ├─ RendezvousClosedError      the control service refused this task, for a reason it gave
-│  ├─ BarrierError               not all tasks came to a barrier in time, or one never will
-│  └─ AuthenticationError        a call lacks the job's token, or MUNGE does not open it
-├─ ShutdownError               a ps or a worker cannot tell the other that training is over
+│  ├─ RendezvousClosedError      the control service refused this task
+│  ├─ BarrierError               not all tasks arrived at a barrier in time, or one cannot
+│  └─ AuthenticationError        a wrong token, or MUNGE cannot open the credentials
+├─ ShutdownError               a ps or a worker cannot signal the end of training
 │  └─ ShutdownTimeoutError       not all workers signalled in time (also TimeoutError)
-├─ KerasError                  Keras 3 cannot do this under a strategy of several processes
-├─ TrainingError               training cannot go on
-│  ├─ ParameterServerLostError   a ps is gone, and its variables
-│  └─ TrainingTimeoutError       nothing came back from any worker in time (also TimeoutError)
-├─ CheckpointError             a checkpoint cannot be written, or none can be read
-├─ UnknownJobError             no job of that id, name or path
+├─ KerasError                  Keras 3 does not support this under a strategy of several processes
+├─ TrainingError               training cannot continue
+│  ├─ ParameterServerLostError   a ps is lost, with its variables
+│  └─ TrainingTimeoutError       no worker returned a result in time (also TimeoutError)
+├─ CheckpointError             a checkpoint cannot be written or restored
+├─ UnknownJobError             no job has this id, name or path
 ├─ UnknownTaskError            no task of the job has this name
-├─ JobStateError               the job cannot be resumed or cancelled now
+├─ JobStateError               the job cannot be resumed or cancelled in its present state
 ├─ WaitTimeoutError            jobs did not end in time (also TimeoutError)
-├─ MessageError                a control message that is not one (also ValueError)
+├─ MessageError                bytes that are not a valid control message (also ValueError)
 ├─ OptionError                 an option of a job is unknown or invalid (also ValueError)
-├─ MissingDependencyError      a package or program that is needed here is not (also ImportError)
-├─ ProfileError                a file of settings cannot be read, or says something unknown
-├─ UntrustedFileError          a file that was found, not named, could be another user's work
-└─ LaunchError                 a program that was started to launch tasks failed
-   └─ RefusedError               sbatch did not take the job
+├─ MissingDependencyError      a required package or program is not installed (also ImportError)
+├─ ProfileError                a settings file cannot be read, or has an unknown key
+├─ UntrustedFileError          a file that was found, not named, is writable by other users
+└─ LaunchError                 a program that launches tasks failed
+   └─ RefusedError               sbatch refused the job
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ EXIT_WAIT_TIMEOUT = 124
 
 
 class Tf4SlurmError(Exception):
-    """Root of all errors of tf4slurm. `exit_code` is what the command line exits with."""
+    """Base class of all errors of tf4slurm. `exit_code` is the exit code of the command line."""
 
     exit_code = EXIT_PREFLIGHT
 
 
 class SlurmEnvironmentError(Tf4SlurmError):
-    """This process is not where it says it is: `variable` is absent or its `value` unreadable."""
+    """The environment variable `variable` is missing, or its `value` is invalid."""
 
     def __init__(self, message: str, *, variable: str, value: str | None = None) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class SlurmEnvironmentError(Tf4SlurmError):
 
 
 class NodelistError(Tf4SlurmError, ValueError):
-    """Text that is no list of nodes: the `nodelist`, and the 0-based `position` of what is wrong in it."""
+    """The text `nodelist` is not a list of nodes; `position` is the 0-based position of the first error."""
 
     exit_code = EXIT_USAGE
 
@@ -76,7 +76,7 @@ class NodelistError(Tf4SlurmError, ValueError):
 
 
 class LayoutError(Tf4SlurmError):
-    """Which node has which rank cannot be told from the environment, or contradicts what a task knows of itself."""
+    """The nodes of the ranks cannot be determined from the environment, or contradict a task's own variables."""
 
     def __init__(self, message: str, *, distribution: str | None, reason: str) -> None:
         super().__init__(message)
@@ -85,7 +85,7 @@ class LayoutError(Tf4SlurmError):
 
 
 class InterfaceError(Tf4SlurmError):
-    """No such network interface on this host, or no address on it; `available` names those that exist."""
+    """The network interface does not exist on this host or has no address; `available` lists those that exist."""
 
     def __init__(self, message: str, *, interface: str, available: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -94,7 +94,7 @@ class InterfaceError(Tf4SlurmError):
 
 
 class PlacementError(Tf4SlurmError, ValueError):
-    """What was asked (`requested`) does not fit what is there (`available`): tasks, nodes or ports."""
+    """The number `requested` of tasks, nodes or ports does not fit the number `available`."""
 
     def __init__(self, message: str, *, requested: int, available: int) -> None:
         super().__init__(message)
@@ -103,7 +103,7 @@ class PlacementError(Tf4SlurmError, ValueError):
 
 
 class CommandError(Tf4SlurmError):
-    """The command after `--` cannot be started: no such program or script, or not executable."""
+    """The command after `--` cannot be started: the program or script does not exist or is not executable."""
 
     def __init__(self, message: str, *, command: Sequence[str]) -> None:
         super().__init__(message)
@@ -111,7 +111,7 @@ class CommandError(Tf4SlurmError):
 
 
 class RunDirectoryError(Tf4SlurmError):
-    """The run directory `path` cannot be made or written."""
+    """The run directory `path` cannot be created or written."""
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -128,17 +128,17 @@ class SchemaVersionError(Tf4SlurmError):
 
 
 class RendezvousError(Tf4SlurmError):
-    """The tasks of the job did not find together."""
+    """The tasks of the job did not form a cluster."""
 
     exit_code = EXIT_NOT_FORMED
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
-    """Not all tasks came in time; the text names those that did not."""
+    """Not all tasks registered in time; the text names the missing ones."""
 
 
 class RendezvousConnectionError(RendezvousError, ConnectionError):
-    """The control service at `address` cannot be reached, or has been silent for too long."""
+    """The control service at `address` cannot be reached, or sent nothing for the heartbeat timeout."""
 
     def __init__(self, message: str, *, address: str) -> None:
         super().__init__(message)
@@ -146,7 +146,7 @@ class RendezvousConnectionError(RendezvousError, ConnectionError):
 
 
 class RendezvousClosedError(RendezvousError):
-    """The control service refused this task and gave a `reason`; trying again does not help."""
+    """The control service refused this task for a `reason` that a retry does not change."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -162,11 +162,11 @@ class BarrierError(RendezvousError):
 
 
 class AuthenticationError(RendezvousError):
-    """The control service does not accept this job's token, or MUNGE does not open the credentials on this host."""
+    """The control service does not accept the token, or MUNGE cannot open the credentials on this host."""
 
 
 class ShutdownError(Tf4SlurmError):
-    """A ps cannot wait for its workers, or a worker cannot tell a ps that it is done."""
+    """A ps cannot wait for its workers, or a worker cannot signal a ps that it is done."""
 
     exit_code = EXIT_TASK_LOST
 
@@ -181,29 +181,29 @@ class ShutdownTimeoutError(ShutdownError, TimeoutError):
 
 
 class KerasError(Tf4SlurmError):
-    """Keras 3 cannot do this under a strategy of several processes; the text says which ways there are."""
+    """Keras 3 does not support this under a strategy of several processes; the text names the alternatives."""
 
 
 class TrainingError(Tf4SlurmError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
     exit_code = EXIT_TASK_LOST
 
 
 class ParameterServerLostError(TrainingError):
-    """A ps is gone, and its variables with it: another attempt has to resume from the checkpoint."""
+    """A ps is lost, with its variables: another attempt must resume from a checkpoint."""
 
 
 class TrainingTimeoutError(TrainingError, TimeoutError):
-    """Nothing came back from any worker for the given time."""
+    """No worker returned a result within the timeout."""
 
 
 class CheckpointError(Tf4SlurmError):
-    """A checkpoint cannot be written, or there are some and none can be restored."""
+    """A checkpoint cannot be written, or none of the existing ones can be restored."""
 
 
 class UnknownJobError(Tf4SlurmError):
-    """There is no `job` of that id, name or path."""
+    """No job has the id, name or path `job`."""
 
     exit_code = EXIT_UNKNOWN_JOB
 
@@ -246,7 +246,7 @@ class WaitTimeoutError(Tf4SlurmError, TimeoutError):
 
 
 class MessageError(Tf4SlurmError, ValueError):
-    """Bytes that are not a control message of this version."""
+    """Bytes that are not a valid control message of this version."""
 
 
 class OptionError(Tf4SlurmError, ValueError):
@@ -260,7 +260,7 @@ class OptionError(Tf4SlurmError, ValueError):
 
 
 class MissingDependencyError(Tf4SlurmError, ImportError):
-    """Something that is needed for this is not installed: `package`."""
+    """The required `package` is not installed."""
 
     def __init__(self, message: str, *, package: str) -> None:
         super().__init__(message)
@@ -268,7 +268,7 @@ class MissingDependencyError(Tf4SlurmError, ImportError):
 
 
 class ProfileError(Tf4SlurmError):
-    """Settings that cannot be used: the file (or variable) that has them is `source`."""
+    """Settings that cannot be used; `source` is the file or variable that contains them."""
 
     def __init__(self, message: str, *, source: str) -> None:
         super().__init__(message)
@@ -276,7 +276,7 @@ class ProfileError(Tf4SlurmError):
 
 
 class UntrustedFileError(Tf4SlurmError):
-    """The file `path`, which was found rather than named, has another owner or may be written by others."""
+    """The file `path`, which was found and not named by the user, belongs to or is writable by another user."""
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -284,7 +284,7 @@ class UntrustedFileError(Tf4SlurmError):
 
 
 class LaunchError(Tf4SlurmError):
-    """A program that tf4slurm started to launch tasks failed: its `command`, `returncode` and end of `stderr`."""
+    """A program that launches tasks failed; `stderr` is the end of its error output."""
 
     def __init__(self, message: str, *, command: Sequence[str], returncode: int, stderr: str) -> None:
         super().__init__(message)
@@ -294,6 +294,6 @@ class LaunchError(Tf4SlurmError):
 
 
 class RefusedError(LaunchError):
-    """sbatch did not take the job; `stderr` has its own words."""
+    """sbatch refused the job; `stderr` is its error output."""
 
     exit_code = EXIT_REFUSED

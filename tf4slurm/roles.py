@@ -1,6 +1,6 @@
-"""What each role of a TensorFlow cluster means for the life of a job, as data.
+"""The table of roles: what each role of a TensorFlow cluster means for a job.
 
-Nothing else in tf4slurm asks for a role by name: it asks for one of these properties.
+Other modules test these properties instead of comparing the names of roles.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Role:
-    """The policy of one role.
+    """The properties of one role.
 
     Attributes:
         is_waited_for: The job is done only when every task of this role has exited with 0.
-        is_wait_bounded: Waited for a limited time only, after the other waited tasks are done.
-        is_restarted: A crash restarts the child in place, at the same address; any other crash costs an attempt.
-        serves: It only serves the others: it may go when they need it no more.
-        is_in_cluster: It has an entry in TensorFlow's cluster spec.
-        sees_gpus: Its child sees the GPUs of its task; else they are hidden from it.
-        program: A file of tf4slurm that its child runs, with the script's Python, in place of the user's command.
+        is_restarted: After a failure, the child is restarted in place, at the same address. A failure of another role
+            ends the attempt.
+        serves: The task only serves other tasks: it may exit when they no longer need it.
+        is_in_cluster: The task has an entry in TensorFlow's cluster spec.
+        is_wait_bounded: The job waits for this role only for `finish_timeout_seconds` after the others are done.
+        sees_gpus: The child sees the GPUs of its task; otherwise they are hidden from it.
+        program: The file of tf4slurm that the child runs, with the script's Python, instead of the user's command.
     """
 
     is_waited_for: bool
@@ -46,18 +47,18 @@ _ROLES = {
     "data-dispatcher": _DATA_SERVER,
     "data-worker": _DATA_SERVER,
 }
-# Between-graph replication: worker 0 leads, every worker trains, and none can be replaced while the others run.
+# Without a chief (between-graph replication) every worker trains, and none can be replaced while the others run.
 _LEADING_WORKER = Role(is_waited_for=True, is_restarted=False, sees_gpus=True)
 
 TASK_TYPES = tuple(_ROLES)
-"""The roles, in the order in which `place_tasks` gives them ranks."""
+"""All roles, in the order in which `place_tasks` assigns ranks."""
 
 SCRIPT_TASK_TYPES = tuple(name for name, role in _ROLES.items() if not role.program)
-"""Those whose tasks run the user's command."""
+"""The roles whose tasks run the user's command."""
 
 
 def role_of(task_type: str, *, has_chief: bool) -> Role:
-    """Return the policy of a role; a worker means something else where the job has no chief."""
+    """Return the properties of a role; those of a worker depend on whether the job has a chief."""
     if task_type == "worker" and not has_chief:
         return _LEADING_WORKER
     return _ROLES[task_type]

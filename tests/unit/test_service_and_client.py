@@ -771,7 +771,7 @@ def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_told(
                 await raw.send(make_registration(0))
                 code, detail, _ = await raw.end()
                 assert code is grpc.StatusCode.FAILED_PRECONDITION
-                assert "counts as lost" in detail
+                assert "is lost or has terminated" in detail
 
     run_scenario(scenario)
     assert errors_in(caplog) == []

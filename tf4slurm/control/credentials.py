@@ -1,6 +1,6 @@
-"""The credentials of one job: a TLS certificate that identifies its control service, a token that identifies its tasks.
+"""The credentials of a job: the TLS certificate of its control service, and the token of its tasks.
 
-The process that hosts the control service creates both. The private key stays in its memory; the tasks get the
+The process that hosts the control service creates both. The private key stays in its memory. The tasks receive the
 certificate, which they pin, and the token, which they send with each call.
 """
 
@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass, field
 
 TLS_NAME = "tf4slurm"
-"""The name in the certificate: tasks reach the service by many addresses, so they check this name instead."""
+"""The name in the certificate. Tasks check this name, because they reach the service at many addresses."""
 
 # The certificate never expires, so that a host with a wrong clock can join; its key is never stored and ends with the
 # process. RFC 5280, 4.1.2.5: 9999-12-31 is for certificates without a known end.
@@ -24,10 +24,10 @@ _HANDSHAKES_PER_SECOND = 500  # fewer than two cores complete, so that all tasks
 
 @dataclass(frozen=True)
 class Credentials:
-    """What each task of a job has.
+    """The credentials that each task of a job has.
 
     Attributes:
-        certificate: The control service's certificate (PEM). Not secret, but only the user may choose it.
+        certificate: The control service's certificate (PEM). Not secret, but only the job's user may provide it.
         token: 256 random bits as hexadecimal text; the secret of the job.
     """
 
@@ -37,10 +37,10 @@ class Credentials:
 
 @dataclass(frozen=True)
 class ServiceCredentials:
-    """What only the process that hosts the control service has.
+    """The credentials of the process that hosts the control service.
 
     Attributes:
-        shared: The part that the tasks get.
+        shared: The part that the tasks receive.
         private_key: The key of the certificate (PEM).
     """
 

@@ -1,8 +1,8 @@
-"""A text that only its own user can read, on any host of the cluster: by MUNGE, where it runs.
+"""Encrypt a text by MUNGE, so that only processes of the same user can read it, on any host of the cluster.
 
-MUNGE is how Slurm's own daemons know who sent a message: munged, on each host, seals a text with the cluster's key,
-tells which user had it sealed, and opens it for one user alone. This is the only file that starts its programs, `munge`
-and `unmunge`; each takes 2 ms. The text goes through their standard input and output, never through their arguments.
+Slurm's daemons authenticate each other by MUNGE. The daemon munged, on each host, encrypts a text with the cluster's
+key, records which user asked for it, and decrypts it for one user only. This module runs the programs `munge` and
+`unmunge`, which take 2 ms each. The text passes through standard input and output, never through arguments.
 """
 
 from __future__ import annotations
@@ -20,36 +20,40 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 5.0
 _PURPOSE = b"tf4slurm control secret: "
 _OPENED = (0, 15, 16, 17)
-"""STATUS of credentials that are good, expired, from the future, or opened before on this host (munge.h). All are
-accepted: many tasks read the text, late ones too. An old text leads to a job that has ended."""
+"""STATUS of credentials that are valid, expired, from the future, or already opened on this host (munge.h). All are
+accepted, because many tasks read the text, some of them late. An old text belongs to a job that has ended."""
 
 
 def seal_for_this_user(secret: str) -> str | None:
-    """Return a credential that only processes of this user open; None where MUNGE does not work."""
+    """Return a MUNGE credential that only processes of this user can open; None if MUNGE does not work here."""
     try:
         sealed = _run("munge", f"--restrict-uid={os.getuid()}", "--ttl=-1", text=_PURPOSE + secret.encode())
         credential = sealed.decode("ascii").strip()
         return credential if open_from_this_user(credential) == secret else None
     except (AuthenticationError, ValueError) as error:
-        logger.debug("no MUNGE here: %s", error)
+        logger.debug("MUNGE does not work here: %s", error)
         return None
 
 
 @functools.lru_cache(maxsize=1)
 def open_from_this_user(credential: str) -> str:
-    """Return the secret that a process of this user has sealed for this user; the last answer is remembered.
+    """Return the secret in a credential that a process of this user has sealed; the last result is cached.
 
     Raises:
-        AuthenticationError: MUNGE does not open it here, or it is another user's, or was made for something else.
+        AuthenticationError: MUNGE cannot open the credential here, or another user sealed it, or not for tf4slurm.
     """
     answer = _run("unmunge", "--numeric", "--keys=STATUS,UID,UID_RESTRICTION", text=credential.encode())
     metadata, _, text = answer.partition(b"\n\n")
     facts = {key: int(value) for key, value in re.findall(rb"^(\w+):\s*(-?\d+)$", metadata, re.MULTILINE)}
     me = os.getuid()
     if facts.get(b"STATUS") not in _OPENED or facts.get(b"UID") != me or facts.get(b"UID_RESTRICTION") != me:
-        raise AuthenticationError("The job's secret was not sealed by this user for this user. It is not used.")
+        raise AuthenticationError(
+            "The job's secret was not sealed by this user for this user. Check who can write to the run directory."
+        )
     if not text.startswith(_PURPOSE):
-        raise AuthenticationError("The MUNGE credential in place of the job's secret is for something else.")
+        raise AuthenticationError(
+            "The MUNGE credential that should contain the job's secret was made for another purpose."
+        )
     return text.removeprefix(_PURPOSE).decode()
 
 
@@ -63,8 +67,8 @@ def _run(program: str, *options: str, text: bytes) -> bytes:
     return done.stdout
 
 
-def _failed(program: str, words: str) -> str:
+def _failed(program: str, reason: str) -> str:
     return (
-        f"{program!r} does not work on {os.uname().nodename}: {words}. The job's secret travels by MUNGE, which must "
-        "run on every host of the job or on none: look at munged, and at what a container lacks."
+        f"{program!r} does not work on {os.uname().nodename}: {reason}. The job's secret is encrypted by MUNGE, which "
+        "must run on every host of the job or on none. Check munged, and its socket inside of containers."
     )

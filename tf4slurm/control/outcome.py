@@ -15,7 +15,7 @@ class Outcome:
     Attributes:
         exit_code: What `tf4slurm run` exits with.
         reason: What happened, in one sentence.
-        cause: The task that failed first; None where no single task did.
+        cause: The task that failed first; None if no single task did.
         tail: The last lines that the cause's child printed.
         has_timed_out: The cluster did not form in time.
     """
@@ -32,7 +32,7 @@ class Outcome:
 
 
 def exit_code_of(returncode: int) -> int:
-    """Return a child's exit code as a shell has it: 128 + n after signal n."""
+    """Return the exit code that a shell reports: 128 + n after signal n."""
     return 128 - returncode if returncode < 0 else returncode
 
 
