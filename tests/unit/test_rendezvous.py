@@ -17,14 +17,13 @@ import pytest
 from tests.unit.test_service_and_client import CREDENTIALS, OTHER_JOB, SHARED, cancel, serving, until
 from tf4slurm.agent.bootstrap import (
     ControlEndpoint,
-    JoinSettings,
     LocalTask,
     Place,
     is_under_launcher,
     rank_to_environ,
     read_place,
-    settings_from_environ,
-    settings_to_environ,
+    spec_from_environ,
+    spec_to_environ,
 )
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Address, Task
@@ -81,11 +80,11 @@ def test_no_place_is_an_error() -> None:
 def test_service_survives_the_environment() -> None:
     environ = SERVICE.to_environ()
     assert set(environ) < set(AGENT_VARIABLES)
-    assert is_under_launcher({**environ, **settings_to_environ(JoinSettings("/runs/x"))})
+    assert is_under_launcher({**environ, **spec_to_environ(JobSpec(workers=1), Path("/runs/x"))})
     assert not is_under_launcher(environ)  # something left over
     for missing in environ:
         rest = {name: value for name, value in environ.items() if name != missing}
-        assert not is_under_launcher({**rest, **settings_to_environ(JoinSettings("/runs/x"))})
+        assert not is_under_launcher({**rest, **spec_to_environ(JobSpec(workers=1), Path("/runs/x"))})
     assert not is_under_launcher(STEP)
     assert ControlEndpoint.from_environ(environ, HERE) == SERVICE
 
@@ -105,23 +104,24 @@ def test_the_address_that_slurm_knows_comes_first(launch_address: str | None, ho
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "spec",
     [
-        JoinSettings("/runs/x"),
-        JoinSettings(
-            "/runs/x y",
-            "ib0",
-            (40000, 40002),
+        JobSpec(("python", "train.py"), workers=2),
+        JobSpec(
+            ("python", "train.py"),
+            workers=2,
+            interface="ib0",
+            ports=(40000, 40002),
             heartbeat_interval_seconds=0.5,
             heartbeat_timeout_seconds=7.5,
-            join_seconds=9,
+            start_timeout_seconds=9,
+            stop_signal="SIGUSR1",
         ),
     ],
 )
-def test_settings_survive_the_environment(settings: JoinSettings) -> None:
-    environ = settings_to_environ(settings)
-    assert set(environ) < set(AGENT_VARIABLES)
-    assert settings_from_environ(environ) == settings
+def test_spec_survives_the_environment(spec: JobSpec) -> None:
+    environ = spec_to_environ(spec, Path("/runs/x y"))
+    assert spec_from_environ(spec.command, environ) == (spec, Path("/runs/x y"))
 
 
 def test_service_survives_a_file(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_task_with_an_unusable_certificate_does_not_join(certificate: str) -> No
     async def run() -> None:
         async with serving("worker") as job:
             service = ControlEndpoint((job.address,), Credentials(certificate, SHARED.token))
-            join = Rendezvous(HERE, JoinSettings("/runs/x", join_seconds=0.5), lambda: service)
+            join = Rendezvous(HERE, JobSpec(workers=1, start_timeout_seconds=0.5), lambda: service)
             with pytest.raises(RendezvousConnectionError):
                 await asyncio.wait_for(join.client.run(), 10)
             assert job.events == []
@@ -263,7 +263,7 @@ def test_hello_made_for_several_addresses_holds_one_port() -> None:
     async def run() -> None:
         async with serving("worker") as job, serving("worker", credentials=OTHER_JOB) as other:
             service = ControlEndpoint((Address("127.0.0.1", 1), other.address, job.address), SHARED)
-            join = Rendezvous(HERE, JoinSettings("/runs/x"), lambda: service)
+            join = Rendezvous(HERE, JobSpec(workers=1), lambda: service)
             ports: list[int] = []
             make = join.client._make_registration
 
@@ -291,12 +291,12 @@ def test_hello_made_for_several_addresses_holds_one_port() -> None:
 
 
 @contextlib.asynccontextmanager
-async def joined(settings: JoinSettings, place: Place) -> AsyncIterator[tuple[Rendezvous, JobState]]:
+async def joined(spec: JobSpec, place: Place) -> AsyncIterator[tuple[Rendezvous, JobState]]:
     """A join to a real service of one task, up to its hello."""
     state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_: None)
     control = ControlService(state, CREDENTIALS)
     service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
-    join = Rendezvous(place, settings, lambda: service)
+    join = Rendezvous(place, spec, lambda: service)
     running = asyncio.create_task(join.client.run())
     try:
         deadline = time.monotonic() + 10
@@ -313,9 +313,9 @@ async def joined(settings: JoinSettings, place: Place) -> AsyncIterator[tuple[Re
             join.held_port.close()
 
 
-def check_joined(settings: JoinSettings, place: Place, check: Callable[[Rendezvous, JobState], None]) -> None:
+def check_joined(spec: JobSpec, place: Place, check: Callable[[Rendezvous, JobState], None]) -> None:
     async def run() -> None:
-        async with joined(settings, place) as (join, state):
+        async with joined(spec, place) as (join, state):
             check(join, state)
 
     asyncio.run(run())
@@ -335,7 +335,7 @@ def test_a_task_gives_the_address_of_its_route_and_the_port_it_holds() -> None:
         with socket.create_connection(record.address, timeout=5):
             pass  # it listens already: whoever knows the address may ask for proof
 
-    check_joined(JoinSettings("/runs/x"), HERE, check)
+    check_joined(JobSpec(workers=1), HERE, check)
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "reserved by Slurm"])
@@ -357,7 +357,7 @@ def test_ports_that_are_asked_for_come_before_those_that_slurm_reserves(asked: b
             "SLURM_STEP_RESV_PORTS": ",".join(map(str, reserved)),
         }
     )
-    check_joined(JoinSettings("/runs/x", ports=mine if asked else ()), place, check)
+    check_joined(JobSpec(workers=1, ports=mine if asked else ()), place, check)
 
 
 def test_an_interface_that_does_not_exist_is_told_to_the_launcher() -> None:
@@ -367,7 +367,7 @@ def test_an_interface_that_does_not_exist_is_told_to_the_launcher() -> None:
         assert state.outcome.exit_code == 3
         assert state.outcome.reason == f"worker/0 on laptop cannot take part in the job. {join.failure}"
 
-    check_joined(JoinSettings("/runs/x", interface="ib-nowhere"), HERE, check)
+    check_joined(JobSpec(workers=1, interface="ib-nowhere"), HERE, check)
 
 
 def test_a_range_without_a_free_port_is_told_to_the_launcher() -> None:
@@ -378,13 +378,13 @@ def test_a_range_without_a_free_port_is_told_to_the_launcher() -> None:
             assert state.outcome is not None
             assert "None of the 1 ports" in state.outcome.reason
 
-        check_joined(JoinSettings("/runs/x", ports=(taken.port,)), HERE, check)
+        check_joined(JobSpec(workers=1, ports=(taken.port,)), HERE, check)
 
 
 def test_two_processes_of_a_rank_are_told_apart() -> None:
     incarnations = []
     for _ in range(2):
-        check_joined(JoinSettings("/runs/x"), HERE, lambda _, state: incarnations.append(state.records[0].incarnation))
+        check_joined(JobSpec(workers=1), HERE, lambda _, state: incarnations.append(state.records[0].incarnation))
     assert len(set(incarnations)) == 2
 
 
@@ -397,13 +397,13 @@ def outer_interface() -> str:
 
 
 def test_tasks_on_several_nodes_agree_on_the_cluster_after_proving_it() -> None:
-    settings = JoinSettings("/runs/x", interface=outer_interface())
+    spec = JobSpec(workers=1, interface=outer_interface())
 
     async def run() -> None:
         state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_: None)
         control = ControlService(state, CREDENTIALS)
         service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
-        joins = [Rendezvous(LocalTask(rank, f"n{rank}"), settings, lambda: service) for rank in range(2)]
+        joins = [Rendezvous(LocalTask(rank, f"n{rank}"), spec, lambda: service) for rank in range(2)]
         running = [asyncio.create_task(join.client.run()) for join in joins]
         first, second = await asyncio.wait_for(asyncio.gather(*(join.wait_for_cluster() for join in joins)), 10)
         assert first == second
@@ -425,7 +425,7 @@ def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
         state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_: None)
         control = ControlService(state, CREDENTIALS)
         service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
-        join = Rendezvous(HERE, JoinSettings("/runs/x"), lambda: service)
+        join = Rendezvous(HERE, JobSpec(workers=1), lambda: service)
         running = asyncio.create_task(join.client.run())
         agreeing = asyncio.create_task(join.wait_for_cluster())
         await join.client.wait_for_change()
@@ -447,7 +447,7 @@ def test_a_service_is_asked_for_until_there_is_one() -> None:
         control = ControlService(state, CREDENTIALS)
         port = await control.start()
         answers = [None, None, ControlEndpoint((Address("127.0.0.1", port),), SHARED)]
-        join = Rendezvous(HERE, JoinSettings("/runs/x"), lambda: answers.pop(0) if len(answers) > 1 else answers[0])
+        join = Rendezvous(HERE, JobSpec(workers=1), lambda: answers.pop(0) if len(answers) > 1 else answers[0])
         running = asyncio.create_task(join.client.run())
         deadline = time.monotonic() + 10
         while not state.records[0].has_registered:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.agent.bootstrap import JoinSettings, join_settings
 from tf4slurm.errors import CommandError, PlacementError
 from tf4slurm.launch.checks import check_command, check_ports
 from tf4slurm.spec import JobSpec
@@ -25,21 +24,6 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / interpreter).chmod(0o755)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_the_settings_of_the_tasks_are_those_of_the_plan() -> None:
-    spec = JobSpec(
-        ("x",),
-        ps=0,
-        workers=1,
-        chief=False,
-        start_timeout_seconds=30,
-        heartbeat_interval_seconds=0.5,
-        heartbeat_timeout_seconds=4,
-        interface="ib0",
-        ports=(4000, 4001),
-    )
-    assert join_settings(spec, Path("/runs/name-1")) == JoinSettings("/runs/name-1", "ib0", (4000, 4001), 0.5, 4, 30)
 
 
 @pytest.mark.parametrize(

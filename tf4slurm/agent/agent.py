@@ -9,10 +9,9 @@ import asyncio
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn
 
-from tf4slurm.agent.bootstrap import ControlEndpoint, read_place, settings_from_environ
+from tf4slurm.agent.bootstrap import ControlEndpoint, read_place, spec_from_environ
 from tf4slurm.agent.child import OwnedChild, TaskProcess
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Cluster
@@ -138,11 +137,11 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     place = read_place(environ)
     endpoint = ControlEndpoint.from_environ(environ, place)
-    settings = settings_from_environ(environ)
+    spec, path = spec_from_environ(command, environ)
     writer = LineWriter(sys.stdout)
     try:
-        rendezvous = Rendezvous(place, settings, lambda: endpoint)
-        child = OwnedChild(rendezvous, command, environ, RunDirectory(Path(settings.run_directory)), writer)
+        rendezvous = Rendezvous(place, spec, lambda: endpoint)
+        child = OwnedChild(rendezvous, environ, RunDirectory(path), writer)
         return asyncio.run(Agent(rendezvous, child).run())
     finally:
         logging.shutdown()

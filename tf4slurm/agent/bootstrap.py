@@ -1,13 +1,12 @@
-"""What an agent needs to join its job: its place in it, the endpoint of the control service, and the settings."""
+"""What an agent needs to join its job: its place in it, the endpoint of the control service, and the job's spec."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-import signal
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,58 +19,13 @@ from tf4slurm.system.variables import (
     CERTIFICATE_VARIABLE,
     CONTROL_VARIABLE,
     RANK_VARIABLE,
+    RUN_DIRECTORY_VARIABLE,
     SETTINGS_VARIABLE,
     TOKEN_VARIABLE,
 )
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a named pipe in its place does not block
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-@dataclass(frozen=True)
-class JoinSettings:
-    """What is the same for every task of a job; times in seconds.
-
-    Attributes:
-        run_directory: Where the job's files are.
-        interface: Name of the network interface whose address goes into the map; None for the route to the launcher.
-        ports: The ports to choose from; none for those that Slurm reserves, or else any free one.
-        join_seconds: How long the control service is looked for.
-        num_tasks: How many the job has; a service of many is given more time to answer.
-        gpus_per_worker: How many GPUs each task that uses them gets; None for an even share of what Slurm gave.
-        serve_seconds: How long a child may take until its server answers for the first time; None for no limit.
-        stop_signal: Number of the signal that tells a script to save and stop, where it does not ask by itself.
-        python: The Python that runs what a role has in place of the user's command; empty where no role has.
-    """
-
-    run_directory: str
-    interface: str | None = None
-    ports: tuple[int, ...] = ()
-    heartbeat_interval_seconds: float = 1.0
-    heartbeat_timeout_seconds: float = 10.0
-    join_seconds: float = 300.0
-    gpus_per_worker: int | None = None
-    serve_seconds: float | None = None
-    stop_signal: int = signal.SIGTERM
-    python: str = ""
-    num_tasks: int = 1
-
-
-def join_settings(spec: JobSpec, run_directory: Path) -> JoinSettings:
-    """Return what the tasks of a job need to know."""
-    return JoinSettings(
-        run_directory=str(run_directory),
-        interface=spec.interface,
-        ports=spec.ports,
-        heartbeat_interval_seconds=spec.heartbeat_interval_seconds,
-        heartbeat_timeout_seconds=spec.heartbeat_timeout_seconds,
-        join_seconds=spec.start_timeout_seconds,
-        gpus_per_worker=spec.gpus_per_worker,
-        serve_seconds=spec.start_timeout_seconds if spec.stall_timeout_seconds is not None else None,
-        stop_signal=signal.Signals[spec.stop_signal],
-        python=spec.data_service_python,
-        num_tasks=spec.num_tasks,
-    )
 
 
 @dataclass(frozen=True)
@@ -159,14 +113,13 @@ def is_under_launcher(environ: Mapping[str, str]) -> bool:
     )
 
 
-def settings_to_environ(settings: JoinSettings) -> dict[str, str]:
-    return {SETTINGS_VARIABLE: json.dumps(dataclasses.asdict(settings))}
+def spec_to_environ(spec: JobSpec, run_directory: Path) -> dict[str, str]:
+    return {SETTINGS_VARIABLE: json.dumps(spec.to_json()), RUN_DIRECTORY_VARIABLE: str(run_directory)}
 
 
-def settings_from_environ(environ: Mapping[str, str]) -> JoinSettings:
-    """Read the settings from an agent's environment."""
-    fields = json.loads(environ[SETTINGS_VARIABLE])
-    return JoinSettings(**{**fields, "ports": tuple(fields["ports"])})
+def spec_from_environ(command: Sequence[str], environ: Mapping[str, str]) -> tuple[JobSpec, Path]:
+    """Read the job and its run directory from an agent's environment; the command is not in it."""
+    return JobSpec(tuple(command), **json.loads(environ[SETTINGS_VARIABLE])), Path(environ[RUN_DIRECTORY_VARIABLE])
 
 
 def rank_to_environ(rank: int) -> dict[str, str]:

@@ -100,19 +100,17 @@ class OwnedChild(TaskProcess):
     def __init__(
         self,
         rendezvous: Rendezvous,
-        command: Sequence[str],
         environ: Mapping[str, str],
         run_directory: RunDirectory,
         writer: LineWriter,
     ) -> None:
         """`writer` gets the child's output, each line with the task's name in front."""
         super().__init__(rendezvous)
-        self._command = command
         self._environ = environ
         self._run_directory = run_directory
         self._writer = writer
         self._place = rendezvous.place
-        self._settings = rendezvous.settings
+        self._spec = rendezvous.spec
         self._child: Child | None = None
         self._running: asyncio.Task[None] | None = None
         self._slurmstepd_watch: asyncio.Task[None] | None = None
@@ -150,7 +148,7 @@ class OwnedChild(TaskProcess):
             return
         self._was_stopped = True
         if self._role(cluster).is_waited_for and not self._client.observed.script.handles_stop:
-            self._child.signal(self._settings.stop_signal)
+            self._child.signal(signal.Signals[self._spec.stop_signal])
 
     async def end(self, kill_wait_seconds: float) -> None:
         """Terminate the child if it still runs. Its exit code then is not reported as its failure."""
@@ -220,15 +218,16 @@ class OwnedChild(TaskProcess):
 
     async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
         """Report the child's end; kill it if its liveness probe fails."""
-        settings = self._settings
+        spec = self._spec
         exiting = asyncio.create_task(child.wait())
-        limits = (settings.heartbeat_timeout_seconds, settings.serve_seconds if address is not None else None)
+        must_serve = spec.stall_timeout_seconds is not None and address is not None
+        limits = (spec.heartbeat_timeout_seconds, spec.start_timeout_seconds if must_serve else None)
         probe = asyncio.create_task(wait_for_silence(child.process_id, address, *limits, self._on_server))
         usage = watch_usage(
             child.process_id,
             address.port if address is not None else None,
             self._client.update_usage,
-            settings.num_tasks,
+            spec.num_tasks,
         )
         usage_watch = asyncio.create_task(usage)
         try:
@@ -248,8 +247,8 @@ class OwnedChild(TaskProcess):
     def _command_of(self, role: Role, cluster: Cluster, task: Task, attempt: int) -> Sequence[str]:
         """Return the child's command. A program of ours is a path: the Python that runs it need not have tf4slurm."""
         if not role.program:
-            return fill_in(self._command, cluster.to_dictionary(), task)
-        return (self._settings.python, str(_HOME / role.program), str(self._run_directory.work(task, attempt)))
+            return fill_in(self._spec.command, cluster.to_dictionary(), task)
+        return (self._spec.data_service_python, str(_HOME / role.program), str(self._run_directory.work(task, attempt)))
 
     def _child_environment(self, cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
         """Return the agent's environment without the job's credentials, with the task, its cluster and its GPUs."""
@@ -258,7 +257,7 @@ class OwnedChild(TaskProcess):
         result["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens on the port that the agent holds
         result[TASK_VARIABLE] = str(task)
         result[ATTEMPT_VARIABLE] = str(attempt)
-        result[RUN_DIRECTORY_VARIABLE] = self._settings.run_directory
+        result[RUN_DIRECTORY_VARIABLE] = str(self._run_directory.path)
         result[SCRIPT_CHANNEL_VARIABLE] = self.channel.name
         result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
         result.setdefault("PYTHONUNBUFFERED", "1")
@@ -273,7 +272,7 @@ class OwnedChild(TaskProcess):
             return {} if self._role(cluster).sees_gpus else HIDDEN_GPUS
         here = [member for member in cluster.members if member.node == place.node_name]
         sees_gpus = [role_of(member.task.task_type, has_chief=cluster.has_chief).sees_gpus for member in here]
-        return gpu_environ(place, sees_gpus, self._settings.gpus_per_worker)
+        return gpu_environ(place, sees_gpus, self._spec.gpus_per_worker)
 
     def _on_server(self) -> None:
         self._client.update(has_server=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tf4slurm import __version__
-from tf4slurm.agent.bootstrap import ControlEndpoint, JoinSettings, Place
+from tf4slurm.agent.bootstrap import ControlEndpoint, Place
 from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import Credentials
@@ -23,6 +23,7 @@ from tf4slurm.network.interfaces import interface_address, route_address
 from tf4slurm.network.ports import HeldPort, hold_port
 from tf4slurm.network.reachability import ReachabilityServer, find_unreachable, members_to_check
 from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.spec import JobSpec
 
 _CHECK_SECONDS = 5.0
 _PORT_SECONDS, _PORT_PAUSE_SECONDS = 3.0, 0.05
@@ -38,14 +39,14 @@ class Rendezvous:
     def __init__(
         self,
         place: Place,
-        settings: JoinSettings,
+        spec: JobSpec,
         find_endpoint: Callable[[], ControlEndpoint | None],
         *,
         owns_child: bool = True,
     ) -> None:
         """`owns_child` is False for the sidecar of a script that srun started."""
         self.place = place
-        self.settings = settings
+        self.spec = spec
         self.token = ""
         self.failure: Tf4SlurmError | OSError | None = None
         self.held_port: HeldPort | None = None
@@ -57,9 +58,9 @@ class Rendezvous:
         self.client = ControlClient(
             self._addresses,
             self._make_registration,
-            heartbeat_timeout_seconds=settings.heartbeat_timeout_seconds,
-            rendezvous_timeout_seconds=settings.join_seconds,
-            num_tasks=settings.num_tasks,
+            heartbeat_timeout_seconds=spec.heartbeat_timeout_seconds,
+            rendezvous_timeout_seconds=spec.start_timeout_seconds,
+            num_tasks=place.num_tasks if isinstance(place, SlurmStep) else spec.num_tasks,
         )
 
     async def wait_for_cluster(self) -> Cluster | None:
@@ -118,7 +119,7 @@ class Rendezvous:
 
     def _hold_port(self) -> None:
         reserved = self.place.port_candidates if isinstance(self.place, SlurmStep) else ()
-        self.held_port = hold_port(self.settings.ports or reserved)
+        self.held_port = hold_port(self.spec.ports or reserved)
         self.listener = self.held_port.listen()  # before another task can know the address and check it
 
     async def _check_addresses(self, cluster: Cluster) -> None:
@@ -144,7 +145,7 @@ class Rendezvous:
 
         A failure is sent to the launcher, which ends the job with it.
         """
-        host, port, interface, node = "", 0, self.settings.interface, self.place.node_name
+        host, port, interface, node = "", 0, self.spec.interface, self.place.node_name
         with self._choosing:  # an earlier thread, whose caller has timed out, may still run
             self.failure = None
             try:

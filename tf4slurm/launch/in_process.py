@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tf4slurm.agent.agent import Agent
-from tf4slurm.agent.bootstrap import ControlEndpoint, JoinSettings, join_settings
+from tf4slurm.agent.bootstrap import ControlEndpoint
 from tf4slurm.agent.child import STOP_SIGNALS, OwnedChild
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.sidecar import CallingScript, send_error
@@ -56,18 +56,17 @@ _CONNECT_SECONDS = 1.0
 _FAILURE_SECONDS = 10.0  # for a task that lacks the interface to report that
 
 
-def _make_rendezvous(
-    step: SlurmStep, settings: JoinSettings, directory: RunDirectory, *, owns_child: bool
-) -> Rendezvous:
+def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *, owns_child: bool) -> Rendezvous:
     """Return the rendezvous of a task. One that lacks the interface looks for the service only to report that."""
     failure = None
     try:
-        if settings.interface:
-            interface_address(settings.interface, step.node_name)
+        if spec.interface:
+            interface_address(spec.interface, step.node_name)
     except InterfaceError as error:  # rank 0 may lack it, too, and have ended already
         failure = error
-        settings = dataclasses.replace(settings, join_seconds=min(settings.join_seconds, _FAILURE_SECONDS))
-    rendezvous = Rendezvous(step, settings, lambda: ControlEndpoint.from_file(directory.control), owns_child=owns_child)
+        seconds = min(spec.start_timeout_seconds, _FAILURE_SECONDS)
+        spec = dataclasses.replace(spec, start_timeout_seconds=seconds)
+    rendezvous = Rendezvous(step, spec, lambda: ControlEndpoint.from_file(directory.control), owns_child=owns_child)
     rendezvous.failure = failure
     return rendezvous
 
@@ -80,8 +79,8 @@ def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer:
     restart = f"r{step.restart_count}" if step.restart_count else ""
     path = spec.runs_directory / f"{spec.name}-{step.job_id}.{step.step_id}{restart}"
     directory = RunDirectory.open(path) if step.rank == 0 else RunDirectory(path.absolute())
-    rendezvous = _make_rendezvous(step, join_settings(spec, path), directory, owns_child=True)
-    agent = Agent(rendezvous, OwnedChild(rendezvous, spec.command, environ, directory, writer))
+    rendezvous = _make_rendezvous(step, spec, directory, owns_child=True)
+    agent = Agent(rendezvous, OwnedChild(rendezvous, environ, directory, writer))
     if step.rank != 0:
         exit_code = asyncio.run(agent.run())
         if agent.has_lost_launcher and rendezvous.client.cluster is not None:
@@ -200,14 +199,7 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
     path = Path(request["run_directory"])
     is_host = step.rank == 0
     directory = RunDirectory.open(path, reserve_result=False) if is_host else RunDirectory(path.absolute())
-    settings = JoinSettings(
-        run_directory=str(path),
-        interface=spec.interface,
-        ports=spec.ports,
-        join_seconds=spec.start_timeout_seconds,
-        num_tasks=step.num_tasks,
-    )
-    rendezvous = _make_rendezvous(step, settings, directory, owns_child=False)
+    rendezvous = _make_rendezvous(step, spec, directory, owns_child=False)
     script = CallingScript(rendezvous)
     agent = Agent(rendezvous, script)
     acting = asyncio.create_task(agent.run())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tf4slurm import __version__
-from tf4slurm.agent.bootstrap import join_settings, settings_to_environ
+from tf4slurm.agent.bootstrap import spec_to_environ
 from tf4slurm.agent.child import STOP_SIGNALS
 from tf4slurm.control.idle_watch import IdleWatch
 from tf4slurm.control.outcome import Outcome, describe_end
@@ -106,8 +106,8 @@ class Launcher:
                 await self._in_time(self._host.announce(endpoint))
             ending = asyncio.create_task(self._host.wait_for_end())
             if self._spawner is not None and self._state.outcome is None:
-                settings = join_settings(self._spec, self._run_directory.path)
-                environment = {**endpoint.to_environ(), **settings_to_environ(settings)}
+                settings = spec_to_environ(self._spec, self._run_directory.path)
+                environment = {**endpoint.to_environ(), **settings}
                 starting = asyncio.create_task(self._spawner.start(environment, self))
                 await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
