@@ -9,7 +9,6 @@ from tf4slurm.reports.formatting import (
     format_count,
     format_number,
     format_seconds,
-    format_tick,
     number_ticks,
     time_ticks,
 )
@@ -67,9 +66,10 @@ def test_counts() -> None:
 def test_ticks_are_round_and_few() -> None:
     assert number_ticks(0, 0.9, 5) == [0, 0.25, 0.5, 0.75]
     assert number_ticks(-3, 7, 5) == [-2.5, 0, 2.5, 5]
-    assert time_ticks(0, 55, 9) == [0, 10, 20, 30, 40, 50]
-    assert time_ticks(-600, 3600, 9) == [-600, 0, 600, 1200, 1800, 2400, 3000, 3600]
-    assert [format_tick(at, 600) for at in (-600, 0, 7200)] == ["-10 min", "0 min", "2:00 h"]
+    assert time_ticks(0, 21, 3) == [(0, "0 s"), (15, "15 s")]
+    assert time_ticks(-900, 900, 3) == [(-900, "-15 min"), (0, "0 min"), (900, "15 min")]
+    assert time_ticks(-600, 3600, 9)[-1] == (3600, "60 min")
+    assert time_ticks(7200, 16000, 3) == [(7200, "2:00 h"), (14400, "4:00 h")]
     for high in (1e-9, 1.0, 1e6, 1e14, 1e300):
         assert 1 <= len(number_ticks(0, high, 5)) <= 12
         assert 1 <= len(time_ticks(0, high, 9)) <= 101

@@ -13,7 +13,6 @@ from tf4slurm.reports.formatting import (
     format_bytes,
     format_count,
     format_number,
-    format_tick,
     number_ticks,
     time_ticks,
 )
@@ -140,12 +139,10 @@ def _draw_axes(xs: Scale, ys: Scale, show: Callable[[float], str]) -> Iterator[M
         y = ys(tick)
         yield line(xs.start, y, xs.end, y, "grid")
         yield text(xs.start - 6, y + 4, show(tick), "tick", "end")
-    ticks = time_ticks(xs.low, xs.high, 6)
-    step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
-    for tick in ticks:
-        x = xs(tick)
+    for seconds, label in time_ticks(xs.low, xs.high, 6):
+        x = xs(seconds)
         yield line(x, ys.start, x, ys.start + 4, "axis")
-        yield text(x, ys.start + 17, format_tick(tick, step), "tick", "end" if x > xs.end - 14 else "middle")
+        yield text(x, ys.start + 17, label, "tick", "end" if x > xs.end - 14 else "middle")
     yield line(xs.start, ys.start, xs.end, ys.start, "axis")
 
 

@@ -8,6 +8,7 @@ import re
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]"
 )
+_TIME_STEPS = (15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 
 
 def make_visible(text: object) -> str:
@@ -63,18 +64,19 @@ def number_ticks(low: float, high: float, limit: int) -> list[float]:
     return _multiples(low, high, _round_up((high - low) / max(limit - 1, 1), (1, 2, 2.5, 5, 10)))
 
 
-def time_ticks(low: float, high: float, limit: int) -> list[float]:
-    """Return at most about `limit` round times in seconds for an axis of time."""
+def time_ticks(low: float, high: float, limit: int) -> list[tuple[float, str]]:
+    """Return at most about `limit` round times in seconds for an axis of time, with their labels."""
     raw = (high - low) / max(limit - 1, 1)
     if raw <= 10:
-        return _multiples(low, high, _round_up(raw, (1, 2, 5, 10)))
-    for step in (15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400):
-        if raw <= step:
-            return _multiples(low, high, step)
-    return _multiples(low, high, 86400 * _round_up(raw / 86400, (1, 2, 5, 10)))
+        step = _round_up(raw, (1, 2, 5, 10))
+    elif raw <= 86400:
+        step = next(each for each in _TIME_STEPS if raw <= each)
+    else:
+        step = 86400 * _round_up(raw / 86400, (1, 2, 5, 10))
+    return [(seconds, _format_time(seconds, step)) for seconds in _multiples(low, high, step)]
 
 
-def format_tick(seconds: float, step: float) -> str:
+def _format_time(seconds: float, step: float) -> str:
     """Return a time on an axis whose ticks are `step` seconds apart: "90 s", "2 min", "2:00 h" or "3 d"."""
     if step >= 86400:
         return f"{seconds / 86400:g} d"

@@ -23,7 +23,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile, StatusFile
 from tf4slurm.jobs.status import is_lost
 from tf4slurm.reports.formatting import format_seconds
-from tf4slurm.reports.report import make_body, make_page, make_title, read_template, render
+from tf4slurm.reports.report import make_body, make_page, make_title, read_template
 from tf4slurm.reports.summary import read_summary
 
 logger = logging.getLogger(__name__)
@@ -133,8 +133,8 @@ class _Page:
 
     def html(self) -> str:
         content = self.content()
-        body = render("live.html", note=content["note"], body=content["body"])
-        return make_page(content["title"], body, read_template("page.js") + read_template("live.js"))
+        script = read_template("page.js") + read_template("live.js")
+        return make_page(content["title"], content["body"], script, content["note"])
 
 
 class _Server(ThreadingHTTPServer):

@@ -81,15 +81,29 @@ def make_report(summary: JobSummary) -> str:
     return make_page(make_title(summary), make_body(summary), read_template("page.js"))
 
 
-def make_page(title: str, body: Markup, script: str) -> str:
-    """Return a page that can run only this script and connect only to its own server."""
+def make_page(title: str, body: Markup, script: str, live_note: str = "") -> str:
+    """Return a page that can run only this script and connect only to its own server.
+
+    Args:
+        title: Title of the page.
+        body: Content of the page.
+        script: JavaScript.
+        live_note: First line of a live page.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'"
     )
-    style = Markup(read_template("page.css"))
-    return str(render("page.html", title=title, body=body, script=Markup(script), style=style, policy=Markup(policy)))
+    return _render(
+        "page.html",
+        title=title,
+        live_note=live_note,
+        body=body,
+        policy=Markup(policy),
+        style=Markup(read_template("page.css")),
+        script=Markup(script),
+    )
 
 
 def make_title(summary: JobSummary) -> str:
@@ -101,7 +115,7 @@ def make_body(summary: JobSummary) -> Markup:
     timeline, result = summary.timeline, summary.result
     outcome, style = _outcome(summary)
     job_id = f"job {summary.job.job_id}" if summary.job.job_id else None
-    return render(
+    content = _render(
         "report.html",
         summary=summary,
         outcome=outcome,
@@ -125,11 +139,11 @@ def make_body(summary: JobSummary) -> Markup:
         marks=MARKS,
         max_waits=_MAX_WAITS,
     )
+    return Markup(content)
 
 
-def render(template: str, **values: Any) -> Markup:
-    """Return a template with these values; text that is not Markup is escaped."""
-    return Markup(_environment().get_template(template).render(values))
+def _render(template: str, **values: Any) -> str:
+    return _environment().get_template(template).render(values)
 
 
 def read_template(name: str) -> str:

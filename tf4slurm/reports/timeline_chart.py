@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
-from tf4slurm.reports.formatting import format_seconds, format_tick, time_ticks
+from tf4slurm.reports.formatting import format_seconds, time_ticks
 from tf4slurm.reports.svg import Drawing, Scale, element, line, mark, outline, text
 from tf4slurm.reports.timeline import TaskTimeline, Timeline, TimelineEvent
 
@@ -81,13 +81,10 @@ def describe_grouping(tasks: Sequence[TaskTimeline], cause: str | None) -> str:
 
 
 def _draw_axis(scale: Scale, height: float) -> Iterator[Markup]:
-    ticks = time_ticks(scale.low, scale.high, 9)
-    step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
-    for tick in ticks:
-        x = scale(tick)
+    for seconds, label in time_ticks(scale.low, scale.high, 9):
+        x = scale(seconds)
         yield line(x, _TOP - 8, x, height, "grid")
-        anchor = "end" if x > WIDTH - _RIGHT - 20 else "middle"
-        yield text(x, _TOP - 13, format_tick(tick, step), "tick", anchor)
+        yield text(x, _TOP - 13, label, "tick", "end" if x > WIDTH - _RIGHT - 20 else "middle")
 
 
 def _draw_row(task: TaskTimeline, scale: Scale, y: float, *, is_cause: bool) -> Markup:
