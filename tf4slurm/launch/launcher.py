@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 import logging
 import os
 import platform
@@ -89,8 +88,8 @@ class Launcher:
         recording = asyncio.create_task(self._recorder.run())
         idle_watch = asyncio.create_task(self._watch_for_idleness())
         slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
-        # Import the report's modules while the job trains, so that its end does not wait for them.
-        loading = threading.Thread(target=importlib.import_module, args=("tf4slurm.reports.report",), daemon=True)
+        # Load the report's modules and templates while the job trains, so that its end does not wait for them.
+        loading = threading.Thread(target=_load_report, daemon=True)
         asyncio.get_running_loop().call_later(_LOAD_SECONDS, loading.start)
         job_id = self._facts.get("job_id")
         if job_id is not None:  # nothing waits for this thread: slurmctld may be slow
@@ -267,6 +266,12 @@ class Launcher:
         except Exception as error:  # a report must never change the job's exit code
             logger.warning("there is no report.html: %s: %s", type(error).__name__, error)
             return None
+
+
+def _load_report() -> None:
+    from tf4slurm.reports.report import load_templates
+
+    load_templates()
 
 
 def _job_file(spec: JobSpec, facts: Mapping[str, Any]) -> JobFile:
