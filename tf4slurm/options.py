@@ -28,7 +28,7 @@ class Option:
     Attributes:
         help: Help text, one sentence. The default value is appended unless the text contains one.
         flags: Further flags, such as "-N".
-        metavar: Placeholder of the value in help texts.
+        metavar: Placeholder of the value in help texts; by default derived from the type.
         minimum: Smallest valid number.
         maximum: Largest valid number.
         exceeds: Lower bound that is itself not valid.

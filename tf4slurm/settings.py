@@ -26,6 +26,7 @@ from typing import Any
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import OptionError, ProfileError
 from tf4slurm.options import Option, options_by_key, options_of, unknown
+from tf4slurm.spec import JobSpec
 from tf4slurm.system.trusted_files import check_trusted
 
 if sys.version_info >= (3, 11):
@@ -42,6 +43,8 @@ ETC = Path("/etc/tf4slurm")
 SHIPPED = Path(__file__).parent / "sites"
 PROJECT_FILE = "tf4slurm.toml"
 DEFAULT_SITE = "generic"
+_BATCH_VERBS = ("submit", "script")
+_JOB_VERBS = ("run", "task", *_BATCH_VERBS)
 _CONFIG_FILE = "config.toml"
 _NEW_FILE = """\
 # Settings of tf4slurm: long names of options, as in "tf4slurm submit --help", without the dashes.
@@ -146,6 +149,17 @@ def create_file(places: Places, *, project: bool) -> Path:
     except OSError as error:
         raise ProfileError(f"{path} cannot be written: {error.strerror}.", source=str(path)) from error
     return path
+
+
+def describe_options() -> str:
+    """Return a Markdown table of all options of a job, with their variables and verbs."""
+    rows = ["| option | variable | verbs | description |", "|---|---|---|---|"]
+    for name, each in options_of(BatchSpec).items():
+        verbs = each.verbs or (_JOB_VERBS if name in options_of(JobSpec) else _BATCH_VERBS)
+        names = (*each.flags, f"--{each.key}", *([f"--no-{each.key}"] if each.is_switch else []))
+        flags = " ".join(f"`{name}`" for name in names)
+        rows.append(f"| {flags} | `{_variable(each.key)}` | {', '.join(verbs)} | {each.help} |")
+    return "\n".join(rows).replace("<", "&lt;")
 
 
 def settings_here(environ: Mapping[str, str], site: str | None = None) -> dict[str, Setting]:

@@ -69,11 +69,11 @@ def test_bad_input_is_refused_with_a_reason(tmp_path: Path, arguments: list[str]
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_unknown_interface_is_answered_with_those_that_exist(tmp_path: Path) -> None:
+def test_unknown_interface_is_refused_with_existing_ones(tmp_path: Path) -> None:
     assert "lo" in run(*ROLES, "--interface", "ib99", "--", "true", cwd=tmp_path).stderr.partition("Found: ")[2]
 
 
-def test_an_allocation_without_srun_says_so(tmp_path: Path) -> None:
+def test_allocation_without_srun_is_refused(tmp_path: Path) -> None:
     environ = {"SLURM_JOB_ID": "1", "PATH": str(tmp_path)}
     result = run("--workers", "1", "--", sys.executable, "-c", "pass", cwd=tmp_path, **environ)
     assert result.returncode == 3
@@ -105,7 +105,7 @@ def test_run_under_srun_is_refused(tmp_path: Path) -> None:
     assert "srun tf4slurm task" in result.stderr
 
 
-def test_a_child_that_lacks_tensorflow_shows_its_own_error_as_the_cause(tmp_path: Path) -> None:
+def test_child_without_tensorflow_shows_its_error_as_root_cause(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import tensorflow_that_is_not_there\n")
     result = run("--ps", "1", "--workers", "1", "--", sys.executable, "train.py", cwd=tmp_path)
     assert result.returncode == 1
@@ -113,7 +113,7 @@ def test_a_child_that_lacks_tensorflow_shows_its_own_error_as_the_cause(tmp_path
     assert "ModuleNotFoundError" in result.stderr.partition("Root cause:")[2]
 
 
-def test_a_program_that_only_some_hosts_lack_is_the_childs_end(tmp_path: Path) -> None:
+def test_missing_interpreter_fails_the_child(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)

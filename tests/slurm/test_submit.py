@@ -47,9 +47,7 @@ def field(lab: SlurmLab, job_id: str, name: str) -> str:
     return next(word for word in text.split() if word.startswith(f"{name}=")).partition("=")[2]
 
 
-def test_a_submitted_job_runs_and_its_files_are_where_they_should_be(
-    tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm
-) -> None:
+def test_submitted_job_runs_and_writes_its_files(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     job_id = submit(tf4slurm, "-N4", "--workers", "2", "-J", "digits", "-t", "5", "--", *ENDS_AT_ONCE)
     assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
     assert field(lab, job_id, "JobName") == "digits"
@@ -63,9 +61,7 @@ def test_a_submitted_job_runs_and_its_files_are_where_they_should_be(
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [f"digits-{job_id}", kept.name]
 
 
-def test_a_batch_script_with_the_variables_of_a_later_slurm_runs(
-    tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm
-) -> None:
+def test_batch_script_runs_with_variables_of_later_slurm(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     variables = OUTSIDE_OF_STEPS["slurm-26.05-batch"]
     added = "\n".join(f"export {name}=${{{name}-{shlex.quote(value)}}}" for name, value in variables.items())
     job_id = submit(tf4slurm, "-N2", "--workers", "0", "--prologue", added, "--", *ENDS_AT_ONCE)
@@ -77,7 +73,7 @@ def submitted_by(script: Path) -> list[str]:
     return shlex.split(script.read_text().splitlines()[2].removeprefix("#   tf4slurm submit "))
 
 
-def test_the_departments_first_job(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_single_job_runs_its_command(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     command = ("bash", "-c", 'echo "GPU $CUDA_VISIBLE_DEVICES" "$@"', "bash", *AWKWARD)
     name = 'it\'s my "first" job #1'
     job_id = submit(tf4slurm, "--single", "--gpus-per-node", "1", "-J", name, "--", *command)
@@ -87,7 +83,7 @@ def test_the_departments_first_job(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4s
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"{name}-{job_id}.sh"]
 
 
-def test_script_works_without_slurm_and_pipes_into_sbatch(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_script_prints_without_slurm_for_sbatch(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     arguments = ("-N2", "-n3", "--", *SAYS_ITS_ARGUMENTS, *AWKWARD)
     here = {**os.environ, "PATH": "/nowhere", "XDG_CONFIG_HOME": str(tmp_path / "config")}
     printed = subprocess.run([TF4SLURM, "script", *arguments], env=here, cwd=tmp_path, capture_output=True, text=True)
@@ -100,7 +96,7 @@ def test_script_works_without_slurm_and_pipes_into_sbatch(tmp_path: Path, lab: S
     assert log.read_text() == f"{list(AWKWARD)}\n"
 
 
-def test_what_slurm_refuses_is_told_in_its_words(tmp_path: Path, tf4slurm: Tf4slurm) -> None:
+def test_refusal_has_message_of_slurm(tmp_path: Path, tf4slurm: Tf4slurm) -> None:
     for arguments, words in (
         (("-p", "nope"), "invalid partition specified: nope"),
         (("--sbatch", "no-such-option=1"), "no-such-option"),
@@ -112,7 +108,7 @@ def test_what_slurm_refuses_is_told_in_its_words(tmp_path: Path, tf4slurm: Tf4sl
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_job_after_one_that_does_not_exist_is_refused(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_after_unknown_job_is_refused(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     for test_only in ((), ("--test-only",)):
         refused = tf4slurm("submit", *test_only, "--single", "--after", "999999", "--", "true", check=False)
         assert (refused.returncode, refused.stdout) == (4, "")
@@ -120,7 +116,7 @@ def test_a_job_after_one_that_does_not_exist_is_refused(tmp_path: Path, lab: Slu
     assert lab.queue() == []
 
 
-def test_slurms_estimate_submits_nothing(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_test_only_submits_nothing(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     answer = tf4slurm("submit", "--test-only", "-N2", "--workers", "2", "--", *ENDS_AT_ONCE)
     assert answer.stdout.startswith("Job ")
     assert " to start at " in answer.stdout
@@ -131,7 +127,7 @@ def test_slurms_estimate_submits_nothing(tmp_path: Path, lab: SlurmLab, tf4slurm
     assert not (tmp_path / "runs").exists()
 
 
-def test_each_element_of_an_array_has_its_line(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_array_elements_run_with_their_lines(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     (tmp_path / "lines").write_text("--rate 0.1\n--words 'two words'\n")
     command = ("--", *SAYS_ITS_ARGUMENTS, "--seed", "1")
     job_id = submit(tf4slurm, "--single", "--array-args", "lines", "--array", "0-1%1", *command)
@@ -142,7 +138,7 @@ def test_each_element_of_an_array_has_its_line(tmp_path: Path, lab: SlurmLab, tf
 
 
 @pytest.mark.long
-def test_a_job_after_another_waits_for_its_success(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_after_waits_for_success(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     go = tmp_path / "go"
     first = submit(tf4slurm, "--single", "--", "bash", "-c", f"until [ -e {go} ]; do sleep 0.05; done")
     second = submit(tf4slurm, "--single", "--after", first, "--", "cat", str(go))
@@ -155,7 +151,7 @@ def test_a_job_after_another_waits_for_its_success(tmp_path: Path, lab: SlurmLab
     assert (tmp_path / f"slurm-{second}.out").read_text() == "gone"
 
 
-def test_the_ps_have_a_component_of_their_own(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_het_runs_ps_on_own_component(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     job_id = submit(
         tf4slurm,
         *("--het", "-N2", "--workers", "3", "--gpus-per-worker", "1", "--sbatch", "nodelist=r1-n[2,9]", "-c", "2"),
@@ -170,7 +166,7 @@ def test_the_ps_have_a_component_of_their_own(tmp_path: Path, lab: SlurmLab, tf4
     assert field(lab, str(int(job_id) + 1), "CPUs/Task") == "2"
 
 
-def test_from_inside_another_job_nothing_of_it_leaks(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_job_submitted_inside_job_gets_none_of_its_variables(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     """What Slurm and tf4slurm say of the outer job would be taken for the inner one's."""
     inner = (TF4SLURM, "submit", "-N1", "--single", "--", "env")
     lines = ("export TF_CONFIG={} TF4SLURM_TASK=worker/0 SBATCH_PARTITION=low", shlex.join(inner))
@@ -187,7 +183,7 @@ def test_from_inside_another_job_nothing_of_it_leaks(tmp_path: Path, lab: SlurmL
 
 
 @pytest.mark.long
-def test_a_job_is_requeued_and_each_run_keeps_its_output(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_requeued_job_keeps_output_of_each_run(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     children = tmp_path / "children"
     children.mkdir()
     job_id = submit(
@@ -205,7 +201,7 @@ def test_a_job_is_requeued_and_each_run_keeps_its_output(tmp_path: Path, lab: Sl
 
 
 @pytest.mark.long
-def test_of_an_array_one_element_is_requeued_alone(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_array_element_is_requeued_alone(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     """The last element has the id of the array itself, and Slurm would requeue all by that."""
     mine = f"{tmp_path}/$SLURM_ARRAY_TASK_ID"
     command = ("bash", "-c", f"mkdir -p {mine}; exec {sys.executable} {CHILD} {mine}")
@@ -222,7 +218,7 @@ def test_of_an_array_one_element_is_requeued_alone(tmp_path: Path, lab: SlurmLab
 
 
 @pytest.mark.long
-def test_a_snapshot_is_what_runs(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_job_runs_in_its_snapshot(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     (tmp_path / "train.py").write_text("print('as submitted')")
     go = tmp_path / "go"
     wait = submit(tf4slurm, "--single", "--", "bash", "-c", f"until [ -e {go} ]; do sleep 0.05; done")
@@ -234,7 +230,7 @@ def test_a_snapshot_is_what_runs(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slu
 
 
 @pytest.mark.long
-def test_in_an_environment_its_own_python_runs_tf4slurm(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_python_of_environment_runs_tf4slurm(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     """A virtual environment whose Python says that it was used; a json.py beside the script does no harm."""
     venv = tmp_path / "my venv" / "bin"
     venv.mkdir(parents=True)
@@ -251,7 +247,7 @@ def test_in_an_environment_its_own_python_runs_tf4slurm(tmp_path: Path, lab: Slu
 
 
 @pytest.mark.long
-def test_a_site_profile_and_environment_are_obeyed(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+def test_job_uses_site_profile_and_variables(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     (tmp_path / "config" / "tf4slurm").mkdir(parents=True)
     (tmp_path / "config" / "tf4slurm" / "config.toml").write_text('partition = "high"\ntime = "7"\nps = 5')
     job_id = submit(

@@ -1,4 +1,4 @@
-"""docs/options.md: every option of four other launchers is there, and what it names here exists."""
+"""The pages of options: docs/job-options.md is up to date, docs/options.md covers the options of other launchers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 from tf4slurm.cli.options import job_options
 from tf4slurm.cli.run import run, task
 from tf4slurm.cli.submit import submit
+from tf4slurm.settings import describe_options
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "options.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGE = (DOCS / "options.md").read_text(encoding="utf-8")
 
 THEIRS = {
     "Ray's": "--exp-name --num-nodes --node --num-gpus --partition --load-env --command",
@@ -47,23 +49,28 @@ def rows(section: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("section", THEIRS)
-def test_each_of_their_options_has_its_row(section: str) -> None:
+def test_each_option_of_other_launcher_has_a_row(section: str) -> None:
     named = [option for row in rows(section) for option in re.findall(r"`(-{1,2}[A-Za-z][\w-]*)`", row[0])]
     assert len(named) == len(set(named))
     assert set(THEIRS[section].split()) <= set(named)
 
 
 @pytest.mark.parametrize("section", THEIRS)
-def test_each_counterpart_exists_or_is_said_in_words(section: str) -> None:
+def test_each_row_has_an_existing_counterpart_or_a_text(section: str) -> None:
     for theirs, ours, words in rows(section):
         options = ours.replace("`", "").split()
         assert set(options) <= OURS, theirs
         assert options or len(words) > 10, theirs
 
 
-def test_the_options_of_a_job_are_those_of_every_verb() -> None:
+def test_every_verb_has_the_options_of_a_job() -> None:
     def nothing(**values: object) -> None: ...
 
     shared = {parameter.name for parameter in job_options("task")(nothing).__click_params__}  # type: ignore[attr-defined]
     for verb in (run, submit, task):
         assert shared <= {parameter.name for parameter in verb.params}
+
+
+def test_table_of_options_is_up_to_date() -> None:
+    page = (DOCS / "job-options.md").read_text(encoding="utf-8")
+    assert page[page.index("| option") :].rstrip() == describe_options(), "run: tf4slurm config options"

@@ -27,11 +27,11 @@ FLAGS = ("--ps={ps_hosts}", "--workers={worker_hosts}", "--job={task_type}", "--
         ('{"a": {}, "b": "{name}"} ${x}', '{"a": {}, "b": "{name}"} ${x}'),
     ],
 )
-def test_only_the_exact_names_are_filled_in(word: str, filled: str) -> None:
+def test_only_exact_placeholders_are_filled_in(word: str, filled: str) -> None:
     assert fill_in((word,), SPEC, Task("ps", 1)) == (filled,)
 
 
-def test_a_value_is_not_filled_in_again() -> None:
+def test_filled_in_value_is_not_expanded_again() -> None:
     assert fill_in(("{ps_hosts}",), {"ps": ["{task_index}:1"]}, Task("ps", 0)) == ("{task_index}:1",)
 
 
@@ -42,13 +42,13 @@ def test_a_value_is_not_filled_in_again() -> None:
         (("--single",), "--single has no cluster to fill in"),
     ],
 )
-def test_hosts_that_would_lack_the_chief_or_all_are_refused(arguments: tuple[str, ...], message: str) -> None:
+def test_placeholders_without_chief_or_cluster_are_refused(arguments: tuple[str, ...], message: str) -> None:
     done = CliRunner().invoke(script, [*arguments, "--", "python", "train.py", *FLAGS], obj={})
     assert isinstance(done.exception, OptionError) or done.exit_code == 2
     assert message in " ".join([str(done.exception), *done.output.split()])
 
 
-def test_the_script_shows_what_a_task_runs() -> None:
+def test_script_has_the_command_of_one_task() -> None:
     arguments = ["--no-chief", "--ps", "1", "--workers", "2", "--", "python", "train.py", *FLAGS]
     text = CliRunner().invoke(script, arguments, obj={}).output
     assert (
@@ -58,7 +58,7 @@ def test_the_script_shows_what_a_task_runs() -> None:
     assert "'--ps={ps_hosts}'" in text.splitlines()[-1]
 
 
-def test_a_likely_slip_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_misspelled_placeholder_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         CliRunner().invoke(script, ["--workers", "2", "--", "python", "x.py", "{ps_host}", "{name}"], obj={})
     assert [record.getMessage() for record in caplog.records] == [

@@ -1,18 +1,20 @@
-"""Settings as the command line obeys them: `script`, `run`, `config`."""
+"""Settings: what the verbs make of them, their places, which one overrides another, and what is refused."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from tf4slurm import settings as profiles
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.main import cli
 from tf4slurm.errors import ProfileError
 from tf4slurm.options import options_by_key
+from tf4slurm.settings import SHIPPED, Places, read_settings
 
 TRAIN = ("--workers", "1", "--", "python", "train.py")
 
@@ -42,7 +44,7 @@ def user_file(home: Path, text: str) -> Path:
     return path
 
 
-def test_the_command_line_wins_over_variable_project_user_and_site(home: Path) -> None:
+def test_command_line_overrides_variable_project_user_and_site(home: Path) -> None:
     variables = {"TF4SLURM_PARTITION": "variable"}
     user_file(home, 'partition = "user"\nsite = "cesga-ft3"')
     Path("tf4slurm.toml").write_text('partition = "project"')
@@ -58,13 +60,13 @@ def test_the_command_line_wins_over_variable_project_user_and_site(home: Path) -
     }
 
 
-def test_memory_on_the_command_line_takes_the_place_of_the_sites(home: Path) -> None:
+def test_memory_on_command_line_replaces_that_of_site(home: Path) -> None:
     found = directives(tf4slurm(home, "script", "--site", "cesga-ft3", "--mem", "9G", *TRAIN))
     assert "mem=9G" in found
     assert not any(text.startswith("mem-per-cpu") for text in found)
 
 
-def test_a_site_can_fix_interface_modules_gpu_flag_and_run_directory(home: Path) -> None:
+def test_files_set_options_of_job_and_sbatch(home: Path) -> None:
     user_file(home, 'module = ["a/1", "b"]\nruns-directory = "/scratch"\nps = 2\nchief = false\nexclusive = true')
     result = tf4slurm(home, "script", "--site", "cesga-ft3", "-N", "1", "--gpus-per-worker", "1", *TRAIN)
     assert {"gres=gpu:a100:1", "ntasks=3", "exclusive"} <= directives(result)
@@ -74,7 +76,7 @@ def test_a_site_can_fix_interface_modules_gpu_flag_and_run_directory(home: Path)
     assert "--runs-directory /scratch --interface infiniband --" in last
 
 
-def test_variables_give_flags_and_lists(home: Path) -> None:
+def test_variables_set_flags_and_lists(home: Path) -> None:
     variables = {"TF4SLURM_MODULE": "a 'b c'", "TF4SLURM_CHIEF": "0", "TF4SLURM_REQUEUE": "3", "TF4SLURM_PS": "2"}
     result = tf4slurm(home, "script", "--workers", "2", "--", "python", "train.py", **variables)
     assert "module load a || exit 3\nmodule load 'b c' || exit 3\n" in result.stdout
@@ -82,7 +84,7 @@ def test_variables_give_flags_and_lists(home: Path) -> None:
     assert "--requeue 3" in result.stdout
 
 
-def test_a_wrong_file_ends_every_verb_that_reads_it_but_its_help(home: Path) -> None:
+def test_invalid_file_fails_every_verb_but_not_its_help(home: Path) -> None:
     path = user_file(home, "partitoin = 'x'")
     for verb in ("script", "submit", "run"):
         assert isinstance(tf4slurm(home, verb, *TRAIN).exception, ProfileError)
@@ -91,14 +93,14 @@ def test_a_wrong_file_ends_every_verb_that_reads_it_but_its_help(home: Path) -> 
     assert str(path) in tf4slurm(home, "config", "path").stdout
 
 
-def test_a_setting_for_jobs_does_not_keep_run_from_a_laptop(home: Path) -> None:
+def test_run_without_slurm_ignores_settings_for_slurm(home: Path) -> None:
     typed = tf4slurm(home, "run", "--requeue", "3", *TRAIN)
     assert (typed.exit_code, "--requeue is for jobs of Slurm" in typed.output) == (2, True)
     user_file(home, "requeue = 3\nsrun = ['label']")
     assert "There is no command" in str(tf4slurm(home, "run", "--workers", "1").exception)
 
 
-def test_no_option_has_the_name_of_a_variable_that_tasks_have() -> None:
+def test_no_option_shares_its_variable_with_tasks() -> None:
     """Else TF4SLURM_TASK, which a child has, would be --task of what it starts."""
     assert not {"attempt", "control", "line", "log", "rank", "secret", "settings", "task"} & set(
         options_by_key(BatchSpec)
@@ -117,27 +119,27 @@ def test_no_option_has_the_name_of_a_variable_that_tasks_have() -> None:
         ("module = 3", "sets --module: "),
     ],
 )
-def test_a_value_that_does_not_fit_is_told_with_its_file(home: Path, text: str, words: str) -> None:
+def test_invalid_value_is_refused_with_its_file(home: Path, text: str, words: str) -> None:
     path = user_file(home, text)
     error = tf4slurm(home, "script", *TRAIN).exception
     assert isinstance(error, ProfileError)
     assert str(error).startswith(f"{path} {words}")
 
 
-def test_in_a_directory_that_was_removed_there_is_no_project(home: Path) -> None:
+def test_removed_directory_has_no_project(home: Path) -> None:
     Path("gone").mkdir()
     os.chdir("gone")
     (home / "project" / "gone").rmdir()
     assert tf4slurm(home, "script", *TRAIN).exit_code == 0
 
 
-def test_a_directory_that_may_not_be_read_is_passed_over(home: Path) -> None:
+def test_unreadable_directory_of_user_is_ignored(home: Path) -> None:
     (home / "config" / "tf4slurm").rmdir()
     (home / "config" / "tf4slurm").symlink_to("tf4slurm")  # not even root can read a loop
     assert tf4slurm(home, "script", *TRAIN).exit_code == 0
 
 
-def test_config_shows_what_counts_and_why(home: Path) -> None:
+def test_config_show_prints_settings_and_origins(home: Path) -> None:
     path = user_file(home, 'time = "5"\nmodule = ["a", "b"]')
     assert tf4slurm(home, "config", "show", TF4SLURM_PS="2").stdout.splitlines() == [
         'module = ["a", "b"]',
@@ -149,13 +151,13 @@ def test_config_shows_what_counts_and_why(home: Path) -> None:
     assert shown[1:4] == ['ps = "2"  # TF4SLURM_PS', 'site = "generic"  # default', f'time = "5"  # {path}']
 
 
-def test_config_lists_profiles_and_files(home: Path) -> None:
+def test_config_prints_profiles_and_files(home: Path) -> None:
     listed = tf4slurm(home, "config", "profiles").stdout
     assert {line.split()[0] for line in listed.splitlines()} == {"cesga-ft3", "generic"}
     assert f"{home}/config/tf4slurm/config.toml  (does not exist)" in tf4slurm(home, "config", "path").stdout
 
 
-def test_config_init_makes_a_file_that_changes_nothing_and_never_writes_over_one(home: Path) -> None:
+def test_config_init_creates_file_without_settings_and_overwrites_none(home: Path) -> None:
     for arguments in (("config", "init"), ("config", "init", "--project")):
         path = Path(tf4slurm(home, *arguments).stdout.strip())
         assert path.is_file()
@@ -163,7 +165,7 @@ def test_config_init_makes_a_file_that_changes_nothing_and_never_writes_over_one
         assert isinstance(tf4slurm(home, *arguments).exception, ProfileError)
 
 
-def test_the_first_file_names_options_that_exist(home: Path) -> None:
+def test_created_file_names_existing_options(home: Path) -> None:
     path = Path(tf4slurm(home, "config", "init").stdout.strip())
     lines = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ") and " = " in line]
     path.write_text("\n".join(lines))
@@ -172,6 +174,122 @@ def test_the_first_file_names_options_that_exist(home: Path) -> None:
     assert len(shown.stdout.splitlines()) == len(lines)
 
 
-def test_the_shipped_profiles_are_read(home: Path) -> None:
-    for path in profiles.SHIPPED.glob("*.toml"):
+def test_shipped_profiles_are_valid(home: Path) -> None:
+    for path in SHIPPED.glob("*.toml"):
         assert tf4slurm(home, "script", "--site", path.stem, *TRAIN).exit_code == 0
+
+
+# The places of settings
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    for directory in ("etc/sites", "user/sites", "shipped", "project/below"):
+        (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / "shipped" / "generic.toml").write_text("")
+    project = tmp_path / "project" / "tf4slurm.toml"
+    project.write_text("")
+    return Places(tmp_path / "user", project, tmp_path / "etc", tmp_path / "shipped")
+
+
+def values(places: Places, environ: dict[str, str] | None = None, site: str | None = None) -> dict[str, Any]:
+    settings = read_settings(places, environ or {}, site)
+    return {name: setting.value for name, setting in settings.items()}
+
+
+def test_later_place_overrides_earlier(places: Places) -> None:
+    assert places.project is not None
+    (places.shipped / "mine.toml").write_text('partition = "shipped"')
+    order = [
+        places.etc / "config.toml",
+        places.user / "config.toml",
+        places.project,
+    ]
+    for count in range(1, 4):
+        for chosen in itertools.combinations(order, count):
+            for path in order:
+                path.write_text(f'partition = "{path}"' if path in chosen else "")
+            assert values(places, site="mine")["partition"] == str(chosen[-1])
+    assert values(places, {"TF4SLURM_PARTITION": "variable"}, "mine")["partition"] == "variable"
+    for path in order:
+        path.write_text("")
+    assert values(places, site="mine")["partition"] == "shipped"
+
+
+def test_settings_have_their_origin(places: Places) -> None:
+    (places.user / "config.toml").write_text('time = "5"')
+    settings = read_settings(places, {"TF4SLURM_PARTITION": "p"})
+    assert settings["time"].origin == str(places.user / "config.toml")
+    assert settings["partition"].origin == "TF4SLURM_PARTITION"
+    assert settings["site"].origin == "default"
+
+
+def test_profile_of_user_overrides_host_and_shipped(places: Places) -> None:
+    for directory in reversed(places.site_directories):
+        (directory / "mine.toml").write_text(f'partition = "{directory}"')
+        assert values(places, site="mine")["partition"] == str(directory)
+
+
+def test_file_or_variable_names_the_site(places: Places) -> None:
+    (places.shipped / "mine.toml").write_text('partition = "p"')
+    (places.etc / "config.toml").write_text('site = "mine"')
+    assert values(places)["partition"] == "p"
+    assert "partition" not in values(places, {"TF4SLURM_SITE": "generic"})
+
+
+def test_site_none_disables_settings(places: Places) -> None:
+    (places.user / "config.toml").write_text('partition = "p"')
+    assert values(places, {"TF4SLURM_TIME": "5"}, "none") == {}
+    assert values(places, {"TF4SLURM_SITE": "none"}) == {}
+
+
+def test_later_place_replaces_excluded_options(places: Places) -> None:
+    (places.etc / "config.toml").write_text('mem = "1G"\ntime = "5"')
+    (places.user / "config.toml").write_text('mem_per_cpu = "2G"')
+    assert values(places) == {"mem-per-cpu": "2G", "time": "5", "site": "generic"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('partitoin = "x"', r"'partitoin' is not an option. Did you mean 'partition'\?"),
+        ('qqq = "x"', "'qqq' is not an option."),
+        ("partition = ", "cannot be read as TOML"),
+        ("[partition]\nname = 1", "is not a text"),
+        ("module = [1]", "is not a list of texts"),
+    ],
+)
+def test_invalid_file_is_refused_with_its_path(places: Places, text: str, words: str) -> None:
+    path = places.user / "config.toml"
+    path.write_text(text)
+    with pytest.raises(ProfileError, match=words) as refused:
+        values(places)
+    assert refused.value.source == str(path)
+    assert refused.value.exit_code == 3
+
+
+def test_unknown_profile_is_refused_with_known_ones(places: Places) -> None:
+    with pytest.raises(ProfileError, match=r"Did you mean 'generic'\? The profiles are generic"):
+        values(places, site="genric")
+
+
+def test_other_variables_are_ignored(places: Places) -> None:
+    assert values(places, {"TF4SLURM_TASK": "worker/0", "TF4SLURM_TIME": ""}) == {"site": "generic"}
+
+
+def test_project_file_is_found_in_parent(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "tf4slurm.toml").touch()
+    environ = {"HOME": str(tmp_path)}
+    assert Places.from_environ(environ, tmp_path / "a" / "b").project == tmp_path / "tf4slurm.toml"
+    (tmp_path / "a" / "tf4slurm.toml").touch()
+    assert Places.from_environ(environ, tmp_path / "a" / "b").project == tmp_path / "a" / "tf4slurm.toml"
+
+
+def test_directory_of_user_settings(tmp_path: Path) -> None:
+    assert Places.from_environ({"HOME": "/home/me"}, tmp_path).user == Path("/home/me/.config/tf4slurm")
+    assert Places.from_environ({"XDG_CONFIG_HOME": "/x"}, tmp_path).user == Path("/x/tf4slurm")
+
+
+def test_unconfirmed_profile_is_marked() -> None:
+    assert "UNCONFIRMED" in (SHIPPED / "cesga-ft3.toml").read_text(encoding="utf-8").partition("\n")[0]

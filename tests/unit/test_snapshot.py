@@ -34,20 +34,20 @@ def files(directory: Path) -> dict[str, str]:
     return {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_git_takes_what_it_tracks_as_it_is_now(source: Path) -> None:
+def test_git_snapshot_has_tracked_files_as_they_are_now(source: Path) -> None:
     target = source / "runs" / "train.code"
     take_snapshot("git", source, target, ("python", "train.py"))
     assert files(target) == {"train.py": "new", "model/layers one.py": "layers"}
     assert target.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_copy_has_all_but_git_and_the_runs(source: Path) -> None:
+def test_copy_has_all_but_git_and_runs(source: Path) -> None:
     target = source / "runs" / "train.code"
     take_snapshot("copy", source, target, ("python", "notes.py"))
     assert files(target) == {"train.py": "new", "model/layers one.py": "layers", "notes.py": "notes"}
 
 
-def test_copy_leaves_out_what_git_ignores(source: Path) -> None:
+def test_copy_omits_what_git_ignores(source: Path) -> None:
     for name in (".env", "id_rsa", "data/images.bin", "model/cache.pyc"):
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_text("secret")
@@ -62,14 +62,14 @@ def test_copy_leaves_out_what_git_ignores(source: Path) -> None:
         shutil.rmtree(target)
 
 
-def test_copy_outside_of_a_checkout_takes_everything(tmp_path: Path) -> None:
+def test_copy_outside_of_checkout_has_everything(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source/.env").write_text("TOKEN=1")
     take_snapshot("copy", tmp_path / "source", tmp_path / "runs/train.code")
     assert files(tmp_path / "runs/train.code") == {".env": "TOKEN=1"}
 
 
-def test_copy_in_a_checkout_that_git_cannot_read_is_refused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_of_checkout_that_git_cannot_read_is_refused(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     for kind in ("copy", "git"):
         with pytest.raises(OptionError, match=r"git does not list the files .* git is not installed.* --snapshot none"):
@@ -79,7 +79,7 @@ def test_copy_in_a_checkout_that_git_cannot_read_is_refused(source: Path, monkey
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
 @pytest.mark.parametrize("kind", ["git", "copy"])
-def test_checkout_of_another_user_is_refused_with_the_words_of_git_and_what_to_do(
+def test_checkout_of_another_user_is_refused_with_message_of_git(
     source: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     for name, value in (("GIT_CONFIG_GLOBAL", "/dev/null"), ("GIT_CONFIG_NOSYSTEM", "1")):
@@ -93,9 +93,7 @@ def test_checkout_of_another_user_is_refused_with_the_words_of_git_and_what_to_d
 
 @pytest.mark.parametrize("ignored", ["*", "/home"])
 @pytest.mark.parametrize("name", ["project", "project/model"])
-def test_copy_takes_everything_where_an_outer_repository_ignores_the_source(
-    tmp_path: Path, ignored: str, name: str
-) -> None:
+def test_copy_of_source_ignored_by_outer_repository_has_everything(tmp_path: Path, ignored: str, name: str) -> None:
     source = tmp_path / "home" / name
     source.mkdir(parents=True)
     (source / "train.py").write_text("train")
@@ -117,26 +115,26 @@ def test_snapshot_that_is_too_large_is_refused_with_its_size(source: Path, kind:
         take_snapshot(kind, source, source / "runs" / "train.code")
 
 
-def test_a_script_that_would_be_missing_is_refused_and_nothing_is_left(source: Path) -> None:
+def test_untracked_script_is_refused_and_nothing_remains(source: Path) -> None:
     target = source / "runs" / "train.code"
     with pytest.raises(OptionError, match=r"'notes\.py' would not be in the snapshot"):
         take_snapshot("git", source, target, ("python", "notes.py"))
     assert not target.exists()
 
 
-def test_where_git_tracks_nothing_it_is_refused(tmp_path: Path) -> None:
+def test_git_snapshot_without_tracked_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="Use --snapshot copy"):
         take_snapshot("git", tmp_path, tmp_path / "runs" / "x.code")
     assert not (tmp_path / "runs" / "x.code").exists()
 
 
-def test_a_place_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
+def test_unwritable_target_is_refused_with_its_path(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match="cannot be written"):
         take_snapshot("copy", source, tmp_path / "file" / "x.code")
 
 
-def test_the_place_is_beside_the_runs_and_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_is_placed_beside_runs_in_free_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     without = BatchSpec(("python", "train.py"), workers=1)
     assert place_snapshot(without) == without

@@ -37,7 +37,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("python-wrapper", "train.py"), None, ""),
     ],
 )
-def test_the_python_of_the_data_service(command: tuple[str, ...], named: str | None, python: str) -> None:
+def test_data_service_python_is_as_given_or_of_the_command(
+    command: tuple[str, ...], named: str | None, python: str
+) -> None:
     assert JobSpec(command, workers=1, data_python=named).data_service_python == python
 
 
@@ -110,7 +112,7 @@ def test_control_service_tries_control_port_or_the_ports_from_the_last(
     ],
     ids=" ".join,
 )
-def test_a_command_that_can_be_run(command: tuple[str, ...]) -> None:
+def test_existing_command_is_accepted(command: tuple[str, ...]) -> None:
     check_command(JobSpec(command))
 
 
@@ -129,7 +131,7 @@ def test_a_command_that_can_be_run(command: tuple[str, ...]) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_command_that_cannot_be_run(command: tuple[str, ...], words: str) -> None:
+def test_missing_command_is_refused_with_a_reason(command: tuple[str, ...], words: str) -> None:
     with pytest.raises(CommandError) as caught:
         check_command(JobSpec(command))
     assert str(caught.value).startswith(words)

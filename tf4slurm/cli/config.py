@@ -6,7 +6,7 @@ import json
 
 import click
 
-from tf4slurm.settings import Places, create_file, settings_here
+from tf4slurm.settings import Places, create_file, describe_options, settings_here
 
 
 @click.group()
@@ -23,6 +23,12 @@ def show(environ: dict[str, str], /, origin: bool, site: str | None) -> None:
     for name, setting in sorted(settings_here(environ, site).items()):
         value = json.dumps(setting.value, ensure_ascii=False)  # TOML, for texts, numbers, booleans and lists of texts
         click.echo(f"{name} = {value}" + (f"  # {setting.origin}" if origin else ""))
+
+
+@config.command()
+def options() -> None:
+    """Print a Markdown table of all options of a job that settings can give."""
+    click.echo(describe_options())
 
 
 @config.command()

@@ -90,13 +90,13 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_whole_script(name: str) -> None:
+def test_script_equals_recorded_file(name: str) -> None:
     script = make_script(job_of(*SCRIPTS[name]))
     assert script.replace(str(GOLDEN), "/data") == (GOLDEN / f"{name}.sh").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_bash_reads_it(name: str) -> None:
+def test_recorded_file_is_valid_bash(name: str) -> None:
     subprocess.run(["bash", "-n", GOLDEN / f"{name}.sh"], check=True)
 
 
@@ -140,7 +140,7 @@ def as_run(spec: BatchSpec) -> JobSpec:
 
 
 @pytest.mark.parametrize("name", ["plain", "everything", "requeue", "array"])
-def test_run_in_the_job_gets_the_plan_that_was_submitted(name: str, tmp_path: Path, recorder: Path) -> None:
+def test_run_in_job_gets_the_submitted_spec(name: str, tmp_path: Path, recorder: Path) -> None:
     words = [word for word in SCRIPTS[name] if word not in ("--python", "/opt/py/bin/python")]
     spec = job_of(*words, program=recorder)
     arguments = run_script(make_script(spec), tmp_path, SLURM_ARRAY_TASK_ID="0")
@@ -148,7 +148,7 @@ def test_run_in_the_job_gets_the_plan_that_was_submitted(name: str, tmp_path: Pa
     assert spec_from(arguments) == as_run(replace(spec, command=(*spec.command, *extra)))
 
 
-def test_each_element_of_an_array_has_the_arguments_of_its_line(tmp_path: Path, recorder: Path) -> None:
+def test_array_element_has_arguments_of_its_line(tmp_path: Path, recorder: Path) -> None:
     script = make_script(job_of(*SCRIPTS["array"], program=recorder))
     for element, expected in (("0", ["--rate", "0.1"]), ("1", ["--words", "two words"]), ("2", [])):
         assert run_script(script, tmp_path, SLURM_ARRAY_TASK_ID=element)[-2 - len(expected) :] == [
@@ -163,7 +163,7 @@ def test_each_element_of_an_array_has_the_arguments_of_its_line(tmp_path: Path, 
 
 
 @given_any(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=5))
-def test_bash_gives_back_any_words(words: list[str]) -> None:
+def test_quoted_words_survive_bash(words: list[str]) -> None:
     line = quote(words)
     assert "\n" not in line
     assert "\r" not in line
@@ -173,7 +173,7 @@ def test_bash_gives_back_any_words(words: list[str]) -> None:
     assert output.decode().split("\0")[:-1] == (words or ["/dev/null"])
 
 
-def test_words_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
+def test_words_that_are_not_utf8_survive_bash(tmp_path: Path) -> None:
     word = os.fsdecode(b"train-\xff\xe9.py")
     spec = job_of("--single", "--", "printf", "%s", word)
     script = make_script(spec).encode("utf-8", "surrogateescape")
@@ -181,7 +181,7 @@ def test_words_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
     assert done.stdout == b"train-\xff\xe9.py"
 
 
-def test_the_first_lines_hold_the_command_that_made_it() -> None:
+def test_header_has_the_command_that_made_the_script() -> None:
     arguments = ("--workers", "1", "--dry-run", "--", "python", "a b.py", "--dry-run", "two\n#SBATCH --nodes=9")
     spec = job_of(*(word for word in arguments[:2]), *arguments[3:])
     header = make_script(spec).splitlines()[2]
@@ -194,7 +194,7 @@ def catches(process_id: int, number: int) -> bool:
     return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
 
 
-def test_with_an_epilogue_the_exit_code_and_the_signals_are_the_jobs(tmp_path: Path) -> None:
+def test_script_with_epilogue_keeps_exit_code_and_forwards_signals(tmp_path: Path) -> None:
     program = tmp_path / "tf4slurm"
     program.write_text(
         f'#!/bin/bash\nfor name in INT USR1; do trap "echo $name >>{tmp_path}/said" $name; done\n'
@@ -223,14 +223,14 @@ def words_of(path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def test_an_environment_that_fails_ends_the_job_before_it_starts(tmp_path: Path) -> None:
+def test_failed_environment_ends_job_before_its_command(tmp_path: Path) -> None:
     script = make_script(job_of("--single", "--venv", str(tmp_path / "none"), "--", "touch", str(tmp_path / "ran")))
     done = subprocess.run(["bash"], input=script, text=True, capture_output=True)
     assert done.returncode == 3
     assert not (tmp_path / "ran").exists()
 
 
-def test_modules_are_loaded_in_order_by_the_sites_own_function(tmp_path: Path) -> None:
+def test_modules_are_loaded_in_order_by_exported_function(tmp_path: Path) -> None:
     """Sites export it as a function of bash, and sbatch carries the environment."""
     script = make_script(job_of("--single", "--module", "a/1", "--module", "b", "--", "touch", str(tmp_path / "ran")))
     for function, returncode, loaded in (
@@ -274,7 +274,7 @@ def test_last_line_makes_the_same_job(spec: BatchSpec) -> None:
     assert spec_from(shlex.split(last)[2:]) == as_run(spec)
 
 
-def test_what_the_readme_submits_makes_a_script() -> None:
+def test_submissions_of_readme_make_scripts() -> None:
     readme = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
     whole = re.findall(r"^(?:\|[^|]*\| `)?tf4slurm submit (.*? -- [^`\n]*)", readme, re.MULTILINE)
     parts = re.findall(r"\| `(--(?:het|after|requeue|snapshot)[^`]*)`", readme)
@@ -283,7 +283,7 @@ def test_what_the_readme_submits_makes_a_script() -> None:
         assert make_script(job_of(*shlex.split(line))).splitlines()[-1].startswith("exec ")
 
 
-def test_a_requeue_writes_to_an_output_of_its_own(tmp_path: Path) -> None:
+def test_requeued_job_writes_new_output_file(tmp_path: Path) -> None:
     script = make_script(job_of("--single", "--", "echo", "hello"))
     for count in ("1", "2"):
         environ = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": count}

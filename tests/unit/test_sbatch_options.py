@@ -31,7 +31,7 @@ def asked(*arguments: str) -> dict[str, str]:
         (("--single",), "1"),
     ],
 )
-def test_the_tasks_follow_from_the_roles_or_the_roles_from_the_tasks(arguments: tuple[str, ...], ntasks: str) -> None:
+def test_number_of_tasks_follows_from_roles_or_ntasks(arguments: tuple[str, ...], ntasks: str) -> None:
     assert asked(*arguments)["ntasks"] == ntasks
 
 
@@ -46,13 +46,13 @@ def test_the_tasks_follow_from_the_roles_or_the_roles_from_the_tasks(arguments: 
         (("--workers", "2", "--gres", "gpu:7"), {"gres": "gpu:7"}),
     ],
 )
-def test_gpus_of_workers_are_asked_for_on_each_node(arguments: tuple[str, ...], expected: dict[str, str]) -> None:
+def test_gpus_per_worker_requests_gpus_of_each_node(arguments: tuple[str, ...], expected: dict[str, str]) -> None:
     options = asked("--gpus-per-worker", "1", *arguments)
     assert expected.items() <= options.items()
     assert len({"gres", "gpus-per-node"} & set(options)) == 1
 
 
-def test_the_ps_of_a_heterogeneous_job_have_a_component_without_gpus() -> None:
+def test_het_gives_ps_a_component_without_gpus() -> None:
     ps, others = make_sbatch_options(
         job_of(
             *(
@@ -80,7 +80,7 @@ def test_the_ps_of_a_heterogeneous_job_have_a_component_without_gpus() -> None:
     assert (others["mem"], others["gres"], others["cpus-per-task"]) == ("9G", "gpu:2", "8")
 
 
-def test_each_component_states_its_cpus() -> None:
+def test_het_sets_cpus_of_each_component() -> None:
     """Slurm gives the batch script those of the first component in the variable that srun reads."""
     ps, others = make_sbatch_options(job_of("--het", "--workers", "1", "--ps-sbatch", "cpus-per-task=4", *TRAIN))
     assert (ps["cpus-per-task"], others["cpus-per-task"]) == ("4", "1")
@@ -99,7 +99,7 @@ def test_each_component_states_its_cpus() -> None:
         (("--sbatch", "comment=a=b"), {"comment": "a=b"}),
     ],
 )
-def test_what_sbatch_is_asked(arguments: tuple[str, ...], expected: dict[str, str]) -> None:
+def test_options_of_sbatch_are_derived(arguments: tuple[str, ...], expected: dict[str, str]) -> None:
     assert expected.items() <= asked("--workers", "1", *arguments).items()
 
 
@@ -111,7 +111,7 @@ def test_what_sbatch_is_asked(arguments: tuple[str, ...], expected: dict[str, st
         *(("UNLIMITED", False), ("", False), ("1:2:3:4", False)),
     ],
 )
-def test_a_warning_that_would_come_at_the_start_is_refused(limit: str, is_refused: bool) -> None:
+def test_requeue_with_signal_at_start_of_job_is_refused(limit: str, is_refused: bool) -> None:
     """By default it comes 120 s before the limit, and Slurm may send it 60 s earlier."""
     arguments = ("--workers", "1", "--requeue", "2", "-t", limit)
     if is_refused:
@@ -121,11 +121,11 @@ def test_a_warning_that_would_come_at_the_start_is_refused(limit: str, is_refuse
         assert asked(*arguments)["signal"] == "B:USR1@120"
 
 
-def test_of_one_task_slurms_signal_is_left_as_it_is() -> None:
+def test_single_leaves_signal_unchanged() -> None:
     assert asked("--single", "--signal", "USR1@60")["signal"] == "USR1@60"
 
 
-def test_an_option_is_taken_out_by_name_or_letter() -> None:
+def test_no_sbatch_removes_option_by_name_or_letter() -> None:
     options = asked(
         "--workers", "1", "-p", "gpu", "-t", "5", "--exclusive", "--no-sbatch", "p", "--no-sbatch", "--time"
     )
@@ -155,7 +155,7 @@ def test_an_option_is_taken_out_by_name_or_letter() -> None:
         (("--het", "--placement", "worker,ps,chief"), "gives the first 1 ranks to the ps"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments: tuple[str, ...], words: str) -> None:
+def test_invalid_options_of_sbatch_are_refused(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(OptionError) as refused:
         make_script(job_of("--workers", "1", *arguments, *TRAIN))
     assert words in str(refused.value)
@@ -172,13 +172,13 @@ def test_what_does_not_fit_is_refused(arguments: tuple[str, ...], words: str) ->
         (("--workers", "1", "--sbatch", "=3"), "expected NAME=VALUE"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(arguments: tuple[str, ...], words: str) -> None:
+def test_contradicting_options_are_refused(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(OptionError) as refused:
         job_of(*arguments, *TRAIN)
     assert words in str(refused.value)
 
 
-def test_one_task_is_one_task() -> None:
+def test_single_with_more_tasks_or_requeue_is_refused() -> None:
     for arguments, option in ((("-n", "2"), "ntasks"), (("--requeue", "1"), "single")):
         with pytest.raises(OptionError) as refused:
             make_script(job_of("--single", *arguments, *TRAIN))
@@ -195,24 +195,24 @@ def test_one_task_is_one_task() -> None:
         ("a\n", "x", "not numbers and ranges"),
     ],
 )
-def test_arguments_that_do_not_fit_the_array(lines: str, array: str, words: str, tmp_path: Path) -> None:
+def test_array_args_that_do_not_fit_array_are_refused(lines: str, array: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "lines").write_text(lines)
     with pytest.raises(OptionError, match=words):
         job_of("--workers", "1", "--array-args", str(tmp_path / "lines"), "--array", array, *TRAIN)
 
 
-def test_arguments_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
+def test_array_args_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
     (tmp_path / "lines").write_bytes(b"\xff.txt\n")
     spec = job_of("--workers", "1", "--array-args", str(tmp_path / "lines"), *TRAIN)
     assert spec.array_lines == (("\udcff.txt",),)
 
 
-def test_without_an_array_there_is_an_element_for_each_line(tmp_path: Path) -> None:
+def test_array_defaults_to_the_lines_of_array_args(tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("a\n\nb")
     assert asked("--workers", "1", "--array-args", str(tmp_path / "lines"))["array"] == "0-2"
 
 
-def test_the_program_is_the_one_that_submits_unless_an_environment_is_set_up() -> None:
+def test_job_runs_the_submitting_tf4slurm_unless_it_sets_up_an_environment() -> None:
     command = ("python", "train.py")
     assert BatchSpec(command, workers=1).tf4slurm == own_program()
     assert Path(own_program()[0]).is_absolute()
@@ -221,7 +221,7 @@ def test_the_program_is_the_one_that_submits_unless_an_environment_is_set_up() -
     assert spec.tf4slurm == ("/opt/python", "-m", "tf4slurm")
 
 
-def test_a_python_program_needs_no_command_line() -> None:
+def test_script_of_python_program_says_so() -> None:
     script = make_script(BatchSpec(("python", "train.py"), workers=2, nodes=2, program=("tf4slurm",)))
     assert "from Python" in script.splitlines()[1]
     assert "exec tf4slurm run --site none --workers 2 " in script
