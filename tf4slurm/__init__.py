@@ -1,51 +1,141 @@
-"""tf4slurm runs TensorFlow parameter-server jobs on Slurm, from the first process to the last exit.
+"""tf4slurm runs TensorFlow parameter-server jobs on Slurm and on laptops, from the first process to the last exit.
 
-Importing it does nothing: no tensorflow, no grpc, no environment, no handler.
+In notebooks and programs that start jobs:
+    Job                               one job: its options, run() or submit(), status(), wait(), logs(), report()
+    run, submit, script               start a job described by a JobSpec or BatchSpec
+    status, logs, wait, cancel, resume, list_jobs, make_report
+                                      watch and control jobs; they return JobStatus, LogLine and KnownJob
+    LocalCluster                      a cluster of local processes for a notebook
+
+In training scripts:
+    get_server_dictionary             the cluster spec of this job, also without tf4slurm run
+    SlurmClusterResolver              the same for tf.distribute
+    report, should_stop, on_stop, barrier
+                                      report a step, save before a stop, wait for the other tasks
+    data_service, share_of            the job's tf.data service; this worker's share of the input files
+    tensorflow                        strategies, checkpoints and hooks
+    shutdown                          how a ps learns that training is over
+
+    errors                            every error that tf4slurm raises
+
+Importing the package imports neither TensorFlow nor gRPC, reads no environment and installs no handlers. Each name is
+imported at its first use.
 """
 
 import importlib
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf4slurm import errors as errors
+    from tf4slurm import shutdown as shutdown
+    from tf4slurm import tensorflow as tensorflow
+    from tf4slurm.api import cancel as cancel
+    from tf4slurm.api import list_jobs as list_jobs
+    from tf4slurm.api import logs as logs
+    from tf4slurm.api import make_report as make_report
+    from tf4slurm.api import resume as resume
+    from tf4slurm.api import run as run
+    from tf4slurm.api import script as script
+    from tf4slurm.api import status as status
+    from tf4slurm.api import submit as submit
+    from tf4slurm.api import wait as wait
+    from tf4slurm.batch_spec import BatchSpec as BatchSpec
+    from tf4slurm.job import Job as Job
+    from tf4slurm.jobs.logs import LogLine as LogLine
+    from tf4slurm.jobs.registry import KnownJob as KnownJob
+    from tf4slurm.jobs.status import JobStatus as JobStatus
+    from tf4slurm.jobs.status import TaskStatus as TaskStatus
+    from tf4slurm.script_api import barrier as barrier
+    from tf4slurm.script_api import data_service as data_service
+    from tf4slurm.script_api import on_stop as on_stop
+    from tf4slurm.script_api import report as report
+    from tf4slurm.script_api import share_of as share_of
+    from tf4slurm.script_api import should_stop as should_stop
+    from tf4slurm.server_dictionary import get_server_dictionary as get_server_dictionary
+    from tf4slurm.spec import JobSpec as JobSpec
+    from tf4slurm.tensorflow.local_cluster import LocalCluster as LocalCluster
+    from tf4slurm.tensorflow.resolver import SlurmClusterResolver as SlurmClusterResolver
 
 __version__ = "0.1.0"
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _LAZY = {
+    "BatchSpec": "tf4slurm.batch_spec",
     "Job": "tf4slurm.job",
+    "JobSpec": "tf4slurm.spec",
+    "JobStatus": "tf4slurm.jobs.status",
+    "KnownJob": "tf4slurm.jobs.registry",
     "LocalCluster": "tf4slurm.tensorflow.local_cluster",
+    "LogLine": "tf4slurm.jobs.logs",
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
+    "TaskStatus": "tf4slurm.jobs.status",
     "barrier": "tf4slurm.script_api",
+    "cancel": "tf4slurm.api",
     "data_service": "tf4slurm.script_api",
     "get_server_dictionary": "tf4slurm.server_dictionary",
+    "list_jobs": "tf4slurm.api",
+    "logs": "tf4slurm.api",
+    "make_report": "tf4slurm.api",
     "on_stop": "tf4slurm.script_api",
     "report": "tf4slurm.script_api",
+    "resume": "tf4slurm.api",
+    "run": "tf4slurm.api",
+    "script": "tf4slurm.api",
     "share_of": "tf4slurm.script_api",
     "should_stop": "tf4slurm.script_api",
+    "status": "tf4slurm.api",
+    "submit": "tf4slurm.api",
+    "wait": "tf4slurm.api",
 }
-_ROOMS = ("shutdown",)
+"""The module of each public name. No module has a public name itself: importing it would hide that name."""
+
+_MODULES = ("errors", "shutdown", "tensorflow")
+_LOADS_TENSORFLOW = ("SlurmClusterResolver",)  # neither a star import nor help() may do that
+
 __all__ = [
+    "BatchSpec",
     "Job",
+    "JobSpec",
+    "JobStatus",
+    "KnownJob",
+    "LocalCluster",
+    "LogLine",
+    "TaskStatus",
     "__version__",
     "barrier",
+    "cancel",
     "data_service",
+    "errors",
     "get_server_dictionary",
+    "list_jobs",
+    "logs",
+    "make_report",
     "on_stop",
     "report",
+    "resume",
+    "run",
+    "script",
     "share_of",
     "should_stop",
     "shutdown",
-]  # a star import must not load tensorflow: neither resolver nor LocalCluster
+    "status",
+    "submit",
+    "tensorflow",
+    "wait",
+]
 
+if not TYPE_CHECKING:  # for a type checker an unknown attribute is an error
 
-def __getattr__(name: str) -> Any:
-    """Import what is public when it is first asked for."""
-    if name in _ROOMS:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _LAZY:
-        raise AttributeError(f"module 'tf4slurm' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    def __getattr__(name: str) -> Any:
+        """Import a public name at its first use."""
+        if name in _MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *_ROOMS})
+    return sorted({*globals(), *_LAZY, *_MODULES} - {*_LOADS_TENSORFLOW})

@@ -165,7 +165,7 @@ def test_basic_example_of_tensorflow() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"tasks_per_node": 2, "gpus_per_node": 2}])
-def test_advanced_example_of_tensorflow(more: dict[str, int]) -> None:
+def test_advanced_example_of_tensorflow(more: dict[str, Any]) -> None:
     infos = []
     for rank in range(4):
         with environment(by_hand("t02n13,t02n41", "2(x2)", 4, rank, CUDA_VISIBLE_DEVICES="0,1,2,3")):
@@ -314,7 +314,7 @@ def test_subclass_whose_ranks_contradict_its_host_is_refused() -> None:
 @pytest.mark.parametrize("turn", [1, -1])
 @pytest.mark.parametrize("name", ["nonlex-9-10", "uneven-n7-cyclic", "cyclic-4n10-c3"])
 def test_subclass_may_rename_the_nodes(name: str, turn: int) -> None:
-    class Fast(SlurmClusterResolver):  # type: ignore[misc]
+    class Fast(SlurmClusterResolver):
         def _resolve_task_configuration(self) -> dict[str, int]:
             found = super()._resolve_task_configuration()
             return {f"{host}-ib": found[host] for host in list(found)[::turn]}
@@ -335,7 +335,7 @@ def test_subclass_may_rename_the_nodes(name: str, turn: int) -> None:
     ],
 )
 def test_renamed_nodes_without_a_common_pattern_need_every_order(names: list[str], is_told: bool) -> None:
-    class Numbers(SlurmClusterResolver):  # type: ignore[misc]
+    class Numbers(SlurmClusterResolver):
         def _resolve_task_configuration(self) -> dict[str, int]:
             return dict(zip(names, (3, 1) if len(names) > 1 else (4,), strict=True))
 

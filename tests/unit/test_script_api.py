@@ -63,4 +63,4 @@ def test_invalid_share_is_refused(files: list[str], index: int, count: int, word
 
 def test_tensor_as_index_is_an_error_that_names_worker_files() -> None:
     with pytest.raises(TypeError, match=r"call tf4slurm\.tensorflow\.worker_files\(files\) instead"):
-        tf4slurm.share_of(["a", "b"], object(), 2)
+        tf4slurm.share_of(["a", "b"], object(), 2)  # type: ignore[arg-type]
