@@ -48,7 +48,7 @@ def write_large_run(parent: Path) -> RunDirectory:
     tasks = [StatusTask(task=name, rank=rank, node=f"n{rank // 8}") for rank, name in enumerate(NAMES)]
     run.write(StatusFile(seconds=_SECONDS, phase="ended", attempt=1, tasks=tuple(tasks)))
     ends = tuple(ResultTask(task=task.task, rank=task.rank, node=task.node) for task in tasks)
-    reason = "Training is done: all that the job waits for exited with code 0."
+    reason = "Training is done: every task that the job waits for exited with code 0."
     run.write_result(ResultFile(exit_code=0, reason=reason, seconds=_SECONDS, attempts=1, tasks=ends))
     return run
 

@@ -109,7 +109,7 @@ def _ends(
 def _stops(victim: str, fault: str, form: Form = Form.BATCH) -> Case:
     """The chief is asked to save, and has its grace for it."""
     within = {"outcome": _GRACE_SECONDS, "gone": GONE_SECONDS}
-    return Case(victim, fault, Outcome.ENDS, within, 143, "got SIGTERM", form=form, saves=True)
+    return Case(victim, fault, Outcome.ENDS, within, 143, "received SIGTERM", form=form, saves=True)
 
 
 def _goes_on(victim: str, fault: str, *options: str) -> Case:

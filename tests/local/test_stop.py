@@ -63,7 +63,7 @@ def test_a_script_that_asks_saves_and_stops(job: Job, number: signal.Signals) ->
     send(job, number)
     assert job.wait() == 128 + number
     wait_for(job, "chief-0-saved")
-    assert f"the launcher got {number.name}" in job.stderr
+    assert f"the launcher received {number.name}" in job.stderr
     assert {task["task"]: task["returncode"] for task in job.result["tasks"]}["chief/0"] == 0
 
 

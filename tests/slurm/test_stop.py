@@ -128,7 +128,7 @@ def test_a_signal_to_the_batch_script_or_to_the_step_stops_the_job(lab: SlurmLab
     lab.run("scancel", "--signal=USR1", *(["--batch", job] if victim == "launcher" else [job]))
     assert lab.wait_for_job(job) == ("FAILED", f"{128 + signal.SIGUSR1}:0")
     wait_for(tmp_path, "saved-0")
-    assert "got SIGUSR1" in output(tmp_path)
+    assert "received SIGUSR1" in output(tmp_path)
 
 
 @pytest.mark.long

@@ -429,7 +429,7 @@ def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
         running = asyncio.create_task(join.client.run())
         agreeing = asyncio.create_task(join.wait_for_cluster())
         await join.client.wait_for_change()
-        state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", time.monotonic())
+        state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", time.monotonic())
         control.publish()
         assert await asyncio.wait_for(agreeing, 10) is None
         join.client.update(state="terminated")

@@ -75,7 +75,7 @@ worker/0  n1    10.0.0.1:40002  1.00 s   3.25 s  terminated
 worker/1  n1    10.0.0.1:40003  2.50 s   3.30 s  terminated (restarted 1 times)
 
 logs: /runs/digits-42/logs
-COMPLETED in 3.5 s. Training is done: all that the job waits for exited with code 0."""
+COMPLETED in 3.5 s. Training is done: every task that the job waits for exited with code 0."""
 
 FAILURE = """
 task      node  address         started  ended   end
@@ -114,7 +114,7 @@ worker/1  -     -               -        -       never registered
 
 logs: /runs/digits-42/logs
 FAILED with exit code 130 after 2.0 s.
-Root cause: The job was stopped: the launcher got SIGINT."""
+Root cause: The job was stopped: the launcher received SIGINT."""
 
 
 def missing() -> Result:
@@ -129,7 +129,7 @@ def missing() -> Result:
 def stopped() -> Result:
     state = JobState(TASKS, JobSpec(), START, lambda *_: None)
     state.on_registration(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
-    state.on_spawner_exit(Outcome(130, "The job was stopped: the launcher got SIGINT."), START + 2)
+    state.on_spawner_exit(Outcome(130, "The job was stopped: the launcher received SIGINT."), START + 2)
     state.on_observed_state(0, ObservedState("terminated"), START + 2)
     return result_of(state, 2.0)
 

@@ -23,7 +23,7 @@ ANSWER = """JobId=7 JobName=wrap
    NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
 """
 RUNNING = SlurmJob("RUNNING", is_batch=True, can_requeue=True, is_preempted=False, partition="low")
-STOPPED = Outcome(143, "The job was stopped: the launcher got SIGTERM.")
+STOPPED = Outcome(143, "The job was stopped: the launcher received SIGTERM.")
 
 
 def test_what_the_controller_says_is_read() -> None:

@@ -763,23 +763,26 @@ def test_a_failure_waits_for_a_task_that_may_be_its_cause(comes_back: bool, exit
 def test_a_job_that_is_to_stop_has_its_grace() -> None:
     job = Job(limits=GRACEFUL).train()
     job.state.take_changed()
-    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     assert job.phase() is Phase.STOPPING
     assert job.state.take_changed() == {0, 1, 2, 3}
     order = job.desired(0)
-    assert (order.stop_reason, order.grace_period_seconds) == ("The job was stopped: the launcher got SIGTERM.", 20)
+    assert (order.stop_reason, order.grace_period_seconds) == (
+        "The job was stopped: the launcher received SIGTERM.",
+        20,
+    )
     assert not order.terminate
     job.turn(19)
     assert job.phase() is Phase.STOPPING
     job.turn(2)
     assert job.phase() is Phase.TERMINATING
-    assert job.outcome == Outcome(143, "The job was stopped: the launcher got SIGTERM.")
+    assert job.outcome == Outcome(143, "The job was stopped: the launcher received SIGTERM.")
 
 
 @pytest.mark.parametrize("returncode", [0, 1, -15])
 def test_a_job_that_is_to_stop_leaves_when_its_chief_has_ended(returncode: int) -> None:
     job = Job(limits=GRACEFUL).train()
-    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     job.end_child(2, -15)
     assert (job.phase(), job.desired(2).starts) == (Phase.STOPPING, 1)
     job.end_child(0, returncode)
@@ -792,12 +795,12 @@ def test_a_job_that_is_to_stop_leaves_when_all_it_waits_for_have_saved() -> None
     job.say(1, "running", script=ScriptState(has_saved=True))
     assert job.phase() is Phase.STOPPING
     job.say(2, "running", script=ScriptState(has_saved=True))
-    assert job.outcome == Outcome(143, "The job was stopped: worker/0 on n1 got SIGTERM.")
+    assert job.outcome == Outcome(143, "The job was stopped: worker/0 on n1 received SIGTERM.")
 
 
 def test_without_a_ps_nothing_can_be_saved() -> None:
     job = Job(limits=GRACEFUL).train()
-    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     job.end_child(1, -9)
     assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 143)
 
@@ -806,8 +809,8 @@ def test_who_asks_again_waits_no_longer() -> None:
     job = Job(limits=GRACEFUL).train()
     job.state.skip_grace_period(job.now)
     assert job.phase() is Phase.TRAINING
-    job.state.on_stop(signal.SIGINT, "the launcher got SIGINT", job.now)
-    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.state.on_stop(signal.SIGINT, "the launcher received SIGINT", job.now)
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     assert job.phase() is Phase.STOPPING
     job.state.skip_grace_period(job.now)
     assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 130)
@@ -815,7 +818,7 @@ def test_who_asks_again_waits_no_longer() -> None:
 
 def test_a_stopped_job_begins_no_other_attempt() -> None:
     job = Job(limits=dataclasses.replace(GRACEFUL, max_attempts=2)).train()
-    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     job.end_child(0, 1)
     assert (job.state.attempt, job.outcome.exit_code) == (1, 143)
 
@@ -829,7 +832,7 @@ def test_failure_held_back_before_a_stop_does_not_override_the_stop(failed: int,
     job.turn(0.2)
     job.end_child(failed, 1)
     assert job.state.outcome is None
-    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     if comes_back:
         job.hello(2)
     job.turn(LIMITS.reconnect_seconds + TICK)
@@ -840,7 +843,7 @@ def test_failure_held_back_before_a_stop_does_not_override_the_stop(failed: int,
 def test_worker_that_waits_for_its_restart_at_a_stop_is_not_done() -> None:
     job = Job(limits=GRACEFUL).train()
     job.end_child(2, 1)
-    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     assert not job.state.records[2].is_done
 
 
@@ -1055,7 +1058,7 @@ def test_a_chief_that_is_done_ends_the_job_well() -> None:
     job = Job().train()
     job.end_child(0, 0)
     assert job.phase() is Phase.TERMINATING
-    assert job.outcome == Outcome(0, "Training is done: all that the job waits for exited with code 0.")
+    assert job.outcome == Outcome(0, "Training is done: every task that the job waits for exited with code 0.")
     assert [job.desired(rank) for rank in job.ranks] == [DesiredState(1, 1, True, 5, job.outcome.reason)] * 4
     for rank in job.ranks:
         assert job.phase() is Phase.TERMINATING
@@ -1081,7 +1084,7 @@ def test_an_exit_while_leaving_is_collateral() -> None:
     job.end_child(2, 1)
     job.end_child(3, 0)
     job.state.on_agent_exit(1, 1, job.now)
-    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     assert job.outcome is first
     assert job.kinds.count("outcome") == 1
     assert "restarting" not in job.kinds
@@ -1114,7 +1117,7 @@ def test_an_evaluator_is_waited_for_after_the_chief() -> None:
     job.turn(29)
     assert job.phase() is Phase.TRAINING
     job.end_child(2, 0)
-    assert job.outcome.reason == "Training is done: all that the job waits for exited with code 0."
+    assert job.outcome.reason == "Training is done: every task that the job waits for exited with code 0."
 
 
 @pytest.mark.parametrize("roles", ["chief ps worker evaluator", "worker evaluator"])
@@ -1208,7 +1211,7 @@ def test_a_data_service_is_ended_when_the_chief_is_done() -> None:
 
 def test_who_saves_needs_no_data_service() -> None:
     job = Job("chief data-dispatcher data-worker", GRACEFUL).train()
-    job.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", job.now)
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     job.end_child(1, 1)
     job.end_child(2, 0)
     assert job.phase() is Phase.STOPPING
@@ -1268,26 +1271,26 @@ def test_when_the_spawner_ends_after_the_verdict_that_stands() -> None:
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_launcher_stops_the_job(number: signal.Signals, exit_code: int) -> None:
     job = Job().train()
-    job.state.on_stop(number, f"the launcher got {number.name}", job.now)
-    assert job.outcome == Outcome(exit_code, f"The job was stopped: the launcher got {number.name}.")
+    job.state.on_stop(number, f"the launcher received {number.name}", job.now)
+    assert job.outcome == Outcome(exit_code, f"The job was stopped: the launcher received {number.name}.")
     assert all(job.desired(rank).terminate for rank in job.ranks)
 
 
 def test_a_signal_to_an_agent_stops_the_job() -> None:
     job = Job().train()
     job.say(2, "running", stop_signal="SIGTERM")
-    assert job.outcome == Outcome(143, "The job was stopped: worker/0 on n2 got SIGTERM.")
+    assert job.outcome == Outcome(143, "The job was stopped: worker/0 on n2 received SIGTERM.")
 
 
 def test_a_job_that_nobody_has_joined_ends_at_once() -> None:
     job = Job()
-    job.state.on_stop(signal.SIGINT, "the launcher got SIGINT", job.now)
+    job.state.on_stop(signal.SIGINT, "the launcher received SIGINT", job.now)
     assert job.phase() is Phase.ENDED
 
 
 def test_who_joins_a_job_that_is_leaving_is_told_to_leave() -> None:
     job = Job().join(0)
-    job.state.on_stop(signal.SIGINT, "the launcher got SIGINT", job.now)
+    job.state.on_stop(signal.SIGINT, "the launcher received SIGINT", job.now)
     job.hello(1)
     assert job.desired(1).terminate
     assert job.desired(1).starts == 0
@@ -1425,7 +1428,7 @@ class Trial(Job):
         self.state.on_spawner_exit(Outcome(7, "srun ended."), self.now)
 
     def do_stop(self) -> None:
-        self.state.on_stop(signal.SIGTERM, "the launcher got SIGTERM", self.now)
+        self.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", self.now)
 
 
 @given(

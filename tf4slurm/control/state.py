@@ -73,19 +73,19 @@ class JobState:
         self._place = place
         self._changed: set[int] = set()
         self._active: set[int] = set()  # ranks that have registered and are not gone
-        self._awaited = set(range(len(tasks)))  # ranks that have no address in this attempt
+        self._unregistered = set(range(len(tasks)))  # ranks that have sent no address in this attempt
         self._not_ready = set(range(len(tasks)))  # ranks whose reachability check has not succeeded
         self._now = now
         self._phase_deadline = now + limits.start_timeout_seconds
         self._stop: Outcome | None = None
         self._exited_early: TaskRecord | None = None
-        self._held: Outcome | None = None
-        self._stepped_at: float | None = None
+        self._held_failure: Outcome | None = None
+        self._last_step_at: float | None = None
         self._is_training_over = False
-        self._failed: tuple[str, ...] = ()
+        self._failed_tasks: tuple[str, ...] = ()
         self._is_finishing = False
         self._had_server = False
-        self._children_at: float | None = None  # when the children of this attempt were started
+        self._started_at: float | None = None  # when the children of this attempt were started
         self.warnings: tuple[str, ...] = ()
         self._barriers = Barriers(self.records, lambda record: self._changed.add(record.rank), self._on_barrier)
 
@@ -111,7 +111,7 @@ class JobState:
             released_barrier=record.released_barrier,
             barrier_error=record.barrier_error,
             is_training_over=self._is_training_over,
-            failed_tasks=self._failed,
+            failed_tasks=self._failed_tasks,
             is_finishing=self._is_finishing,
         )
 
@@ -188,9 +188,9 @@ class JobState:
         """Stop the job if the agent, or the script that the agent owns, has received another stop signal."""
         name, script = record.observed.stop_signal, record.observed.script.stop_signal
         if name is not None and name != before.stop_signal:
-            self.on_stop(signal.Signals[name], f"{record} got {name}", now)
+            self.on_stop(signal.Signals[name], f"{record} received {name}", now)
         if script is not None and script != before.script.stop_signal and record.owns_child:
-            self.on_stop(signal.Signals[script], f"the script of {record} got {script}", now)
+            self.on_stop(signal.Signals[script], f"the script of {record} received {script}", now)
 
     def _on_task_state(self, record: TaskRecord, now: float) -> None:
         observed = record.observed
@@ -309,7 +309,7 @@ class JobState:
 
     def _handle_held_failure(self) -> None:
         """Handle the failure that was held back, unless the job was asked to stop meanwhile."""
-        held, self._held = self._held, None
+        held, self._held_failure = self._held_failure, None
         if held is not None and self.phase is Phase.TRAINING:
             self._fail(held)
 
@@ -338,9 +338,9 @@ class JobState:
 
     def _take_address(self, record: TaskRecord, address: Address) -> None:
         record.address, record.attempt = address, self.attempt
-        self._awaited.discard(record.rank)
+        self._unregistered.discard(record.rank)
         self._emit("registered", record, f"registered from {record.node} at {record.address}")
-        if self.phase is Phase.RENDEZVOUS and not self._awaited:
+        if self.phase is Phase.RENDEZVOUS and not self._unregistered:
             self._form_cluster()
 
     def _form_cluster(self) -> None:
@@ -362,7 +362,7 @@ class JobState:
     def _start_children(self) -> None:
         for record in self.records:
             record.wanted_starts = 1
-        self._phase_deadline, self._children_at = _NEVER, self._now
+        self._phase_deadline, self._started_at = _NEVER, self._now
         self._move_on(Phase.TRAINING, "every address is reachable; starting the child processes")
 
     def _on_exit(self, record: TaskRecord, returncode: int, now: float) -> None:
@@ -395,7 +395,7 @@ class JobState:
     def _on_script_state(self, record: TaskRecord, before: ScriptState, now: float) -> None:
         script = record.observed.script
         if script.step is not None and script.step != before.step:
-            self._stepped_at = now
+            self._last_step_at = now
             if before.step is None:
                 self._emit("first_step", record, f"reports step {script.step}, its first")
         if script.barrier is not None and script.barrier != before.barrier:
@@ -416,19 +416,19 @@ class JobState:
         intervals vary, so a heartbeat up to half an interval earlier counts, too.
         """
         seconds = self.limits.stall_timeout_seconds
-        if seconds is None or self._stepped_at is None or now - self._stepped_at <= seconds:
+        if seconds is None or self._last_step_at is None or now - self._last_step_at <= seconds:
             return False
-        asked_at = self._stepped_at + seconds - self.limits.heartbeat_interval_seconds / 2
+        asked_at = self._last_step_at + seconds - self.limits.heartbeat_interval_seconds / 2
         stepping = (r for r in self.records if r.observed.script.step is not None and not r.is_gone)
         return all(record.last_heartbeat_at > asked_at for record in stepping)
 
     def _on_stall(self) -> None:
-        self._stepped_at = None
+        self._last_step_at = None
         if self.phase is Phase.TRAINING:
             furthest = max(self.records, key=lambda record: record.observed.script.step or 0)
-            what = f"no task has reported a new step for {self.limits.stall_timeout_seconds:g} s"
-            what += f"; the last was step {furthest.observed.script.step}"
-            self._fail(Outcome(EXIT_TASK_LOST, f"Training has stalled: {what} of {furthest}.", furthest.task))
+            seconds, step = self.limits.stall_timeout_seconds, furthest.observed.script.step
+            text = f"no task has reported a new step for {seconds:g} s; the last was step {step} of {furthest}."
+            self._fail(Outcome(EXIT_TASK_LOST, f"Training has stalled: {text}", furthest.task))
 
     @property
     def _lacks_servers(self) -> bool:
@@ -441,20 +441,20 @@ class JobState:
         return [record for record in self.records if record.role.is_in_cluster]
 
     def _check_servers(self, now: float) -> None:
-        if self.phase is not Phase.TRAINING or self._children_at is None or not self._lacks_servers:
+        if self.phase is not Phase.TRAINING or self._started_at is None or not self._lacks_servers:
             return
-        seconds, limit = now - self._children_at, self.limits.start_timeout_seconds
+        seconds, limit = now - self._started_at, self.limits.start_timeout_seconds
         if self.limits.require_servers and seconds >= limit:
             self._decide(Outcome(EXIT_NOT_FORMED, self._no_server(f" within {limit:g} s")))
         elif seconds >= _SERVER_SECONDS:
             self._warn(self._no_server("", ", unless it still imports TensorFlow"))
 
     def _no_server(self, when: str = "", unless: str = "") -> str:
-        what = f"None of the {len(self._server_tasks)} tasks in the cluster spec has opened a TensorFlow server{when}"
-        todo = (
-            "Let the script read TF_CONFIG, by TensorFlow or tf4slurm.tensorflow, or run one copy: --ps 0 --workers 0."
+        return (
+            f"None of the {len(self._server_tasks)} tasks in the cluster spec has opened a TensorFlow server{when}: "
+            f"each has run the script by itself{unless}. Let the script read TF_CONFIG, by TensorFlow or "
+            "tf4slurm.tensorflow, or run one copy: --ps 0 --workers 0."
         )
-        return f"{what}: each has run the script by itself{unless}. {todo}"
 
     def _warn(self, text: str) -> None:
         if not self.warnings:
@@ -477,25 +477,28 @@ class JobState:
         or is lost.
         """
         if any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.records):
-            self._held = self._held or outcome
+            self._held_failure = self._held_failure or outcome
             return
-        departed = self._exited_early
-        if departed is not None and departed.task != outcome.cause:
-            reason = f"{departed} exited with code 0 before the job was done. Then: {outcome.reason}"
-            outcome = Outcome(EXIT_TASK_LOST, reason, departed.task, outcome.tail)
+        early = self._exited_early
+        if early is not None and early.task != outcome.cause:
+            reason = f"{early} exited with code 0 before the job was done. Then: {outcome.reason}"
+            outcome = Outcome(EXIT_TASK_LOST, reason, early.task, outcome.tail)
         if self.attempt >= self.limits.max_attempts:
             self._decide(outcome)
-            return
+        else:
+            self._begin_attempt(outcome.reason)
+
+    def _begin_attempt(self, reason: str) -> None:
         self.attempt += 1
-        self.cluster = self._exited_early = self._stepped_at = None
-        self._is_training_over, self._failed, self._held, self._is_finishing = False, (), None, False
+        self.cluster = self._exited_early = self._last_step_at = self._held_failure = None
+        self._is_training_over, self._failed_tasks, self._is_finishing = False, (), False
         self._barriers.clear()
         for record in self.records:
             record.begin_attempt(self.attempt)
-        self._awaited.update(range(len(self.records)))
+        self._unregistered.update(range(len(self.records)))
         self._not_ready.update(range(len(self.records)))
         self._phase_deadline = self._now + self.limits.start_timeout_seconds
-        self._emit("attempt", None, f"attempt {self.attempt} of {self.limits.max_attempts}, because: {outcome.reason}")
+        self._emit("attempt", None, f"attempt {self.attempt} of {self.limits.max_attempts}, because: {reason}")
         self._move_on(Phase.RENDEZVOUS, "every task ends its child process and chooses a new port")
 
     def _end_stop_if_saved(self) -> None:
@@ -503,16 +506,14 @@ class JobState:
         if self.phase is not Phase.STOPPING or self._stop is None:
             return
         waited = [r for r in self.records if r.role.is_waited_for and not r.role.is_wait_bounded]
-        are_saved = all(r.is_done or r.observed.script.has_saved for r in waited)
-        if are_saved or any(
-            record.is_done and record.role.serves and record.role.is_in_cluster for record in self.records
-        ):
+        has_lost_ps = any(r.is_done and r.role.serves and r.role.is_in_cluster for r in self.records)
+        if has_lost_ps or all(r.is_done or r.observed.script.has_saved for r in waited):
             self._decide(self._stop)
 
     def _note_end_of_training(self) -> None:
         if not self._is_training_over and not any(record.needs_others for record in self.records):
             self._is_training_over = True
-            self._failed = tuple(r.name for r in self.records if r.has_failed and not r.role.serves)
+            self._failed_tasks = tuple(r.name for r in self.records if r.has_failed and not r.role.serves)
             self._changed.update(range(len(self.records)))
 
     def _complete_if_done(self, now: float) -> None:
@@ -520,7 +521,7 @@ class JobState:
         if not all(record.is_done for record in waited if not record.role.is_wait_bounded):
             return
         if all(record.is_done for record in waited):
-            self._complete("all that the job waits for")
+            self._complete("every task that the job waits for")
         else:
             self._exited_early = None
             self._phase_deadline = min(self._phase_deadline, now + self.limits.finish_timeout_seconds)
@@ -578,10 +579,10 @@ class JobState:
         self._now = now
         if lag > 0:
             self._phase_deadline += lag
-            if self._stepped_at is not None:
-                self._stepped_at += lag
-            if self._children_at is not None:
-                self._children_at += lag
+            if self._last_step_at is not None:
+                self._last_step_at += lag
+            if self._started_at is not None:
+                self._started_at += lag
             for record in self.records:
                 record.last_heartbeat_at += lag
                 record.disconnected_at += lag

@@ -155,7 +155,7 @@ class Launcher:
             self._is_impatient.set()
         if number == signal.SIGINT and self._state.phase is Phase.STOPPING:
             self._state.skip_grace_period(now)  # Ctrl-C again
-        self._state.on_stop(signal.Signals(number), f"the launcher got {signal.Signals(number).name}", now)
+        self._state.on_stop(signal.Signals(number), f"the launcher received {signal.Signals(number).name}", now)
         self._host.publish()
 
     async def _watch_for_idleness(self) -> None:
