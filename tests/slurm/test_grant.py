@@ -1,4 +1,4 @@
-"""What Slurm gave a job is written down while Slurm knows it, and stands in the report."""
+"""The resources that Slurm gave to a job are recorded while it runs, and shown in the report."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ def test_a_batch_jobs_grant_is_in_its_report(lab: SlurmLab, tmp_path: Path) -> N
     assert lab.wait_for_job(job_id, timeout_seconds=60) == ("COMPLETED", "0:0")
     report = (run / "report.html").read_text()
     assert f"job {job_id}" in report
-    assert "<td>given by Slurm</td><td></td><td>4</td>" in report
+    assert "<td>allocated by Slurm</td><td></td><td>4</td>" in report

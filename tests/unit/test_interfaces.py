@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.errors import InterfaceError
-from tf4slurm.network.interfaces import host_addresses, interface_address, is_loopback, list_interfaces, route_address
+from tf4slurm.network.interfaces import (
+    host_addresses,
+    interface_address,
+    is_loopback,
+    list_interfaces,
+    route_address,
+    task_address,
+)
 
 LOOPBACK = "lo" if Path("/sys/class/net/lo").exists() else "lo0"
 
@@ -149,3 +156,9 @@ def test_the_addresses_of_the_host_are_its_own_ipv4_first_and_without_loopback()
 )
 def test_is_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+def test_task_address_is_that_of_the_interface_or_of_the_route() -> None:
+    assert task_address(LOOPBACK, "n1", "192.0.2.1") == interface_address(LOOPBACK, "n1")
+    assert task_address(None, "n1", "127.0.0.1") == "127.0.0.1"
+    assert task_address("{host}", "localhost", "192.0.2.1") in ("127.0.0.1", "::1")

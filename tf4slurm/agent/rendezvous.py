@@ -19,7 +19,7 @@ from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import Credentials
 from tf4slurm.control.messages import Registration
 from tf4slurm.errors import PlacementError, Tf4SlurmError
-from tf4slurm.network.interfaces import interface_address, route_address
+from tf4slurm.network.interfaces import task_address
 from tf4slurm.network.ports import HeldPort, hold_port
 from tf4slurm.network.reachability import ReachabilityServer, find_unreachable, members_to_check
 from tf4slurm.slurm.step import SlurmStep
@@ -149,7 +149,7 @@ class Rendezvous:
         with self._choosing:  # an earlier thread, whose caller has timed out, may still run
             self.failure = None
             try:
-                host = interface_address(interface, node) if interface else route_address(service.host)
+                host = task_address(interface, node, service.host)
                 if self.held_port is None:
                     self._hold_port()
                 port = self.held_port.port if self.held_port is not None else 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf4slurm.errors import Tf4SlurmError
-from tf4slurm.network.interfaces import interface_address, is_loopback, list_interfaces, route_address
+from tf4slurm.network.interfaces import is_loopback, list_interfaces, task_address
 from tf4slurm.network.ports import format_ports
 from tf4slurm.server_dictionary import get_server_dictionary
 from tf4slurm.slurm.allocation import SlurmAllocation
@@ -27,7 +27,7 @@ def describe_environment(
     """Describe this process's job, and what tf4slurm would choose for it.
 
     Args:
-        interface: As for `interface_address`; None for the route to the launcher.
+        interface: As for `task_address`; None for the route to the launcher.
         task_types: A task type for each rank. If TF_CONFIG is not set, it is computed from these and `ports`.
 
     Returns:
@@ -106,10 +106,8 @@ def _find_address(
     environ: Mapping[str, str], step: SlurmStep | None, interface: str | None, warnings: list[str]
 ) -> str | None:
     try:
-        if interface is not None:
-            address = interface_address(interface, own_node_name(environ))
-        else:
-            address = route_address(step.launch_address if step and step.launch_address else "127.0.0.1")
+        launcher = step.launch_address if step and step.launch_address else "127.0.0.1"
+        address = task_address(interface, own_node_name(environ), launcher)
     except (Tf4SlurmError, OSError) as error:
         warnings.append(str(error))
         return None

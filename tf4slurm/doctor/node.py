@@ -21,7 +21,7 @@ from tf4slurm.doctor.directory import ADVICE_SHARED, Probe
 from tf4slurm.doctor.finding import Finding
 from tf4slurm.doctor.host import check_host, network_interfaces
 from tf4slurm.errors import AuthenticationError, InterfaceError
-from tf4slurm.network.interfaces import interface_address, route_address
+from tf4slurm.network.interfaces import task_address
 from tf4slurm.network.ports import hold_port
 from tf4slurm.network.reachability import ReachabilityServer, find_fault
 from tf4slurm.slurm.step import SlurmStep
@@ -117,7 +117,7 @@ def _check_credential(credential: str) -> Finding:
 def _own_address(interface: str | None, node: str, launcher_addresses: Sequence[str]) -> str | None:
     """Return the address that a task of a job would use on this node; None if there is none."""
     try:
-        return interface_address(interface, node) if interface is not None else route_address(launcher_addresses[0])
+        return task_address(interface, node, launcher_addresses[0])
     except (InterfaceError, OSError, IndexError):
         return None
 

@@ -18,14 +18,8 @@ _OLDEST_VERSION = (20, 11)  # the first whose srun has --overlap
 _MAX_PARTITIONS = 12
 
 
-def check_slurm(
-    environ: Mapping[str, str], grace_period_seconds: float = JobSpec.grace_period_seconds
-) -> list[Finding]:
-    """Run all checks of Slurm from this host.
-
-    Args:
-        grace_period_seconds: Time that a job needs to save and stop.
-    """
+def check_slurm(environ: Mapping[str, str]) -> list[Finding]:
+    """Run all checks of Slurm from this host."""
     allocation = SlurmAllocation.from_environ(environ)
     if shutil.which("srun") is None and allocation is None:
         return [Finding("ok", "slurm", "Slurm is not installed: jobs run as local processes")]
@@ -44,7 +38,7 @@ def check_slurm(
     except LaunchError as error:
         advice = "Try again; if it fails again, ask the cluster's administrators: no job starts without the controller."
         return [Finding("fail", "slurm", _one_line(str(error)), advice)]
-    return [check_version(client, site.version), check_accounting(site), *judge_site(site, grace_period_seconds)]
+    return [check_version(client, site.version), check_accounting(site), *judge_site(site)]
 
 
 def check_version(client: str, controller: str) -> Finding:
@@ -69,7 +63,7 @@ def check_accounting(site: SlurmSite) -> Finding:
     return Finding("ok", "sacct", "sacct answers")
 
 
-def judge_site(site: SlurmSite, grace_period_seconds: float) -> list[Finding]:
+def judge_site(site: SlurmSite, grace_period_seconds: float = JobSpec.grace_period_seconds) -> list[Finding]:
     """Return what the site's settings mean for a job that needs `grace_period_seconds` to save and stop."""
     if site.reserved_ports:
         ports = Finding("ok", "step ports", f"Slurm reserves ports of {site.reserved_ports} for each step")

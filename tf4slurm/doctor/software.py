@@ -69,18 +69,8 @@ def check_python(environ: Mapping[str, str]) -> Finding:
 
 def check_tensorflow(environ: Mapping[str, str]) -> list[Finding]:
     """Import TensorFlow in a process of its own, and check its Keras."""
-    command = (sys.executable, "-c", _FACTS)
-    try:
-        done = subprocess.run(
-            command,
-            env={**environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=IMPORT_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
+    done = _run_python(("-c", _FACTS), {**environ, "TF_CPP_MIN_LOG_LEVEL": "2"}, IMPORT_SECONDS)
+    if done is None:
         text = f"TensorFlow {_origin(environ)} was not imported within {IMPORT_SECONDS:g} s"
         advice = "Check its file system; a copy on a local disk helps. Or increase --start-timeout."
         return [Finding("fail", "tensorflow", text, advice)]
@@ -116,25 +106,32 @@ def judge_keras(facts: Mapping[str, Any], environ: Mapping[str, str]) -> Finding
 
 def check_packages(environ: Mapping[str, str]) -> list[Finding]:
     """Check with pip for conflicts between the packages that TensorFlow needs; no finding if pip is not installed."""
-    try:
-        done = subprocess.run(
-            (sys.executable, "-m", "pip", "check", "--disable-pip-version-check"),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PIP_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return []
-    if "No module named pip" in done.stderr:
+    done = _run_python(("-m", "pip", "check", "--disable-pip-version-check"), environ, _PIP_SECONDS)
+    if done is None or "No module named pip" in done.stderr:
         return []
     conflicts = [line.rstrip(".") for line in done.stdout.splitlines() if _RELEVANT.match(line)]
     if done.returncode == 0 or not conflicts:
         return [Finding("ok", "packages", "no conflict between TensorFlow, Keras, grpcio and protobuf (pip check)")]
     advice = "pip install the required versions, best in a new virtual environment."
     return [Finding("warn", "packages", conflict, advice) for conflict in conflicts]
+
+
+def _run_python(
+    arguments: tuple[str, ...], environ: Mapping[str, str], timeout_seconds: float
+) -> subprocess.CompletedProcess[str] | None:
+    """Run this Python to its end; return None if it times out."""
+    try:
+        return subprocess.run(
+            (sys.executable, *arguments),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _import_failure(environ: Mapping[str, str], returncode: int, stderr: str) -> Finding:

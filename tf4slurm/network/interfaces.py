@@ -66,6 +66,16 @@ def interface_address(interface: str, node: str) -> str:
     )
 
 
+def task_address(interface: str | None, node: str, launcher: str) -> str:
+    """Return the address that a task uses on this node: on the requested interface, else on the route to the launcher.
+
+    Raises:
+        InterfaceError: As `interface_address`.
+        OSError: As `route_address`.
+    """
+    return interface_address(interface, node) if interface else route_address(launcher)
+
+
 def list_interfaces() -> tuple[Interface, ...]:
     """Return the network interfaces of this host, by name."""
     import psutil  # imported late: most agents do not need it, and it takes 20 ms
