@@ -23,7 +23,7 @@ LAYERS = [[name.rstrip("/") for name in re.findall(r"`([^`]+)`", row)] for row i
 """Packages and modules, as the table of ARCHITECTURE.md has them: each imports from earlier rows, or its own row."""
 
 USERS_OF_TENSORFLOW = {"shutdown", "DistributedTFQueueHook"}
-"""Those that import it through the room tensorflow."""
+"""Those that import it through the package tensorflow."""
 
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -76,7 +76,7 @@ def test_the_page_names_no_file_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("slurm.")])
-def test_only_the_room_slurm_reads_its_variables(module: str) -> None:
+def test_only_the_package_slurm_reads_its_variables(module: str) -> None:
     tree = ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     names = {text for text in texts if re.fullmatch(r"SLURMD?_[A-Z_]+", text)}
@@ -111,11 +111,11 @@ def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("tensorflow.")])
-def test_only_the_room_tensorflow_imports_it(module: str) -> None:
+def test_only_the_package_tensorflow_imports_it(module: str) -> None:
     tree = ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    room = "tf4slurm.tensorflow" if module in USERS_OF_TENSORFLOW else "tf4slurm"
-    assert not any("tensorflow" in ast.unparse(node).replace(room, "") for node in imports)
+    allowed = "tf4slurm.tensorflow" if module in USERS_OF_TENSORFLOW else "tf4slurm"
+    assert not any("tensorflow" in ast.unparse(node).replace(allowed, "") for node in imports)
 
 
 def test_importing_the_options_of_a_job_is_light() -> None:
@@ -132,7 +132,7 @@ def test_writing_a_batch_script_is_light() -> None:
     }
 
 
-def test_the_public_list_is_what_there_is() -> None:
+def test_public_names_exist() -> None:
     names = {"__version__", *tf4slurm._LAZY, *tf4slurm._MODULES} - {*tf4slurm._LOADS_TENSORFLOW}
     assert set(tf4slurm.__all__) == names <= set(dir(tf4slurm))
     for name, module in tf4slurm._LAZY.items():
@@ -142,10 +142,11 @@ def test_the_public_list_is_what_there_is() -> None:
         _ = tf4slurm.get_nothing  # type: ignore[attr-defined]
 
 
-def test_the_public_list_of_the_room_tensorflow_is_what_there_is() -> None:
+def test_public_names_of_the_package_tensorflow_exist() -> None:
     for name, module in tf4slurm.tensorflow._LAZY.items():
         tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
         assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        assert f"tensorflow.{name}" not in MODULES  # importing such a module would hide the name
     with pytest.raises(AttributeError, match=r"'tf4slurm\.tensorflow' has no attribute 'get_nothing'"):
         _ = tf4slurm.tensorflow.get_nothing  # type: ignore[attr-defined]
     assert "tensorflow" not in imported_by("import tf4slurm.tensorflow")

@@ -52,11 +52,7 @@ class ScriptChannel:
     """A connection to the agent. `state` is what the script last sent, `desired` what it last received."""
 
     def __init__(self, name: str) -> None:
-        """Connect to the agent.
-
-        Raises:
-            OSError: The agent does not answer.
-        """
+        """Connect to the agent, or raise OSError."""
         self.desired = DesiredState()
         self.state = ScriptState()
         self.is_open = True
@@ -87,7 +83,7 @@ class ScriptChannel:
                 self._delayed.start()
 
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
-        """Wait until a received state fulfils the condition; return whether one did.
+        """Wait until `desired` fulfils the condition; return whether it did before the timeout.
 
         Raises:
             RendezvousConnectionError: The agent has exited.

@@ -115,11 +115,10 @@ def signal_done(
 
     Args:
         failed: Whether the worker failed.
-        method: The method with which the ps waits; see `wait_for_workers`, also for the other arguments. An evaluator,
-            which is outside the cluster, sends nothing.
-        cluster: The addresses of each role.
-        task_type: The role of this process.
-        task_index: Its index in its role.
+        method: The method with which the ps waits. An evaluator, which is outside the cluster, sends nothing.
+        cluster: As in `wait_for_workers`.
+        task_type: As in `wait_for_workers`.
+        task_index: As in `wait_for_workers`.
 
     Raises:
         ShutdownError: A ps does not answer, or this process is a ps.

@@ -30,7 +30,7 @@ def test_only_servers_that_do_not_answer_are_missing() -> None:
         bound.bind(("127.0.0.1", 0))
         ports = {"worker": [answers, silent.getsockname()[1], bound.getsockname()[1]]}
         cluster = {role: [f"127.0.0.1:{port}" for port in ports[role]] for role in ports}
-        missing = wait_for_servers(list_servers(cluster, ("ps", "worker")), 3)
+        missing = wait_for_servers(list_servers(cluster), 3)
     assert set(missing) == {Task("worker", 1), Task("worker", 2)}
 
 

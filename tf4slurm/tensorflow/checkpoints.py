@@ -194,12 +194,7 @@ def evaluate_checkpoints(
 
 
 def check_integer(name: str, value: Any, *, at_least: int) -> int:
-    """Return an argument of any integer type, such as numpy's, as an int.
-
-    Raises:
-        TypeError: The value is not an integer.
-        ValueError: The value is less than `at_least`.
-    """
+    """Return an argument of any integer type, such as numpy's, as an int, or raise TypeError or ValueError."""
     try:
         number = operator.index(value)
     except TypeError as error:

@@ -60,5 +60,6 @@ def _import_service() -> Any:
 
 if __name__ == "__main__":
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [path for path in sys.path if path != here]  # or "import queues" would find the file of this package
+    # files here, such as training.py, must not hide other modules
+    sys.path[:] = [path for path in sys.path if path != here]
     main(sys.argv[1])

@@ -62,6 +62,10 @@ class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             raise ShutdownError(f"The cluster {self._current.cluster} has no ps, but this hook needs one.")
         self._barrier = get_start_barrier(self._current)
         self._start_seconds = start_timeout_seconds
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Let a subclass initialize itself."""
 
     def begin(self) -> None:
         """Wait for the chief's session and all ps; after the timeout leave the waiting to TensorFlow."""
@@ -85,16 +89,7 @@ class DoneHook(_StartHook):
     once, not after `stop_grace_period_secs`, and workers that wait for its tokens end.
     """
 
-    def __init__(
-        self,
-        cluster: Mapping[str, Sequence[str]] | None = None,
-        task_type: str | None = None,
-        task_index: int | None = None,
-        *,
-        start_timeout_seconds: float = 300.0,
-    ) -> None:
-        """Connect to nothing yet, but send the signal when the process exits. Arguments as for `StartBarrierHook`."""
-        super().__init__(cluster, task_type, task_index, start_timeout_seconds=start_timeout_seconds)
+    def _set_up(self) -> None:
         self._signal = queue_completion_signal(self._current)
         self._is_done = False
         self._close_tokens: list[Any] = []
@@ -166,10 +161,7 @@ def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> N
 
     A ps that looked for a task before it was up fails for seconds afterwards, while gRPC backs off. Then the first step
     of training fails, and a session with SyncReplicasOptimizer ends without a step or an error: its recovery finds the
-    token queue closed. The server of this task must be running.
-
-    Raises:
-        TimeoutError: A connection failed until the end.
+    token queue closed. The server of this task must be running. Raises TimeoutError.
     """
     this_task = f"/job:{current.task_type}/task:{current.task_index}"
     graph, fetches = _build_fetches(this_task, len(current.ps_addresses), current.is_chief)

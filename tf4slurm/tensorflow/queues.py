@@ -34,20 +34,14 @@ _start_barriers: dict[Task, StartBarrier] = {}
 
 
 class PsQueue:
-    """A queue of integers on a ps. Processes that name the same ps, name and capacity share the queue.
+    """A queue of integers on a ps. Processes that give the same ps, name and capacity share the queue.
 
-    Its sessions connect to this ps alone, so all other tasks may have exited.
+    Its sessions connect to this ps alone, so all other tasks may have exited. All methods raise ShutdownError if the
+    ps is lost.
     """
 
     def __init__(self, address: str, ps_index: int, name: str, capacity: int = _UNBOUNDED) -> None:
-        """Build the graph; connect to nothing.
-
-        Args:
-            address: "host:port" of the ps.
-            ps_index: Its index in the cluster spec of its server.
-            name: The shared name of the queue.
-            capacity: The maximum number of items, the same in all processes.
-        """
+        """Build the graph; connect to nothing."""
         self._target = f"grpc://{address}"
         self._device = f"/job:ps/task:{ps_index}"
         self._graph = tf.Graph()
@@ -59,11 +53,7 @@ class PsQueue:
             self._take_and_put_back = queue.enqueue(queue.dequeue())
 
     def put(self, number: int) -> None:
-        """Append a number. This starts no Python thread, so it works while the interpreter exits.
-
-        Raises:
-            ShutdownError: The ps did not answer within 5 s, or returned an error.
-        """
+        """Append a number, within 5 s. This starts no Python thread, so it works while the interpreter exits."""
         session = self._open(_PUT_SECONDS)
         try:
             session.run(self._put, {self._number: number})
@@ -76,12 +66,7 @@ class PsQueue:
             _close(session)
 
     def take(self, timeout_seconds: float | None) -> int:
-        """Wait for a number and remove it; None waits without limit. Signal handlers run meanwhile.
-
-        Raises:
-            TimeoutError: The queue stayed empty.
-            ShutdownError: The connection to the ps failed.
-        """
+        """Wait for a number and remove it, or raise TimeoutError; None waits without limit. Signal handlers run."""
         return int(self._wait(self._take, timeout_seconds))
 
     def wait_until_filled(self, timeout_seconds: float | None) -> None:
@@ -126,11 +111,7 @@ class DoneQueues:
         ]
 
     def send(self, failed: bool) -> None:
-        """Send this task's completion signal to every ps; this takes 5 s for each ps that has exited.
-
-        Raises:
-            ShutdownError: A ps did not receive it. The other ps have been tried.
-        """
+        """Send this task's completion signal to every ps; raise the first error when all have been tried."""
         tasks = self._current.training_tasks
         if self._current.task not in tasks:  # an evaluator is outside the cluster, and no ps waits for it
             return
@@ -145,12 +126,7 @@ class DoneQueues:
             raise errors[0]
 
     def receive(self, timeout_seconds: float | None) -> tuple[Task, bool]:
-        """Wait on this ps for the next signal; return its task, and whether that failed.
-
-        Raises:
-            TimeoutError: No signal arrived in time.
-            ShutdownError: The number belongs to no task of this cluster.
-        """
+        """Wait on this ps for the next signal, or raise TimeoutError; return its task, and whether that failed."""
         tasks = self._current.training_tasks
         number = self._queues[self._current.task_index].take(timeout_seconds)
         if not 0 < abs(number) <= len(tasks):
@@ -221,11 +197,7 @@ class StartBarrier:
         return tuple(task for task in self._current.training_tasks if task in self._missing)
 
     def arrive(self) -> None:
-        """Register this task's session; the chief also starts a thread that counts the others.
-
-        Raises:
-            ShutdownError: ps 0 does not answer.
-        """
+        """Register this task's session; the chief also starts a thread that counts the others."""
         if not self._current.is_chief:
             self._arrivals.put(self._current.training_tasks.index(self._current.task))
             return
@@ -235,12 +207,12 @@ class StartBarrier:
             self._collector.start()
 
     def wait_for_chief(self, timeout_seconds: float) -> None:
-        """Wait until the chief has its session, and with it the variables; exceptions as in `PsQueue.take`."""
+        """Wait until the chief has its session, and with it the variables, or raise TimeoutError."""
         if not self._current.is_chief:
             self._chief_arrived.wait_until_filled(timeout_seconds)
 
     def wait_for_all(self, timeout_seconds: float) -> None:
-        """Wait until all training tasks have their sessions; exceptions as in `PsQueue.take`."""
+        """Wait until all training tasks have their sessions, or raise TimeoutError."""
         self._all_arrived.wait_until_filled(timeout_seconds)
 
     def _collect(self) -> None:

@@ -36,15 +36,13 @@ def connect_parameter_server_strategy(
 ) -> Any:
     """Return a tf.distribute.ParameterServerStrategy with this process as chief; `options` are passed on to it.
 
-    If TensorFlow hangs although all servers answer, this process prints the reason and exits with EXIT_NOT_FORMED.
-
-    Raises:
-        RendezvousTimeoutError: Servers did not answer in time; the text names them and a log.
+    Servers that do not answer in time raise RendezvousTimeoutError. If TensorFlow hangs although all answer, this
+    process prints the reason and exits with EXIT_NOT_FORMED.
     """
     import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
     deadline = time.monotonic() + timeout_seconds
-    servers = list_servers(cluster, ("ps", "worker"))
+    servers = list_servers(cluster)
     missing = wait_for_servers(servers, timeout_seconds)
     if missing:
         raise RendezvousTimeoutError(describe_missing(missing, run_directory, timeout_seconds))
@@ -82,11 +80,11 @@ def run_server(current: ServerDictionary, channel: ScriptChannel | None) -> NoRe
     raise SystemExit(1 if has_failed else 0)
 
 
-def list_servers(cluster: Mapping[str, Sequence[str]], roles: Sequence[str]) -> dict[Task, Address]:
-    """Return the address of each task of these roles."""
+def list_servers(cluster: Mapping[str, Sequence[str]]) -> dict[Task, Address]:
+    """Return the address of each ps and worker."""
     return {
         Task(role, index): Address.from_text(address)
-        for role in roles
+        for role in ("ps", "worker")
         for index, address in enumerate(cluster.get(role, ()))
     }
 

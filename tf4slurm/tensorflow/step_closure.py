@@ -85,11 +85,7 @@ def make_closure(strategy: Any, step_fn: Callable[..., Any], counter_reference: 
 
 
 def _check_numbers(strategy: Any, result: Any) -> dict[str, Any]:
-    """Return the numbers that step_fn returned, by name, as scalar tensors.
-
-    Raises:
-        TrainingError: They are not one scalar tensor, a dict of scalar tensors, or None.
-    """
+    """Return the numbers that step_fn returned, by name, as scalar tensors, or raise TrainingError."""
     numbers = result if isinstance(result, dict) else {} if result is None else {"loss": result}
     for name, number in numbers.items():
         _check_number(strategy, name, number)

@@ -36,13 +36,7 @@ class StepScheduler:
     """
 
     def __init__(self, num_workers: int, steps_per_call: int | None = None, closure_steps: int = 1) -> None:
-        """Schedule nothing yet.
-
-        Args:
-            num_workers: Number of workers.
-            steps_per_call: Size of every closure; None to choose it by the workers' pace.
-            closure_steps: Size of the first closures if it may be chosen, such as the last size of an earlier call.
-        """
+        """Schedule nothing yet. Without `steps_per_call` closures have `closure_steps` first, then fit the pace."""
         self.steps_by_worker = [0] * num_workers
         self.sums: dict[str, float] = {}
         self.changed_at = time.monotonic()

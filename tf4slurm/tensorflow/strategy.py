@@ -25,7 +25,7 @@ from tf4slurm.tensorflow.local_cluster import running_cluster
 from tf4slurm.tensorflow.servers import connect_parameter_server_strategy, current_run_directory, run_server
 
 _REQUIRED_ROLES = ("chief", "ps", "worker")
-SHARDINGS = ("none", "min-size", "fixed-shards")
+_SHARDINGS = ("none", "min-size", "fixed-shards")
 _exiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -77,8 +77,8 @@ def parameter_server_strategy(
         SlurmEnvironmentError: No cluster is known in this process.
         ValueError: `sharding` is unknown, or given together with `variable_partitioner`.
     """
-    if sharding not in SHARDINGS:
-        raise ValueError(f"Unknown sharding {sharding!r}: expected one of {', '.join(map(repr, SHARDINGS))}.")
+    if sharding not in _SHARDINGS:
+        raise ValueError(f"Unknown sharding {sharding!r}: expected one of {', '.join(map(repr, _SHARDINGS))}.")
     if variable_partitioner is not None and sharding != "none":
         raise ValueError(f"Both sharding={sharding!r} and variable_partitioner are given. Give only one of them.")
 
