@@ -7,6 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from tf4slurm.cli import main
+
 
 def test_a_file_of_the_user_does_not_take_the_place_of_pythons_own(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
@@ -14,3 +19,10 @@ def test_a_file_of_the_user_does_not_take_the_place_of_pythons_own(tmp_path: Pat
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("verb", main._VERBS)
+def test_every_verb_has_a_help_text(verb: str) -> None:
+    done = CliRunner().invoke(main.cli, [verb, "--help"], obj={})
+    assert done.exit_code == 0
+    assert done.output.startswith(f"Usage: cli {verb}")

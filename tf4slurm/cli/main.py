@@ -35,11 +35,12 @@ _VERBS = {
 }
 _MODULES = {
     **dict.fromkeys(("status", "list", "wait", "cancel", "resume"), "jobs"),
-    "tensorboard": "report",
     "completion": "main",
+    "script": "submit",
+    "task": "run",
+    "tensorboard": "report",
 }
 _FUNCTIONS = {"list": "list_"}
-_MODULES = {"script": "submit", "task": "run"}
 
 
 class _Verbs(click.Group):

@@ -1,4 +1,4 @@
-"""What a person sees of a running job: the children's lines, the changes of life, and at the end what became of all."""
+"""The terminal output of `tf4slurm run`: the output of the tasks, the job's events, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tf4slurm.jobs.schema import Event
 from tf4slurm.launch.result import Reporter, Result
 from tf4slurm.system.output import LineWriter, format_table
 
-_LOOK_SECONDS = 0.1
-_SELDOM = (
+_DRAW_SECONDS = 0.1
+_SHOWN_EVENTS = (
     "checking",
     "training",
     "stopping",
@@ -36,10 +36,10 @@ _SELDOM = (
 
 
 class PlainReporter(Reporter):
-    """Plain lines, for files and pipes. What happens once per task of a large job goes to events.jsonl only."""
+    """Prints plain lines, for files and pipes; events that each task has are only in events.jsonl."""
 
     def __init__(self, num_tasks: int, output: LineWriter, notes: LineWriter) -> None:
-        """`output` gets the children's lines, `notes` our own."""
+        """Print the output of the tasks to `output`, events and the summary to `notes`."""
         self._num_tasks = num_tasks
         self._output = output
         self._notes = notes
@@ -49,7 +49,7 @@ class PlainReporter(Reporter):
         self._note(f"forming a cluster of {self._num_tasks} tasks; run directory {run_directory.path}")
 
     def on_event(self, event: Event, state: JobState) -> None:
-        if event.kind in _SELDOM:
+        if event.kind in _SHOWN_EVENTS:
             self._note(f"{event.seconds:6.2f} s  {event.text}")
 
     def on_output(self, line: str) -> None:
@@ -59,7 +59,7 @@ class PlainReporter(Reporter):
         self._summary = summary(result)
 
     def close(self) -> None:
-        """Write out what is queued, and then how the job went."""
+        """Print what is queued, then the summary."""
         if self._output is not self._notes:
             self._output.close()
         self._notes.close(self._summary)
@@ -69,9 +69,9 @@ class PlainReporter(Reporter):
 
 
 class LiveReporter(PlainReporter):
-    """The same under a terminal, with one live line that tells the state of the cluster.
+    """Prints the same on a terminal, above a live line with the phase of the job.
 
-    A thread of rich draws the line and asks for its text; nothing here waits for a terminal that is on hold.
+    A thread of rich draws the line, so that a terminal on hold (Ctrl-S) holds up nothing else.
     """
 
     def __init__(self, num_tasks: int) -> None:
@@ -81,9 +81,9 @@ class LiveReporter(PlainReporter):
 
         console = Console(stderr=True)
         self._started = time.monotonic()
-        self._num_tasks = num_tasks  # drawn from the start
+        self._num_tasks = num_tasks  # before the thread starts
         self._state: JobState | None = None
-        self._looked_at, self._shown = float("-inf"), ""
+        self._drawn_at, self._text = float("-inf"), ""
         self._spinner = Spinner("dots")
         self._live = Live(get_renderable=self._draw, console=console, transient=True, refresh_per_second=8)
         self._live.start()
@@ -100,13 +100,13 @@ class LiveReporter(PlainReporter):
 
     def _draw(self) -> Any:
         now = time.monotonic()
-        if now - self._looked_at >= _LOOK_SECONDS:  # it is drawn again under each line that is printed
-            self._looked_at, self._shown = now, self._describe(self._state)
-        self._spinner.update(text=f"{self._shown}  {now - self._started:.0f} s")
+        if now - self._drawn_at >= _DRAW_SECONDS:  # rich draws it again below each printed line
+            self._drawn_at, self._text = now, self._describe(self._state)
+        self._spinner.update(text=f"{self._text}  {now - self._started:.0f} s")
         return self._spinner
 
     def _describe(self, state: JobState | None) -> str:
-        """Return the phase and how many have come so far in it; not at each event, of which each task has several."""
+        """Return the phase and how many tasks have completed it."""
         if state is None:
             return f"rendezvous 0/{self._num_tasks}"
         phase = state.phase.value
@@ -121,7 +121,7 @@ class LiveReporter(PlainReporter):
 
 
 class _ConsoleStream:
-    """Prints above the live line."""
+    """A stream that prints above the live line."""
 
     def __init__(self, console: Any) -> None:
         self._console = console
@@ -134,32 +134,34 @@ class _ConsoleStream:
 
 
 def make_reporter(num_tasks: int) -> PlainReporter:
-    """Return the reporter that fits what this process writes to."""
+    """Return a live reporter if standard error is a terminal, else a plain one."""
     if sys.stderr.isatty():
         return LiveReporter(num_tasks)
     return PlainReporter(num_tasks, LineWriter(sys.stdout), LineWriter(sys.stderr))
 
 
 def summary(result: Result) -> list[str]:
-    """Return the life of each task, where the logs are and, after a failure, the one cause and what followed."""
+    """Return a table of the tasks, the path of the logs and, after a failure, the root cause and what it caused."""
     rows = [("task", "node", "address", "started", "ended", "end"), *(_row(result, r) for r in result.records)]
-    table = format_table(rows)
-    logs = result.run_directory.path / "logs"
-    lines = ["", *table, "", f"logs: {logs}"]
+    lines = ["", *format_table(rows), "", f"logs: {result.run_directory.path / 'logs'}"]
     if result.report is not None:
         lines.append(f"report: {result.report}")
     lines += [f"WARNING: {text}" for text in result.warnings]
+    if result.outcome.is_success:
+        return [*lines, f"COMPLETED in {result.seconds:.1f} s. {result.outcome.reason}"]
+    return [*lines, *_describe_failure(result)]
+
+
+def _describe_failure(result: Result) -> list[str]:
     outcome = result.outcome
-    if outcome.is_success:
-        return [*lines, f"COMPLETED in {result.seconds:.1f} s. {outcome.reason}"]
-    lines += [
+    lines = [
         f"FAILED with exit code {outcome.exit_code} after {result.seconds:.1f} s.",
         f"Root cause: {outcome.reason}",
     ]
     if outcome.tail and result.cause_log is not None:
         lines += [f"The last lines of {result.cause_log}:", *(f"    {line}" for line in outcome.tail)]
     lines += [f"What they mean: {meaning}" for meaning in explain(outcome.tail)]
-    return [*lines, *(f"Then {what}." for what in result.collateral)]
+    return [*lines, *(f"Then {event}." for event in result.collateral)]
 
 
 def _row(result: Result, record: TaskRecord) -> tuple[str, ...]:
