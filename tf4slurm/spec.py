@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tf4slurm.errors import OptionError
 from tf4slurm.network.ports import format_ports, parse_ports
@@ -22,8 +22,7 @@ from tf4slurm.placeholders import placeholders_in, warn_of_misspelled
 from tf4slurm.placement import PACK, fill_counts, place_tasks
 
 StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
-STOP_SIGNALS: tuple[StopSignal, ...] = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
-"""The signals that ask the whole job to save and stop, whichever of its processes receives them."""
+"""The name of a signal in `exec_child.STOP_SIGNALS`."""
 
 _PYTHON = re.compile(r"python[\d.]*")
 _HEARTBEATS_PER_SECOND = 100
@@ -83,7 +82,7 @@ class JobSpec:
     stop_signal: StopSignal = option(
         "SIGTERM",
         "Signal that requests the stop from the chief (without one, from the workers), unless the script polls for it.",
-        choices=STOP_SIGNALS,
+        choices=get_args(StopSignal),
     )
     finish_timeout_seconds: float = option(
         300.0, "Seconds to wait for an evaluator after all others, and for all others after a ps has exited.", exceeds=0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from tf4slurm.errors import CommandError, PlacementError
 from tf4slurm.launch.checks import check_command, check_ports
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec import JobSpec, StopSignal
+from tf4slurm.system.exec_child import STOP_SIGNALS
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +140,10 @@ def test_missing_command_is_refused_with_a_reason(command: tuple[str, ...], word
     assert caught.value.command == command
     if "in " in words:
         assert os.getcwd() in str(caught.value)
+
+
+def test_stop_signals_of_options_and_processes_are_the_same() -> None:
+    assert get_args(StopSignal) == tuple(number.name for number in STOP_SIGNALS)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.slurm.step import SlurmStep
 from tf4slurm.system.background import in_thread
 from tf4slurm.system.child_process import Child, adopt_orphans, kill_descendants, reap_orphans
+from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.guard import GUARD_LOST
 from tf4slurm.system.output import LineWriter
 from tf4slurm.system.variables import (
@@ -44,9 +45,6 @@ from tf4slurm.system.variables import (
 )
 
 logger = logging.getLogger(__name__)
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that request the whole job to save and stop, whichever of its processes gets them."""
 
 _HOME = Path(__file__).parents[1]
 _KILL_SECONDS = 2.0

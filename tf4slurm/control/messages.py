@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.errors import MessageError
+from tf4slurm.spec import StopSignal
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,6 @@ _MAX_CLUSTER_BYTES = 32 * 2**20  # uncompressed; 100,000 tasks take half of it
 _COMPRESSION_LEVEL = 6
 _MAX_DETAIL_CHARACTERS = 4_000
 
-StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
 TaskState = Literal["registered", "ready", "not_ready", "running", "exited", "terminated"]
 
 

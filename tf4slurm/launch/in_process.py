@@ -27,7 +27,7 @@ from typing import Any
 
 from tf4slurm.agent.agent import Agent
 from tf4slurm.agent.bootstrap import ControlEndpoint
-from tf4slurm.agent.child import STOP_SIGNALS, OwnedChild
+from tf4slurm.agent.child import OwnedChild
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.sidecar import CallingScript, send_error
 from tf4slurm.cluster import Address
@@ -45,6 +45,7 @@ from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.step import SlurmStep
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.background import OrderedThread
+from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.output import LineWriter, LogHandler
 from tf4slurm.system.program import silence_grpc
 

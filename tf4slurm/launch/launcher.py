@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from tf4slurm import __version__
 from tf4slurm.agent.bootstrap import spec_to_environ
-from tf4slurm.agent.child import STOP_SIGNALS
 from tf4slurm.control.idle_watch import IdleWatch
 from tf4slurm.control.outcome import Outcome, describe_end
 from tf4slurm.control.state import Phase
@@ -34,6 +33,7 @@ from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.background import OrderedThread, in_thread
 from tf4slurm.system.child_process import adopt_orphans
+from tf4slurm.system.exec_child import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,9 @@ import os
 import signal
 import sys
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals that ask the whole job to save and stop, whichever of its processes receives them."""
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -27,7 +30,7 @@ def main(agent: int, is_shielded: bool, command: list[str]) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # this Python ignores them, and exec would pass that on
         signal.signal(number, signal.SIG_DFL)
     if is_shielded:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
     try:
         os.execvp(command[0], command)

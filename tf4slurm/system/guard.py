@@ -16,10 +16,10 @@ from types import FrameType
 from typing import NoReturn
 
 from tf4slurm.errors import EXIT_TASK_LOST
+from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.proc import read_stat
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _CLEAN_SECONDS = 4.0
 _POLL_SECONDS = 0.005
 
@@ -47,11 +47,11 @@ def _guard(agent: int) -> NoReturn:
     def pass_on(number: int, frame: FrameType | None) -> None:
         os.kill(agent, number)  # not reaped yet: it is this process
 
-    for number in _PASSED_ON:
+    for number in STOP_SIGNALS:
         signal.signal(number, pass_on)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
-    for number in _PASSED_ON:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     returncode = os.waitstatus_to_exitcode(os.waitpid(agent, 0)[1])
     _end_children()
