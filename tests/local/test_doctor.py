@@ -1,4 +1,4 @@
-"""`tf4slurm doctor` on this host: each failure is made for real."""
+"""`tf4slurm doctor` on this host, with real faults."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def findings(done: subprocess.CompletedProcess[str], topic: str) -> list[dict[st
     return [finding for finding in shown["findings"] if finding["topic"] == topic]
 
 
-def test_a_host_without_faults(tmp_path: Path) -> None:
+def test_host_without_faults(tmp_path: Path) -> None:
     done = doctor("--quick", "--runs-directory", str(tmp_path / "runs"))
     assert (done.returncode, "fail" in done.stdout) == (0, False), done.stdout
     assert "Slurm is not installed" in done.stdout
@@ -60,7 +60,7 @@ def test_few_open_files(tmp_path: Path, number: int, level: str, code: int) -> N
     assert found["advice"]
 
 
-def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
+def test_run_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = doctor("--quick", "--json", "--runs-directory", str(tmp_path / "file" / "runs"))
     (found,) = findings(done, "run directory")
@@ -68,15 +68,15 @@ def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
     assert "--runs-directory" in found["advice"]
 
 
-def test_an_interface_that_is_not_there() -> None:
+def test_missing_interface() -> None:
     done = doctor("--quick", "--json", "--interface", "nope0")
     (found,) = findings(done, "interfaces")
     assert (done.returncode, found["level"]) == (3, "fail")
     assert "'nope0' does not exist" in found["text"]
 
 
-def test_ports_that_are_taken() -> None:
-    port = str(20000 + os.getpid() % 10000)  # below those that the system may meanwhile give to somebody else
+def test_ports_in_use() -> None:
+    port = str(20000 + os.getpid() % 10000)  # below the range from which the kernel chooses
     with socket.create_server(("", int(port))):
         done = doctor("--quick", "--json", "--ports", port)
     (found,) = findings(done, "free ports")
@@ -85,7 +85,7 @@ def test_ports_that_are_taken() -> None:
     assert findings(doctor("--quick", "--json", "--ports", port), "free ports")[0]["level"] == "ok"
 
 
-def test_a_proxy_is_named_and_its_password_is_not() -> None:
+def test_proxy_is_named_without_its_password() -> None:
     proxy = {"https_proxy": f"http://ana:{SECRET}@proxy:3128"}
     done = doctor("--quick", "--json", env=proxy)
     (found,) = findings(done, "proxy")
@@ -97,13 +97,13 @@ def test_a_proxy_is_named_and_its_password_is_not() -> None:
         ({"no_proxy": addresses}, "ok"),
         ({"no_proxy": "0.0.0.0/0,::/0"}, "ok"),
         ({"NO_PROXY": addresses}, "warn"),  # gRPC does not read it
-        ({"no_proxy": addresses, "no_grpc_proxy": "example.org"}, "warn"),  # but this, in place of the other
+        ({"no_proxy": addresses, "no_grpc_proxy": "example.org"}, "warn"),  # but this instead of no_proxy
     ):
         assert findings(doctor("--quick", "--json", env=proxy | variables), "proxy")[0]["level"] == level
 
 
 @pytest.mark.long
-def test_a_tensorflow_that_is_broken(tmp_path: Path) -> None:
+def test_broken_tensorflow(tmp_path: Path) -> None:
     package = tmp_path / "tensorflow"
     package.mkdir()
     (package / "__init__.py").write_text("raise TypeError('Descriptors cannot be created directly.')")
@@ -116,8 +116,8 @@ def test_a_tensorflow_that_is_broken(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_packages_that_contradict_each_other(tmp_path: Path) -> None:
-    """Of a package only what is written beside it is there: pip reads no more, and TensorFlow is hidden to be quick."""
+def test_conflicting_packages(tmp_path: Path) -> None:
+    """A package with metadata only, which is all that pip reads; TensorFlow is hidden to save time."""
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise ImportError('not for this test')")
     written = tmp_path / "tensorflow_text-1.0.dist-info"
@@ -130,7 +130,7 @@ def test_packages_that_contradict_each_other(tmp_path: Path) -> None:
     assert found["text"].startswith("tensorflow-text 1.0 has requirement protobuf<3")
 
 
-def test_the_tensorflow_of_this_python() -> None:
+def test_installed_tensorflow() -> None:
     done = doctor("--json")
     (tensorflow,) = findings(done, "tensorflow")
     (keras,) = findings(done, "keras")
@@ -141,7 +141,7 @@ def test_the_tensorflow_of_this_python() -> None:
 
 
 @pytest.mark.long
-def test_another_python_is_told(tmp_path: Path) -> None:
+def test_other_python_is_a_warning(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "python").write_text("#!/bin/sh\n")
@@ -151,7 +151,7 @@ def test_another_python_is_told(tmp_path: Path) -> None:
     assert str(programs / "python") in found["text"]
 
 
-def test_a_report_names_no_user(tmp_path: Path) -> None:
+def test_report_hides_the_user_name(tmp_path: Path) -> None:
     home = tmp_path / "jovyan"
     env = {"HOME": str(home), "LOGNAME": "jovyan"}
     done = doctor("--quick", "--report", "--runs-directory", str(home / "runs"), env=env)
@@ -161,7 +161,7 @@ def test_a_report_names_no_user(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_on_nodes_outside_of_an_allocation_says_how_to_get_one() -> None:
+def test_on_nodes_outside_of_an_allocation_is_refused() -> None:
     done = doctor("--on-nodes")
     assert done.returncode == 3
     assert "salloc -N4 tf4slurm doctor --on-nodes" in done.stderr

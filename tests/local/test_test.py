@@ -1,4 +1,4 @@
-"""`tf4slurm test` on this host, with and without TensorFlow, and when it fails."""
+"""`tf4slurm test` on this host, with and without TensorFlow, and its failure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_plain_processes(tmp_path: Path) -> None:
     assert done.stdout.count("\n") == 1
 
 
-def test_a_task_whose_agent_still_listens_for_it_is_asked_again(
+def test_task_whose_agent_still_listens_is_retried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -52,8 +52,8 @@ def test_a_task_whose_agent_still_listens_for_it_is_asked_again(
     assert capsys.readouterr().out.startswith("1 of 1 tasks answered the chief")
 
 
-def test_a_stranger_that_hangs_up_ends_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as holder:  # so that nobody else gets the port
+def test_reset_connection_does_not_end_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as holder:  # so that no other process gets the port
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
         address = holder.getsockname()
@@ -77,19 +77,19 @@ def test_a_stranger_that_hangs_up_ends_no_task(monkeypatch: pytest.MonkeyPatch) 
                 task.kill()
 
 
-def test_a_real_training(tmp_path: Path) -> None:
+def test_training_with_tensorflow(tmp_path: Path) -> None:
     done = run_test(tmp_path)
     assert done.returncode == 0, done.stderr
     assert "steps of ParameterServerStrategy by the worker, with the variable on a ps (TensorFlow 2." in done.stdout
 
 
-def test_a_module_of_the_users_takes_nobodys_place(tmp_path: Path) -> None:
+def test_user_module_does_not_replace_a_standard_one(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong one')")
     done = run_test(tmp_path, "--plain")
     assert done.returncode == 0, done.stderr
 
 
-def test_a_failure_says_where_it_was_and_what_to_type_next(tmp_path: Path) -> None:
+def test_failure_names_its_place_and_the_next_command(tmp_path: Path) -> None:
     done = run_test(tmp_path, "--timeout", "1")  # TensorFlow takes longer to import, and then to form
     assert done.returncode not in (0, 2)
     assert done.stdout == ""

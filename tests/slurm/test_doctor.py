@@ -1,4 +1,4 @@
-"""`tf4slurm doctor` and `tf4slurm test` on hosts of a real Slurm, whole and with each fault made for real."""
+"""`tf4slurm doctor` and `tf4slurm test` on hosts of a real Slurm, intact and with real faults."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def changed(lab: SlurmLab, node: str, *commands: str) -> Iterator[None]:
         lab.on(node, *commands[1].split())
 
 
-def test_a_whole_cluster(lab: SlurmLab, tmp_path: Path) -> None:
+def test_intact_cluster(lab: SlurmLab, tmp_path: Path) -> None:
     done = doctor(lab, tmp_path, "--quick")
     assert done.returncode == 0, done.stdout
     assert findings(done, "slurm")[0]["text"] == "Slurm 22.05.8"
@@ -78,7 +78,7 @@ def test_a_whole_cluster(lab: SlurmLab, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_in_a_batch_job_it_is_the_same(lab: SlurmLab, tmp_path: Path) -> None:
+def test_batch_job(lab: SlurmLab, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     command = f"{TF4SLURM} doctor --on-nodes --quick --json --runs-directory {tmp_path / 'runs'}"
     script.write_text(f"#!/bin/bash\nexec {command} 2>/dev/null\n")
@@ -88,7 +88,7 @@ def test_in_a_batch_job_it_is_the_same(lab: SlurmLab, tmp_path: Path) -> None:
     assert found["reach"]["text"].startswith("3 nodes reach each other")
 
 
-def test_without_accounting_it_says_what_follows(lab: SlurmLab, tmp_path: Path) -> None:
+def test_without_accounting_is_a_warning(lab: SlurmLab, tmp_path: Path) -> None:
     (found,) = findings(doctor(lab, tmp_path, "--quick", prefix=()), "sacct")
     assert (found["level"], "no accounting" in found["text"]) == ("warn", True)
     assert "Keep the run directory" in found["advice"]
@@ -100,7 +100,7 @@ def test_with_accounting_sacct_answers(accounting_lab: SlurmLab, tmp_path: Path)
 
 
 @pytest.mark.long
-def test_accounting_that_is_down_is_told_in_slurms_words(accounting: None, tmp_path: Path) -> None:
+def test_accounting_that_is_down_is_a_warning_with_slurms_message(accounting: None, tmp_path: Path) -> None:
     with SlurmLab(["alone"], accounting=True) as lab:
         lab.run("sacctmgr", "-i", "shutdown", check=False)
         assert wait_until(lambda: lab.run("sacct", "-n", check=False).returncode != 0, timeout_seconds=30)
@@ -110,7 +110,7 @@ def test_accounting_that_is_down_is_told_in_slurms_words(accounting: None, tmp_p
 
 
 @pytest.mark.long
-def test_a_controller_that_is_down_is_a_failure_within_bounds(slurm: None, tmp_path: Path) -> None:
+def test_controller_that_is_down_is_a_failure_within_30_s(slurm: None, tmp_path: Path) -> None:
     with SlurmLab(["alone"]) as lab:
         lab.run("scontrol", "shutdown", "slurmctld")
         assert wait_until(lambda: "DOWN" in lab.run("scontrol", "ping", check=False).stdout, timeout_seconds=20)
@@ -124,7 +124,7 @@ def test_a_controller_that_is_down_is_a_failure_within_bounds(slurm: None, tmp_p
 
 
 @pytest.mark.long
-def test_a_run_directory_that_one_node_does_not_share(lab: SlurmLab, tmp_path: Path) -> None:
+def test_run_directory_that_one_node_does_not_share(lab: SlurmLab, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
     with hidden(lab, "r1-n2", runs):
@@ -137,7 +137,7 @@ def test_a_run_directory_that_one_node_does_not_share(lab: SlurmLab, tmp_path: P
 
 
 @pytest.mark.long
-def test_a_launcher_that_may_not_write_where_its_nodes_may(lab: SlurmLab, tmp_path: Path) -> None:
+def test_run_directory_that_only_nodes_can_write(lab: SlurmLab, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
     lab.run("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", runs)
@@ -152,7 +152,7 @@ def test_a_launcher_that_may_not_write_where_its_nodes_may(lab: SlurmLab, tmp_pa
 
 
 @pytest.mark.long
-def test_a_node_whose_interface_is_down(lab: SlurmLab, tmp_path: Path) -> None:
+def test_node_whose_interface_is_down(lab: SlurmLab, tmp_path: Path) -> None:
     with changed(lab, "r1-n9", "ip link set ib0 down", "ip link set ib0 up"):
         asked, not_asked = doctor(lab, tmp_path, "--quick", "--interface", "ib0"), doctor(lab, tmp_path, "--quick")
     (found,) = findings(asked, "interfaces", "fail")
@@ -167,7 +167,7 @@ def test_a_node_whose_interface_is_down(lab: SlurmLab, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_node_that_does_not_reach_another(lab: SlurmLab, tmp_path: Path) -> None:
+def test_node_that_does_not_reach_another(lab: SlurmLab, tmp_path: Path) -> None:
     route = "unreachable 172.29.0.4/32"  # that of gpu-09 in ib0
     with changed(lab, "r1-n10", f"ip route add {route}", f"ip route del {route}"):
         used, not_used = doctor(lab, tmp_path, "--quick", "--interface", "ib0"), doctor(lab, tmp_path, "--quick")
@@ -179,7 +179,7 @@ def test_a_node_that_does_not_reach_another(lab: SlurmLab, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_a_node_without_munge(lab: SlurmLab, tmp_path: Path) -> None:
+def test_node_without_munge(lab: SlurmLab, tmp_path: Path) -> None:
     away = ("mount -t tmpfs tmpfs /run/munge", "umount --lazy /run/munge")  # slurmd uses another path of its own
     with changed(lab, "r1-n9", *away):
         done = doctor(lab, tmp_path, "--quick")
@@ -189,7 +189,7 @@ def test_a_node_without_munge(lab: SlurmLab, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_node_without_this_python_does_not_answer_and_is_told(lab: SlurmLab, tmp_path: Path) -> None:
+def test_node_without_python_is_a_failure(lab: SlurmLab, tmp_path: Path) -> None:
     started = time.monotonic()
     with hidden(lab, "r1-n9", Path(sys.executable).parent):
         done = doctor(lab, tmp_path, "--quick")
@@ -201,7 +201,7 @@ def test_a_node_without_this_python_does_not_answer_and_is_told(lab: SlurmLab, t
 
 
 @pytest.mark.long
-def test_its_step_ends_with_it(lab: SlurmLab, tmp_path: Path) -> None:
+def test_step_ends_when_doctor_is_terminated(lab: SlurmLab, tmp_path: Path) -> None:
     """The leak check of the fixtures sees whatever is left on the nodes."""
     script = 'echo $$ > pid; exec "$0" doctor --on-nodes --runs-directory runs'
     salloc = lab.popen(*SALLOC, "sh", "-c", script, TF4SLURM, cwd=tmp_path, stdout=subprocess.DEVNULL)
@@ -220,21 +220,21 @@ def _commands(lab: SlurmLab) -> str:
     return lab.on("r1-n9", "ps", "-e", "-ww", "-o", "args").stdout
 
 
-def test_plain_tasks_on_all_hosts(lab: SlurmLab, tmp_path: Path) -> None:
+def test_plain_smoke_test_on_all_hosts(lab: SlurmLab, tmp_path: Path) -> None:
     done = lab.run(*SALLOC, TF4SLURM, "test", "--plain", "--runs-directory", tmp_path, timeout_seconds=100)
     assert done.stdout.startswith("It works: 4 tasks on 4 hosts (")
     assert "each address checked from another host; 3 of 3 tasks answered the chief" in done.stdout
 
 
 @pytest.mark.long
-def test_a_real_training_on_hosts(lab: SlurmLab, tmp_path: Path) -> None:
+def test_smoke_test_with_tensorflow(lab: SlurmLab, tmp_path: Path) -> None:
     done = lab.run("salloc", "-Q", "-N3", "-n3", TF4SLURM, "test", "--runs-directory", tmp_path, timeout_seconds=200)
     assert done.stdout.startswith("It works: 3 tasks on 3 hosts (")
     assert "steps of ParameterServerStrategy by the worker, with the variable on a ps" in done.stdout
 
 
 @pytest.mark.parametrize("tasks", ["1", "2"])
-def test_too_few_tasks_are_told(lab: SlurmLab, tmp_path: Path, tasks: str) -> None:
+def test_smoke_test_refuses_too_few_tasks(lab: SlurmLab, tmp_path: Path, tasks: str) -> None:
     command = ("salloc", "-Q", "-n", tasks, TF4SLURM, "test", "--plain", "--runs-directory", tmp_path)
     done = lab.run(*command, check=False)
     assert done.returncode == 3

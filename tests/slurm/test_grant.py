@@ -12,7 +12,7 @@ from tests.processes import wait_until
 from tests.slurm.lab import SlurmLab
 
 
-def test_a_batch_jobs_grant_is_in_its_report(lab: SlurmLab, tmp_path: Path) -> None:
+def test_report_shows_the_resources_of_a_batch_job(lab: SlurmLab, tmp_path: Path) -> None:
     end = tmp_path / "end"
     script = tmp_path / "train.py"
     script.write_text(f"import pathlib, time\nwhile not pathlib.Path({str(end)!r}).exists():\n    time.sleep(0.05)\n")

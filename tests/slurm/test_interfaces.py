@@ -1,4 +1,4 @@
-"""Which address a host of the lab chooses: all have eth0 and ib0, one also a tap of InfiniBand's hardware type."""
+"""Addresses of interfaces on hosts of the lab. All have eth0 and ib0, one also a tap of InfiniBand's hardware type."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def infiniband(lab: SlurmLab, node: str, name: str, address: str) -> Iterator[No
         ("{host}-ib", "172.29.0.2"),
     ],
 )
-def test_the_asked_network_is_chosen(lab: SlurmLab, interface: str, address: str) -> None:
+def test_requested_interface(lab: SlurmLab, interface: str, address: str) -> None:
     assert choose(lab, interface) == address
 
 
@@ -60,22 +60,24 @@ def test_the_asked_network_is_chosen(lab: SlurmLab, interface: str, address: str
     [
         ("ib1", "'ib1' does not exist on node r1-n9. Found: eth0, ib0, lo"),
         ("*0", "matches several on node r1-n9: eth0 (10.78.0.2), ib0 (172.29.0.2)"),
-        ("fastest", "matches several"),  # both cables say 10 Gbit/s
+        ("fastest", "matches several"),  # both report 10 Gbit/s
         ("192.168.7.0/24", "Found: eth0, ib0, lo"),
         ("{host}-opa", "Found: eth0, ib0, lo"),
     ],
 )
-def test_no_or_several_interfaces_are_an_error_that_lists_them(lab: SlurmLab, interface: str, words: str) -> None:
+def test_no_or_several_matches_are_an_error_that_lists_the_interfaces(
+    lab: SlurmLab, interface: str, words: str
+) -> None:
     assert words in choose(lab, interface)
 
 
-def test_infiniband_is_known_by_its_hardware_type_whatever_its_name(lab: SlurmLab) -> None:
+def test_infiniband_is_found_by_hardware_type(lab: SlurmLab) -> None:
     with infiniband(lab, NODE, "fast7", "192.0.2.9/24"):
         assert choose(lab, "infiniband") == "192.0.2.9"
     assert choose(lab, "infiniband") == "172.29.0.2"
 
 
-def test_an_interface_that_is_down_or_has_no_address_does_not_count(lab: SlurmLab) -> None:
+def test_interface_that_is_down_is_skipped(lab: SlurmLab) -> None:
     lab.on(NODE, "ip", "link", "set", "ib0", "down")
     try:
         assert "'ib0' has no address or is down on node r1-n9. Found: eth0, lo" in choose(lab, "ib0")
@@ -84,7 +86,7 @@ def test_an_interface_that_is_down_or_has_no_address_does_not_count(lab: SlurmLa
         lab.on(NODE, "ip", "link", "set", "ib0", "up")
 
 
-def test_ipv6_is_used_where_there_is_no_ipv4(lab: SlurmLab) -> None:
+def test_ipv6_is_used_without_ipv4(lab: SlurmLab) -> None:
     lab.on(NODE, "ip", "addr", "flush", "dev", "ib0")
     lab.on(NODE, "ip", "-6", "addr", "add", "fd00:29::2/64", "dev", "ib0", "nodad")
     try:
@@ -101,18 +103,18 @@ DICTIONARY = (
 )
 
 
-def test_rule_for_host_names_is_about_names_of_nodes(slurm: None, tmp_path: Path) -> None:
+def test_host_name_pattern_uses_slurms_node_name(slurm: None, tmp_path: Path) -> None:
     """Where host names are others: launcher, agents, plain srun, doctor and `tf4slurm env` agree."""
     with SlurmLab(["x1", "x2"], host_suffix=".lab.example", resolve_names=False) as lab:
-        step, wish = ("srun", "-Q", "-N2", "-n2"), ("--interface", "{host}-ib")
+        step, pattern = ("srun", "-Q", "-N2", "-n2"), ("--interface", "{host}-ib")
         show = ("sh", "-c", 'echo "$TF_CONFIG"')
-        task = lab.run(*step, TF4SLURM, "task", "--no-chief", "--ps", "1", *wish, "--", *show, cwd=tmp_path)
+        task = lab.run(*step, TF4SLURM, "task", "--no-chief", "--ps", "1", *pattern, "--", *show, cwd=tmp_path)
         assert '"worker": ["172.29.0.2:' in task.stdout
         assert lab.run(*step, sys.executable, "-c", DICTIONARY, cwd=tmp_path).stdout.count("172.29.0.2:") == 2
-        env = lab.run(*step, TF4SLURM, "env", "--json", *wish).stdout
+        env = lab.run(*step, TF4SLURM, "env", "--json", *pattern).stdout
         assert '"172.29.0.1"' in env
         assert '"172.29.0.2"' in env
-        check = (TF4SLURM, "doctor", "--on-nodes", "--quick", "--json", *wish, "--runs-directory", tmp_path / "runs")
+        check = (TF4SLURM, "doctor", "--on-nodes", "--quick", "--json", *pattern, "--runs-directory", tmp_path / "runs")
         findings = json.loads(lab.run("salloc", "-Q", "-N2", "-n2", *check, check=False).stdout)["findings"]
         levels = {finding["topic"]: finding["level"] for finding in findings}
         assert (levels["interfaces"], levels["reach"]) == ("ok", "ok"), findings

@@ -1,4 +1,4 @@
-"""The map of every layout, in the eyes of every task, against what `srun -l` tells of the same run."""
+"""The layout that each task computes, compared with the output of `srun -l` in the same step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def tell(tmp_path: Path) -> Tell:
         "srun -l -N1 -n2 -w r1-n10 TELL : -N1 -n1 -w r1-n2 TELL",
     ],
 )
-def test_the_environment_tells_it(lab: SlurmLab, tell: Tell, line: str) -> None:
+def test_layout_from_the_environment(lab: SlurmLab, tell: Tell, line: str) -> None:
     (told,) = tell.run(lab, line)
     told.check(is_in_environ=True)
 
@@ -86,7 +86,7 @@ def test_the_environment_tells_it(lab: SlurmLab, tell: Tell, line: str) -> None:
         "srun -l -N2 -n4 -m cyclic -w r1-n2,r1-n9 TELL : -N2 -n3 -m block -w r1-n10,gpu-09 TELL",
     ],
 )
-def test_only_slurm_tells_it(lab: SlurmLab, tell: Tell, line: str) -> None:
+def test_layout_from_sattach(lab: SlurmLab, tell: Tell, line: str) -> None:
     (told,) = tell.run(lab, line)
     told.check(is_in_environ=False)
 
@@ -99,13 +99,13 @@ def test_only_slurm_tells_it(lab: SlurmLab, tell: Tell, line: str) -> None:
         "salloc -Q -N1 -n1 -w r1-n2 : -N2 -n4 -w r1-n10,gpu-09 srun -l -n3 --het-group=1 TELL : -n1 --het-group=0 TELL",
     ],
 )
-def test_the_environment_tells_it_to_some_of_the_tasks(lab: SlurmLab, tell: Tell, line: str) -> None:
+def test_layout_from_the_environment_of_some_tasks(lab: SlurmLab, tell: Tell, line: str) -> None:
     (told,) = tell.run(lab, line)
     told.check(is_in_environ=None)
     assert len({answer["environ"] is None for answer in told.answers}) == 2
 
 
-def test_two_steps_at_once(lab: SlurmLab, tell: Tell) -> None:
+def test_two_steps_at_the_same_time(lab: SlurmLab, tell: Tell) -> None:
     line = "srun -l --exact -N2 -n4 -m cyclic -r0 TELL & srun -l --exact -N2 -n3 -r2 TELL & wait"
     steps = tell.run(lab, f"salloc -Q -N4 -n8 --ntasks-per-node=2 bash -c {shlex.quote(line)}")
     assert sorted(len(told.truth) for told in steps) == [3, 4]
@@ -113,13 +113,13 @@ def test_two_steps_at_once(lab: SlurmLab, tell: Tell) -> None:
         told.check(is_in_environ=True)
 
 
-def test_an_uneven_step_beside_another_job(lab: SlurmLab, tell: Tell) -> None:
+def test_uneven_step_beside_another_job(lab: SlurmLab, tell: Tell) -> None:
     line = "srun -N1 -n6 -w r1-n9 sh -c 'echo >&2; sleep 2' 2>&1 | (read; srun -l -N3 -n9 -w r1-n2,r1-n9,r1-n10 TELL)"
     (told,) = tell.run(lab, line)
     told.check(is_in_environ=True)
 
 
-def test_host_names_are_not_node_names(slurm: None, tell: Tell) -> None:
+def test_host_names_that_differ_from_node_names(slurm: None, tell: Tell) -> None:
     with SlurmLab(["x9", "x10", "x11"], host_suffix=".lab.example", resolve_names=False) as lab:
         (told,) = tell.run(lab, "srun -l -N3 -n5 -m cyclic TELL")
         told.check(is_in_environ=True)
@@ -127,7 +127,7 @@ def test_host_names_are_not_node_names(slurm: None, tell: Tell) -> None:
         told.check(is_in_environ=False)
 
 
-def test_slurm_tells_a_step_of_many_tasks(lab: SlurmLab, tell: Tell, tmp_path: Path) -> None:
+def test_layout_of_many_tasks_from_sattach(lab: SlurmLab, tell: Tell, tmp_path: Path) -> None:
     touch = f"touch {tmp_path}/$SLURM_JOB_ID.0-$SLURM_PROCID; exec hostname"
     script = f"[ $SLURM_PROCID = 0 ] || {{ {touch}; }}; exec {tell.command}"
     lines = lab.run("srun", "-O", "-l", "-N4", "-n200", "-m", "cyclic", "sh", "-c", script).stdout.splitlines()

@@ -1,4 +1,4 @@
-"""What a batch script knows, read from environments of real jobs and their variations."""
+"""Allocations in environments of real jobs, and variations of them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def batch_without(*variables: str, **changes: str) -> dict[str, str]:
     return {**{name: value for name, value in BATCH.items() if name not in variables}, **changes}
 
 
-def test_a_real_batch_script() -> None:
+def test_batch_script() -> None:
     expected = SlurmAllocation(job_id="38", num_tasks=7, cpus_per_task=None, num_nodes=3)
     assert SlurmAllocation.from_environ(BATCH) == expected
 
 
-def test_an_element_of_an_array() -> None:
+def test_element_of_a_job_array() -> None:
     allocation = SlurmAllocation.from_environ(batch_without(SLURM_ARRAY_JOB_ID="38", SLURM_ARRAY_TASK_ID="2"))
     assert allocation is not None
     assert allocation.array_element == "38_2"
@@ -36,7 +36,7 @@ HET = {
 }
 
 
-def test_the_components_of_a_heterogeneous_job() -> None:
+def test_components_of_a_heterogeneous_job() -> None:
     allocation = SlurmAllocation.from_environ(batch_without(**HET))
     assert allocation is not None
     assert allocation.components == (HetComponent(1, 3), HetComponent(6, None))
@@ -46,14 +46,14 @@ def test_the_components_of_a_heterogeneous_job() -> None:
     assert some.num_tasks is None
 
 
-def test_components_that_are_left_from_an_outer_job_are_not_this_ones() -> None:
+def test_components_of_an_outer_job_are_ignored() -> None:
     allocation = SlurmAllocation.from_environ(batch_without(**{**HET, "SLURM_JOB_ID_HET_GROUP_0": "5"}))
     assert allocation is not None
     assert (allocation.components, allocation.num_tasks) == ((), 7)
 
 
 @pytest.mark.parametrize("environ", [{}, {"PATH": "/bin"}, {"SLURM_JOB_ID": ""}, {"SLURM_CONF": "/etc/slurm.conf"}])
-def test_outside_of_an_allocation_there_is_none(environ: dict[str, str]) -> None:
+def test_no_allocation(environ: dict[str, str]) -> None:
     assert SlurmAllocation.from_environ(environ) is None
 
 
@@ -67,13 +67,13 @@ def test_outside_of_an_allocation_there_is_none(environ: dict[str, str]) -> None
         (batch_without(SLURM_NTASKS=""), None),
     ],
 )
-def test_the_number_of_tasks(environ: dict[str, str], num_tasks: int | None) -> None:
+def test_number_of_tasks(environ: dict[str, str], num_tasks: int | None) -> None:
     allocation = SlurmAllocation.from_environ(environ)
     assert allocation is not None
     assert allocation.num_tasks == num_tasks
 
 
-def test_the_cpus_per_task_that_srun_does_not_inherit() -> None:
+def test_cpus_per_task() -> None:
     allocation = SlurmAllocation.from_environ({**BATCH, "SLURM_CPUS_PER_TASK": "4"})
     assert allocation is not None
     assert allocation.cpus_per_task == 4
@@ -90,7 +90,7 @@ def test_the_cpus_per_task_that_srun_does_not_inherit() -> None:
         ("SLURM_RESTART_COUNT", "often"),
     ],
 )
-def test_unreadable_count_is_refused_by_name(variable: str, value: str) -> None:
+def test_invalid_count_is_refused(variable: str, value: str) -> None:
     with pytest.raises(SlurmEnvironmentError, match=f"^{variable} is ") as caught:
         SlurmAllocation.from_environ({**BATCH, variable: value})
     assert (caught.value.variable, caught.value.value) == (variable, value)

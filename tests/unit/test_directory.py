@@ -1,4 +1,4 @@
-"""Clocks that differ. Hosts of the lab share one clock, so the differences are made by hand here."""
+"""Checks of the run directory, and of clocks. Hosts of the lab share one clock, so differences are faked here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_clocks(skews: dict[str, float], level: str, words: str) -> None:
     assert words in found.text
 
 
-def test_nothing_is_left_and_nothing_made(tmp_path: Path) -> None:
+def test_check_leaves_no_file(tmp_path: Path) -> None:
     found, skew = check_directory(tmp_path / "a" / "runs", "probe")
     assert found.level in ("ok", "warn")
     assert skew is not None
@@ -35,7 +35,7 @@ def test_nothing_is_left_and_nothing_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_slow_file_system_is_no_skew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_file_system_is_not_skew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(directory, "time", SimpleNamespace(time=lambda: time.time() + sum(waited)))
     monkeypatch.setattr("os.fsync", lambda _: waited.append(60.0))
@@ -43,26 +43,26 @@ def test_a_slow_file_system_is_no_skew(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("ahead", [60.0, -60.0])
-def test_a_clock_that_differs_is_told_by_the_time_of_the_file(
+def test_skew_is_the_difference_to_the_time_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:
     monkeypatch.setattr(directory, "time", SimpleNamespace(time=lambda: time.time() - ahead))
     assert Probe(tmp_path, "probe").write() == pytest.approx(ahead, abs=5)
 
 
-def test_a_file_in_its_place_is_a_failure(tmp_path: Path) -> None:
+def test_file_instead_of_the_directory_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     found, skew = check_directory(tmp_path / "runs", "probe")
     assert (found.level, skew) == ("fail", None)
     assert "Not a directory" in found.text
 
 
-def test_a_probe_is_not_written_over_a_link(tmp_path: Path) -> None:
+def test_probe_does_not_follow_a_link(tmp_path: Path) -> None:
     (tmp_path / ".tf4slurm-doctor-probe").symlink_to(tmp_path / "victim")
     with pytest.raises(FileExistsError):
         Probe(tmp_path, "probe").write()
     assert not (tmp_path / "victim").exists()
 
 
-def test_the_nearest_directory_that_is_there(tmp_path: Path) -> None:
+def test_existing_parent(tmp_path: Path) -> None:
     assert existing_parent(tmp_path / "a" / "b") == tmp_path

@@ -33,7 +33,7 @@ A, B, C = "r1-n9", "r1-n10", "gpu-09"
         ((3, 1, 2), "plane", 9, "AAABCC"),
     ],
 )
-def test_ranks_are_dealt(
+def test_distributions(
     counts: tuple[int, ...], distribution: str | None, plane_size: int | None, expected: str
 ) -> None:
     assert "".join(deal_ranks(Component(("A", "B", "C"), counts), distribution, plane_size)) == expected
@@ -54,7 +54,7 @@ def test_components_are_split_in_the_order_of_the_groups() -> None:
 
 
 @pytest.mark.parametrize("groups", [[(A,), (B,)], [(A, B), (B, C)]])
-def test_a_node_in_no_group_or_in_two_is_refused(groups: list[tuple[str, ...]]) -> None:
+def test_node_in_no_group_or_in_two_is_refused(groups: list[tuple[str, ...]]) -> None:
     with pytest.raises(LayoutError, match="not each in one group"):
         split_components(Component((A, B, C), (1, 1, 1)), groups)
 

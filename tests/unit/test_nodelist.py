@@ -1,4 +1,4 @@
-"""Nodelists: what they expand to, what is refused, and what Slurm and ClusterShell say to them."""
+"""Nodelists: expanded, folded and refused, as Slurm and ClusterShell do."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_expand(nodelist: str, expected: str) -> None:
         ("a[1-65536]b[1-65536]c[1-65536]", 0, f"more than {MAX_NODES} nodes"),
     ],
 )
-def test_what_slurm_refuses_is_refused_with_the_position(nodelist: str, position: int, what: str) -> None:
+def test_invalid_nodelist_is_refused_with_the_position(nodelist: str, position: int, what: str) -> None:
     for function in (expand_nodelist, count_nodes):
         with pytest.raises(NodelistError, match=what) as caught:
             function(nodelist)
@@ -106,13 +106,13 @@ def test_fold(nodes: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "n[1-2]", "a,b", "a b", "(null)", "n" * 256, "n18446744073709551615"])
-def test_only_names_are_folded(name: str) -> None:
+def test_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(NodelistError) as caught:
         fold_nodelist(["n1", name])
     assert caught.value.nodelist == name
 
 
-def test_folding_nothing_is_refused() -> None:
+def test_folding_no_names_is_refused() -> None:
     with pytest.raises(NodelistError, match="no node"):
         fold_nodelist([])
 
@@ -127,7 +127,7 @@ def test_long_ranges(first: int, last: int, width: int) -> None:
     assert names == tuple(f"n{number:0{width}}" for number in range(first, last + 1))
 
 
-def test_ranges_longer_than_slurm_takes_are_split() -> None:
+def test_long_ranges_are_split() -> None:
     nodes = expand_nodelist("n[1-65536],n[65537-70000]")
     assert fold_nodelist(nodes) == "n[1-65536,65537-70000]"
 
@@ -160,7 +160,7 @@ def test_slurm_expands_the_same(scontrol: Scontrol, nodelist: str) -> None:  # n
 
 @given(nodelist=BROKEN)
 @settings(max_examples=200)
-def test_slurm_expands_whatever_is_not_refused_the_same(scontrol: Scontrol, nodelist: str) -> None:  # noqa: F811
+def test_slurm_expands_every_valid_nodelist_the_same(scontrol: Scontrol, nodelist: str) -> None:  # noqa: F811
     try:
         nodes = expand_nodelist(nodelist)
     except NodelistError:
@@ -175,13 +175,13 @@ def test_slurm_folds_the_same(scontrol: Scontrol, nodes: list[str]) -> None:  # 
 
 
 @given(nodes=st.lists(NAMES, min_size=1, max_size=40))
-def test_what_is_folded_expands_to_the_same(nodes: list[str]) -> None:
+def test_fold_and_expand_round_trip(nodes: list[str]) -> None:
     assert list(expand_nodelist(fold_nodelist(nodes))) == nodes
 
 
 @given(nodelist=nodelists(EVEN_RANGES, 1))
 @settings(max_examples=50)
-def test_cluster_shell_knows_the_same_nodes(nodelist: str) -> None:
+def test_cluster_shell_expands_the_same(nodelist: str) -> None:
     from ClusterShell.NodeSet import NodeSet  # type: ignore[import-untyped]  # it ships no types
 
     ours = set(expand_nodelist(nodelist))

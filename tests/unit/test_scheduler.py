@@ -1,4 +1,4 @@
-"""What a site's settings mean for a job. The settings that the lab has not are made by hand here."""
+"""Checks of a site's settings, recorded and varied."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def judge(topic: str, site: SlurmSite, grace_period_seconds: float = 25.0) -> Fi
         ({"process_tracking": "cgroup"}, "processes", "ok", "cgroup"),
     ],
 )
-def test_a_setting(changes: dict[str, object], topic: str, level: str, words: str) -> None:
+def test_setting(changes: dict[str, object], topic: str, level: str, words: str) -> None:
     found = judge(topic, dataclasses.replace(SITE, **changes))  # type: ignore[arg-type]
     assert found.level == level
     assert words in found.text
@@ -50,7 +50,7 @@ def test_a_setting(changes: dict[str, object], topic: str, level: str, words: st
         ({"preempt_mode": "CANCEL", "grace_period_seconds": 60}, "warn", "CANCEL after 60 s"),
     ],
 )
-def test_a_partition(changes: dict[str, object], level: str, words: str) -> None:
+def test_partition(changes: dict[str, object], level: str, words: str) -> None:
     partition = dataclasses.replace(GOOD, **changes)  # type: ignore[arg-type]
     found = judge("partition", dataclasses.replace(SITE, partitions=(partition,)))
     assert found.level == level

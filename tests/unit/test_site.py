@@ -1,4 +1,4 @@
-"""What `scontrol show config` and `show partition` say of a site: recorded from the lab's Slurm 22.05.8, one node."""
+"""Output of `scontrol show config` and `show partition`, recorded from Slurm 22.05.8."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIG = (DATA / "scontrol-show-config.txt").read_text()
 PARTITIONS = (DATA / "scontrol-show-partition.txt").read_text()
 
 
-def test_a_real_site() -> None:
+def test_recorded_site() -> None:
     site = parse_site(CONFIG, PARTITIONS)
     assert (site.version, site.has_accounting, site.reserved_ports) == ("22.05.8", False, "23000-23999")
     assert (site.requeues, site.kill_wait_seconds, site.process_tracking) == (True, 5, "linuxproc")
@@ -32,16 +32,16 @@ def test_a_real_site() -> None:
         ("proctrack/linuxproc", "proctrack/cgroup", "process_tracking", "cgroup"),
     ],
 )
-def test_another_setting(line: str, other: str, field: str, value: object) -> None:
+def test_changed_setting(line: str, other: str, field: str, value: object) -> None:
     assert CONFIG.count(line) == 1
     assert getattr(parse_site(CONFIG.replace(line, other), PARTITIONS), field) == value
 
 
-def test_something_else_is_refused() -> None:
+def test_other_output_is_refused() -> None:
     with pytest.raises(ValueError, match="not the output of scontrol show config"):
         parse_site("Slurmctld is down\n", "")
 
 
-def test_a_site_without_partitions_that_this_user_may_see() -> None:
+def test_no_visible_partitions() -> None:
     site: SlurmSite = parse_site(CONFIG, "No partitions in the system\n")
     assert site.partitions == ()

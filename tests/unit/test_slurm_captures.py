@@ -1,4 +1,4 @@
-"""Recorded steps of a real Slurm: in the eyes of every task the map is right, or refused for a reason we know."""
+"""Recorded steps of a real Slurm: each task computes the correct layout, or refuses it for a known reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def may_refuse(capture: Capture, step: SlurmStep) -> bool:
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=str)
-def test_every_task_has_the_true_map_or_refuses(capture: Capture) -> None:
+def test_every_task_computes_the_correct_layout_or_refuses(capture: Capture) -> None:
     for step in steps_of(capture):
         if may_refuse(capture, step):
             with pytest.raises(LayoutError):
@@ -33,7 +33,7 @@ def test_every_task_has_the_true_map_or_refuses(capture: Capture) -> None:
             assert step.nodes_by_rank == capture.nodes_by_rank
 
 
-def test_there_are_enough_of_them() -> None:
+def test_number_of_captures() -> None:
     steps = [(capture, step) for capture in CAPTURES for step in steps_of(capture)]
     assert len(CAPTURES) == 64
     assert len(steps) == 314
@@ -41,7 +41,7 @@ def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=str)
-def test_every_task_knows_its_place(capture: Capture) -> None:
+def test_rank_and_node_of_every_task(capture: Capture) -> None:
     for rank, step in enumerate(steps_of(capture)):
         assert step.rank == rank
         assert step.node_name == capture.nodes_by_rank[rank]
@@ -50,7 +50,7 @@ def test_every_task_knows_its_place(capture: Capture) -> None:
         assert set(step.nodes) == set(capture.nodes_by_rank)
 
 
-def test_a_wrong_map_is_refused_by_a_task_that_it_puts_elsewhere() -> None:
+def test_wrong_layout_is_refused_by_a_misplaced_task() -> None:
     capture = capture_of("uneven-n7-cyclic")
     wrong = tuple(sorted(capture.nodes_by_rank))
     for step in steps_of(capture):
@@ -71,7 +71,7 @@ def test_a_wrong_map_is_refused_by_a_task_that_it_puts_elsewhere() -> None:
         ("gpu-het-ps0-worker2", ["-1", "0,1", "0,1"]),
     ],
 )
-def test_gpus_are_those_that_slurm_gave(name: str, expected: list[str]) -> None:
+def test_gpus_are_those_of_slurm(name: str, expected: list[str]) -> None:
     is_ps = {"gres-gpu2": 2, "gpu-het-ps0-worker2": 0}
     seen = []
     for step in steps_of(capture_of(name)):

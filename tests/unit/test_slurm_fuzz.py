@@ -1,4 +1,4 @@
-"""Whatever an environment or a nodelist holds: an answer, or an error of ours. `make fuzz` asks much more often."""
+"""Malformed environments and nodelists raise only errors of tf4slurm. `make fuzz` runs many more examples."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ ATTRIBUTES = [
     environ=st.sampled_from(ENVIRONS),
     changes=st.dictionaries(st.sampled_from(READ), st.none() | TEXTS, min_size=1, max_size=3),
 )
-def test_a_malformed_environment_is_answered_or_refused(
-    environ: dict[str, str], changes: dict[str, str | None]
-) -> None:
+def test_malformed_environment_is_parsed_or_refused(environ: dict[str, str], changes: dict[str, str | None]) -> None:
     changed = {name: value for name, value in {**environ, **changes}.items() if value is not None}
     with contextlib.suppress(Tf4SlurmError):
         SlurmAllocation.from_environ(changed)
@@ -62,7 +60,7 @@ def test_a_malformed_environment_is_answered_or_refused(
 
 
 @given(nodelist=TEXTS)
-def test_a_malformed_nodelist_is_expanded_or_refused(nodelist: str) -> None:
+def test_malformed_nodelist_is_expanded_or_refused(nodelist: str) -> None:
     with contextlib.suppress(Tf4SlurmError):
         count = count_nodes(nodelist)
         nodes = expand_nodelist(nodelist)

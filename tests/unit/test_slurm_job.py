@@ -1,4 +1,4 @@
-"""What Slurm says a job was given; the answer is that of a real controller, abridged."""
+"""Resources of a job in the output of `scontrol show job`, recorded and abridged."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def at(text: str) -> float:
         ("", None),
     ],
 )
-def test_what_is_told_is_read(tres: str, memory: int | None) -> None:
+def test_grant_is_parsed(tres: str, memory: int | None) -> None:
     started = at("2026-11-21 07:27:59")
     expected = SlurmGrant(at("2026-11-21 07:27:00"), started, 8, memory, 86400 + 600)
     assert parse_grant(ANSWER.replace("{tres}", tres)) == expected
 
 
-def test_what_is_not_told_is_not_known() -> None:
+def test_missing_fields_are_none() -> None:
     assert parse_grant("JobId=7 StartTime=Unknown TimeLimit=UNLIMITED NumCPUs=4-8") == SlurmGrant()

@@ -1,4 +1,4 @@
-"""What a task reads of its step. What real steps say is in test_slurm_captures."""
+"""Properties of a step, and invalid variables. Recorded steps are in test_slurm_captures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def step(**changes: str) -> SlurmStep:
     return SlurmStep.from_environ({**ENVIRON, **changes})
 
 
-def test_an_ordinary_step() -> None:
+def test_ordinary_step() -> None:
     read = step()
     assert (read.job_id, read.step_id) == (ENVIRON["SLURM_JOB_ID"], "0")
     assert (read.rank, read.local_rank, read.num_tasks) == (0, 0, 7)
@@ -38,26 +38,26 @@ def test_restart_count_of_a_requeued_job() -> None:
     assert step(SLURM_RESTART_COUNT="2").restart_count == 2
 
 
-def test_the_groups_of_a_heterogeneous_job() -> None:
+def test_groups_of_a_heterogeneous_job() -> None:
     read = SlurmStep.from_environ(HET)
     assert read.het_groups == (HetGroup("36", ("r1-n10",)), HetGroup("37", ("r1-n2", "r1-n9")))
     assert read.nodes_by_rank == ("r1-n10", "r1-n10", "r1-n2", "r1-n2", "r1-n2", "r1-n9")
 
 
-def test_groups_left_from_the_job_that_submitted_this_one_do_not_count() -> None:
+def test_groups_of_an_outer_job_are_ignored() -> None:
     left = {name: value for name, value in HET.items() if "GROUP" in name or "SIZE" in name}
     assert step(**left).het_groups == ()
     assert len(step(**left).nodes_by_rank) == 7
 
 
-def test_ordinary_steps_inside_a_heterogeneous_job_are_told() -> None:
+def test_layout_of_an_ordinary_step_in_a_heterogeneous_job() -> None:
     capture = capture_of("het-batch-group1")
     cyclic = {"SLURM_DISTRIBUTION": "cyclic", "SLURM_GTIDS": "0,2,3"}
     read = SlurmStep.from_environ({**capture.environs[0], **cyclic})
     assert read.nodes_by_rank == ("r1-n2", "r1-n9", "r1-n2", "r1-n2")
 
 
-def test_gpus_are_of_the_first_variable() -> None:
+def test_gpus_are_those_of_the_first_variable() -> None:
     read = step(ROCR_VISIBLE_DEVICES="2,3", ZE_AFFINITY_MASK="4", SLURM_GPUS_ON_NODE="4")
     assert (read.gpus, read.gpus_on_node) == (("2", "3"), 4)
     assert read.visible_devices == {"ROCR_VISIBLE_DEVICES": ("2", "3"), "ZE_AFFINITY_MASK": ("4",)}
@@ -77,7 +77,7 @@ def test_gpus_are_of_the_first_variable() -> None:
         ),
     ],
 )
-def test_what_every_task_needs_is_read_at_once(variable: str, value: str, expected: str) -> None:
+def test_invalid_field_is_refused_at_construction(variable: str, value: str, expected: str) -> None:
     with pytest.raises(SlurmEnvironmentError) as caught:
         step(**{variable: value})
     assert expected in str(caught.value)
@@ -99,7 +99,7 @@ def test_what_every_task_needs_is_read_at_once(variable: str, value: str, expect
         ("gpus_on_node", "SLURM_GPUS_ON_NODE", "1.5", "expected a number"),
     ],
 )
-def test_the_rest_is_read_when_it_is_asked_for(attribute: str, variable: str, value: str, expected: str) -> None:
+def test_invalid_property_is_refused_on_access(attribute: str, variable: str, value: str, expected: str) -> None:
     read = step(**{variable: value})
     assert read.rank == 0
     with pytest.raises(SlurmEnvironmentError) as caught:
@@ -116,19 +116,19 @@ def test_invalid_variables_of_a_heterogeneous_job_are_refused() -> None:
 
 
 @pytest.mark.parametrize("distribution", ["block", "cyclic", "arbitrary"])
-def test_a_distribution_that_is_not_the_true_one_is_refused(distribution: str) -> None:
+def test_wrong_distribution_is_refused(distribution: str) -> None:
     with pytest.raises(LayoutError) as caught:
         _ = step(SLURM_DISTRIBUTION=distribution).nodes_by_rank
     assert caught.value.distribution == distribution
 
 
-def test_more_tasks_than_any_step_has_are_refused_before_they_are_counted_out() -> None:
+def test_huge_number_of_tasks_is_refused_before_it_is_expanded() -> None:
     huge = step(SLURM_STEP_NUM_TASKS="999999999", SLURM_STEP_TASKS_PER_NODE="333333333(x3)")
     with pytest.raises(SlurmEnvironmentError, match="333333333"):
         _ = huge.nodes_by_rank
 
 
-def test_two_views_of_one_task_are_equal() -> None:
+def test_equality_and_hash() -> None:
     assert step() == step(SLURM_NODEID="1")
     assert hash(step()) == hash(step())
     assert step() != step(SLURM_PROCID="1")

@@ -1,4 +1,4 @@
-"""What a Keras means for ParameterServerStrategy. The facts of tf_keras are as recorded: it is not installed here."""
+"""Checks of Keras and Python. The facts about tf_keras, which is not installed here, are recorded ones."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def test_keras(facts: dict[str, Any], environ: dict[str, str], level: str, words
     assert advice in found.advice
 
 
-def test_without_any_python_on_path_there_is_no_other_one() -> None:
+def test_no_python_on_path_is_ok() -> None:
     assert check_python({"PATH": "/nowhere"}).level == "ok"

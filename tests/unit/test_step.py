@@ -1,4 +1,4 @@
-"""What a task knows of its step, read from environments of real steps and their variations."""
+"""Steps in environments of real tasks, and variations of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASK: dict[str, str] = RECORDED["step-3-nodes-7-tasks.json"]["environments"][6]
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_every_task_of_a_real_step_knows_its_rank_and_node(name: str) -> None:
+def test_rank_and_node_of_every_task_of_a_recorded_step(name: str) -> None:
     environments, nodes = RECORDED[name]["environments"], RECORDED[name]["nodes"]
     steps = [SlurmStep.from_environ(environ) for environ in environments]
     assert {str(step.rank): step.node_name for step in steps} == nodes
@@ -29,7 +29,7 @@ def test_every_task_of_a_real_step_knows_its_rank_and_node(name: str) -> None:
         assert sorted(step.local_rank for step in steps if step.node_name == node) == list(range(count))
 
 
-def test_everything_of_one_task() -> None:
+def test_all_fields_of_one_task() -> None:
     step = SlurmStep.from_environ(TASK)
     assert {field.name: getattr(step, field.name) for field in dataclasses.fields(step) if field.compare} == {
         "job_id": "38",
@@ -55,7 +55,7 @@ def test_everything_of_one_task() -> None:
         ("SLURM_RESTART_COUNT", "", "restart_count", 0),
     ],
 )
-def test_what_slurm_may_leave_out(variable: str, value: str | None, field: str, expected: object) -> None:
+def test_optional_variables(variable: str, value: str | None, field: str, expected: object) -> None:
     environ = {name: text for name, text in TASK.items() if name != variable}
     if value is not None:
         environ[variable] = value
@@ -67,7 +67,7 @@ def test_what_slurm_may_leave_out(variable: str, value: str | None, field: str, 
     ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURMD_NODENAME"],
 )
 @pytest.mark.parametrize("value", [None, ""])
-def test_a_variable_that_is_absent_is_named(variable: str, value: str | None) -> None:
+def test_error_names_a_missing_variable(variable: str, value: str | None) -> None:
     environ = {name: text for name, text in TASK.items() if name != variable}
     if value is not None:
         environ[variable] = value
@@ -89,7 +89,7 @@ def test_a_variable_that_is_absent_is_named(variable: str, value: str | None) ->
         ("SLURM_RESTART_COUNT", "often"),
     ],
 )
-def test_a_variable_that_does_not_read_is_named(variable: str, value: str) -> None:
+def test_error_names_an_invalid_variable(variable: str, value: str) -> None:
     with pytest.raises(SlurmEnvironmentError) as caught:
         _ = SlurmStep.from_environ({**TASK, variable: value}).restart_count
     assert str(caught.value).startswith(variable)
@@ -108,7 +108,7 @@ def test_more_tasks_than_reserved_ports_begin_again() -> None:
     assert SlurmStep.from_environ(environ).port_candidates == (23001, 23002, 23000)
 
 
-def test_no_reserved_port_is_no_candidate() -> None:
+def test_without_reserved_ports_there_are_no_candidates() -> None:
     assert SlurmStep.from_environ({**TASK, "SLURM_STEP_RESV_PORTS": ""}).port_candidates == ()
 
 
@@ -127,7 +127,7 @@ def test_batch_script_and_interactive_shell_are_in_no_step(environ: dict[str, st
 
 
 @pytest.mark.parametrize("step_id", [*map(str, range(-6, 0)), *(str(2**32 - number) for number in range(1, 7))])
-def test_reserved_step_id_is_no_task(step_id: str) -> None:
+def test_reserved_step_id_is_not_a_task(step_id: str) -> None:
     assert not is_in_step({**TASK, "SLURM_STEP_ID": step_id})
     with pytest.raises(SlurmEnvironmentError, match=f"^SLURM_STEP_ID is '{step_id}': "):
         SlurmStep.from_environ({**TASK, "SLURM_STEP_ID": step_id})
