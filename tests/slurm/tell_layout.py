@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.processes import wait_until
 from tf4slurm.errors import LayoutError
-from tf4slurm.slurm.commands import ask_layout, layout_of
+from tf4slurm.slurm.commands import layout_of, query_layout
 from tf4slurm.slurm.step import SlurmStep
 
 
@@ -23,7 +23,7 @@ def main(directory: Path) -> None:
         from_environ = step.nodes_by_rank
     except LayoutError:
         from_environ = None
-    told = {"environ": from_environ, "asked": ask_layout(step), "layout": layout_of(step)}
+    told = {"environ": from_environ, "asked": query_layout(step), "layout": layout_of(step)}
     name = f"{step.job_id}.{step.step_id}"
     (directory / f"{name}-{step.rank}").write_text(json.dumps(told))
     # Slurm forgets a component of a heterogeneous step once its tasks have ended.

@@ -40,7 +40,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, job: SlurmJob) -> None:
-    monkeypatch.setattr(requeue, "ask_job", lambda job_id: job)
+    monkeypatch.setattr(requeue, "query_job", lambda job_id: job)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_controller_that_does_not_answer_changes_nothing(
     def refuse(job_id: str) -> SlurmJob:
         raise LaunchError("scontrol exited with 1: busy", command=("scontrol",), returncode=1, stderr="busy")
 
-    monkeypatch.setattr(requeue, "ask_job", refuse)
+    monkeypatch.setattr(requeue, "query_job", refuse)
     monkeypatch.setattr(requeue, "requeue_job", refuse)
     with caplog.at_level(logging.ERROR):
         assert Requeue("7", 1).find_reason(STOPPED, directory) is None

@@ -81,10 +81,10 @@ def _complete(find: Callable[[], Sequence[str]]) -> Callable[..., list[Completio
 
 
 def _find_partitions() -> Sequence[str]:
-    from tf4slurm.slurm.commands import ask_partitions
+    from tf4slurm.slurm.commands import query_partitions
 
     try:
-        return ask_partitions(timeout_seconds=_COMPLETION_SECONDS)
+        return query_partitions(timeout_seconds=_COMPLETION_SECONDS)
     except LaunchError:
         return ()
 

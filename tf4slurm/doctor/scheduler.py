@@ -28,13 +28,13 @@ def check_slurm(environ: Mapping[str, str]) -> list[Finding]:
         text = f"Slurm's {', '.join(missing)} cannot be found on PATH"
         return [Finding("fail", "slurm", text, "Add the directory of Slurm's programs to PATH, or load its module.")]
     try:
-        client = commands.ask_client_version(timeout_seconds=_TIMEOUT_SECONDS)
+        client = commands.query_client_version(timeout_seconds=_TIMEOUT_SECONDS)
     except LaunchError as error:
         text = f"Slurm's programs are installed, but have no cluster: {_one_line(str(error))}"
         advice = "Jobs run as local processes. Slurm needs its slurm.conf, in /etc/slurm or named by SLURM_CONF."
         return [Finding("warn" if allocation is None else "fail", "slurm", text, advice)]
     try:
-        site = commands.ask_site(timeout_seconds=_TIMEOUT_SECONDS)
+        site = commands.query_site(timeout_seconds=_TIMEOUT_SECONDS)
     except LaunchError as error:
         advice = "Try again; if it fails again, ask the cluster's administrators: no job starts without the controller."
         return [Finding("fail", "slurm", _one_line(str(error)), advice)]

@@ -15,7 +15,7 @@ from tf4slurm.errors import EXIT_REQUEUED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, StatusFile, StatusTask
-from tf4slurm.slurm.commands import ask_accounting, ask_job, ask_queue
+from tf4slurm.slurm.commands import query_accounting, query_job, query_queue
 from tf4slurm.slurm.job import ENDED_STATES, QueueEntry
 
 _SLURM_SECONDS = 5.0
@@ -155,7 +155,7 @@ def _ask_slurm(jobs: Sequence[KnownJob]) -> tuple[dict[str, QueueEntry], list[st
     if not job_ids:
         return {}, []
     try:
-        entries = ask_queue(job_ids, timeout_seconds=_SLURM_SECONDS)
+        entries = query_queue(job_ids, timeout_seconds=_SLURM_SECONDS)
     except LaunchError as error:
         return {}, [f"Slurm's information is missing: {error}"]
     found: dict[str, QueueEntry] = {}
@@ -246,7 +246,7 @@ def _find_end_in_slurm(known: _Sources, job_id: str, *, has_answer: bool) -> tup
     if not has_answer:  # the job may still run
         return "UNKNOWN", None, ""
     try:
-        accounted = ask_accounting(job_id, timeout_seconds=_SLURM_SECONDS)
+        accounted = query_accounting(job_id, timeout_seconds=_SLURM_SECONDS)
     except LaunchError:
         accounted = None
     if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
@@ -255,7 +255,7 @@ def _find_end_in_slurm(known: _Sources, job_id: str, *, has_answer: bool) -> tup
     if known.entry is not None:
         code = 0
         with contextlib.suppress(LaunchError):
-            code = ask_job(job_id, timeout_seconds=_SLURM_SECONDS).exit_code
+            code = query_job(job_id, timeout_seconds=_SLURM_SECONDS).exit_code
         code = code or int(known.entry.state != "COMPLETED")
         return known.entry.state, code, _describe_loss("From Slurm's queue; the launcher wrote no result.", known.run)
     reason = "Slurm no longer has this job, and the launcher wrote no result."

@@ -28,7 +28,7 @@ from tf4slurm.launch.control_host import ControlHost
 from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.result import Reporter, Result
 from tf4slurm.launch.spawner import Spawner
-from tf4slurm.slurm.commands import ask_grant
+from tf4slurm.slurm.commands import query_grant
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.background import OrderedThread, in_thread
@@ -181,7 +181,7 @@ class Launcher:
     def _note_grant(self, job_id: str) -> None:
         """Write what Slurm has allocated: it forgets a job a few minutes after its end."""
         try:
-            self._run_directory.write(ask_grant(job_id))
+            self._run_directory.write(query_grant(job_id))
         except (LaunchError, RunDirectoryError) as error:
             logger.info("slurm.json is not written: %s", error)
 

@@ -12,7 +12,7 @@ from tf4slurm.control.outcome import Outcome
 from tf4slurm.errors import LaunchError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
-from tf4slurm.slurm.commands import ask_job, requeue_job
+from tf4slurm.slurm.commands import query_job, requeue_job
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Requeue:
     def find_doubts(self) -> list[str]:
         """Return why Slurm would not do it, in sentences; asked at the start, when it can still be changed."""
         try:
-            job = ask_job(self._asked)
+            job = query_job(self._asked)
         except LaunchError as error:
             return [f"Whether the job can be requeued is not known: {error}"]
         doubts = []
@@ -50,7 +50,7 @@ class Requeue:
         if outcome.exit_code in {128 + number for number in _OWN_WISH}:
             return None
         try:
-            job = ask_job(self._asked)
+            job = query_job(self._asked)
         except LaunchError as error:
             logger.error("the job is not requeued: %s", error)
             return None

@@ -123,12 +123,12 @@ def missing_programs() -> tuple[str, ...]:
     return tuple(program for program in _PROGRAMS if shutil.which(program) is None)
 
 
-def ask_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
+def query_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
     """Return the version of the programs on this host, such as "22.05.8", without a request to the controller."""
     return _read(("srun", "--version"), timeout_seconds).strip().rpartition(" ")[2]
 
 
-def ask_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
+def query_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
     """Return the configuration of the site."""
     command = ("scontrol", "show", "config")
     config = _read(command, timeout_seconds)
@@ -139,7 +139,7 @@ def ask_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
         raise LaunchError(f"{' '.join(command)}: {error}", command=command, returncode=0, stderr=config) from error
 
 
-def ask_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:
+def query_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:
     """Return the names of the partitions."""
     return list(dict.fromkeys(_read(("sinfo", "--noheader", "--format=%R"), timeout_seconds).split()))
 
@@ -149,7 +149,7 @@ def check_accounting(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
     _read(("sacct", "--noheader", "--allocations", "--starttime=now"), timeout_seconds)
 
 
-def ask_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJob:
+def query_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJob:
     """Return the state of a job, with the preemption mode of its partition."""
     command = ("scontrol", "show", "job", job_id)
     answer = _read(command, timeout_seconds)
@@ -161,12 +161,12 @@ def ask_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJ
     return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
 
 
-def ask_grant(job_id: str) -> SlurmGrant:
+def query_grant(job_id: str) -> SlurmGrant:
     """Return the resources that Slurm gave to a job."""
     return parse_grant(_read(("scontrol", "show", "job", job_id)))
 
 
-def ask_queue(job_ids: Sequence[str], *, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[QueueEntry]:
+def query_queue(job_ids: Sequence[str], *, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[QueueEntry]:
     """Return the queue entries of jobs, also of those that ended recently; one per element of a job array."""
     if not job_ids:
         return []
@@ -179,7 +179,7 @@ def ask_queue(job_ids: Sequence[str], *, timeout_seconds: float = _TIMEOUT_SECON
         raise
 
 
-def ask_accounting(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, int] | None:
+def query_accounting(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, int] | None:
     """Return the final state and the exit code of a job; None if the accounting database does not have it."""
     command = ("sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,ExitCode")
     line = next(iter(_read(command, timeout_seconds).splitlines()), "")
@@ -219,10 +219,10 @@ def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> 
     except LayoutError:
         if shutil.which("sattach") is None:
             raise
-    return ask_layout(step, timeout_seconds=timeout_seconds)
+    return query_layout(step, timeout_seconds=timeout_seconds)
 
 
-def ask_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
+def query_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
     """Query Slurm for the node of each rank, and check the answer against the environment of this task.
 
     Each component of a heterogeneous step is a step of its own job, with ranks from 0. Slurm forgets a step when its

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.errors import LaunchError, LayoutError
-from tf4slurm.slurm.commands import ask_layout, layout_of
+from tf4slurm.slurm.commands import layout_of, query_layout
 from tf4slurm.slurm.step import SlurmStep
 
 ARBITRARY = {
@@ -49,7 +49,7 @@ def test_error_contains_the_output_of_a_failed_sattach(
 ) -> None:
     step = with_sattach(tmp_path, monkeypatch, body)
     with pytest.raises(LaunchError) as caught:
-        ask_layout(step)
+        query_layout(step)
     assert expected in str(caught.value)
     assert caught.value.command == ("sattach", "--layout", "999999.0")
 
@@ -57,7 +57,7 @@ def test_error_contains_the_output_of_a_failed_sattach(
 def test_sattach_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = with_sattach(tmp_path, monkeypatch, "exec sleep 60")
     with pytest.raises(LaunchError, match=r"timed out after 0\.5 s") as caught:
-        ask_layout(step, timeout_seconds=0.5)
+        query_layout(step, timeout_seconds=0.5)
     assert caught.value.command == ("sattach", "--layout", "999999.0")
 
 
@@ -72,4 +72,4 @@ def test_without_sattach_layout_error_of_the_environment_is_raised(monkeypatch: 
     with pytest.raises(LayoutError, match="does not determine the node of each rank"):
         layout_of(SlurmStep.from_environ(ARBITRARY))
     with pytest.raises(LaunchError, match="cannot be started"):
-        ask_layout(SlurmStep.from_environ(ARBITRARY))
+        query_layout(SlurmStep.from_environ(ARBITRARY))
