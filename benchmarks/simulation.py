@@ -151,7 +151,9 @@ def _serve(pipe: Connection, num_tasks: int, directory: Path | None) -> None:
 async def _serve_alone(pipe: Connection, num_tasks: int, counts: Counter[str]) -> None:
     tasks = [Task("chief", 0), Task("ps", 0), *(Task("worker", index) for index in range(num_tasks - 2))]
     credentials = create_credentials()
-    service = ControlService(JobState(tasks, limits_of(num_tasks), time.monotonic(), lambda *_: None), credentials)
+    service = ControlService(
+        JobState(tasks, limits_of(num_tasks), time.monotonic(), lambda *_, **__: None), credentials
+    )
     pipe.send((await service.start("127.0.0.1"), credentials.shared))
     await _send_loads(pipe, counts)
 

@@ -74,7 +74,7 @@ def test_signal_to_a_script_that_asks_stops_the_job(job: Job, number: signal.Sig
     os.kill(child_of("chief/0"), number)
     assert job.wait() == 128 + number
     wait_for(job, "chief-0-saved")
-    assert f"chief/0 on {socket.gethostname()} got {number.name}" in job.stderr.partition("Root cause:")[2]
+    assert f"chief/0 on {socket.gethostname()} received {number.name}" in job.stderr.partition("Root cause:")[2]
 
 
 def test_script_that_has_asked_and_goes_on_is_ended_at_once_with_its_job(job: Job) -> None:

@@ -58,7 +58,7 @@ async def _serve(num_tasks: int) -> float:
     tasks = [Task(task_type, rank - types.index(task_type)) for rank, task_type in enumerate(types)]
     credentials = create_credentials()
 
-    def on_event(kind: str, task: str | None, _: str) -> None:
+    def on_event(kind: str, task: str | None, _: str, **__: object) -> None:
         _print_line(kind=kind, task=task, at=time.monotonic())
 
     state = JobState(tasks, JobSpec(), time.monotonic(), on_event)

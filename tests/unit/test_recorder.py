@@ -24,7 +24,7 @@ def test_the_last_word_stands_however_long_the_one_before_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = RunDirectory.create(tmp_path, "run")
-    state = JobState([Task("worker", 0)], JobSpec(), time.monotonic(), lambda *_: None)
+    state = JobState([Task("worker", 0)], JobSpec(), time.monotonic(), lambda *_, **__: None)
     files = OrderedThread()
     recorder = Recorder(run, state, time.monotonic(), files)
     write = RunDirectory.write

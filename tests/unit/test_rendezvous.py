@@ -293,7 +293,7 @@ def test_hello_made_for_several_addresses_holds_one_port() -> None:
 @contextlib.asynccontextmanager
 async def joined(spec: JobSpec, place: Place) -> AsyncIterator[tuple[Rendezvous, JobState]]:
     """A join to a real service of one task, up to its hello."""
-    state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_: None)
+    state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_, **__: None)
     control = ControlService(state, CREDENTIALS)
     service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
     join = Rendezvous(place, spec, lambda: service)
@@ -400,7 +400,7 @@ def test_tasks_on_several_nodes_agree_on_the_cluster_after_proving_it() -> None:
     spec = JobSpec(workers=1, interface=outer_interface())
 
     async def run() -> None:
-        state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_: None)
+        state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_, **__: None)
         control = ControlService(state, CREDENTIALS)
         service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
         joins = [Rendezvous(LocalTask(rank, f"n{rank}"), spec, lambda: service) for rank in range(2)]
@@ -422,7 +422,7 @@ def test_tasks_on_several_nodes_agree_on_the_cluster_after_proving_it() -> None:
 
 def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
     async def run() -> None:
-        state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_: None)
+        state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_, **__: None)
         control = ControlService(state, CREDENTIALS)
         service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
         join = Rendezvous(HERE, JobSpec(workers=1), lambda: service)
@@ -443,7 +443,7 @@ def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
 
 def test_a_service_is_asked_for_until_there_is_one() -> None:
     async def run() -> None:
-        state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_: None)
+        state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_, **__: None)
         control = ControlService(state, CREDENTIALS)
         port = await control.start()
         answers = [None, None, ControlEndpoint((Address("127.0.0.1", port),), SHARED)]

@@ -26,7 +26,7 @@ DIRECTORY = RunDirectory(Path("/runs/digits-42"))
 
 def trained() -> JobState:
     """A job whose children run: joined at 0 s, started at 1 s."""
-    state = JobState(TASKS, JobSpec(), START, lambda *_: None)
+    state = JobState(TASKS, JobSpec(), START, lambda *_, **__: None)
     for rank in range(4):
         hello = Registration(rank, f"n{rank // 2}", f"10.0.0.{rank // 2}", 40000 + rank, f"i{rank}", __version__)
         state.on_registration(hello, START)
@@ -118,7 +118,7 @@ Root cause: The job was stopped: the launcher received SIGINT."""
 
 
 def missing() -> Result:
-    state = JobState(TASKS, JobSpec(), START, lambda *_: None)
+    state = JobState(TASKS, JobSpec(), START, lambda *_, **__: None)
     state.on_registration(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
     for tick in range(1, 302):
         state.on_observed_state(0, ObservedState("registered"), START + tick)
@@ -127,7 +127,7 @@ def missing() -> Result:
 
 
 def stopped() -> Result:
-    state = JobState(TASKS, JobSpec(), START, lambda *_: None)
+    state = JobState(TASKS, JobSpec(), START, lambda *_, **__: None)
     state.on_registration(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
     state.on_spawner_exit(Outcome(130, "The job was stopped: the launcher received SIGINT."), START + 2)
     state.on_observed_state(0, ObservedState("terminated"), START + 2)

@@ -148,7 +148,9 @@ class Job:
             tasks.append(Task(task_type, counts[task_type]))
             counts[task_type] += 1
         self.events: list[tuple[str, str | None]] = []
-        self.state = JobState(tasks, limits, time.monotonic(), lambda kind, task, _: self.events.append((kind, task)))
+        self.state = JobState(
+            tasks, limits, time.monotonic(), lambda kind, task, _, **__: self.events.append((kind, task))
+        )
         self.service = ControlService(self.state, credentials)
         self.port = 0
         self._running: list[asyncio.Task[None]] = []
@@ -357,7 +359,7 @@ def test_job_of_two_tasks_forms_trains_and_ends() -> None:
 def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -> None:
     async def scenario() -> None:
         slow = JobSpec(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100, grace_period_seconds=0)
-        state = JobState([Task("worker", 0)], slow, time.monotonic(), lambda *_: None)
+        state = JobState([Task("worker", 0)], slow, time.monotonic(), lambda *_, **__: None)
         service = ControlService(state, CREDENTIALS)
         member = make_client(Address("127.0.0.1", await service.start()), heartbeat_timeout_seconds=100)
         running = asyncio.create_task(member.run())
@@ -983,7 +985,7 @@ def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
 
     async def scenario() -> None:
         slow = JobSpec(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100)
-        state = JobState([Task("worker", 0), Task("worker", 1)], slow, time.monotonic(), lambda *_: None)
+        state = JobState([Task("worker", 0), Task("worker", 1)], slow, time.monotonic(), lambda *_, **__: None)
         service = ControlService(state, CREDENTIALS)
         port = await service.start()
         for is_back in (False, True):
@@ -1406,7 +1408,7 @@ def test_service_listens_on_the_first_free_one_of_its_ports() -> None:
     async def scenario() -> None:
         with hold_free_ports(2) as (busy, free):
             free.close()
-            service = ControlService(JobState([Task("worker", 0)], JobSpec(), 0.0, lambda *_: None), CREDENTIALS)
+            service = ControlService(JobState([Task("worker", 0)], JobSpec(), 0.0, lambda *_, **__: None), CREDENTIALS)
             assert await service.start(ports=(busy.port, free.port)) == free.port
             await service.close()
 
@@ -1416,7 +1418,7 @@ def test_service_listens_on_the_first_free_one_of_its_ports() -> None:
 def test_service_without_a_free_port_is_refused() -> None:
     async def scenario() -> None:
         with hold_free_ports(1) as (busy,):
-            service = ControlService(JobState([Task("worker", 0)], JobSpec(), 0.0, lambda *_: None), CREDENTIALS)
+            service = ControlService(JobState([Task("worker", 0)], JobSpec(), 0.0, lambda *_, **__: None), CREDENTIALS)
             with pytest.raises(PlacementError, match=f"{busy.port} is free on this host"):
                 await service.start("127.0.0.1", (busy.port,))
             await service.close()

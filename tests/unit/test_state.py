@@ -58,7 +58,7 @@ class Job:
             counts[task_type] += 1
         self.now = 1000.0
         self.events: list[tuple[str, str | None, str]] = []
-        self.state = JobState(tasks, limits, self.now, lambda *event: self.events.append(event))
+        self.state = JobState(tasks, limits, self.now, lambda *event, **_: self.events.append(event))
         self.owns_child = owns_child
         self.ranks = range(len(tasks))
 

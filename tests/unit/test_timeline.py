@@ -15,8 +15,8 @@ from tf4slurm.system.typed_json import from_json
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 
 
-def event(seconds: float, kind: str, task: str | None = None, text: str = "") -> Event:
-    return Event(1000 + seconds, float(seconds), kind, task, text)
+def event(seconds: float, kind: str, task: str | None = None, text: str = "", **facts: Any) -> Event:
+    return Event(1000 + seconds, float(seconds), kind, task, text, **facts)
 
 
 def spans_of(timeline: Timeline, name: str) -> list[tuple[str, float, float]]:
@@ -42,7 +42,7 @@ TRAINED = [*FORMED, event(20, "first_step", "chief/0")]
 
 def test_states_from_start_to_termination() -> None:
     ended = [
-        event(30, "exited", "chief/0", "exited with code 0"),
+        event(30, "exited", "chief/0", "exited with code 0", returncode=0),
         event(30, "outcome"),
         event(30.5, "terminated", "chief/0"),
     ]
@@ -65,12 +65,12 @@ def test_states_from_start_to_termination() -> None:
 
 
 def test_all_waited_for_the_last_task() -> None:
-    barrier = event(25, "barrier", "worker/0", "worker/0 arrived last at barrier 'a': b': the first had waited 12.5 s")
+    barrier = event(25, "barrier", "worker/0", "worker/0 arrived last", barrier="a", waited_seconds=12.5)
     timeline = make_timeline([*TRAINED, barrier])
     assert timeline.waits == (
         Wait(6, 4.5, "worker/0", "to register"),
         Wait(14, 3, "chief/0", "to start its TensorFlow server"),
-        Wait(25, 12.5, "worker/0", "at barrier 'a': b'"),
+        Wait(25, 12.5, "worker/0", "at barrier 'a'"),
     )
 
 

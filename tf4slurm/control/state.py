@@ -47,7 +47,7 @@ class JobState:
         tasks: Sequence[Task],
         limits: JobSpec,
         now: float,
-        on_event: Callable[[str, str | None, str], None],
+        on_event: Callable[..., None],
         place: Callable[[Sequence[str]], Sequence[Task]] | None = None,
     ) -> None:
         """Create the state of a job in which no task has registered.
@@ -56,7 +56,7 @@ class JobState:
             tasks: The task of each rank.
             limits: Timeouts and other limits of the job.
             now: The time.
-            on_event: Called as `on_event(kind, task, text)` for each line of events.jsonl.
+            on_event: Called as `on_event(kind, task, text, **facts)` for each event; see `jobs.schema.Event`.
             place: If not None, `place(nodes_by_rank)` replaces `tasks` once every task has registered.
         """
         has_chief = any(task.task_type == "chief" for task in tasks)
@@ -369,7 +369,7 @@ class JobState:
         record.ended_at = now
         self._barriers.withdraw(record)
         why = record.observed.detail or describe_end(returncode)
-        self._emit("exited", record, why)
+        self._emit("exited", record, why, returncode=returncode)
         if self.phase is Phase.STOPPING:
             record.is_done = True
             self._end_stop_if_saved()
@@ -407,7 +407,8 @@ class JobState:
 
     def _on_barrier(self, name: str, last: TaskRecord, seconds: float) -> None:
         if seconds >= _LONG_WAIT_SECONDS:
-            self._emit("barrier", last, f"arrived last at barrier {name!r}: the first had waited {seconds:.1f} s")
+            text = f"arrived last at barrier {name!r}: the first had waited {seconds:.1f} s"
+            self._emit("barrier", last, text, barrier=name, waited_seconds=round(seconds, 1))
 
     def _has_stalled(self, now: float) -> bool:
         """Whether no task has reported a new step within the limit.
@@ -598,8 +599,8 @@ class JobState:
         self._changed.update(range(len(self.records)))
         self._emit(phase.value, None, text)
 
-    def _emit(self, kind: str, record: TaskRecord | None, text: str) -> None:
-        self._on_event(kind, record.name if record else None, f"{record} {text}" if record else text)
+    def _emit(self, kind: str, record: TaskRecord | None, text: str, **facts: object) -> None:
+        self._on_event(kind, record.name if record else None, f"{record} {text}" if record else text, **facts)
 
 
 def _refusal(reason: str) -> RendezvousClosedError:

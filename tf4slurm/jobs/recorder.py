@@ -10,7 +10,7 @@ import collections
 import logging
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tf4slurm.control.state import JobState
 from tf4slurm.control.task_record import TaskRecord
@@ -36,9 +36,9 @@ class EventLog:
         self._files = files
         files.submit(self._open, path)
 
-    def add(self, kind: str, task: str | None, text: str) -> Event:
+    def add(self, kind: str, task: str | None, text: str, **facts: Any) -> Event:
         seconds = round(time.monotonic() - self._started, 4)
-        event = Event(round(time.time(), 3), seconds, kind, task, text)
+        event = Event(round(time.time(), 3), seconds, kind, task, text, **facts)
         self._files.submit(self._write, to_json(event).encode() + b"\n")
         return event
 

@@ -190,6 +190,9 @@ class Event:
         kind: The kind of change, such as "registered".
         task: The task, such as "worker/0"; null for the job.
         text: The change in words.
+        returncode: Of an exit: the exit code, or minus the number of the signal that killed the process.
+        barrier: Of a wait at a barrier: the barrier's name.
+        waited_seconds: Of a wait at a barrier: from the first task's arrival to the last one's.
     """
 
     time: float | None = None
@@ -197,6 +200,9 @@ class Event:
     kind: str = ""
     task: str | None = None
     text: str = ""
+    returncode: int | None = None
+    barrier: str | None = None
+    waited_seconds: float | None = None
 
 
 @dataclass(frozen=True)

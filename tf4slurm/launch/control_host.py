@@ -34,7 +34,7 @@ class ControlHost:
         spec: JobSpec,
         run_directory: RunDirectory,
         files: OrderedThread,
-        on_event: Callable[[str, str | None, str], None] = lambda *_: None,
+        on_event: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
         """`counts` are the tasks of each role; `files` writes the run directory."""
         self.started_at = time.monotonic()

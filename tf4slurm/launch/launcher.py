@@ -185,8 +185,8 @@ class Launcher:
         except (LaunchError, RunDirectoryError) as error:
             logger.info("slurm.json is not written: %s", error)
 
-    def _on_event(self, kind: str, task: str | None, text: str) -> None:
-        self._reporter.on_event(self._events.add(kind, task, text), self._state)
+    def _on_event(self, kind: str, task: str | None, text: str, **facts: Any) -> None:
+        self._reporter.on_event(self._events.add(kind, task, text, **facts), self._state)
 
     def _write_job(self) -> None:
         self._run_directory.write(_job_file(self._spec, self._facts))

@@ -16,7 +16,6 @@ Times are seconds since the start of the job. Agents notice within 0.25 s that a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -132,7 +131,7 @@ class _TimelineBuilder:
         if event.task is None:
             self._add_job_event(now, event.kind, event.text)
         else:
-            self._add_task_event(now, event.kind, self._names_by_rank.get(event.task, event.task), event.text)
+            self._add_task_event(now, event, self._names_by_rank.get(event.task, event.task))
 
     def finish(self, end: float, queued: tuple[float, float] | None) -> Timeline:
         for name in self._tasks:
@@ -150,7 +149,8 @@ class _TimelineBuilder:
         tasks = tuple(self._tasks.values())
         return Timeline(start, end, tasks, tuple(self._events), tuple(self._waits), self._first_step_at)
 
-    def _add_task_event(self, now: float, kind: str, name: str, text: str) -> None:
+    def _add_task_event(self, now: float, event: Event, name: str) -> None:
+        kind = event.kind
         if name not in self._tasks:
             self._tasks[name] = TaskTimeline(name)
             self._current[name] = ("starting", self._phase_at)
@@ -175,10 +175,10 @@ class _TimelineBuilder:
             self._terminated_at[name] = now
             self._leave(name, now)
         elif kind == "barrier":
-            self._add_barrier_wait(now, name, text)
+            self._waits.append(Wait(now, event.waited_seconds or 0.0, name, f"at barrier {event.barrier!r}"))
         if kind in _TASK_EVENTS:
-            is_failure = kind == "lost" or (kind == "exited" and not text.endswith("exited with code 0"))
-            self._tasks[name].events.append(TimelineEvent(now, kind, text, is_failure))
+            is_failure = kind == "lost" or (kind == "exited" and event.returncode != 0)
+            self._tasks[name].events.append(TimelineEvent(now, kind, event.text, is_failure))
 
     def _add_job_event(self, now: float, kind: str, text: str) -> None:
         if kind in _JOB_EVENTS:
@@ -237,8 +237,3 @@ class _TimelineBuilder:
         seconds = at - max(before, since)
         if seconds >= _MIN_WAIT_SECONDS:
             self._waits.append(Wait(at, seconds, name, what))
-
-    def _add_barrier_wait(self, now: float, name: str, text: str) -> None:
-        match = re.search(r"barrier (.+): .*?([0-9]+[.]?[0-9]*) s$", text)
-        if match is not None:
-            self._waits.append(Wait(now, float(match[2]), name, f"at barrier {match[1]}"))
