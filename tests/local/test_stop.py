@@ -245,14 +245,14 @@ while not all((directory / f"worker-{{number}}-broke").exists() for number in ra
     assert words in job.stdout
 
 
-def test_without_an_agent_a_report_is_nothing_and_a_barrier_is_refused() -> None:
+def test_without_an_agent_report_does_nothing_and_barrier_is_refused() -> None:
     import tf4slurm
     from tf4slurm.errors import RendezvousConnectionError
 
     tf4slurm.report(step=1)
     tf4slurm.on_stop(lambda: None)
     assert tf4slurm.should_stop() is False
-    with pytest.raises(RendezvousConnectionError, match="has no agent"):
+    with pytest.raises(RendezvousConnectionError, match="needs an agent"):
         tf4slurm.barrier("start")
 
 
