@@ -9,7 +9,10 @@ SLURM_PACKAGES := slurm-wlm munge iproute2 iptables slurmdbd slurm-wlm-mysql-plu
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=40
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
-.PHONY: demo test test-long check slurm browser bench bench-quick peers faults notebooks soak fuzz clean
+# Versions of Python beside that of $(VENV) that `make test-long` tries, where they are installed.
+PYTHONS := 3.10 3.13
+
+.PHONY: demo test test-long test-pythons check slurm browser bench bench-quick peers faults notebooks soak fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
@@ -19,8 +22,21 @@ test: $(VENV)/installed slurm browser check
 
 # What takes long: most of the fault matrix, most notebooks, and of what there is in several kinds all but the first.
 # Half an hour.
-test-long: $(VENV)/installed slurm browser
+test-long: $(VENV)/installed slurm browser test-pythons
 	$(PYTEST) -m long
+
+# The unit tests on other versions of Python, without TensorFlow.
+test-pythons: $(PYTHONS:%=$(VENV)-%/tested)
+
+$(VENV)-%/tested: FORCE
+	@for python in python$* $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$*.*/bin/python ""; do \
+	  "$$python" -c "" 2>/dev/null && break; done; \
+	if [ -z "$$python" ]; then echo "Python $* is not installed: its tests are left out."; exit 0; fi; \
+	set -ex; "$$python" -m venv $(VENV)-$*; \
+	$(VENV)-$*/bin/pip install --quiet --disable-pip-version-check --editable ".[test]"; \
+	$(VENV)-$*/bin/python -m pytest --numprocesses=2 --dist=loadfile tests/unit tests/test_architecture.py
+
+FORCE:
 
 check: $(VENV)/installed
 	$(BIN)/ruff check --quiet .
@@ -82,4 +98,4 @@ browser:
 	fi
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info
+	rm -rf $(VENV) $(PYTHONS:%=$(VENV)-%) $(PEERS) build dist *.egg-info

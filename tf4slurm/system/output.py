@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import Sequence
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 _MAX_WAITING_LINES = 10_000
 _CLOSE_SECONDS = 1.0
@@ -87,7 +87,13 @@ class LineWriter:
             self._stream.write(line.encode(error.encoding, "backslashreplace").decode(error.encoding))
 
 
-class LogHandler(logging.StreamHandler[TextIO]):
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler  # takes no type in Python 3.10
+
+
+class LogHandler(_StreamHandler):
     """Logs to a stream that may be slow: only the main thread outside of an event loop waits for it.
 
     Call `close` (logging.shutdown does) before the process ends.
