@@ -112,7 +112,7 @@ class JobSpec:
     def __post_init__(self) -> None:
         words = shlex.split(self.command) if isinstance(self.command, str) else self.command
         self._set(command=tuple(words))
-        self._set(**{name: each.convert(getattr(self, name)) for name, each in options_of(self.__class__).items()})
+        self._set(**{name: each.convert(getattr(self, name)) for name, each in options_of(type(self)).items()})
         if self.command and not self.name:
             self._set(name=_name_of(self.command))
         check_exclusive(self)
