@@ -106,8 +106,7 @@ class JobSpec:
     srun: tuple[str, ...] = option((), "Any other option of srun. Repeatable.", metavar="K=V", verbs=_NOT_TASK)
     reconnect_seconds: float = 1.5
     """A broken connection that is not back by then counts as the loss of the task."""
-    kill_wait_seconds: float = 4.0
-    """From SIGTERM to SIGKILL for a child that is terminated."""
+    kill_wait_seconds: float = option(4.0, "Seconds from SIGTERM to SIGKILL for a child process.", minimum=0)
 
     def __post_init__(self) -> None:
         words = shlex.split(self.command) if isinstance(self.command, str) else self.command

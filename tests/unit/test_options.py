@@ -40,7 +40,7 @@ def test_every_option() -> None:
         *("--runs-directory", "/scratch/runs", "--interface", "ib0", "--ports", "40000-40002,40010"),
         *("--start-timeout", "60", "--heartbeat-timeout", "5", "--heartbeat-interval", "0.5"),
         *("--max-worker-restarts", "0", "--placement", "spread", "--stop-signal", "SIGUSR1", "--require-servers"),
-        *("--srun", "label", "--srun", "cpu-bind=cores", "--requeue", "3"),
+        *("--kill-wait", "9", "--srun", "label", "--srun", "cpu-bind=cores", "--requeue", "3"),
     ]
     assert spec_of(*options, "--", "./train", "--ps", "x") == JobSpec(
         ("./train", "--ps", "x"),
@@ -61,6 +61,7 @@ def test_every_option() -> None:
         require_servers=True,
         srun=("label", "cpu-bind=cores"),
         requeue=3,
+        kill_wait_seconds=9,
     )
 
 
