@@ -35,6 +35,29 @@ _MAX_CHECKS = 64  # at the same time
 
 
 @dataclass(frozen=True)
+class NodeTask:
+    """The first line of input of each node.
+
+    Attributes:
+        name: Unique part of the names of probes.
+        secret: For reachability checks.
+        runs_directory, interface, ports: Options of the job.
+        has_probe: Whether the launcher's host has written a probe.
+        credential: MUNGE credential of the launcher's host; None if MUNGE does not work there.
+    """
+
+    name: str
+    secret: str
+    runs_directory: str
+    interface: str | None
+    ports: Sequence[int]
+    is_quick: bool
+    launcher_addresses: Sequence[str]
+    has_probe: bool
+    credential: str | None
+
+
+@dataclass(frozen=True)
 class Peer:
     """A host that answers reachability checks.
 
@@ -62,13 +85,14 @@ async def _run_node(environ: Mapping[str, str]) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     port, server = hold_port(), ReachabilityServer()
     try:
-        if (task := await _read(lines)) is None:
+        if (line := await _read(lines)) is None:
             return
-        await server.start(port.listen(), task["secret"], step.rank)
+        task = NodeTask(**line)
+        await server.start(port.listen(), task.secret, step.rank)
         _answer(await asyncio.to_thread(_check_node, environ, step, task, port.port))
         if (peers := await _read(lines)) is None:
             return
-        _answer(await _find_faults([Peer(**peer) for peer in peers], step.rank, task["secret"]))
+        _answer(await _find_faults([Peer(**peer) for peer in peers], step.rank, task.secret))
         await _read(lines)  # until all nodes have checked this one
     finally:
         server.close()
@@ -84,15 +108,15 @@ def _answer(value: Any) -> None:
     print(json.dumps({"tf4slurm-doctor": value}), flush=True)
 
 
-def _check_node(environ: Mapping[str, str], step: SlurmStep, task: Mapping[str, Any], port: int) -> dict[str, Any]:
-    spec = JobSpec(runs_directory=Path(task["runs_directory"]), interface=task["interface"], ports=tuple(task["ports"]))
-    findings, skew = check_host(environ, spec, is_quick=task["is_quick"], probe_name=f"{task['name']}.{step.rank}")
-    if task["has_probe"]:
-        findings.append(_check_shared(spec.runs_directory, task["name"]))
-    if task["credential"] is not None:
-        findings.append(_check_credential(task["credential"]))
+def _check_node(environ: Mapping[str, str], step: SlurmStep, task: NodeTask, port: int) -> dict[str, Any]:
+    spec = JobSpec(runs_directory=Path(task.runs_directory), interface=task.interface, ports=tuple(task.ports))
+    findings, skew = check_host(environ, spec, is_quick=task.is_quick, probe_name=f"{task.name}.{step.rank}")
+    if task.has_probe:
+        findings.append(_check_shared(spec.runs_directory, task.name))
+    if task.credential is not None:
+        findings.append(_check_credential(task.credential))
     addresses = {address: each.name for each in network_interfaces() for address in each.addresses}
-    own_address = _own_address(spec.interface, step.node_name, task["launcher_addresses"])
+    own_address = _own_address(spec.interface, step.node_name, task.launcher_addresses)
     peer = Peer(step.rank, step.node_name, port, addresses, own_address)
     return {"peer": asdict(peer), "findings": [finding.to_json() for finding in findings], "skew": skew}
 

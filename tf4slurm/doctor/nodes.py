@@ -18,7 +18,7 @@ from typing import Any
 from tf4slurm.control.munge import seal_for_this_user
 from tf4slurm.doctor.directory import Probe, check_directory, judge_skew
 from tf4slurm.doctor.finding import Finding, merge_nodes
-from tf4slurm.doctor.node import ANSWER_START, CHECK_SECONDS, Peer
+from tf4slurm.doctor.node import ANSWER_START, CHECK_SECONDS, NodeTask, Peer
 from tf4slurm.doctor.software import IMPORT_SECONDS
 from tf4slurm.errors import LaunchError, SlurmEnvironmentError
 from tf4slurm.launch.srun_spawner import TF4SLURM
@@ -63,39 +63,25 @@ async def check_nodes(
 async def _check_nodes(
     num_nodes: int, environ: Mapping[str, str], spec: JobSpec, is_quick: bool, on_progress: Callable[[str], None]
 ) -> list[Finding]:
-    name, secret = secrets.token_hex(6), secrets.token_hex(32)
-    own_name, addresses = own_node_name(environ), host_addresses()
-    port, server, probe = hold_port(), ReachabilityServer(), Probe(spec.runs_directory, name)
-    launcher = Peer(num_nodes, own_name, port.port, dict.fromkeys(addresses, ""), None)
-    step = _NodeStep(num_nodes)
+    name, own_name, step = secrets.token_hex(6), own_node_name(environ), _NodeStep(num_nodes)
+    probe = Probe(spec.runs_directory, name)
+    directory, own_skew = check_directory(spec.runs_directory, f"{name}.{num_nodes}")
+    task = NodeTask(
+        name=name,
+        secret=secrets.token_hex(32),
+        runs_directory=str(spec.runs_directory.absolute()),
+        interface=spec.interface,
+        ports=spec.ports,
+        is_quick=is_quick,
+        launcher_addresses=host_addresses(),
+        has_probe=own_skew is not None,
+        credential=await asyncio.to_thread(seal_for_this_user, "probe"),
+    )
     try:
-        directory, own_skew = check_directory(spec.runs_directory, f"{name}.{num_nodes}")
         if own_skew is not None:
             probe.write()
-        await server.start(port.listen(), secret, num_nodes)
-        await step.start(environ)
-        on_progress(f"checking {num_nodes} nodes")
-        task = {
-            "name": name,
-            "secret": secret,
-            "runs_directory": str(spec.runs_directory.absolute()),
-            "interface": spec.interface,
-            "ports": spec.ports,
-            "is_quick": is_quick,
-            "launcher_addresses": addresses,
-            "has_probe": own_skew is not None,
-            "credential": await asyncio.to_thread(seal_for_this_user, "probe"),
-        }
-        await step.send(task)
-        reports = await step.receive(_HOST_SECONDS)
-        peers = [Peer(**report["peer"]) for report in reports.values()]
-        on_progress("checking that they reach each other")
-        await step.send([asdict(peer) for peer in (*peers, launcher)])
-        faults = await step.receive(_REACH_SECONDS)
+        reports, reach = await _run_step(step, num_nodes, own_name, environ, task, on_progress)
     finally:
-        await step.close()
-        server.close()
-        port.close()
         probe.remove()
     by_node = {r["peer"]["node"]: [Finding.from_json(finding) for finding in r["findings"]] for r in reports.values()}
     findings = merge_nodes(by_node)
@@ -106,7 +92,34 @@ async def _check_nodes(
     skews = {r["peer"]["node"]: r["skew"] for r in reports.values() if r["skew"] is not None}
     if skews and own_skew is not None:
         findings.append(judge_skew({f"{own_name} (this host)": own_skew, **skews}))
-    return [*findings, *judge_reach(peers, launcher, faults)]
+    return [*findings, *reach]
+
+
+async def _run_step(
+    step: _NodeStep,
+    num_nodes: int,
+    own_name: str,
+    environ: Mapping[str, str],
+    task: NodeTask,
+    on_progress: Callable[[str], None],
+) -> tuple[dict[int, Any], list[Finding]]:
+    """Run the checks on the nodes; return their reports by rank, and the findings about reachability."""
+    port, server = hold_port(), ReachabilityServer()
+    launcher = Peer(num_nodes, own_name, port.port, dict.fromkeys(task.launcher_addresses, ""), None)
+    try:
+        await server.start(port.listen(), task.secret, num_nodes)
+        await step.start(environ)
+        on_progress(f"checking {num_nodes} nodes")
+        await step.send(asdict(task))
+        reports = await step.receive(_HOST_SECONDS)
+        peers = [Peer(**report["peer"]) for report in reports.values()]
+        on_progress("checking that they reach each other")
+        await step.send([asdict(peer) for peer in (*peers, launcher)])
+        return reports, judge_reach(peers, launcher, await step.receive(_REACH_SECONDS))
+    finally:
+        await step.close()
+        server.close()
+        port.close()
 
 
 def judge_reach(
