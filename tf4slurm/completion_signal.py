@@ -1,4 +1,4 @@
-"""`CompletionSignal`: the one message of a training task that it is done or has failed, at exit at the latest."""
+"""`CompletionSignal`: a training task sends once that it is done or has failed, at exit at the latest."""
 
 from __future__ import annotations
 

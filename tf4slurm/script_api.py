@@ -73,14 +73,14 @@ def on_stop(save: Callable[[], object]) -> None:
 
 
 def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] = ()) -> None:
-    """Wait until every task of these roles (without roles, of the job) waits at this barrier.
+    """Wait until every task of these roles, by default every task of the job, waits at this barrier.
 
     A process waits at one barrier at a time. A name may be used again after all tasks have passed.
 
     Args:
         name: At most 1,000 characters.
         timeout_seconds: How long to wait for the other tasks.
-        roles: Such as ("worker",).
+        roles: Such as ("worker",); by default all.
 
     Raises:
         ValueError: The name is too long.
@@ -125,7 +125,7 @@ def data_service() -> str:
 
 
 def share_of(files: Iterable[str | os.PathLike[str]], index: int, count: int) -> list[str]:
-    """Return the files that worker `index` of `count` reads: sorted by name, every count-th from `index` on.
+    """Return the files that worker `index` of `count` reads: every count-th file by name, from the one at `index` on.
 
     In one epoch the workers together read each file exactly once. All workers must pass the same files, in any order. A
     restarted worker reads its share from the beginning again.
@@ -171,7 +171,7 @@ def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]
 
 
 def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the fields of ScriptState to change, and a complaint for each thing that is left out."""
+    """Return the fields of ScriptState to change, and for each value that is left out the text of a warning."""
     changes: dict[str, Any] = {}
     complaints: dict[str, str] = {}
     if step is not None and (reached := _to_number("step", step, int, complaints)) is not None:

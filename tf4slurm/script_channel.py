@@ -1,4 +1,4 @@
-"""The script's end of the script channel: its state goes to its agent, and the launcher's desired state comes back.
+"""The script's end of the script channel: it sends the script's state to the agent and receives the desired state.
 
 The agent's end is `agent/script_channel.py`. The channel is a Unix socket; each message is one line of JSON.
 """

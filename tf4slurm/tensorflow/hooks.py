@@ -157,7 +157,7 @@ class StartBarrierHook(_StartHook):
 
 
 def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> None:
-    """Let every ps fetch a number from this task, and if this is the chief, from every ps; retry until it works.
+    """Let every ps fetch a number from this task, and in the chief also from every ps; retry until all succeed.
 
     A ps that looked for a task before it was up fails for seconds afterwards, while gRPC backs off. Then the first step
     of training fails, and a session with SyncReplicasOptimizer ends without a step or an error: its recovery finds the

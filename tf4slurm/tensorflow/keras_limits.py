@@ -1,4 +1,4 @@
-"""What Keras 3 cannot do under a strategy of several processes: refuse it when it is tried, and name what works.
+"""Refuses what Keras 3 cannot do under a strategy of several processes, with an error that names what works.
 
 Keras 3 fails under these strategies with misleading errors, or late (measured with Keras 3.15 and TensorFlow 2.21). It
 also miscounts variables on a ps: it adds by a read and an assignment, so workers overwrite each other's counts. Here an

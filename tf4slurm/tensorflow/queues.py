@@ -1,4 +1,4 @@
-"""TensorFlow queues on the ps, and what tasks agree on through them: who has started, and who is done.
+"""TensorFlow queues on the ps: the completion signals of training tasks, and the barrier at their start.
 
 A graph's queue is reached by a graph session only; an eager operation on the same device has another one. See
 https://www.tensorflow.org/api_docs/python/tf/queue/FIFOQueue.
@@ -66,7 +66,10 @@ class PsQueue:
             _close(session)
 
     def take(self, timeout_seconds: float | None) -> int:
-        """Wait for a number and remove it, or raise TimeoutError; None waits without limit. Signal handlers run."""
+        """Wait for a number and remove it, or raise TimeoutError; None waits without limit.
+
+        Signal handlers run meanwhile.
+        """
         return int(self._wait(self._take, timeout_seconds))
 
     def wait_until_filled(self, timeout_seconds: float | None) -> None:
@@ -162,7 +165,7 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
 
 
 def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
-    """Return this process's completion signal through the queues; hooks and `tf4slurm.shutdown` share it."""
+    """Return this process's completion signal, sent to the queues; hooks and `tf4slurm.shutdown` share it."""
     queues = DoneQueues(current)
 
     def send(failed: bool) -> None:

@@ -1,4 +1,4 @@
-"""`SlurmClusterResolver`: TensorFlow's class of that name, with the ranks on the nodes where Slurm placed them.
+"""`SlurmClusterResolver`: TensorFlow's class of that name, with each rank on the node where Slurm placed it.
 
 See https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SlurmClusterResolver.
 """

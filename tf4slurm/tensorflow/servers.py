@@ -1,4 +1,4 @@
-"""The TensorFlow servers of a cluster: wait for them with a timeout, and run the one of this process.
+"""The TensorFlow servers of a cluster: wait for all with a timeout, and run this process's own.
 
 TensorFlow's constructors wait in C++, where neither exceptions nor Python's signal handlers run; other threads do.
 """

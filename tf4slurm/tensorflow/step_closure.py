@@ -1,4 +1,4 @@
-"""`StepClosure`: the function of some training steps that a worker runs, and the numbers that it returns."""
+"""`StepClosure`: the function that a worker runs for some training steps, with the numbers that it returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`StepScheduler`: how many training steps the next closure gets, and which steps have completed on which worker."""
+"""`StepScheduler` chooses how many steps the next closure gets, and counts the completed steps of each worker."""
 
 from __future__ import annotations
 

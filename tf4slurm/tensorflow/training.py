@@ -199,7 +199,7 @@ class _Run:
         return StepsDone(step, tuple(scheduler.steps_by_worker), means, is_stopped, time.monotonic() - started)
 
     def _run_until(self, limit: int, first_step: int) -> bool:
-        """Run steps until `limit` are completed, or it is time to save or stop; return whether to stop."""
+        """Run steps until `limit` are completed, or a save or stop is due; return whether the job is to stop."""
         self._scheduler.set_limit(limit)
         threads = [
             threading.Thread(target=self._run_closures, name=f"tf4slurm-steps-{index}", daemon=True)
@@ -220,7 +220,7 @@ class _Run:
         return is_stopped
 
     def _watch(self, threads: list[threading.Thread], first_step: int) -> bool:
-        """Wait until the threads have ended, or must be given up; return whether the job is to stop."""
+        """Wait for the threads, after a stop request at most 10 s; return whether the job is to stop."""
         scheduler = self._scheduler
         is_stopped, give_up_at = False, float("inf")
         while any(thread.is_alive() for thread in threads) and time.monotonic() < give_up_at and not self._errors:
@@ -260,7 +260,7 @@ class _Run:
             self._scheduler.stop()
 
     def _run_closure(self, steps: int) -> Any:
-        """Run so many steps on a worker; return what the closure returns.
+        """Run a closure of this many steps on a worker; return its result.
 
         The result stays on the worker until it is fetched. If the worker is lost before, the steps run again. If a ps
         is lost, reading the counter fails, or TensorFlow raises an error when the closure runs again.
@@ -283,7 +283,7 @@ def _count_workers() -> int:
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> bool:
-    """Wait until these threads have ended, at most so long; return whether they have."""
+    """Wait for the end of these threads, at most `seconds`; return whether all have ended."""
     deadline = time.monotonic() + seconds
     for thread in threads:
         if thread.is_alive():
