@@ -1,4 +1,4 @@
-"""The values a cluster is made of: `Task`, `Address`, `Member`, `Cluster`, and what TensorFlow is told of them."""
+"""`Task`, `Address`, `Member` and `Cluster`, and the cluster's form for TensorFlow (the cluster spec, TF_CONFIG)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Task(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Where a task listens. Written "10.1.0.4:40123", with an IPv6 host in brackets."""
+    """The address at which a task listens, written "10.1.0.4:40123", with an IPv6 host in brackets."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class Address(NamedTuple):
         """Read "host:port" or "[ipv6]:port".
 
         Raises:
-            ValueError: No host, or no port between 1 and 65535.
+            ValueError: The text has no host, or no port between 1 and 65535.
         """
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
@@ -75,7 +75,7 @@ class Cluster:
         return self._addresses(lambda role: role.is_in_cluster)
 
     def to_services(self) -> dict[str, list[str]]:
-        """Return the addresses of the servers outside the cluster spec, in the same way; mostly there are none."""
+        """Return the addresses of the servers outside the cluster spec (the data service), in the same form."""
         return self._addresses(lambda role: role.serves and not role.is_in_cluster)
 
     def to_tf_config(self, task: Task) -> str:

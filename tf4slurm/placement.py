@@ -1,4 +1,4 @@
-"""Which rank has which role. Pure: counts and nodes in, tasks out."""
+"""Placement: which rank has which role, from the number of tasks of each role and the nodes of the ranks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequen
 
     Args:
         counts: Number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2}; together as many as ranks.
-        placement: "pack" goes role by role in the order of `TASK_TYPES`, rank by rank. "spread" does too, but puts the
-            ps on the nodes as evenly as can be, before the workers, and first where most ranks are free. A list of
-            roles such as "ps,worker,worker,chief" says it of each rank.
+        placement: "pack" assigns role by role in the order of `TASK_TYPES`, rank by rank. "spread" does too, but
+            first puts the ps evenly on the nodes, beginning where most ranks are free. A list of roles, such as
+            "ps,worker,worker,chief", has the role of each rank.
         nodes_by_rank: The node of each rank.
 
     Raises:
-        PlacementError: A list of roles that does not agree with the counts.
+        PlacementError: The list of roles contradicts the counts.
     """
     if placement == PACK:
         return _number([role for role in TASK_TYPES for _ in range(counts.get(role, 0))])
@@ -46,7 +46,7 @@ def parse_roles(text: str) -> list[str]:
     """Read "ps,worker,worker".
 
     Raises:
-        PlacementError: Something in it is not a role.
+        PlacementError: One of the words is not a role.
     """
     roles = text.split(",")
     for role in roles:
@@ -92,10 +92,10 @@ def _number(roles: Sequence[str]) -> tuple[Task, ...]:
 def fill_counts(
     chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None, data_workers: int = 0
 ) -> dict[str, int]:
-    """Return the number of tasks of each role, held against the number of tasks that Slurm gives.
+    """Return the number of tasks of each role, after a check against the number of tasks that Slurm provides.
 
     Args:
-        workers: None asks for as many as remain of `available`.
+        workers: None for the tasks that remain of `available`.
         available: Number of tasks of the allocation or step; None where it is not limited (a laptop).
         data_workers: Number of workers of a data service; with any there is a dispatcher too.
 
@@ -103,7 +103,7 @@ def fill_counts(
         {"chief": 1, "ps": 1, "worker": 2, "evaluator": 0}
 
     Raises:
-        PlacementError: More or fewer roles than tasks, or workers unknown and nothing to derive them from.
+        PlacementError: There are more or fewer roles than tasks, or the number of workers is unknown.
     """
     others = {"chief": chiefs, "ps": ps, "evaluator": evaluators}
     if data_workers:

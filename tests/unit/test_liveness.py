@@ -1,4 +1,4 @@
-"""When a child that still runs counts as dead, and when that its agent did not run itself."""
+"""The liveness probe of a child whose agent did not run for a while."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 import socket
 import time
 
-from tf4slurm.agent.liveness import wait_for_silence
+from tf4slurm.agent.liveness import wait_until_unresponsive
 from tf4slurm.cluster import Address
 
 
-def test_time_in_which_the_agent_did_not_run_is_not_its_childs_silence() -> None:
+def test_time_in_which_the_agent_was_stopped_does_not_fail_the_liveness_probe() -> None:
     async def watch(address: Address) -> bool:
-        silence = asyncio.create_task(wait_for_silence(os.getpid(), address, 0.4))
+        probe = asyncio.create_task(wait_until_unresponsive(os.getpid(), address, 0.4))
         for _ in range(5):
             await asyncio.sleep(0.07)  # it sleeps for 0.05 s, and asks for as long
             time.sleep(0.6)  # as if this process were stopped
         await asyncio.sleep(0.2)
-        return silence.done()
+        return probe.done()
 
     with socket.create_server(("127.0.0.1", 0)) as mute:
         assert not asyncio.run(watch(Address("127.0.0.1", mute.getsockname()[1])))

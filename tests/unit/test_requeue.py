@@ -86,7 +86,7 @@ def test_the_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.Monke
 )
 def test_what_stands_against_it_is_said(monkeypatch: pytest.MonkeyPatch, job: SlurmJob, words: str) -> None:
     answer_with(monkeypatch, job)
-    (doubt,) = Requeue("7", 1).find_doubts() or [""]
+    (doubt,) = Requeue("7", 1).find_obstacles() or [""]
     assert words in doubt
     assert bool(doubt) is bool(words)
 
@@ -101,6 +101,6 @@ def test_a_controller_that_does_not_answer_changes_nothing(
     monkeypatch.setattr(requeue, "requeue_job", refuse)
     with caplog.at_level(logging.ERROR):
         assert Requeue("7", 1).find_reason(STOPPED, directory) is None
-        assert not Requeue("7", 1).carry_out()
+        assert not Requeue("7", 1).requeue()
     assert caplog.text.count("busy") == 2
-    assert "busy" in Requeue("7", 1).find_doubts()[0]
+    assert "busy" in Requeue("7", 1).find_obstacles()[0]

@@ -140,7 +140,7 @@ def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once(
             return await asyncio.to_thread(wait_until, condition, 5)
 
         script.add_stop_callback(lambda: called.append("early"))
-        server.tell(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5))
+        server.send(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5))
         assert await has(lambda: bool(reports) and reports[-1].has_saved)
         script.add_stop_callback(save_late)
         assert await has(lambda: called == ["early", "late"])
@@ -157,11 +157,11 @@ def test_late_connection_receives_the_desired_state() -> None:
     async def run() -> None:
         server = ScriptChannelServer(lambda report: None)
         await server.open()
-        server.tell(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5))
+        server.send(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5))
         script = await asyncio.to_thread(ScriptChannel, server.name)
         received = await asyncio.to_thread(script.wait_until, lambda: bool(script.desired.stop_reason), 5)
         assert received
-        server.tell(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5, released_barrier="token"))
+        server.send(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5, released_barrier="token"))
         assert await asyncio.to_thread(script.wait_until, lambda: script.desired.released_barrier == "token", 5)
         server.close()
         with pytest.raises(RendezvousConnectionError, match="agent of this process has exited"):
@@ -186,7 +186,7 @@ def test_stop_callbacks_are_called_once_in_their_own_thread() -> None:
         script.add_stop_callback(fail)
         script.add_stop_callback(lambda: called.append("second"))
         for token in ("a", "b"):
-            server.tell(DesiredState(stop_reason="stop", released_barrier=token))
+            server.send(DesiredState(stop_reason="stop", released_barrier=token))
         await asyncio.to_thread(wait_until, lambda: bool(reports) and reports[-1].has_saved, 5)
         server.close()
         return reports

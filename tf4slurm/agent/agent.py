@@ -114,7 +114,7 @@ class Agent:
                 starts += 1
                 self._process.channel.disconnect()
                 self._process.start(cluster, attempt, starts)
-            self._process.channel.tell(desired)
+            self._process.channel.send(desired)
             self._process.request_stop(cluster)
             await self._client.wait_for_change()
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tf4slurm.agent.child_log import ChildLog
-from tf4slurm.agent.liveness import wait_for_silence
+from tf4slurm.agent.liveness import wait_until_unresponsive
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.script_channel import ScriptChannelServer
 from tf4slurm.agent.usage import watch_usage
@@ -220,7 +220,7 @@ class OwnedChild(TaskProcess):
         exiting = asyncio.create_task(child.wait())
         must_serve = spec.stall_timeout_seconds is not None and address is not None
         limits = (spec.heartbeat_timeout_seconds, spec.start_timeout_seconds if must_serve else None)
-        probe = asyncio.create_task(wait_for_silence(child.process_id, address, *limits, self._on_server))
+        probe = asyncio.create_task(wait_until_unresponsive(child.process_id, address, *limits, self._on_server))
         usage = watch_usage(
             child.process_id,
             address.port if address is not None else None,

@@ -1,4 +1,4 @@
-"""When a child that still runs counts as dead: it is stopped, or its server is silent, or never came."""
+"""The liveness probe of a child process: it must not be stopped by a signal, and its server must answer."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from tf4slurm.cluster import Address
 from tf4slurm.network.reachability import is_answering
 from tf4slurm.system.proc import read_stat
 
-_CHECKS = 8  # in the dead time
-_FIRST_ANSWER_SECONDS = 0.25  # a server that was never seen would be reported as missing
+_CHECKS = 8  # per timeout
+_FIRST_ANSWER_SECONDS = 0.25  # short, or a short-lived server would be reported as missing
 
 
-async def wait_for_silence(
+async def wait_until_unresponsive(
     process_id: int,
     address: Address | None,
-    heartbeat_timeout_seconds: float,
-    serve_seconds: float | None = None,
-    on_answer: Callable[[], None] = lambda: None,
+    timeout_seconds: float,
+    server_timeout_seconds: float | None = None,
+    on_server: Callable[[], None] = lambda: None,
 ) -> str:
-    """Return, in a clause, why the child counts as dead; a healthy child is watched for ever: cancel this.
+    """Return, in a clause, why the probe of a child has failed; this does not end for a healthy child: cancel it.
 
-    `serve_seconds` is how long it may take until its server answers for the first time; None for no limit.
-    `on_answer()` is told when it does, up to a quarter of a second later.
     Time in which this process did not run itself (the whole job was suspended) does not count.
+
+    Args:
+        address: Where the child's server should listen; None if the child has no server.
+        timeout_seconds: How long the child may be stopped, or its server may give no answer.
+        server_timeout_seconds: Time until the first answer of the server; None for no limit.
+        on_server: Called at most a quarter of a second after the server's first answer.
     """
-    pause = heartbeat_timeout_seconds / _CHECKS
+    pause = timeout_seconds / _CHECKS
     started_at = alive_at = checked_at = time.monotonic()
     has_answered = False
     why = ""
@@ -41,7 +45,7 @@ async def wait_for_silence(
             answers = await is_answering(address, pause) if address is not None else None
             if answers is True and not has_answered:
                 has_answered = True
-                on_answer()
+                on_server()
             is_alive = answers is not False or not has_answered
             why = "did not answer at its port"
         now = time.monotonic()
@@ -52,10 +56,10 @@ async def wait_for_silence(
         checked_at = now
         if is_alive:
             alive_at = now
-        if now - alive_at >= heartbeat_timeout_seconds:
-            return f"{why} for {heartbeat_timeout_seconds:g} s"
-        if serve_seconds is not None and not has_answered and now - started_at >= serve_seconds:
-            return f"had no server at its port {serve_seconds:g} s after its start"
+        if now - alive_at >= timeout_seconds:
+            return f"{why} for {timeout_seconds:g} s"
+        if server_timeout_seconds is not None and not has_answered and now - started_at >= server_timeout_seconds:
+            return f"had no server at its port {server_timeout_seconds:g} s after its start"
 
 
 def _is_stopped(process_id: int) -> bool:

@@ -23,46 +23,48 @@ from tf4slurm.script_channel import to_socket_address
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
-MAX_REPORT_BYTES = 65_536
-"""The longest report that is read from a script."""
+MAX_MESSAGE_BYTES = 65_536
+"""The longest message that a script may send."""
 
 
 class ScriptChannelServer:
-    """Listens until `close`; `name` is the value of SCRIPT_CHANNEL_VARIABLE for the child.
+    """Listens until `close`.
 
-    `was_used` tells whether a script has ever connected.
+    Attributes:
+        name: The value of SCRIPT_CHANNEL_VARIABLE for the child.
+        was_used: Whether a script has ever connected.
     """
 
-    def __init__(self, on_report: Callable[[ScriptState], None]) -> None:
+    def __init__(self, on_state: Callable[[ScriptState], None]) -> None:
         self.name = ""
         self.was_used = False
-        self._on_report = on_report
-        self._order = DesiredState()
+        self._on_state = on_state
+        self._desired = DesiredState()
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.AbstractServer | None = None
         self._directory: TemporaryDirectory[str] | None = None
 
     async def open(self) -> None:
-        if sys.platform == "linux":  # abstract: nothing is left of it when this process is killed
+        if sys.platform == "linux":  # an abstract socket: it disappears with this process
             self.name = f"@tf4slurm-{os.getpid()}-{os.urandom(8).hex()}"
         else:
-            from tempfile import TemporaryDirectory  # here, because few agents need it: it costs them 5 ms
+            from tempfile import TemporaryDirectory  # here: its import takes 5 ms, and Linux does not need it
 
             self._directory = TemporaryDirectory(prefix="tf4slurm-")
-            self.name = str(Path(self._directory.name) / "line")
+            self.name = str(Path(self._directory.name) / "channel")
         self._server = await asyncio.start_unix_server(
-            self._serve, to_socket_address(self.name), limit=MAX_REPORT_BYTES
+            self._serve, to_socket_address(self.name), limit=MAX_MESSAGE_BYTES
         )
 
-    def tell(self, order: DesiredState) -> None:
-        """Tell the script, and whoever connects later, what the launcher says."""
-        if order != self._order:
-            self._order = order
+    def send(self, desired: DesiredState) -> None:
+        """Send the desired state to the script, now and whenever it connects again."""
+        if desired != self._desired:
+            self._desired = desired
             for writer in self._writers:
-                _write(writer, order)
+                _write(writer, desired)
 
     def disconnect(self) -> None:
-        """Close the connections of the processes of an earlier child, and ignore what they have reported."""
+        """Close the connections of an earlier child's processes, and ignore what they have sent."""
         for writer in self._writers:
             writer.close()
         self._writers.clear()
@@ -75,33 +77,33 @@ class ScriptChannelServer:
             self._directory.cleanup()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        report: ScriptState | None = None
+        state: ScriptState | None = None
         try:
             if not _is_own_user(writer.get_extra_info("socket")):
                 return
             self.was_used = True
             self._writers.add(writer)
-            _write(writer, self._order)
+            _write(writer, self._desired)
             while (line := await reader.readline()) and writer in self._writers:
-                report = decode(line, ScriptState)
-                self._on_report(report)
+                state = decode(line, ScriptState)
+                self._on_state(state)
         except (OSError, MessageError, ValueError):  # ValueError: a line that is too long
-            pass  # not a script that uses tf4slurm as it is meant
+            pass  # not a script that uses tf4slurm's own functions
         finally:
-            if report is not None and writer in self._writers:  # the process has ended or gone: it waits nowhere
-                self._on_report(dataclasses.replace(report, barrier=None, stop_signal=None))
+            if state is not None and writer in self._writers:  # a process that has ended waits at no barrier
+                self._on_state(dataclasses.replace(state, barrier=None, stop_signal=None))
             self._writers.discard(writer)
             writer.close()
 
 
-def _write(writer: asyncio.StreamWriter, order: DesiredState) -> None:
-    """Write past the transport: where the script has ended, that would drop what it has said before its end."""
-    line = encode(order) + b"\n"
+def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
+    """Write past the transport: when the script has ended, that would drop the script's last messages."""
+    line = encode(desired) + b"\n"
     if not writer.transport.get_write_buffer_size():
         try:
             line = line[os.write(writer.get_extra_info("socket").fileno(), line) :]
         except BlockingIOError:
-            pass  # it reads slowly
+            pass  # the script reads slowly
         except OSError:
             return
     writer.write(line)

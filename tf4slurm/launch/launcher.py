@@ -97,8 +97,8 @@ class Launcher:
         try:
             await self._in_time(self._files.run(self._write_job))
             self._reporter.on_run_directory(self._run_directory)
-            for doubt in await in_thread(self._requeue.find_doubts) if self._requeue is not None else ():
-                logger.warning("%s", doubt)
+            for obstacle in await in_thread(self._requeue.find_obstacles) if self._requeue is not None else ():
+                logger.warning("%s", obstacle)
             is_local = self._spawner is not None and self._spawner.is_local
             endpoint = await self._host.start(self._node, is_local=is_local)
             if self._spawner is None:
@@ -133,12 +133,14 @@ class Launcher:
         self._state.on_agent_exit(rank, returncode, time.monotonic())
         self._host.publish()
 
-    def on_all_exit(self, returncode: int, words: str) -> None:
-        said = f" It said:\n{words}" if words else ""
+    def on_all_exit(self, returncode: int, message: str) -> None:
+        details = f" Its last output:\n{message}" if message else ""
         if self._state.count("running", "exited", "ready", "registered", "terminated"):
-            outcome = Outcome(EXIT_TASK_LOST, f"srun ended before the job did: it {describe_end(returncode)}.{said}")
+            outcome = Outcome(EXIT_TASK_LOST, f"srun ended before the job did: it {describe_end(returncode)}.{details}")
         else:
-            outcome = Outcome(EXIT_PREFLIGHT, f"srun could not start the tasks: it {describe_end(returncode)}.{said}")
+            outcome = Outcome(
+                EXIT_PREFLIGHT, f"srun could not start the tasks: it {describe_end(returncode)}.{details}"
+            )
         self._state.on_spawner_exit(outcome, time.monotonic())
         self._host.publish()
 
@@ -245,7 +247,7 @@ class Launcher:
         )
         requeued = dataclasses.replace(result, outcome=outcome, requeued=reason)
         await self._in_time(self._files.run(self._write, requeued))  # before Slurm may end this process
-        return requeued if await in_thread(requeue.carry_out) else result
+        return requeued if await in_thread(requeue.requeue) else result
 
     def _write(self, result: Result) -> None:
         try:

@@ -1,7 +1,7 @@
-"""Spawns agents as processes of this host: forks of the launcher, so that four of them start in 20 ms, not in 500.
+"""Spawner of local agents: forks of the launcher, so that four of them start in 20 ms, not in 500.
 
-The forks are made before this process has a thread (which would be lost in a fork), wait on a pipe for the environment
-that the launcher makes later, and end if that never comes.
+The launcher forks them before it has threads, which a fork does not copy. They wait on a pipe for the environment that
+the launcher makes later, and exit if the pipe is closed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KILL_SECONDS = 2.0
 class LocalSpawner:
     """One agent process per task on this host, each in a process group of its own: Ctrl-C reaches the launcher alone.
 
-    Not in a session of its own: Linux may share out processor time by session (autogroup), which slows training.
+    Not in a session of its own: Linux may divide processor time by session (autogroup), which slows training.
     """
 
     is_local = True
@@ -52,7 +52,7 @@ class LocalSpawner:
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
         for rank, agent in enumerate(self._agents):
-            with contextlib.suppress(BrokenPipeError):  # it has died: its exit is told below
+            with contextlib.suppress(BrokenPipeError):  # it has exited: `_watch` reports that
                 agent.environment.send({**self._environ, **environment, **rank_to_environ(rank)})
             agent.environment.close()
             self._watching.append(asyncio.create_task(_watch(rank, agent, listener)))
@@ -71,17 +71,17 @@ class _ForkedAgent:
     def __init__(self, command: Sequence[str]) -> None:
         receiver, self.environment = _FORK.Pipe(duplex=False)
         readable, writable = os.pipe()
-        self.process = _FORK.Process(target=_be_agent, args=(command, receiver, self.environment, writable))
+        self.process = _FORK.Process(target=_run_forked_agent, args=(command, receiver, self.environment, writable))
         self.process.start()
         receiver.close()
         os.close(writable)
         self.output = open(readable, "rb", buffering=0)  # noqa: SIM115 - read until the agent has ended
 
 
-def _be_agent(command: Sequence[str], receiver: _Connection, sender: _Connection, output: int) -> None:
-    """Run in the fork: become a process of its own, wait for the environment, then live the agent's life."""
+def _run_forked_agent(command: Sequence[str], receiver: _Connection, sender: _Connection, output: int) -> None:
+    """Run the agent in the fork, once the launcher has sent the environment."""
     os.setpgid(0, 0)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the launcher holds its signals back while it forks
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the launcher blocks its signals while it forks
     sender.close()
     for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
         os.dup2(output, descriptor)
@@ -89,7 +89,7 @@ def _be_agent(command: Sequence[str], receiver: _Connection, sender: _Connection
     try:
         environment: dict[str, str] = receiver.recv()
     except EOFError:
-        os._exit(0)  # nothing was started after all
+        os._exit(0)  # the launcher has ended
     os._exit(run_agent(command, environment))  # not through the launcher's exit handlers
 
 

@@ -1,4 +1,4 @@
-"""What every spawner offers the launcher: agents started somewhere, their output, and their end."""
+"""The interface of spawners, which start agents and report their output and their exit to the launcher."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from tf4slurm.system.output import LineSplitter
 
 
 class SpawnerListener(Protocol):
-    """Who is told what the spawner sees."""
+    """Gets what a spawner reports."""
 
     def on_output(self, line: str) -> None:
-        """An agent printed a line."""
+        """Handle a line that an agent has printed."""
 
     def on_agent_exit(self, rank: int, returncode: int) -> None:
-        """The agent of one task has ended."""
+        """Handle the exit of one task's agent."""
 
-    def on_all_exit(self, returncode: int, words: str) -> None:
-        """No agent is left, nor will be; `words` are the last that the program that started them said."""
+    def on_all_exit(self, returncode: int, message: str) -> None:
+        """Handle the end of the program that starts the agents; `message` has its last lines."""
 
 
 class Spawner(Protocol):
-    """Starts one agent per task. Its processes are its own: after `close` none is left."""
+    """Starts one agent per task. After `close` none of its processes runs."""
 
     is_local: bool
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
-        """Start the agents; `environment` is what they must have beyond this process's own."""
+        """Start the agents, with `environment` in addition to that of this process."""
 
     async def close(self, grace_period_seconds: float) -> None:
-        """Wait for the end of what was started, for `grace_period_seconds`; then kill it."""
+        """Wait `grace_period_seconds` for the agents to exit, then kill them."""
 
 
 async def read_lines(pipe: IO[bytes] | None, on_line: Callable[[str], None]) -> None:
-    """Pass on what comes through a pipe, line by line, to its end."""
+    """Call `on_line` with each line of a pipe, to its end."""
     assert pipe is not None
     stream, splitter = asyncio.StreamReader(), LineSplitter()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)

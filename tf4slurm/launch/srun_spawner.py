@@ -1,4 +1,4 @@
-"""Spawns agents on the hosts of a Slurm allocation, as one step."""
+"""Spawner of agents on the hosts of a Slurm allocation, as one step."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import srun_command
 from tf4slurm.system.background import in_thread
 
-# Not "-m tf4slurm": that would let a json.py in the user's directory take the place of Python's own.
+# Not "-m tf4slurm": a json.py in the user's directory would replace Python's own.
 _MAIN = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.cli.main import main; main()"
 TF4SLURM = (sys.executable, "-c", _MAIN)
-"""The command of this very tf4slurm, on any host."""
+"""The command of this installation of tf4slurm, on any host."""
 
-# An agent needs nothing that site-packages set up by themselves (-S), and asyncio no ssl: a third of its start.
+# Without the site module (-S) and ssl, which asyncio would import, an agent starts in two thirds of the time.
 _PATH = [str(Path(errors.__file__).parents[1]), *filter(None, sys.path)]
-_BE_AGENT = (
+_RUN_AGENT = (
     f"import sys; sys.path += {_PATH}; sys.modules['ssl'] = None; "
     "from tf4slurm.system.guard import start_guard; start_guard(); from tf4slurm.agent.agent import main; main()"
 )
-_AGENT = (sys.executable, "-I", "-S", "-c", _BE_AGENT)
-_WORDS_LINES = 10
-_SIGNAL_SECONDS = 1.0  # after each signal: an srun that waits for a lost host heeds SIGKILL alone
+_AGENT = (sys.executable, "-I", "-S", "-c", _RUN_AGENT)
+_MESSAGE_LINES = 10
+_SIGNAL_SECONDS = 1.0  # after each signal: an srun that waits for a lost host ends by SIGKILL alone
 
 
 class SrunSpawner:
-    """One agent per task of a step. srun is never signalled while agents live: it would SIGKILL them all."""
+    """One agent per task of a step. srun gets no signal while agents run: it would send SIGKILL to all of them."""
 
     is_local = False
 
@@ -89,11 +89,11 @@ class SrunSpawner:
                 await asyncio.wait({self._watching}, timeout=_SIGNAL_SECONDS)
 
     async def _watch(self, srun: subprocess.Popen[bytes], listener: SpawnerListener) -> None:
-        words: deque[str] = deque(maxlen=_WORDS_LINES)
+        message: deque[str] = deque(maxlen=_MESSAGE_LINES)
 
         def on_error_line(line: str) -> None:
             if line.startswith(("srun:", "slurmstepd:")):
-                words.append(line)
+                message.append(line)
             listener.on_output(line)
 
         reading = {
@@ -104,10 +104,10 @@ class SrunSpawner:
         await asyncio.wait(reading, timeout=0.5)
         for task in reading:
             task.cancel()
-        listener.on_all_exit(returncode, "\n".join(words))
+        listener.on_all_exit(returncode, "\n".join(message))
 
 
 def _terminate(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
-    """End an srun that a stalled file system has let start only after the job had ended."""
+    """Terminate an srun that a stalled file system has delayed until after the end of the job."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().terminate()

@@ -1,7 +1,7 @@
-"""Functions that may wait for a file system, run in a thread: an event loop never waits for one.
+"""Threads for functions that may wait for a file system, because an event loop must not.
 
-A parallel file system may not answer for 30 to 300 s at a failover, and a thread that waits for it cannot be ended. So
-`asyncio.to_thread` would not do: asyncio.run waits for its threads when the event loop ends.
+A parallel file system may stall for 30 to 300 s at a failover, and a thread that waits for it cannot be ended.
+`asyncio.to_thread` is unsuitable: asyncio.run waits for its threads when the event loop ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def in_thread(function: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
-    """Run a function in a new thread. If the future is cancelled, the thread goes on; its result is dropped."""
+    """Run a function in a new thread. If the future is cancelled, the thread runs on, and its result is dropped."""
     thread = ThreadPoolExecutor(1)
     result = asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
     thread.shutdown(wait=False)
@@ -23,7 +23,7 @@ def in_thread(function: Callable[..., _T], *arguments: object) -> asyncio.Future
 
 
 class OrderedThread:
-    """Runs functions one after the other, in the order of the calls."""
+    """A thread that runs functions one after the other, in the order of the calls."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)

@@ -1,7 +1,7 @@
-"""One child process: started in its own process group, read, signalled, and never left behind.
+"""A child process in its own process group: start it, read its output, signal it, and leave nothing behind.
 
-On Linux the kernel kills the child when its agent dies (see exec_child.py), and orphans of the child become the agent's
-own (PR_SET_CHILD_SUBREAPER), so that they too are ended. Elsewhere only the process group is.
+On Linux the kernel kills the child when its agent is killed (see exec_child.py), and the agent adopts the child's
+orphans (PR_SET_CHILD_SUBREAPER), so that it can kill them. On other systems only the process group is killed.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def kill_descendants() -> None:
 
 
 def reap_orphans(own_child: int) -> None:
-    """Reap the adopted orphans that have ended, and nothing else: whatever this process started is waited for.
+    """Reap the adopted orphans that have ended. Other children are skipped: their starters wait for them.
 
-    Its subprocesses are in its own process group, where no orphan is: a child and its descendants leave that group.
+    Those are in this process's own group, where no orphan is: a child and its descendants leave that group.
     """
     with contextlib.suppress(OSError):
         for each in find_children(os.getpid()):
@@ -59,7 +59,7 @@ def reap_orphans(own_child: int) -> None:
 
 
 class Child:
-    """A running child process; make one with `Child.start`."""
+    """A running child process, made by `Child.start`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -76,16 +76,16 @@ class Child:
         *,
         is_shielded: bool = False,
     ) -> Child:
-        """Start `command` in a process group of its own; shielded, it ignores signals for the whole job.
+        """Start `command` in a process group of its own; shielded, it ignores the signals for the whole job.
 
-        Its standard output and error arrive together at `on_output`, as they come, in a thread of its own; at their
-        end it is called with no bytes. Another thread starts the child: a file system that does not answer holds up
-        the child, not its agent. A child whose start is cancelled is killed as soon as it has started.
-        A program that cannot be started is a child that exits with 127 or 126 and says why.
+        A thread calls `on_output` with its standard output and error as they come, and at their end with no bytes.
+        Another thread starts the child, so that a stalled file system delays the child, not its agent. A child whose
+        start is cancelled is killed as soon as it has started. If a program cannot be executed, the child prints the
+        reason and exits with 127 or 126.
 
         Raises:
-            OSError: This process cannot start any: no memory is left, or its own Python is gone.
-            RuntimeError: It cannot start a thread: a limit of processes is reached.
+            OSError: No process can be started: no memory is left, or Python itself is missing.
+            RuntimeError: No thread can be started: a limit of processes is reached.
         """
         arguments = ("-I", "-S", exec_child.__file__, str(os.getpid()), str(int(is_shielded)), *command)
         loop = asyncio.get_running_loop()
@@ -106,10 +106,10 @@ class Child:
                     bufsize=0,
                 )
                 child = cls(process)
-                reading = (process.stdout, on_output, functools.partial(_tell, loop, child._has_drained.set))
+                reading = (process.stdout, on_output, functools.partial(_call, loop, child._has_drained.set))
                 threading.Thread(target=_read, args=reading, name="child-output", daemon=True).start()
             except (OSError, RuntimeError) as error:
-                if child is not None:  # no thread would read its output
+                if child is not None:  # no thread reads its output
                     child.signal(signal.SIGKILL)
                     child._process.wait()
                 starting.set_exception(error)
@@ -119,7 +119,7 @@ class Child:
             else:
                 child.signal(signal.SIGKILL)
             process.wait()
-            _tell(loop, child._has_ended.set)
+            _call(loop, child._has_ended.set)
 
         threading.Thread(target=own, name="child", daemon=True).start()
         try:
@@ -132,23 +132,23 @@ class Child:
     async def wait(self) -> int:
         """Wait for the end of the child; return its exit code, or minus the number of the signal that ended it.
 
-        Its process group is gone then, and its output has arrived, but for what a daemon of its own still holds.
+        Its process group has been killed then, and its output has arrived, unless a daemon keeps the output open.
         """
         await self._has_ended.wait()
         self.signal(signal.SIGKILL)
         try:
             await asyncio.wait_for(self._has_drained.wait(), _DRAIN_SECONDS)
         except asyncio.TimeoutError:
-            logger.warning("the output of child %d is still open: something it started holds it", self.process_id)
+            logger.warning("the output of child %d is still open in a process that it started", self.process_id)
         returncode: int = self._process.returncode
         return returncode
 
     async def end(self, grace_period_seconds: float) -> None:
-        """Ask the child to end (SIGTERM), and kill it after `grace_period_seconds`; `wait` tells when it is gone.
+        """Send SIGTERM to the child, and SIGKILL after `grace_period_seconds`; then call `wait`.
 
-        One that ignores SIGTERM with all its descendants is killed at once.
+        If it and all its descendants ignore SIGTERM, it is killed at once.
         """
-        ignores = ignores_signal(self.process_id, signal.SIGTERM)  # asked before: who heeds it may be gone right after
+        ignores = ignores_signal(self.process_id, signal.SIGTERM)  # before SIGTERM, by which they may end
         self.signal(signal.SIGTERM)
         if ignores:
             self.signal(signal.SIGKILL)
@@ -175,6 +175,6 @@ def _read(pipe: IO[bytes], on_output: Callable[[bytes], None], on_end: Callable[
     on_end()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
-    with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+def _call(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
+    with contextlib.suppress(RuntimeError):  # the event loop is closed: nothing waits any more
         loop.call_soon_threadsafe(callback, *arguments)

@@ -1,12 +1,13 @@
-"""Becomes a child: `python -I -S exec_child.py AGENT SHIELDED COMMAND…` asks the kernel to kill it when its agent dies,
-then executes.
+"""The first program of a child process: `python -I -S exec_child.py AGENT SHIELDED COMMAND…`, which executes COMMAND.
 
-A shielded child ignores the signals that Slurm sends to every process of a job that is to stop: while the chief saves,
-the ps must stay. A script that installs a handler of its own gets them.
+Before that it asks the kernel to kill the child when the agent is killed.
 
-The agent cannot ask for it between fork and exec itself: it has threads, and a lock that one of them holds would stay
-held in the fork. This file is run as a program (child.py imports it for its path) and imports nothing of tf4slurm, so
-that it costs 20 ms.
+A shielded child ignores the signals that Slurm sends to every process of a job that is to stop, because the ps must run
+while the chief saves. A script that installs its own handler gets them.
+
+The agent cannot do this between fork and exec: it has threads, and a lock that one of them holds would stay locked in
+the fork. This file runs as a program (child_process.py imports it for its path), and imports nothing of tf4slurm, so
+that it takes 20 ms.
 """
 
 import ctypes
@@ -21,13 +22,13 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(agent: int, is_shielded: bool, command: list[str]) -> None:
-    """Execute `command`; where that is not possible, say why and exit as a shell does (127, 126)."""
+    """Execute `command`; on failure print the reason and exit as a shell does (127, 126)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != agent:
-            sys.exit(137)  # the agent died before it could be asked for
-    os.setpgid(0, 0)  # not a session: see launch/spawn_local.py
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # this Python ignores them, and exec would pass that on
+            sys.exit(137)  # the agent was killed before
+    os.setpgid(0, 0)  # not a session: see launch/local_spawner.py
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
         signal.signal(number, signal.SIG_DFL)
     if is_shielded:
         for number in STOP_SIGNALS:

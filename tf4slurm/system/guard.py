@@ -1,7 +1,7 @@
-"""A small process above an agent: it ends what the agent's script leaves behind when the agent is killed.
+"""A small process above an agent on Slurm, which kills what the agent's script leaves behind if the agent is killed.
 
-The child is killed with its agent, but not what it has started in sessions of its own: slurmstepd or init would adopt
-that, and it would hold memory, a GPU and a port in an allocation that goes on. Local agents have the launcher for it.
+The kernel kills the child with its agent, but not what the child has started in sessions of its own: slurmstepd or init
+would adopt that, and it would hold memory, a GPU and a port. The launcher does the same for local agents.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ GUARD_LOST = signal.SIGHUP
 
 
 def start_guard() -> None:
-    """Fork, and return in the fork: it becomes the agent. This process stays above it, and ends with its exit code.
+    """Fork, and return in the fork, which becomes the agent. This process is the guard, and exits with its exit code.
 
-    Call it before anything large is imported, while the process has one thread: the guard stays as small as it is then.
+    Call it while the process has one thread, before large imports, which would make the guard larger.
     """
     if sys.platform != "linux":
         return
@@ -45,7 +45,7 @@ def start_guard() -> None:
 
 def _guard(agent: int) -> NoReturn:
     def pass_on(number: int, frame: FrameType | None) -> None:
-        os.kill(agent, number)  # not reaped yet: it is this process
+        os.kill(agent, number)  # not reaped yet, so its id is still its own
 
     for number in STOP_SIGNALS:
         signal.signal(number, pass_on)
@@ -63,7 +63,7 @@ def _guard(agent: int) -> NoReturn:
 
 
 def _end_children() -> None:
-    """Kill what this process has adopted, and what it adopts by that, until nothing is left."""
+    """Kill the processes that this one has adopted, and those that it adopts by that, until none is left."""
     deadline = time.monotonic() + _CLEAN_SECONDS  # a process that waits for a file server cannot be killed
     while time.monotonic() < deadline:
         try:
@@ -72,7 +72,7 @@ def _end_children() -> None:
         except ChildProcessError:
             return
         for child in _children():
-            with contextlib.suppress(PermissionError):  # a program of another user, by its mode
+            with contextlib.suppress(PermissionError):  # a setuid program of another user
                 os.kill(child, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
 

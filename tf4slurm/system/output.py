@@ -1,6 +1,6 @@
-"""Lines of text to a stream that may be slow: whoever writes never waits for whoever reads.
+"""Writers of lines to a stream that may be slow, in a thread, and a splitter of output into lines.
 
-A terminal on hold (Ctrl-S) or a full pipe must not stop an agent's heartbeat, so a thread does the writing.
+A terminal on hold (Ctrl-S) or a full pipe must not stop an agent's heartbeat.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class Stream(Protocol):
-    """What lines can be written to, such as sys.stdout."""
+    """A stream for lines, such as sys.stdout."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -27,18 +27,18 @@ class Stream(Protocol):
 
 
 class LineWriter:
-    """Writes lines in a thread of its own; what does not fit into its queue is counted and left out, and says so."""
+    """Writes lines in a thread. When its queue is full it drops lines, and writes their number in their place."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        # a number is of lines that were left out
+        # an int is a number of dropped lines
         self._lines: queue.Queue[str | int | threading.Event | None] = queue.Queue(_MAX_WAITING_LINES)
         self._dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="line-writer", daemon=True)
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Queue one line, given without its end."""
+        """Queue one line, without its newline."""
         try:
             if self._dropped:
                 self._lines.put_nowait(self._dropped)
@@ -48,7 +48,7 @@ class LineWriter:
             self._dropped += 1
 
     def close(self, last_lines: Sequence[str] = ()) -> None:
-        """Write what is queued, for at most a second, then `last_lines`, whatever had to be left out, for another."""
+        """Write the queue in at most a second, then `last_lines` in another; lines that are left are dropped."""
         if not self._thread.is_alive():
             return  # closed before
         drained = threading.Event()
@@ -75,7 +75,7 @@ class LineWriter:
                 if self._lines.empty():
                     self._stream.flush()
             self._stream.flush()
-        except (OSError, ValueError):  # the reader is gone, or the stream closed: the log files go on
+        except (OSError, ValueError):  # the reader has exited, or the stream is closed; the log files have the lines
             while (line := self._lines.get()) is not None:
                 if isinstance(line, threading.Event):
                     line.set()
@@ -94,7 +94,7 @@ else:
 
 
 class LogHandler(_StreamHandler):
-    """Logs to a stream that may be slow: only the main thread outside of an event loop waits for it.
+    """Logs to a stream that may be slow, for which only the main thread outside of an event loop waits.
 
     Call `close` (logging.shutdown does) before the process ends.
     """
@@ -117,7 +117,7 @@ class LogHandler(_StreamHandler):
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines of text; a carriage return ends a line too, so progress bars are seen."""
+    """Splits a stream of bytes into lines of text. A carriage return ends a line, too, for progress bars."""
 
     MAX_LINE_BYTES = 65536
 
@@ -126,7 +126,7 @@ class LineSplitter:
         self._ended_in_return = False
 
     def split(self, data: bytes) -> list[str]:
-        """Return the lines that `data` completes."""
+        """Return the lines that are complete with `data`."""
         if not data:
             return []
         if self._ended_in_return:
@@ -139,7 +139,7 @@ class LineSplitter:
         return [line.decode("utf-8", "replace") for line in lines]
 
     def finish(self) -> list[str]:
-        """Return what is left when the stream has ended."""
+        """Return the rest at the end of the stream."""
         rest, self._rest = self._rest, b""
         return [rest.decode("utf-8", "replace")] if rest else []
 

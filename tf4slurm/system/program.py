@@ -1,4 +1,4 @@
-"""How a program of tf4slurm begins and ends: the command line, and an agent that srun started."""
+"""Start and end of a program of tf4slurm: the command line, or an agent that srun has started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf4slurm.system.output import LogHandler
 def silence_grpc() -> None:
     """Keep gRPC from writing lines to standard error for each client that fails its TLS handshake or sends garbage.
 
-    Call it before gRPC starts. A verbosity that the user has set stays; traces do not, because they show the token.
+    Call it before gRPC starts. It keeps a verbosity that the user has set, but no traces, because they show the token.
     Children get the environment as it was before.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -24,9 +24,9 @@ def silence_grpc() -> None:
 
 
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
-    """Run `main(environ)` to its exit code; errors of tf4slurm become one line and their exit code.
+    """Run `main(environ)` and exit with its exit code; print an error of tf4slurm as one line.
 
-    The environment is read here, once: `main` gets it as it was, and so do the children.
+    This reads the environment, once. `main` and the children get it unchanged.
     """
     environ = dict(os.environ)
     silence_grpc()
@@ -42,11 +42,11 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
         with contextlib.suppress(OSError):
             print(f"tf4slurm: {error}", file=sys.stderr)
         exit_code = error.exit_code
-    except SystemExit as end:  # how click ends, too
+    except SystemExit as end:  # click raises it, too
         exit_code = end.code
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # the reader is gone (`| head`): the exit code stays what it is
+        with contextlib.suppress(OSError):  # the reader has exited (`| head`), which does not change the exit code
             stream.flush()
-    # Not through exit handlers: a thread may wait for a terminal on hold.
+    # Without exit handlers, because a thread may wait for a terminal on hold.
     os._exit(exit_code if isinstance(exit_code, int) else int(exit_code is not None))

@@ -1,4 +1,4 @@
-"""Which of the files that tf4slurm finds by itself it may act on: those that only this user and root can write."""
+"""Check that only this user and root can write a file that tf4slurm has found by itself."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ TRUST = "TF4SLURM_TRUST"
 
 
 def check_trusted(path: Path, instead: str) -> None:
-    """Refuse a file or directory that anyone but this user and root could have put there or changed.
+    """Refuse a file or directory that another user than this one and root could have created or changed.
 
-    That is so if it, or the directory it is in, has another owner or may be written by others. A group that may write
-    counts as others, unless it is the owner's private group: one of the owner's name, without other members. (POSIX
-    ACLs show as permissions of the group.) Not checked is what is in a directory, at any depth, that the environment
-    variable TF4SLURM_TRUST names: absolute paths, separated by colons (os.pathsep).
+    That is so if the file or its directory has another owner, or if others may write it. A group that may write counts
+    as others, unless it is the owner's private group: it has the owner's name and no other members. (POSIX ACLs appear
+    as permissions of the group.) Files below the directories in the environment variable TF4SLURM_TRUST are not
+    checked: absolute paths, separated by colons (os.pathsep).
 
     Args:
-        path: What was found. Links are followed.
-        instead: What a person can do in place of using it, as a sentence.
+        path: The file or directory. Links are followed.
+        instead: A sentence for the error: what to do without the file.
 
     Raises:
-        UntrustedFileError: It is refused.
-        OSError: It is not there.
+        UntrustedFileError: Another user could have created or changed it.
+        OSError: It does not exist.
     """
     for each in dict.fromkeys((path, path.parent, path.resolve().parent)):
         facts, real = each.stat(), each.resolve()
