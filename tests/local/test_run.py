@@ -190,8 +190,8 @@ def test_a_data_service_runs_in_the_python_that_is_named_and_says_what_that_lack
     services = json.loads(job.wait_for_child("chief-0")["environ"]["TF4SLURM_SERVICES"])
     assert {role: len(addresses) for role, addresses in services.items()} == {"data-dispatcher": 1, "data-worker": 1}
     assert job.wait() == 1
-    assert "The data service needs TensorFlow, and " in job.stderr
-    assert "Name the Python that has it with --data-python." in job.stderr
+    assert "The data service needs TensorFlow, which " in job.stderr
+    assert "--data-python" in job.stderr
     assert len([event for event in job.events if event["kind"] == "restarting"]) >= 3
 
 
@@ -248,7 +248,7 @@ def test_job_whose_launcher_was_killed_is_lost_with_the_time_and_the_exit_codes(
         "worker/1": "ended",
     }
     reason = status["reason"]
-    assert re.search(r"Last known at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: training", reason)
+    assert re.search(r"Last recorded state, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: training", reason)
     assert "chief/0 exited with code 0, worker/0 exited with code 3" in reason
     waited = ask("wait")
     assert (waited.returncode, reason in waited.stderr) == (1, True)
