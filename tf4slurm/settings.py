@@ -208,9 +208,12 @@ def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]
 
 def _override(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     """Return both, without what the later excludes of the earlier: --mem replaces a profile's mem-per-cpu."""
-    options = options_of(BatchSpec)
-    by_key = options_by_key(BatchSpec)
-    excluded = {options[name].key for key in later if key in by_key for name in by_key[key].excludes}
+    options, by_key = options_of(BatchSpec), options_by_key(BatchSpec)
+    excluded: set[str] = set()
+    for key, value in later.items():
+        each = by_key.get(key)
+        if each is not None and each.convert(getattr(value, "value", value)) != each.default:
+            excluded.update(options[name].key for name in each.excludes)
     return {**{key: value for key, value in earlier.items() if key not in excluded}, **later}
 
 

@@ -1,4 +1,4 @@
-"""`JobSpec` and `BatchSpec`: every option of a job, declared once.
+"""`JobSpec`: every option of a job, declared once; `batch_spec.BatchSpec` adds those for sbatch.
 
 The options of the command line, the keys of settings files, the variables TF4SLURM_<OPTION>, the last line of a batch
 script and the settings of agents are derived from these fields.
@@ -32,7 +32,7 @@ _NOT_TASK = ("run", "submit", "script")
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """A job: the command, the number of tasks of each role, the network, and the limits; all times in seconds.
+    """A job: its command, the number of tasks of each role, the network and the limits; all times in seconds.
 
     Raises:
         OptionError: A value is invalid, or two options exclude each other.
@@ -134,6 +134,11 @@ class JobSpec:
             )
         if "/" in self.name:
             raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
+        self._check_command()
+        if self.workers is not None:
+            place_tasks(self.counts, self.placement, [""] * self.num_tasks)
+
+    def _check_command(self) -> None:
         placeholders = placeholders_in(self.command)
         if self.chief and "worker_hosts" in placeholders and "chief_hosts" not in placeholders:
             raise OptionError(
@@ -147,8 +152,6 @@ class JobSpec:
                 "--data-python, such as --data-python python3.",
                 option="data-python",
             )
-        if self.workers is not None:
-            place_tasks(self.counts, self.placement, [""] * self.num_tasks)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -131,6 +131,14 @@ def test_invalid_option_is_refused(arguments: tuple[str, ...], option: str, word
         assert (caught.value.option, caught.value.exit_code) == (option, 2)
 
 
+def test_values_complete_by_choices_and_interfaces() -> None:
+    command = click.Command("run", params=job_options("run")(lambda: None).__click_params__)  # type: ignore[attr-defined]
+    context = click.Context(command)
+    for name, start, expected in (("stop_signal", "SIGU", ["SIGUSR1", "SIGUSR2"]), ("interface", "lo", ["lo"])):
+        (parameter,) = (each for each in command.params if each.name == name)
+        assert [item.value for item in parameter.shell_complete(context, start)] == expected
+
+
 def test_unknown_option_is_refused() -> None:
     with pytest.raises(click.NoSuchOption):
         spec_of("--wokers", "1", "--", "x")

@@ -66,6 +66,12 @@ def test_memory_on_command_line_replaces_that_of_site(home: Path) -> None:
     assert not any(text.startswith("mem-per-cpu") for text in found)
 
 
+def test_single_on_command_line_replaces_roles_of_files(home: Path) -> None:
+    user_file(home, "ps = 2\nchief = false\nrequeue = 3")
+    assert "ntasks=1" in directives(tf4slurm(home, "script", "--single", "--", "true"))
+    assert "ntasks=4" in directives(tf4slurm(home, "script", "--no-single", "--workers", "2", "--", "true"))
+
+
 def test_files_set_options_of_job_and_sbatch(home: Path) -> None:
     user_file(home, 'module = ["a/1", "b"]\nruns-directory = "/scratch"\nps = 2\nchief = false\nexclusive = true')
     result = tf4slurm(home, "script", "--site", "cesga-ft3", "-N", "1", "--gpus-per-worker", "1", *TRAIN)
