@@ -24,6 +24,7 @@ Tf4SlurmError
 ├─ CheckpointError             a checkpoint cannot be written or restored
 ├─ UnknownJobError             no job has this id, name or path
 ├─ UnknownTaskError            no task of the job has this name
+│  └─ NoLogsError               the job has no logs yet
 ├─ JobStateError               the job cannot be resumed or cancelled in its present state
 ├─ WaitTimeoutError            jobs did not end in time (also TimeoutError)
 ├─ MessageError                bytes that are not a valid control message (also ValueError)
@@ -221,6 +222,12 @@ class UnknownTaskError(Tf4SlurmError):
         super().__init__(message)
         self.patterns = tuple(patterns)
         self.tasks = tuple(tasks)
+
+
+class NoLogsError(UnknownTaskError):
+    """The job has no logs yet."""
+
+    exit_code = 1
 
 
 class JobStateError(Tf4SlurmError):

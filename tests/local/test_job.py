@@ -1,4 +1,4 @@
-"""`Job`: the same as the command line, as Python."""
+"""`Job` and the functions of the library, with local processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_the_script_is_that_of_the_command_line(script: Path) -> None:
+def test_script_is_the_one_of_the_command_line(script: Path) -> None:
     job = Job(
         [sys.executable, str(script), "two words"],
         ps=1,
@@ -70,11 +70,11 @@ def test_the_script_is_that_of_the_command_line(script: Path) -> None:
     assert "not started" in repr(job)
 
 
-def test_a_line_is_read_as_a_shell_would(script: Path) -> None:
+def test_command_line_is_split_as_in_a_shell(script: Path) -> None:
     assert Job(f"python '{script}' 'two words'", workers=1).script().endswith(f"-- python '{script}' 'two words'\n")
 
 
-def test_a_job_runs_here_and_tells_how_it_went(
+def test_local_job_runs_and_has_status_logs_and_report(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = tf4slurm.Job([sys.executable, str(script)], ps=1, workers=1, nodes=4, time="1:00")  # nodes are sbatch's
@@ -93,7 +93,7 @@ def test_a_job_runs_here_and_tells_how_it_went(
     job.cancel()  # it has ended: nothing to do
 
 
-def test_what_is_wrong_is_an_error_that_says_so(script: Path) -> None:
+def test_invalid_options_and_unknown_jobs_are_errors(script: Path) -> None:
     with pytest.raises(OptionError, match="Did you mean 'workers'"):
         Job("true", worker=3)  # type: ignore[call-arg]
     with pytest.raises(OptionError, match="exclude each other"):

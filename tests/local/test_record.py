@@ -1,4 +1,4 @@
-"""What `tf4slurm run` writes down for those who watch: status.json, samples.jsonl, and where the job is found."""
+"""The files that `tf4slurm run` writes while a job runs: status.json, samples.jsonl and the registry entry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ for step in range(10**6):
 """
 
 
-def test_where_a_job_stands_can_be_read_while_it_runs_and_after(job: Job, tmp_path: Path) -> None:
+def test_status_and_samples_are_written_while_a_job_runs(job: Job, tmp_path: Path) -> None:
     script, end = tmp_path / "reports.py", tmp_path / "end"
     script.write_text(REPORTS)
     job.start(*ROLES, command=(sys.executable, str(script), str(end)))
@@ -66,7 +66,7 @@ def read_strictly(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def test_metrics_that_are_no_finite_numbers_are_valid_json(job: Job) -> None:
+def test_metrics_that_are_not_finite_are_null(job: Job) -> None:
     code = "import sys, tf4slurm; tf4slurm.report(step=1, loss=float('nan'), high=float('inf'), low=float('-inf'))"
     job.start("--ps", "0", "--workers", "0", command=(sys.executable, "-c", code))
     assert job.wait() == 0
@@ -82,7 +82,7 @@ def test_metrics_that_are_no_finite_numbers_are_valid_json(job: Job) -> None:
     assert FoundJob.find(str(job.run_directory)).status().tasks[0].metrics == written
 
 
-def test_files_that_are_cut_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+def test_truncated_files_are_read_up_to_the_damage(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "cut")
     assert (run.read(JobFile), run.read(ResultFile), run.read_lines(Event)) == (None, None, [])
     run.write(StatusFile(phase="training"))

@@ -1,4 +1,4 @@
-"""`tf4slurm tensorboard`; the program it starts is a stand-in that tells how it was called."""
+"""`tf4slurm tensorboard`, with a stand-in for TensorBoard that prints its arguments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_events(directory: Path) -> None:
     (directory / EVENTS).touch()
 
 
-def test_where_it_is_not_installed_the_command_is_printed(run: RunDirectory, tmp_path: Path) -> None:
+def test_command_is_printed_if_tensorboard_is_not_installed(run: RunDirectory, tmp_path: Path) -> None:
     write_events(tmp_path / "home" / "my logs" / "train")
     write_events(tmp_path / "home" / "my logs" / "test")
     said = call(str(run.path), "--port", "7007")
@@ -49,7 +49,7 @@ def test_where_it_is_not_installed_the_command_is_printed(run: RunDirectory, tmp
     assert "pip install tensorboard" in said.stderr
 
 
-def test_where_it_is_installed_it_is_started(run: RunDirectory, tmp_path: Path) -> None:
+def test_tensorboard_is_started_if_installed(run: RunDirectory, tmp_path: Path) -> None:
     write_events(run.path / "board")
     write_events(tmp_path / "home" / "elsewhere")
     programs = tmp_path / "programs"
@@ -63,7 +63,7 @@ def test_where_it_is_installed_it_is_started(run: RunDirectory, tmp_path: Path) 
     assert (said.returncode, said.stdout.startswith("tensorboard --logdir ")) == (0, True)
 
 
-def test_without_event_files_it_says_where_they_were_looked_for(run: RunDirectory, tmp_path: Path) -> None:
+def test_error_without_event_files_names_the_searched_directories(run: RunDirectory, tmp_path: Path) -> None:
     said = call(str(run.path))
     assert said.returncode == 3
     assert str(tmp_path / "home") in said.stderr

@@ -1,4 +1,4 @@
-"""The verbs about jobs of before, from another directory: status, list, logs, wait, cancel, resume."""
+"""The verbs about existing jobs, from another directory: status, list, logs, wait, cancel, resume."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ for step in range(10**6):
 
 
 class Watched:
-    """A job that runs, and the verbs, from another directory."""
+    """A running job, and the verbs from another directory."""
 
     def __init__(self, job: Job, directory: Path) -> None:
         self.job = job
@@ -71,7 +71,7 @@ def watched(job: Job, tmp_path: Path) -> Watched:
     return Watched(job, tmp_path)
 
 
-def test_a_job_is_watched_and_waited_for_from_another_directory(watched: Watched) -> None:
+def test_status_list_and_wait_from_another_directory(watched: Watched) -> None:
     status = watched.status()
     assert (status["name"], status["state"], status["phase"]) == (watched.name, "RUNNING", "training")
     assert [task["task"] for task in status["tasks"]] == ["chief/0", "ps/0", "worker/0"]
@@ -90,7 +90,7 @@ def test_a_job_is_watched_and_waited_for_from_another_directory(watched: Watched
     assert watched.status()["exit_code"] == 0
 
 
-def test_a_notebook_without_ipywidgets_shows_in_lines_how_a_job_goes_on(watched: Watched, tmp_path: Path) -> None:
+def test_notebook_without_ipywidgets_shows_progress_as_lines(watched: Watched, tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat", reason="pip install nbformat nbclient ipykernel")
     nbclient = pytest.importorskip("nbclient", reason="pip install nbformat nbclient ipykernel")
     hidden = "import sys; sys.modules['ipywidgets'] = None"
@@ -105,7 +105,7 @@ def test_a_notebook_without_ipywidgets_shows_in_lines_how_a_job_goes_on(watched:
     assert watched.job.wait() == 0
 
 
-def test_logs_of_some_tasks_and_all(watched: Watched) -> None:
+def test_logs_of_some_tasks_and_of_all(watched: Watched) -> None:
     watched.end.touch()
     assert watched.job.wait() == 0
     assert watched.run("logs", watched.name, "chief/0").stdout == "hello from chief/0\ndone\n"
@@ -124,7 +124,7 @@ def test_logs_of_some_tasks_and_all(watched: Watched) -> None:
     assert "It has: chief/0, ps/0, worker/0" in unknown.stderr
 
 
-def test_logs_follow_until_the_job_has_ended(watched: Watched, tmp_path: Path) -> None:
+def test_logs_are_followed_until_the_job_has_ended(watched: Watched, tmp_path: Path) -> None:
     with (tmp_path / "followed").open("w") as output:
         following = subprocess.Popen([TF4SLURM, "logs", "-f", watched.name, "chief/0"], stdout=output)
     try:
@@ -137,7 +137,7 @@ def test_logs_follow_until_the_job_has_ended(watched: Watched, tmp_path: Path) -
     assert (tmp_path / "followed").read_text().endswith("done\n")
 
 
-def test_a_cancelled_job_saves_first_and_again_is_no_error(watched: Watched) -> None:
+def test_cancelled_job_saves_and_a_second_cancel_is_no_error(watched: Watched) -> None:
     done = watched.run("cancel", watched.name)
     assert (done.returncode, watched.job.wait()) == (0, 143)
     assert "has ended: STOPPED, exit code 143" in done.stderr
@@ -148,7 +148,7 @@ def test_a_cancelled_job_saves_first_and_again_is_no_error(watched: Watched) -> 
     assert watched.run("wait", watched.name).returncode == 143
 
 
-def test_a_launcher_that_was_killed_is_told(watched: Watched, process_mark: str) -> None:
+def test_job_with_a_killed_launcher_is_lost(watched: Watched, process_mark: str) -> None:
     assert watched.job.process is not None
     watched.job.process.kill()
     watched.job.wait()
@@ -158,7 +158,7 @@ def test_a_launcher_that_was_killed_is_told(watched: Watched, process_mark: str)
     assert not wait_until_gone(process_mark, 15)  # its agents ended by themselves
 
 
-def test_a_job_is_resumed_with_the_same_command_in_the_same_directory(watched: Watched) -> None:
+def test_job_is_resumed_with_the_same_command_in_the_same_directory(watched: Watched) -> None:
     name = watched.name
     running = watched.run("resume", name)
     assert running.returncode == 2
@@ -172,7 +172,7 @@ def test_a_job_is_resumed_with_the_same_command_in_the_same_directory(watched: W
     assert watched.status()["name"] != name
 
 
-def test_what_there_is_not_is_answered_with_exit_code_5(watched: Watched) -> None:
+def test_unknown_job_is_exit_code_5(watched: Watched) -> None:
     unknown = watched.run("status", watched.name[:-1])
     assert unknown.returncode == 5
     assert watched.name in unknown.stderr
@@ -180,7 +180,7 @@ def test_what_there_is_not_is_answered_with_exit_code_5(watched: Watched) -> Non
     watched.job.wait()
 
 
-def test_ctrl_c_leaves_the_wait_and_says_how_to_cancel(watched: Watched) -> None:
+def test_ctrl_c_ends_the_wait_and_not_the_job(watched: Watched) -> None:
     waiting = subprocess.Popen([TF4SLURM, "wait", watched.name], stderr=subprocess.PIPE, text=True)
     try:
         assert waiting.stderr is not None
@@ -196,7 +196,7 @@ def test_ctrl_c_leaves_the_wait_and_says_how_to_cancel(watched: Watched) -> None
     watched.job.wait()
 
 
-def test_on_a_terminal_the_state_has_a_colour_unless_unwanted(watched: Watched) -> None:
+def test_state_is_coloured_on_a_terminal_unless_no_color_is_set(watched: Watched) -> None:
     coloured, plain = (on_terminal(["status"], {"NO_COLOR": value}) for value in ("", "1"))
     assert "\x1b[36m\x1b[1mRUNNING" in coloured
     assert "\x1b" not in plain

@@ -1,4 +1,4 @@
-"""The verbs about jobs of before, on a real Slurm, from another directory than the job's."""
+"""The verbs about existing jobs on a real Slurm, from another directory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def watcher(lab: SlurmLab, tmp_path: Path) -> Iterator[Watcher]:
     lab.cancel_all()
 
 
-def test_a_pending_job_says_why_and_is_cancelled(watcher: Watcher) -> None:
+def test_pending_job_has_a_reason_and_is_cancelled(watcher: Watcher) -> None:
     job_id = watcher.submit("-N4", "--workers", "2", "--sbatch", "begin=now+1hour")
     shown = watcher.run("status", job_id).stdout
     assert re.search(rf"^{job_id}  train-{job_id}  PENDING", shown)
@@ -87,7 +87,7 @@ def test_a_pending_job_says_why_and_is_cancelled(watcher: Watcher) -> None:
     assert "CANCELLED" in waited.stderr
 
 
-def test_a_running_job_is_watched_cancelled_and_resumed(watcher: Watcher) -> None:
+def test_running_job_has_status_and_logs_and_is_cancelled_and_resumed(watcher: Watcher) -> None:
     job_id = watcher.submit("-N4", "--workers", "2", "--grace-period", "20")
     watcher.wait_for_steps(job_id)
     status = watcher.status(job_id)
@@ -109,7 +109,7 @@ def test_a_running_job_is_watched_cancelled_and_resumed(watcher: Watcher) -> Non
     assert watcher.run("cancel", again.stdout.strip(), "--grace-period", "0").returncode == 0
 
 
-def test_what_is_cancelled_is_not_put_back_into_the_queue(watcher: Watcher) -> None:
+def test_cancelled_job_is_not_requeued(watcher: Watcher) -> None:
     job_id = watcher.submit("-N4", "--workers", "2", "--requeue", "3")
     watcher.wait_for_steps(job_id)
     assert watcher.run("cancel", job_id).returncode == 0
@@ -117,7 +117,7 @@ def test_what_is_cancelled_is_not_put_back_into_the_queue(watcher: Watcher) -> N
     assert watcher.lab.wait_for_job(job_id)[0] == "FAILED"
 
 
-def test_the_accounting_tells_how_a_job_without_a_launcher_ended(accounting_lab: SlurmLab, tmp_path: Path) -> None:
+def test_state_of_a_job_without_a_launcher_is_that_of_the_accounting(accounting_lab: SlurmLab, tmp_path: Path) -> None:
     watcher = Watcher(accounting_lab, tmp_path)
     job_id = watcher.submit("--single")
     assert watcher.run("wait", job_id).returncode == 1  # its script wants a task of tf4slurm
@@ -145,7 +145,7 @@ def partitions(lab: SlurmLab) -> list[str]:
     return list(dict.fromkeys(lab.run("sinfo", "-h", "-o", "%R").stdout.split()))
 
 
-def test_a_step_without_a_launcher_is_found_by_the_jobs_id(watcher: Watcher) -> None:
+def test_step_without_a_launcher_is_found_by_the_job_id(watcher: Watcher) -> None:
     task = (TF4SLURM, "task", "--ps", "1", "--workers", "1", "--", "true")
     watcher.lab.run("srun", "-N3", "-n3", *task, cwd=watcher.directory)
     listed = json.loads(watcher.run("list", "--json").stdout)[0]
@@ -154,14 +154,14 @@ def test_a_step_without_a_launcher_is_found_by_the_jobs_id(watcher: Watcher) -> 
 
 
 @pytest.mark.long
-def test_without_a_result_slurms_word_counts(watcher: Watcher) -> None:
+def test_job_without_a_result_has_slurms_state(watcher: Watcher) -> None:
     job_id = watcher.submit("-N4", "--workers", "2", "--heartbeat-timeout", "2")  # less than Slurm's KillWait
     watcher.wait_for_steps(job_id)
     watcher.lab.run("scancel", "--signal=KILL", "--batch", job_id)
     assert wait_until(lambda: watcher.status(job_id)["exit_code"] is not None, 60, poll_seconds=0.5)
     status = watcher.status(job_id)
     assert status["exit_code"] != 0
-    assert "there is no result of a launcher. Last known at " in status["reason"]
+    assert "the launcher wrote no result. Last recorded state, at " in status["reason"]
     run = RunDirectory(Path(status["run_directory"]))
     assert wait_until(lambda: len(run.read_last_states()) == 4, 60, poll_seconds=0.5)  # the agents' own words
     assert {task["state"] for task in watcher.status(job_id)["tasks"]} <= {"ended", "exited 0", "exited -15"}
@@ -169,7 +169,7 @@ def test_without_a_result_slurms_word_counts(watcher: Watcher) -> None:
 
 
 @pytest.mark.long
-def test_a_controller_that_does_not_answer_costs_some_seconds_and_is_told(watcher: Watcher) -> None:
+def test_controller_without_an_answer_is_a_warning_within_15_s(watcher: Watcher) -> None:
     job_id = watcher.submit("-N4", "--workers", "2")
     watcher.wait_for_steps(job_id)
     host = psutil.Process(int((watcher.lab.directory / "run" / "ctl").read_text()))
@@ -181,13 +181,13 @@ def test_a_controller_that_does_not_answer_costs_some_seconds_and_is_told(watche
         assert time.monotonic() - started < 15
     finally:
         controller.resume()
-    assert "What Slurm knows of it is not in this: squeue" in shown
+    assert "Slurm's information is missing: squeue" in shown
     assert "chief/0" in shown
     assert watcher.status(job_id)["state"] == "RUNNING"
 
 
 @pytest.mark.long
-def test_a_job_that_was_never_there_is_answered_with_the_nearest(watcher: Watcher) -> None:
+def test_error_for_an_unknown_slurm_job_names_similar_ones(watcher: Watcher) -> None:
     job_id = watcher.submit("--single")
     unknown = watcher.run("status", f"{job_id}0")
     assert unknown.returncode == 5
@@ -196,7 +196,7 @@ def test_a_job_that_was_never_there_is_answered_with_the_nearest(watcher: Watche
     assert watcher.run("wait", "/nowhere").returncode == 5
 
 
-def test_a_job_is_submitted_and_waited_for_from_python(watcher: Watcher) -> None:
+def test_job_is_submitted_cancelled_and_waited_for_in_python(watcher: Watcher) -> None:
     code = (
         "import sys, tf4slurm\n"
         "job = tf4slurm.Job([sys.executable, 'train.py'], ps=1, workers=2, nodes=4, time=5).submit()\n"

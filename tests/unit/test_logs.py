@@ -1,4 +1,4 @@
-"""The logs of a job: which there are, in what order, from where on."""
+"""The logs of a job: which are found, their order, and reading from a position on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def texts(reader: LogReader, *, is_final: bool = True) -> list[str]:
     return [line.text for line in reader.read(is_final=is_final)]
 
 
-def test_tasks_are_found_by_pattern_and_in_order(run: RunDirectory, tmp_path: Path) -> None:
+def test_logs_are_found_by_pattern_and_sorted(run: RunDirectory, tmp_path: Path) -> None:
     for name in ("worker-10.1", "worker-2.1", "chief-0.2", "chief-0.1", "ps-0.1", "data-worker-0.1"):
         write(run, name, "")
     (run.path / "logs" / "notes.log").touch()
@@ -51,14 +51,14 @@ def test_tasks_are_found_by_pattern_and_in_order(run: RunDirectory, tmp_path: Pa
     assert find_logs([RunDirectory(tmp_path / "gone")]) == []
 
 
-def test_lines_have_the_time_that_the_index_tells(run: RunDirectory) -> None:
+def test_lines_have_the_times_of_the_index(run: RunDirectory) -> None:
     write(run, "chief-0.1", "a\nbb\nc\n", "0 100.0\n5 200.0\ncut")
     assert [(line.time, line.text) for line in reader(run).read()] == [(100.0, "a"), (100.0, "bb"), (200.0, "c")]
     write(run, "chief-0.1", "a\n")
     assert [line.time for line in reader(run).read()] == [0.0]
 
 
-def test_the_tasks_are_merged_in_time(run: RunDirectory) -> None:
+def test_lines_of_several_tasks_are_sorted_by_time(run: RunDirectory) -> None:
     write(run, "chief-0.1", "first\nthird\n", "0 100.0\n6 300.0\n")
     write(run, "worker-0.1", "second\nfourth\n", "0 200.0\n7 400.0\n")
     merged = merge([LogReader(log) for log in find_logs([run])])
@@ -66,14 +66,14 @@ def test_the_tasks_are_merged_in_time(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize(("since", "expected"), [(0.0, ["a", "b", "c"]), (150.0, ["c"]), (200.0, ["c"]), (201.0, [])])
-def test_what_is_surely_older_is_left_out(run: RunDirectory, since: float, expected: list[str]) -> None:
+def test_older_lines_are_left_out(run: RunDirectory, since: float, expected: list[str]) -> None:
     write(run, "chief-0.1", "a\nb\nc\n", "0 100.0\n4 200.0\n")
     log = reader(run)
     log.skip_until(since)
     assert texts(log) == expected
 
 
-def test_a_growing_log_is_read_on_and_a_half_line_waits(run: RunDirectory) -> None:
+def test_growing_log_is_continued_without_an_unfinished_line(run: RunDirectory) -> None:
     write(run, "chief-0.1", "a\nhal")
     log = reader(run)
     assert texts(log, is_final=False) == ["a"]
@@ -88,7 +88,7 @@ def test_a_growing_log_is_read_on_and_a_half_line_waits(run: RunDirectory) -> No
     number=st.integers(0, 40),
     ends=st.booleans(),
 )
-def test_the_tail_is_the_last_lines(
+def test_tail_has_the_last_lines(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], number: int, ends: bool
 ) -> None:
     run = RunDirectory.create(tmp_path_factory.mktemp("tail"), "run")
@@ -100,7 +100,7 @@ def test_the_tail_is_the_last_lines(
     assert texts(log) == everything[len(everything) - min(number, len(everything)) :]
 
 
-def test_the_tail_of_a_large_log_is_found_without_reading_it_whole(run: RunDirectory) -> None:
+def test_tail_of_a_large_log_is_found_without_reading_all_of_it(run: RunDirectory) -> None:
     write(run, "chief-0.1", "".join(f"line {number:06}\n" for number in range(100_000)))
     log = reader(run)
     log.skip_to_tail(7_000)

@@ -1,4 +1,4 @@
-"""`python -m tf4slurm`: the command, whatever lies in the user's directory."""
+"""The command `tf4slurm` and its verbs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tf4slurm.cli import main
 
 
-def test_a_file_of_the_user_does_not_take_the_place_of_pythons_own(tmp_path: Path) -> None:
+def test_file_in_the_current_directory_does_not_hide_a_standard_module(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
     command = [sys.executable, "-m", "tf4slurm", "config", "show", "--site", "none"]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}

@@ -1,4 +1,4 @@
-"""What is written down while a job lives, on a file system that is slow."""
+"""The recorder on a slow file system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tf4slurm.spec import JobSpec
 from tf4slurm.system.background import OrderedThread
 
 
-def test_the_last_word_stands_however_long_the_one_before_takes(
+def test_last_status_is_written_after_a_slow_earlier_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = RunDirectory.create(tmp_path, "run")

@@ -1,4 +1,4 @@
-"""The jobs of a user are found by id, name or path, from any directory."""
+"""The registry: jobs are found by id, name or path, from any directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {"HOME": str(tmp_path / "home")}
 
 
-def test_a_job_is_found_by_its_id_and_its_name(environ: dict[str, str], tmp_path: Path) -> None:
+def test_job_is_found_by_id_and_by_name(environ: dict[str, str], tmp_path: Path) -> None:
     remember("train-17", tmp_path / "runs", environ, "17")
     remember("train-1712", tmp_path / "runs", environ, "1712")
     first = RunDirectory.create(tmp_path / "runs", "train-17")
@@ -29,20 +29,20 @@ def test_a_job_is_found_by_its_id_and_its_name(environ: dict[str, str], tmp_path
     assert find_job(None, environ).job_id == "1712"
 
 
-def test_jobs_that_follow_at_once_are_told_apart(environ: dict[str, str], tmp_path: Path) -> None:
+def test_jobs_started_within_a_second_keep_their_order(environ: dict[str, str], tmp_path: Path) -> None:
     for number in range(20):
         remember(f"sweep-{number}", tmp_path, environ, str(number))
     assert [job.job_id for job in known_jobs(environ)] == [str(number) for number in reversed(range(20))]
 
 
-def test_a_run_directory_is_found_by_its_path_alone(environ: dict[str, str], tmp_path: Path) -> None:
+def test_unregistered_job_is_found_by_the_path_of_its_run_directory(environ: dict[str, str], tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "train-9")
     run.write(JobFile(job_id="9"))
     job = find_job(str(run.path), environ)
     assert (job.job_id, job.run_directories) == ("9", [run])
 
 
-def test_a_run_directory_that_is_half_gone_is_still_found_and_one_that_is_gone_is_told(
+def test_incomplete_run_directory_is_found_and_a_missing_one_is_an_error(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
     half = tmp_path / "half"
@@ -54,7 +54,7 @@ def test_a_run_directory_that_is_half_gone_is_still_found_and_one_that_is_gone_i
         find_run("5", environ)
 
 
-def test_an_unknown_job_is_answered_with_the_nearest(environ: dict[str, str], tmp_path: Path) -> None:
+def test_error_for_an_unknown_job_names_similar_ones(environ: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UnknownJobError, match="has not started any job"):
         find_job("17", environ)
     with pytest.raises(UnknownJobError, match="This user has not started any job"):
@@ -65,7 +65,7 @@ def test_an_unknown_job_is_answered_with_the_nearest(environ: dict[str, str], tm
     assert caught.value.exit_code == 5
 
 
-def test_what_cannot_be_read_or_written_is_not_remembered(
+def test_damaged_entries_are_left_out_and_an_unwritable_registry_is_no_error(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remember("a-1", tmp_path, environ, "1")

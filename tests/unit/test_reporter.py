@@ -1,4 +1,4 @@
-"""What a person reads while the job runs and at its end, compared whole."""
+"""The terminal output of a job and its summary, compared as whole texts."""
 
 from __future__ import annotations
 
@@ -139,17 +139,17 @@ def stopped() -> Result:
     [(succeeded(), SUCCESS), (failed(), FAILURE), (missing(), MISSING), (stopped(), STOPPED)],
     ids=["success", "failure", "missing", "stopped"],
 )
-def test_the_summary(result: Result, text: str) -> None:
+def test_summary(result: Result, text: str) -> None:
     assert "\n".join(summary(result)) == text
 
 
-def test_there_is_one_root_cause() -> None:
+def test_failed_job_has_one_root_cause() -> None:
     lines = summary(failed())
     assert sum(line.startswith("Root cause: ") for line in lines) == 1
     assert sum(line.startswith("The last lines of ") for line in lines) == 1
 
 
-def test_children_and_notes_go_their_own_ways_and_what_is_frequent_is_left_out() -> None:
+def test_task_output_and_events_have_separate_streams_and_frequent_events_are_left_out() -> None:
     output, notes = io.StringIO(), io.StringIO()
     reporter = PlainReporter(4, LineWriter(output), LineWriter(notes))
     state = trained()

@@ -1,4 +1,4 @@
-"""The run directory: its name, its modes, its files."""
+"""The run directory: its name, its permissions and its files."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def mode_of(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_it_belongs_to_its_user_alone_and_its_parents_are_made(tmp_path: Path) -> None:
+def test_created_directory_is_private_and_its_parents_exist(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "a" / "runs", "digits-42")
     assert directory.path == tmp_path / "a" / "runs" / "digits-42"
     assert mode_of(directory.path) == 0o700
     assert (directory.path / "logs").is_dir()
 
 
-def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
+def test_existing_name_gets_a_number(tmp_path: Path) -> None:
     names = [RunDirectory.create(tmp_path, "digits").path.name for _ in range(3)]
     assert names == ["digits", "digits-2", "digits-3"]
 
 
-def test_a_file_of_that_name_is_left_alone(tmp_path: Path) -> None:
+def test_file_of_the_same_name_is_kept(tmp_path: Path) -> None:
     (tmp_path / "digits").write_text("mine")
     assert RunDirectory.create(tmp_path, "digits").path.name == "digits-2"
     assert (tmp_path / "digits").read_text() == "mine"
@@ -47,9 +47,7 @@ def test_a_file_of_that_name_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("place", UNUSABLE.values(), ids=UNUSABLE)
-def test_a_place_that_cannot_be_written_is_an_error(
-    tmp_path: Path, make: Callable[[Path], RunDirectory], place: str
-) -> None:
+def test_unwritable_parent_is_an_error(tmp_path: Path, make: Callable[[Path], RunDirectory], place: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryError) as caught:
         make(tmp_path / place)
@@ -59,12 +57,12 @@ def test_a_place_that_cannot_be_written_is_an_error(
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_the_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]) -> None:
+def test_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]) -> None:
     monkeypatch.chdir(tmp_path)
     assert make(Path("runs/digits")) == RunDirectory(tmp_path / "runs" / "digits")
 
 
-def test_open_makes_it_or_takes_the_one_that_is_there(tmp_path: Path) -> None:
+def test_open_creates_the_directory_or_uses_the_existing_one(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "digits-1.0"
     made = RunDirectory.open(path)
     made.write(JobFile(name="digits"))
@@ -73,7 +71,7 @@ def test_open_makes_it_or_takes_the_one_that_is_there(tmp_path: Path) -> None:
     assert made.read(JobFile) == JobFile(name="digits")
 
 
-def test_space_for_the_result_is_4_kb_however_often_it_is_opened_and_none_where_none_is_written(tmp_path: Path) -> None:
+def test_4_kb_are_reserved_once_for_the_process_that_writes_the_result(tmp_path: Path) -> None:
     reserved = tmp_path / "digits-1.0" / ".result.json.reserved"
     for _ in range(3):
         RunDirectory.open(reserved.parent, reserve_result=False)
@@ -105,7 +103,7 @@ def test_second_result_on_a_full_disk_replaces_the_first(tmp_path: Path, first: 
         assert run.read(ResultFile) == ResultFile(exit_code=143, reason="The job was stopped.")
 
 
-def test_a_directory_of_the_users_own_is_closed_to_others(tmp_path: Path) -> None:
+def test_open_removes_permissions_of_others(tmp_path: Path) -> None:
     path = tmp_path / "digits-1.0"
     path.mkdir(mode=0o777)
     path.chmod(0o777)
@@ -114,7 +112,7 @@ def test_a_directory_of_the_users_own_is_closed_to_others(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
-def test_what_another_user_has_put_there_is_not_taken(tmp_path: Path) -> None:
+def test_directory_or_link_of_another_user_is_refused(tmp_path: Path) -> None:
     """In a directory that all may write, such as /tmp."""
     tmp_path.chmod(0o1777)
     (tmp_path / "theirs").mkdir()
@@ -129,7 +127,7 @@ def test_what_another_user_has_put_there_is_not_taken(tmp_path: Path) -> None:
     assert list((tmp_path / "mine").iterdir()) == list((tmp_path / "theirs").iterdir()) == []
 
 
-def test_files_and_directories_that_grow_are_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_growing_files_and_their_directories_are_private_under_any_umask(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         run = RunDirectory.create(tmp_path, "digits")
@@ -155,14 +153,14 @@ def test_draft_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "mine"
 
 
-def test_where_its_files_are(tmp_path: Path) -> None:
+def test_paths_of_the_files(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     assert directory.events == tmp_path / "events.jsonl"
     assert directory.control == tmp_path / "control.json"
     assert directory.log(Task("worker", 3), 2) == tmp_path / "logs" / "worker-3.2.log"
 
 
-def test_file_is_replaced_whole_and_readable_by_its_user_alone(tmp_path: Path) -> None:
+def test_file_is_replaced_atomically_and_private(tmp_path: Path) -> None:
     directory = RunDirectory.open(tmp_path)
     path = tmp_path / "job.json"
     old = os.umask(0)
@@ -180,13 +178,13 @@ def test_file_is_replaced_whole_and_readable_by_its_user_alone(tmp_path: Path) -
     assert {child.name for child in tmp_path.iterdir()} == {".result.json.reserved", "job.json", "logs"}
 
 
-def test_draft_that_an_earlier_process_left_is_replaced(tmp_path: Path) -> None:
+def test_draft_of_an_earlier_process_is_replaced(tmp_path: Path) -> None:
     (tmp_path / ".control.json.draft").write_text("half")
     RunDirectory.open(tmp_path).write_control({"munge": "s"})
     assert json.loads((tmp_path / "control.json").read_text()) == {"munge": "s"}
 
 
-def test_content_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
+def test_content_that_is_not_json_keeps_the_old_file(tmp_path: Path) -> None:
     directory = RunDirectory.open(tmp_path)
     directory.write(JobFile(name="first"))
     with pytest.raises(TypeError):
@@ -194,7 +192,7 @@ def test_content_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
     assert directory.read(JobFile) == JobFile(name="first")
 
 
-def test_a_directory_that_went_away_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_deleted_directory_is_a_run_directory_error(tmp_path: Path) -> None:
     directory = RunDirectory.open(tmp_path / "digits")
     shutil.rmtree(directory.path)
     with pytest.raises(RunDirectoryError):

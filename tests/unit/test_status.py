@@ -1,4 +1,4 @@
-"""Where a job stands, from what its run directory and Slurm's queue tell."""
+"""The state of a job, from its run directory and Slurm's queue."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def job(tmp_path: Path, job_id: str | None = "17") -> KnownJob:
     return KnownJob(job_id, "train-17", str(tmp_path), 0.0)
 
 
-def test_a_pending_job_says_why(tmp_path: Path) -> None:
+def test_pending_job_has_slurms_reason(tmp_path: Path) -> None:
     status = read_status(job(tmp_path), entry("PENDING", reason="QOSMaxGRESPerUser", start="2026-11-21T10:00:00"))
     assert (status.state, status.has_ended, status.run_directory) == ("PENDING", False, None)
     assert status.reason == "QOSMaxGRESPerUser: you use as many GPUs as this QOS allows"
     assert status.start == "2026-11-21T10:00:00"
 
 
-def test_a_pending_job_whose_launcher_has_just_written_has_begun(run: RunDirectory, tmp_path: Path) -> None:
+def test_pending_job_with_a_fresh_status_file_is_running(run: RunDirectory, tmp_path: Path) -> None:
     write_status(run)
     status = read_status(job(tmp_path), entry("PENDING"))
     assert (status.state, len(status.tasks)) == ("RUNNING", 1)
@@ -80,7 +80,7 @@ def test_a_pending_job_whose_launcher_has_just_written_has_begun(run: RunDirecto
     assert (status.state, status.tasks, status.reason) == ("PENDING", (), "Slurm has not considered the job yet")
 
 
-def test_a_running_job_shows_its_tasks(run: RunDirectory, tmp_path: Path) -> None:
+def test_running_job_has_tasks(run: RunDirectory, tmp_path: Path) -> None:
     write_status(run)
     status = read_status(job(tmp_path), entry("RUNNING"))
     (task,) = status.tasks
@@ -100,7 +100,7 @@ def test_a_running_job_shows_its_tasks(run: RunDirectory, tmp_path: Path) -> Non
         (500.0, None, 500.0, "running"),  # it has reported none
     ],
 )
-def test_a_task_without_new_steps_is_stalled(
+def test_task_without_new_steps_is_stalled(
     run: RunDirectory, tmp_path: Path, still: float, step: int | None, lived: float, expected: str
 ) -> None:
     write_status(run, seconds=lived, tasks=[{**TASK, "step": step, "step_seconds": still}])
@@ -117,12 +117,12 @@ def test_a_task_without_new_steps_is_stalled(
         ({"state": "terminated", "is_gone": True}, "terminated"),
     ],
 )
-def test_the_words_for_a_task(run: RunDirectory, tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+def test_states_of_a_task(run: RunDirectory, tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
     write_status(run, tasks=[{**TASK, **changes}])
     assert read_status(job(tmp_path), entry("RUNNING")).tasks[0].state == expected
 
 
-def test_a_silent_launcher_is_told(run: RunDirectory, tmp_path: Path) -> None:
+def test_old_status_file_of_a_running_job_is_a_warning(run: RunDirectory, tmp_path: Path) -> None:
     write_status(run, age=100)
     status = read_status(job(tmp_path), entry("RUNNING"))
     assert "The launcher wrote nothing for 100 s" in status.warnings[0]
@@ -130,21 +130,21 @@ def test_a_silent_launcher_is_told(run: RunDirectory, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "word"), [(0, "COMPLETED"), (3, "FAILED"), (7, "FAILED"), (143, "STOPPED")])
-def test_the_result_is_the_last_word(run: RunDirectory, tmp_path: Path, code: int, word: str) -> None:
+def test_state_of_an_ended_job_is_that_of_its_result(run: RunDirectory, tmp_path: Path, code: int, word: str) -> None:
     write_status(run, phase="ended")
     run.write_result(ResultFile(exit_code=code, reason="so it was", seconds=3661.0))
     status = read_status(job(tmp_path), None)
     assert (status.state, status.exit_code, status.reason, status.elapsed) == (word, code, "so it was", "1:01:01")
 
 
-def test_a_requeued_job_goes_on(run: RunDirectory, tmp_path: Path) -> None:
+def test_requeued_job_has_slurms_state(run: RunDirectory, tmp_path: Path) -> None:
     run.write_result(ResultFile(exit_code=75, reason="It is requeued (time limit)."))
     assert read_status(job(tmp_path), entry("PENDING", reason="BeginTime")).state == "PENDING"
     assert read_status(job(tmp_path), entry("RUNNING")).state == "RUNNING"
     assert read_status(job(tmp_path), None).exit_code == 75
 
 
-def test_a_local_job_is_as_alive_as_its_launcher(run: RunDirectory, tmp_path: Path) -> None:
+def test_local_job_without_a_result_is_lost_once_its_launcher_is_gone(run: RunDirectory, tmp_path: Path) -> None:
     write_status(run)
     assert read_status(job(tmp_path, None), None).state == "RUNNING"
     run.write(JobFile(process=replace(Process.own(), started=1)))  # another process has its number now
@@ -153,7 +153,7 @@ def test_a_local_job_is_as_alive_as_its_launcher(run: RunDirectory, tmp_path: Pa
     assert (status.state, status.exit_code) == ("LOST", 1)
 
 
-def test_what_nobody_knows_is_unknown(tmp_path: Path) -> None:
+def test_job_without_files_and_without_slurms_answer_is_unknown(tmp_path: Path) -> None:
     assert read_status(job(tmp_path, None), None).state == "UNKNOWN"
     status = read_status(job(tmp_path), None, ["Slurm does not answer."])
     assert (status.state, status.has_ended, status.warnings) == ("UNKNOWN", False, ("Slurm does not answer.",))
@@ -168,7 +168,7 @@ def test_what_nobody_knows_is_unknown(tmp_path: Path) -> None:
         ("TIMEOUT|0:0", "TIMEOUT", "From Slurm's accounting"),
     ],
 )
-def test_the_accounting_counts_once_it_knows_the_end(
+def test_accounting_is_used_once_it_has_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accounted: str, state: str, source: str
 ) -> None:
     sacct = tmp_path / "sacct"
@@ -180,7 +180,7 @@ def test_the_accounting_counts_once_it_knows_the_end(
     assert status.reason.startswith(source)
 
 
-def test_half_written_files_are_no_error(run: RunDirectory, tmp_path: Path) -> None:
+def test_damaged_files_are_no_error(run: RunDirectory, tmp_path: Path) -> None:
     (run.path / "status.json").write_text('{"time": 3, "tasks": [{"ta')
     (run.path / "job.json").write_text("")
     assert read_status(job(tmp_path), entry("RUNNING")).tasks == ()
@@ -188,7 +188,7 @@ def test_half_written_files_are_no_error(run: RunDirectory, tmp_path: Path) -> N
     assert [task.state for task in read_status(job(tmp_path), entry("RUNNING")).tasks] == ["?", "?"]
 
 
-def test_the_queue_is_read_line_by_line() -> None:
+def test_damaged_lines_of_the_queue_are_left_out() -> None:
     lines = (
         "17|RUNNING|None|1:00|2:00|2026-11-21T10:00:00|2|n[1-2]",
         "slurm_load_jobs: hiccup",
@@ -200,7 +200,7 @@ def test_the_queue_is_read_line_by_line() -> None:
     assert pending.explained_reason == "Priority: jobs with a higher priority are first"
 
 
-def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+def test_process_is_distinguished_from_a_later_one_of_the_same_id() -> None:
     own = Process.own()
     assert own.is_alive()
     assert not replace(own, started=5).is_alive()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tf4slurm.cluster import Task
-from tf4slurm.errors import UnknownTaskError
+from tf4slurm.errors import NoLogsError, UnknownTaskError
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory
 from tf4slurm.jobs.status import JobStatus, StatusReader
@@ -211,10 +211,8 @@ def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
     tasks = tuple(dict.fromkeys(str(log.task) for log in find_logs(job.run_directories)))
     if tasks:
         text = f"No task of {job.name} matches {' '.join(patterns)}. It has: {', '.join(tasks)}."
-    else:
-        (status,) = StatusReader([job]).read()
-        text = (
-            f"{job.name} has no logs: it is {status.state}. {status.reason} To wait for them: tf4slurm logs -f "
-            f"{job.job_id or job.name}"
-        )
-    return UnknownTaskError(text, patterns=patterns, tasks=tasks)
+        return UnknownTaskError(text, patterns=patterns, tasks=tasks)
+    (status,) = StatusReader([job]).read()
+    command = f"tf4slurm logs -f {job.job_id or job.name}"
+    text = f"{job.name} has no logs: it is {status.state}. {status.reason} To wait for them: {command}"
+    return NoLogsError(text, patterns=patterns, tasks=())
