@@ -50,10 +50,10 @@ class _Tasks:
 
     def _member(self, rank: int) -> ControlClient:
         host = f"10.{rank >> 16}.{rank >> 8 & 255}.{rank & 255}"
-        hello = Registration(rank, f"node{rank:05}", host, _port(), "1", __version__)
+        registration = Registration(rank, f"node{rank:05}", host, _port(), "1", __version__)
         return ControlClient(
             lambda: self._service,
-            lambda _: hello,
+            lambda _: registration,
             heartbeat_timeout_seconds=self._limits.heartbeat_timeout_seconds,
             rendezvous_timeout_seconds=PATIENCE_SECONDS,
             num_tasks=self._num_tasks,

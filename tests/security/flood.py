@@ -78,7 +78,7 @@ def _block(**metadata: str) -> bytes:
     fields = {
         ":method": "POST",
         ":scheme": "https",
-        ":path": "/tf4slurm.Control/Join",
+        ":path": "/tf4slurm.Control/Connect",
         ":authority": "x",
         "te": "trailers",
         "content-type": "application/grpc",

@@ -111,8 +111,12 @@ def test_hello_without_the_token_does_not_end_the_job_that_forms(first: dict[str
 
     async def scenario() -> None:
         async with serving() as job:
-            hello = make_registration(0, **first) if "rank" not in first else make_registration(first["rank"])
-            assert await asyncio.to_thread(call_without_token, job.port, encode(hello)) == (UNAUTHENTICATED, "", 0)
+            registration = make_registration(0, **first) if "rank" not in first else make_registration(first["rank"])
+            assert await asyncio.to_thread(call_without_token, job.port, encode(registration)) == (
+                UNAUTHENTICATED,
+                "",
+                0,
+            )
             assert job.state.outcome is None
             await job.check_undisturbed(await job.form(2))
 
@@ -358,7 +362,7 @@ IMPOSTORS = {
 
 
 def check_no_secret(received: Received) -> None:
-    """Check that neither the token nor a hello was sent."""
+    """Check that neither the token nor a registration was sent."""
     everything = b"".join(received)
     for secret in (SHARED.token.encode(), b"Registration", b"incarnation", make_registration(0).host.encode()):
         assert secret not in everything
@@ -420,11 +424,11 @@ def test_impostor_does_not_keep_a_task_from_its_job_at_another_address(impostor:
         async with serving("worker") as job, impostor(received) as address:
             asked: list[Address] = []
 
-            def hello(service: Address) -> Registration:
+            def registration(service: Address) -> Registration:
                 asked.append(service)
                 return make_registration(0, port=service.port)
 
-            running = asyncio.create_task(make_client(address, job.address, hello=hello).run())
+            running = asyncio.create_task(make_client(address, job.address, registration=registration).run())
             await until(lambda: job.state.count("registered"))
             assert asked[-1] == job.address
             assert job.state.records[0].address == Address("10.0.0.0", job.port)

@@ -41,9 +41,12 @@ def attempt(what: Any, *arguments: Any) -> str:
 def join(address: Address) -> str:
     """Join with the certificate that the service shows to any client, and a guessed token."""
     credentials = Credentials(ssl.get_server_certificate(address), "0" * 64)
-    hello = Registration(0, "n", "h", 1, "intruder", __version__)
+    registration = Registration(0, "n", "h", 1, "intruder", __version__)
     member = ControlClient(
-        lambda: ([address], credentials), lambda _: hello, heartbeat_timeout_seconds=3, rendezvous_timeout_seconds=2
+        lambda: ([address], credentials),
+        lambda _: registration,
+        heartbeat_timeout_seconds=3,
+        rendezvous_timeout_seconds=2,
     )
     try:
         asyncio.run(member.run())

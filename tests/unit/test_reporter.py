@@ -28,8 +28,8 @@ def trained() -> JobState:
     """A job whose children run: joined at 0 s, started at 1 s."""
     state = JobState(TASKS, JobSpec(), START, lambda *_, **__: None)
     for rank in range(4):
-        hello = Registration(rank, f"n{rank // 2}", f"10.0.0.{rank // 2}", 40000 + rank, f"i{rank}", __version__)
-        state.on_registration(hello, START)
+        registration = Registration(rank, f"n{rank // 2}", f"10.0.0.{rank // 2}", 40000 + rank, f"i{rank}", __version__)
+        state.on_registration(registration, START)
     for rank in range(4):
         state.on_observed_state(rank, ObservedState("ready"), START + 0.5)
     for rank in range(4):

@@ -51,8 +51,8 @@ CREDENTIALS = create_credentials()
 SHARED = CREDENTIALS.shared
 OTHER_JOB = create_credentials()
 WRONG_TOKEN = Credentials(SHARED.certificate, OTHER_JOB.shared.token)
-BEAT = 0.05
-DEAD, SOON_DEAD = 8.0, 2.0
+INTERVAL = 0.05
+HEARTBEAT_TIMEOUT, SHORT_TIMEOUT = 8.0, 2.0
 """Heartbeat timeouts in seconds: more than a busy machine needs, or as much as a test may wait."""
 PAIR = "chief ps"
 _Call = Any  # grpc.aio.StreamStreamCall[bytes, bytes], which is generic for type checkers only
@@ -118,14 +118,14 @@ def make_registration(rank: int, /, **changes: Any) -> Registration:
 def make_client(
     *addresses: Address,
     credentials: Credentials = SHARED,
-    hello: Callable[[Address], Registration] = lambda _: make_registration(0),
-    heartbeat_timeout_seconds: float = DEAD,
+    registration: Callable[[Address], Registration] = lambda _: make_registration(0),
+    heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT,
     rendezvous_timeout_seconds: float = 10,
 ) -> ControlClient:
     """Return a client that has not begun, with the service at one of these addresses."""
     return ControlClient(
         lambda: (addresses, credentials),
-        hello,
+        registration,
         heartbeat_timeout_seconds=heartbeat_timeout_seconds,
         rendezvous_timeout_seconds=rendezvous_timeout_seconds,
     )
@@ -137,7 +137,7 @@ class Job:
     def __init__(self, roles: str, heartbeat_timeout_seconds: float, credentials: ServiceCredentials) -> None:
         limits = JobSpec(
             start_timeout_seconds=20,
-            heartbeat_interval_seconds=BEAT,
+            heartbeat_interval_seconds=INTERVAL,
             heartbeat_timeout_seconds=heartbeat_timeout_seconds,
             reconnect_seconds=heartbeat_timeout_seconds / 2,
             kill_wait_seconds=0.5,
@@ -169,11 +169,11 @@ class Job:
         rendezvous_timeout_seconds: float = 10,
         **changes: Any,
     ) -> ControlClient:
-        """Return a client that has not begun; `changes` replace fields of its hello."""
+        """Return a client that has not begun; `changes` replace fields of its registration."""
         return make_client(
             Address("127.0.0.1", port or self.port),
             credentials=credentials,
-            hello=lambda _: make_registration(rank, **changes),
+            registration=lambda _: make_registration(rank, **changes),
             heartbeat_timeout_seconds=self.state.limits.heartbeat_timeout_seconds,
             rendezvous_timeout_seconds=rendezvous_timeout_seconds,
         )
@@ -212,7 +212,9 @@ class Job:
 
 @contextlib.asynccontextmanager
 async def serving(
-    roles: str = PAIR, heartbeat_timeout_seconds: float = DEAD, credentials: ServiceCredentials = CREDENTIALS
+    roles: str = PAIR,
+    heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT,
+    credentials: ServiceCredentials = CREDENTIALS,
 ) -> AsyncIterator[Job]:
     job = Job(roles, heartbeat_timeout_seconds, credentials)
     job.port = await job.service.start()
@@ -415,7 +417,7 @@ def test_wait_for_change_returns_at_the_next_order_and_not_at_heartbeats() -> No
                 await member.wait_for_change()
             waiting = asyncio.create_task(member.wait_for_change())
             last_heartbeat_at = job.state.records[0].last_heartbeat_at
-            await until(lambda: job.state.records[0].last_heartbeat_at > last_heartbeat_at + 3 * BEAT)
+            await until(lambda: job.state.records[0].last_heartbeat_at > last_heartbeat_at + 3 * INTERVAL)
             assert not waiting.done()
             member.update(state="ready")
             await waiting
@@ -426,9 +428,9 @@ def test_wait_for_change_returns_at_the_next_order_and_not_at_heartbeats() -> No
 
 def test_members_that_send_only_heartbeats_are_not_lost() -> None:
     async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job:
+        async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job:
             await job.form(2)
-            end = time.monotonic() + 1.5 * SOON_DEAD
+            end = time.monotonic() + 1.5 * SHORT_TIMEOUT
             await until(lambda: time.monotonic() > end)
             assert job.state.phase is Phase.TRAINING
 
@@ -437,10 +439,13 @@ def test_members_that_send_only_heartbeats_are_not_lost() -> None:
 
 def test_task_that_answers_with_empty_messages_lives_until_it_stops() -> None:
     async def scenario() -> None:
-        async with serving("worker worker", heartbeat_timeout_seconds=SOON_DEAD) as job, raw_client(job.port) as raw:
+        async with (
+            serving("worker worker", heartbeat_timeout_seconds=SHORT_TIMEOUT) as job,
+            raw_client(job.port) as raw,
+        ):
             job.begin(job.client(1))
             await raw.send(make_registration(0))
-            end = time.monotonic() + 2 * SOON_DEAD
+            end = time.monotonic() + 2 * SHORT_TIMEOUT
             while time.monotonic() < end:
                 if await raw.call.read() == HEARTBEAT:
                     await raw.send(HEARTBEAT)
@@ -595,7 +600,7 @@ def test_long_reason_in_any_characters_arrives(character: str) -> None:
 
 
 def test_task_that_the_service_cannot_read_is_refused_with_the_reason() -> None:
-    """A task of another version, whose hello has other fields."""
+    """A task of another version, whose registration has other fields."""
 
     async def scenario() -> None:
         async with serving() as job:
@@ -744,7 +749,7 @@ def test_client_whose_first_message_is_no_hello_is_refused_and_members_go_on(
         b"[" * 50_000,
         bytes(100),
     ],
-    ids=["order", "hello", "truncated", "text", "state", "type", "field", "nested", "zeros"],
+    ids=["order", "registration", "truncated", "text", "state", "type", "field", "nested", "zeros"],
 )
 def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_told(
     payload: bytes, caplog: pytest.LogCaptureFixture
@@ -886,12 +891,12 @@ def client_hello() -> bytes:
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 FIRST_BYTES = {
     "nothing": b"",
-    "half of a TLS hello": client_hello()[: len(client_hello()) // 2],
-    "a TLS hello": client_hello(),
+    "half of a TLS registration": client_hello()[: len(client_hello()) // 2],
+    "a TLS registration": client_hello(),
     "HTTP/1.1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "plain-text HTTP/2": HTTP2_PREFACE,
     "noise": random.Random(7).randbytes(1000),
-    "a TLS record of no hello": b"\x16\x03\x01\x00\x10" + bytes(16),
+    "a TLS record of no registration": b"\x16\x03\x01\x00\x10" + bytes(16),
 }
 
 
@@ -906,7 +911,7 @@ def test_connection_without_tls_is_closed_and_members_go_on(
             reader, writer = await asyncio.open_connection("127.0.0.1", job.port)
             writer.write(first)
             await writer.drain()
-            if first == FIRST_BYTES["a TLS hello"]:
+            if first == FIRST_BYTES["a TLS registration"]:
                 assert await asyncio.wait_for(reader.read(1), 5) == b"\x16"  # the handshake is under way
             if not closes:
                 with contextlib.suppress(ConnectionResetError):
@@ -964,7 +969,7 @@ def test_connection_lost_is_made_again_without_losing_state() -> None:
 
 @pytest.mark.parametrize("tail", [("x" * 250,) * 20, ("x" * 500,) * 20, ("\U0001f600" * 500,) * 20])
 def test_long_status_is_sent_on_the_next_connection(tail: tuple[str, ...]) -> None:
-    """It follows the hello at once, before the service has registered the task."""
+    """It follows the registration at once, before the service has registered the task."""
 
     async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
@@ -1003,7 +1008,7 @@ def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
 
 def test_task_that_reconnects_but_sends_nothing_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job:
+        async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job:
             ps = job.client(1)
             job.begin(ps)
             before, reconnections = time.monotonic(), 0
@@ -1013,11 +1018,11 @@ def test_task_that_reconnects_but_sends_nothing_is_lost_after_the_heartbeat_time
                     await until(lambda: job.state.records[0].is_connected or job.state.outcome)
                 await until(lambda: not job.state.records[0].is_connected)
                 reconnections += 1
-                assert time.monotonic() - before < 3 * SOON_DEAD
-            assert time.monotonic() - before >= SOON_DEAD
+                assert time.monotonic() - before < 3 * SHORT_TIMEOUT
+            assert time.monotonic() - before >= SHORT_TIMEOUT
             assert reconnections > 2
             assert job.state.outcome.cause == Task("chief", 0)
-            assert f"it sent no heartbeat for {SOON_DEAD:g} s" in job.state.outcome.reason
+            assert f"it sent no heartbeat for {SHORT_TIMEOUT:g} s" in job.state.outcome.reason
             await until(lambda: ps.desired.terminate)
             assert ps.desired.terminate_reason == job.state.outcome.reason
 
@@ -1029,12 +1034,12 @@ def test_accepted_hello_is_not_made_again() -> None:
         async with serving() as job, Relay(job.port) as relay:
             asked: list[Address] = []
 
-            def hello(address: Address) -> Registration:
+            def registration(address: Address) -> Registration:
                 asked.append(address)
                 return make_registration(0)
 
             address = Address("127.0.0.1", relay.port)
-            member = make_client(address, hello=hello)
+            member = make_client(address, registration=registration)
             job.begin(member)
             await until(lambda: is_registered(member))
             relay.cut()
@@ -1049,12 +1054,12 @@ def test_hello_is_made_for_each_address_until_one_is_accepted() -> None:
         async with serving() as job, serving(credentials=OTHER_JOB) as other, Relay(job.port) as relay:
             asked: list[Address] = []
 
-            def hello(address: Address) -> Registration:
+            def registration(address: Address) -> Registration:
                 asked.append(address)
                 return make_registration(0, port=address.port)
 
             right = Address("127.0.0.1", relay.port)
-            member = make_client(other.address, right, hello=hello)
+            member = make_client(other.address, right, registration=registration)
             job.begin(member)
             await until(lambda: is_registered(member))
             assert job.state.records[0].address == Address("10.0.0.0", relay.port)
@@ -1068,7 +1073,7 @@ def test_hello_is_made_for_each_address_until_one_is_accepted() -> None:
 
 def test_silent_service_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job, Relay(job.port) as relay:
+        async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job, Relay(job.port) as relay:
             chief, ps = job.client(0, port=relay.port), job.client(1)
             before = time.monotonic()
             running = job.begin(chief)
@@ -1078,7 +1083,7 @@ def test_silent_service_is_lost_after_the_heartbeat_timeout() -> None:
             paused = time.monotonic()
             with pytest.raises(RendezvousConnectionError) as caught:
                 await running
-            assert before + SOON_DEAD <= time.monotonic() < paused + SOON_DEAD + 1
+            assert before + SHORT_TIMEOUT <= time.monotonic() < paused + SHORT_TIMEOUT + 1
             assert caught.value.address == f"127.0.0.1:{relay.port}"
             assert "no address is known" not in str(caught.value)
             await until(lambda: ("lost", "chief/0") in job.events)
@@ -1108,7 +1113,7 @@ def test_silent_service_is_not_looked_for_at_its_other_addresses() -> None:
 
 def test_closed_service_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job:
+        async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job:
             chief = job.client(0)
             running = job.begin(chief)
             await until(lambda: is_registered(chief))
@@ -1116,14 +1121,14 @@ def test_closed_service_is_lost_after_the_heartbeat_timeout() -> None:
             before = time.monotonic()
             with pytest.raises(RendezvousConnectionError, match="The launcher has ended or was not started"):
                 await running
-            assert time.monotonic() - before < SOON_DEAD + 1
+            assert time.monotonic() - before < SHORT_TIMEOUT + 1
 
     run_scenario(scenario)
 
 
 def test_silent_task_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=SOON_DEAD) as job, Relay(job.port) as relay:
+        async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job, Relay(job.port) as relay:
             chief, ps = job.client(0), job.client(1, port=relay.port)
             job.begin(chief)
             job.begin(ps)
@@ -1163,7 +1168,7 @@ def test_without_credentials_no_address_is_tried() -> None:
             member = ControlClient(
                 lambda: ([address], None),
                 lambda _: make_registration(0),
-                heartbeat_timeout_seconds=DEAD,
+                heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
                 rendezvous_timeout_seconds=0.3,
             )
             with pytest.raises(RendezvousConnectionError, match="no address is known yet"):
@@ -1190,7 +1195,7 @@ def test_service_that_starts_later_is_found() -> None:
             member = ControlClient(
                 lambda: (known, SHARED),
                 lambda _: make_registration(0),
-                heartbeat_timeout_seconds=DEAD,
+                heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
                 rendezvous_timeout_seconds=10,
             )
             job.begin(member)
@@ -1323,9 +1328,9 @@ def test_map_is_sent_before_any_order() -> None:
 class FakeContext:
     """The service's end of a call, of which a test decides when each await returns."""
 
-    def __init__(self, hello: Registration) -> None:
+    def __init__(self, registration: Registration) -> None:
         self.messages: asyncio.Queue[object] = asyncio.Queue()
-        self.messages.put_nowait(encode(hello))
+        self.messages.put_nowait(encode(registration))
         self.may_confirm = asyncio.Event()
 
     async def read(self) -> object:

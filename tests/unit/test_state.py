@@ -62,7 +62,7 @@ class Job:
         self.owns_child = owns_child
         self.ranks = range(len(tasks))
 
-    # What the tests look at
+    # Observations
 
     def phase(self) -> Phase:
         return self.state.phase
@@ -85,55 +85,57 @@ class Job:
     def times(self, rank: int) -> tuple[float | None, float | None]:
         return self.state.records[rank].started_at, self.state.records[rank].ended_at
 
-    # What happens
+    # Events
 
-    def hello(self, rank: int, **changes: Any) -> TaskRecord:
-        hello = Registration(rank, f"n{rank}", f"10.0.0.{rank}", 4000 + rank, f"incarnation-{rank}", __version__)
-        return self.state.on_registration(dataclasses.replace(hello, owns_child=self.owns_child, **changes), self.now)
+    def register(self, rank: int, **changes: Any) -> TaskRecord:
+        registration = Registration(rank, f"n{rank}", f"10.0.0.{rank}", 4000 + rank, f"incarnation-{rank}", __version__)
+        return self.state.on_registration(
+            dataclasses.replace(registration, owns_child=self.owns_child, **changes), self.now
+        )
 
-    def say(self, rank: int, state: TaskState, **fields: Any) -> None:
-        """A task tells a change; what it does not change stays as it was."""
+    def send(self, rank: int, state: TaskState, **fields: Any) -> None:
+        """A task sends its state with these fields changed."""
         status = dataclasses.replace(self.state.records[rank].observed, state=state, **fields)
         self.state.on_observed_state(rank, status, self.now)
 
     def run_child(self, rank: int, starts: int = 1) -> None:
-        self.say(rank, "running", starts=starts, process_id=100 + rank, returncode=None, tail=())
+        self.send(rank, "running", starts=starts, process_id=100 + rank, returncode=None, tail=())
 
     def end_child(self, rank: int, returncode: int, tail: tuple[str, ...] = ()) -> None:
-        self.say(rank, "exited", returncode=returncode, tail=tail)
+        self.send(rank, "exited", returncode=returncode, tail=tail)
 
     def restart_and_end_child(self, rank: int, returncode: int) -> None:
         self.run_child(rank, self.desired(rank).starts)
         self.end_child(rank, returncode)
 
-    def turn(self, seconds: float, talking: Iterable[int] | None = None, tick: float = TICK) -> None:
-        """Let time pass in small ticks, while these tasks (all that joined, by default) say what they said before."""
+    def turn(self, seconds: float, sending: Iterable[int] | None = None, tick: float = TICK) -> None:
+        """Let time pass in ticks, while these tasks (default: all registered) repeat their states."""
         end = self.now + seconds
         while self.now < end - 1e-9:
             self.now = min(self.now + tick, end)
-            for rank in self.ranks if talking is None else talking:
+            for rank in self.ranks if sending is None else sending:
                 record = self.state.records[rank]
                 if record.is_connected and not record.is_gone:
                     self.state.on_observed_state(rank, record.observed, self.now)
             self.state.on_tick(self.now)
 
-    # How far it has come
+    # Sequences of events
 
     def join(self, *ranks: int) -> Job:
         for rank in ranks or self.ranks:
-            self.hello(rank)
+            self.register(rank)
         return self
 
     def join_again(self, *ranks: int) -> Job:
-        """These tasks have a new port for the attempt they are told of."""
+        """These tasks register a new port for the current attempt."""
         for rank in ranks:
             attempt = self.desired(rank).attempt
             self.state.on_observed_state(rank, ObservedState(attempt=attempt, port=5000 + rank), self.now)
         return self
 
-    def prove_and_run(self) -> Job:
+    def check_and_run(self) -> Job:
         for rank in self.ranks:
-            self.say(rank, "ready")
+            self.send(rank, "ready")
         for rank in self.ranks:
             self.run_child(rank)
         return self
@@ -141,7 +143,7 @@ class Job:
     def train(self) -> Job:
         self.join()
         for rank in self.ranks:
-            self.say(rank, "ready")
+            self.send(rank, "ready")
         for rank in self.ranks:
             self.run_child(rank)
         self.state.take_changed()
@@ -151,14 +153,14 @@ class Job:
 # Forming
 
 
-def test_a_new_job_waits_for_its_tasks() -> None:
+def test_new_job_waits_for_its_tasks() -> None:
     job = Job()
     assert job.phase() is Phase.RENDEZVOUS
     assert job.state.outcome is None
     assert [job.desired(rank) for rank in job.ranks] == [DesiredState(kill_wait_seconds=5)] * 4
 
 
-def test_a_task_that_joins_is_noted() -> None:
+def test_registration_emits_one_event() -> None:
     job = Job().join(2)
     assert job.events == [("registered", "worker/0", "worker/0 on n2 registered from n2 at 10.0.0.2:4002")]
     assert (job.phase(), job.state.count("registered")) == (Phase.RENDEZVOUS, 1)
@@ -182,26 +184,26 @@ def test_when_every_task_has_registered_all_get_the_cluster(order: tuple[int, ..
     assert [job.desired(rank) for rank in job.ranks] == [DesiredState(kill_wait_seconds=5)] * 4
 
 
-def test_when_every_task_has_proved_all_children_start() -> None:
+def test_children_start_when_every_task_is_ready() -> None:
     job = Job().join()
     for rank in (0, 2, 3):
-        job.say(rank, "ready")
+        job.send(rank, "ready")
     assert job.phase() is Phase.CHECKING
     job.state.take_changed()
-    job.say(1, "ready")
+    job.send(1, "ready")
     assert job.phase() is Phase.TRAINING
     assert job.state.take_changed() == {0, 1, 2, 3}
     assert [job.desired(rank) for rank in job.ranks] == [DesiredState(starts=1, kill_wait_seconds=5)] * 4
 
 
-def test_one_task_alone_is_a_job() -> None:
+def test_job_of_one_task_forms_and_completes() -> None:
     job = Job("worker").train()
     job.end_child(0, 0)
-    job.say(0, "terminated")
+    job.send(0, "terminated")
     assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
 
 
-def test_the_changed_ranks_are_told_once() -> None:
+def test_changed_ranks_are_returned_once() -> None:
     job = Job().join()
     assert job.state.take_changed() == {0, 1, 2, 3}
     assert job.state.take_changed() == set()
@@ -216,12 +218,12 @@ def test_the_changed_ranks_are_told_once() -> None:
         ((0, 1, 2, 3), "ps/0 on n1 and worker/1 on n3 did not check the addresses of other tasks"),
     ],
 )
-def test_the_start_timeout_names_who_is_missing(joined: tuple[int, ...], words: str) -> None:
+def test_start_timeout_names_the_missing_tasks(joined: tuple[int, ...], words: str) -> None:
     job = Job()
     for rank in joined:
-        job.hello(rank)
+        job.register(rank)
     for rank in (0, 2) if len(joined) == 4 else ():
-        job.say(rank, "ready")
+        job.send(rank, "ready")
     job.turn(59.9)
     assert job.phase() in (Phase.RENDEZVOUS, Phase.CHECKING)
     job.turn(0.2)
@@ -245,10 +247,10 @@ CANNOT_BE = [
 
 
 @pytest.mark.parametrize(("changes", "reason"), CANNOT_BE)
-def test_who_can_never_be_a_task_of_this_job_ends_it_while_it_forms(changes: dict[str, Any], reason: str) -> None:
+def test_process_that_can_never_take_part_ends_the_job_during_rendezvous(changes: dict[str, Any], reason: str) -> None:
     job = Job().join(1)
     with pytest.raises(RendezvousClosedError) as caught:
-        job.hello(**{"rank": 2, **changes})
+        job.register(**{"rank": 2, **changes})
     assert caught.value.reason == reason
     rank = changes.get("rank", 2)
     assert job.outcome == Outcome(6, f"The process of rank {rank} on n{rank} cannot take part: {reason}.")
@@ -258,30 +260,30 @@ def test_who_can_never_be_a_task_of_this_job_ends_it_while_it_forms(changes: dic
     ("changes", "reason"),
     [*CANNOT_BE, ({"rank": 1, "incarnation": "later"}, "rank 1 was taken by an earlier process, on n1")],
 )
-def test_who_cannot_be_a_task_of_this_job_is_refused_and_changes_nothing(changes: dict[str, Any], reason: str) -> None:
+def test_process_that_is_no_task_of_this_job_is_refused_without_effect(changes: dict[str, Any], reason: str) -> None:
     job = Job().train()
     before = repr(job.state.records), list(job.events)
     with pytest.raises(RendezvousClosedError) as caught:
-        job.hello(**{"rank": 2, **changes})
+        job.register(**{"rank": 2, **changes})
     assert caught.value.reason == reason
     assert str(caught.value) == f"The control service refused this task: {reason}."
     assert (repr(job.state.records), job.events) == before
     assert job.state.outcome is None
 
 
-def test_who_has_left_or_is_lost_does_not_come_back() -> None:
+def test_terminated_or_lost_task_cannot_register_again() -> None:
     job = Job().train()
     job.state.on_agent_exit(2, 1, job.now)
-    job.say(3, "terminated")
+    job.send(3, "terminated")
     for rank in (2, 3):
         with pytest.raises(RendezvousClosedError):
-            job.hello(rank)
+            job.register(rank)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1"])
-def test_a_loopback_address_in_a_map_of_several_nodes_is_refused(host: str) -> None:
+def test_loopback_address_in_a_cluster_of_several_nodes_ends_the_job(host: str) -> None:
     job = Job().join(0, 1, 2)
-    job.hello(3, host=host)
+    job.register(3, host=host)
     assert job.phase() is Phase.TERMINATING
     assert job.state.cluster is None
     assert job.outcome == Outcome(
@@ -291,28 +293,28 @@ def test_a_loopback_address_in_a_map_of_several_nodes_is_refused(host: str) -> N
     )
 
 
-def test_a_loopback_address_is_right_on_a_single_node() -> None:
+def test_loopback_address_is_accepted_on_a_single_node() -> None:
     job = Job()
     for rank in job.ranks:
-        job.hello(rank, node="laptop", host="127.0.0.1")
+        job.register(rank, node="laptop", host="127.0.0.1")
     assert job.phase() is Phase.CHECKING
 
 
-def test_a_task_that_cannot_take_part_ends_the_job_with_its_words() -> None:
+def test_task_that_reports_a_failure_ends_the_job_with_its_text() -> None:
     job = Job().join(0)
-    job.hello(1, host="", port=0, failure="Interface 'ib0' does not exist.")
+    job.register(1, host="", port=0, failure="Interface 'ib0' does not exist.")
     assert job.phase() is Phase.TERMINATING
     assert job.outcome == Outcome(
         3, "ps/0 on n1 cannot take part in the job. Interface 'ib0' does not exist.", Task("ps", 0)
     )
     assert job.desired(0).terminate
-    job.say(0, "terminated")
+    job.send(0, "terminated")
     assert job.phase() is Phase.ENDED
 
 
-def test_an_address_that_is_not_proved_ends_the_job_with_what_was_tried() -> None:
+def test_failed_reachability_check_ends_the_job_with_its_detail() -> None:
     job = Job().join()
-    job.say(2, "not_ready", detail="ps/0 on n1 is not reachable at 10.0.0.1:4001: refused")
+    job.send(2, "not_ready", detail="ps/0 on n1 is not reachable at 10.0.0.1:4001: refused")
     assert job.outcome == Outcome(
         6,
         "ps/0 on n1 is not reachable at 10.0.0.1:4001: refused. worker/0 on n2 checked it. "
@@ -321,16 +323,16 @@ def test_an_address_that_is_not_proved_ends_the_job_with_what_was_tried() -> Non
     )
 
 
-def test_who_comes_too_late_is_told_so_in_whole_words() -> None:
+def test_process_of_another_incarnation_is_refused_with_a_reason() -> None:
     job = Job()
     job.state.on_agent_exit(2, 1, job.now)
     with pytest.raises(RendezvousClosedError) as caught:
-        job.hello(2)
+        job.register(2)
     assert not caught.value.reason.endswith(" on ")
 
 
-def test_the_addresses_are_those_of_the_hello() -> None:
-    record = Job().hello(2)
+def test_addresses_are_those_of_the_registrations() -> None:
+    record = Job().register(2)
     assert (record.node, record.address) == ("n2", Address("10.0.0.2", 4002))
 
 
@@ -339,55 +341,55 @@ def test_the_addresses_are_those_of_the_hello() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("stage", ["join", "train"])
-def test_a_silent_task_is_lost_after_the_dead_time(stage: str, rank: int) -> None:
+def test_task_without_heartbeat_is_lost_after_the_heartbeat_timeout(stage: str, rank: int) -> None:
     job = getattr(Job(), stage)()
     others = [other for other in job.ranks if other != rank]
-    job.turn(9.9, talking=others)
+    job.turn(9.9, sending=others)
     assert job.state.outcome is None
-    job.turn(0.4, talking=others)
+    job.turn(0.4, sending=others)
     record = job.state.records[rank]
     assert record.is_gone
     assert job.outcome == Outcome(7, f"{record} is lost: it sent no heartbeat for 10 s.", record.task)
     assert all(job.desired(other).terminate for other in others)
 
 
-def test_a_beat_is_enough() -> None:
+def test_heartbeat_without_a_state_keeps_a_task() -> None:
     job = Job().train()
     for _ in range(10):
-        job.turn(9, talking=())
+        job.turn(9, sending=())
         job.turn(0.2)
     assert job.phase() is Phase.TRAINING
 
 
-def test_a_broken_connection_that_comes_back_in_time_is_forgiven() -> None:
+def test_task_that_reconnects_in_time_is_not_lost() -> None:
     job = Job().train()
     job.state.on_disconnect(2, job.now)
     job.turn(1.4)
-    job.hello(2)
+    job.register(2)
     job.turn(30)
     assert job.phase() is Phase.TRAINING
     assert job.kinds[-2:] == ["disconnected", "reconnected"]
 
 
-def test_a_broken_connection_that_does_not_come_back_is_a_loss() -> None:
+def test_task_that_does_not_reconnect_is_lost() -> None:
     job = Job().train()
     job.state.on_disconnect(2, job.now)
     job.turn(1.9)
     assert job.outcome.reason == "worker/0 on n2 is lost: its connection broke and was not restored."
     with pytest.raises(RendezvousClosedError):
-        job.hello(2)
+        job.register(2)
 
 
-def test_a_connection_that_breaks_after_a_silence_gets_no_extra_time() -> None:
+def test_disconnection_does_not_extend_the_heartbeat_timeout() -> None:
     job = Job().train()
     others = (0, 1, 3)
-    job.turn(9.5, talking=others)
+    job.turn(9.5, sending=others)
     job.state.on_disconnect(2, job.now)
-    job.turn(0.8, talking=others)
+    job.turn(0.8, sending=others)
     assert job.outcome.cause == Task("worker", 0)
 
 
-def test_a_short_dead_time_is_not_lengthened_by_a_broken_connection() -> None:
+def test_disconnection_does_not_extend_a_short_heartbeat_timeout() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, heartbeat_interval_seconds=0.5, heartbeat_timeout_seconds=1))
     job.train()
     job.state.on_disconnect(2, job.now)
@@ -395,17 +397,17 @@ def test_a_short_dead_time_is_not_lengthened_by_a_broken_connection() -> None:
     assert job.outcome.cause == Task("worker", 0)
 
 
-def test_a_disconnection_is_told_once_and_not_after_the_task_has_left() -> None:
+def test_disconnection_emits_one_event_and_none_after_termination() -> None:
     job = Job().train()
     job.state.on_disconnect(2, job.now)
     job.state.on_disconnect(2, job.now)
     job.end_child(0, 0)
-    job.say(3, "terminated")
+    job.send(3, "terminated")
     job.state.on_disconnect(3, job.now)
     assert job.kinds.count("disconnected") == 1
 
 
-def test_the_launchers_own_lag_is_nobodys_silence() -> None:
+def test_lag_of_the_launcher_does_not_count_for_heartbeats() -> None:
     job = Job().train()
     job.now += 60
     job.state.on_tick(job.now)
@@ -414,31 +416,31 @@ def test_the_launchers_own_lag_is_nobodys_silence() -> None:
     assert job.phase() is Phase.TRAINING
 
 
-def test_the_launchers_own_lag_is_forgiven_once_only() -> None:
+def test_lag_of_the_launcher_extends_a_deadline_once() -> None:
     job = Job().train()
     job.now += 60
     job.state.on_tick(job.now)
-    job.turn(12, talking=(0, 1, 3))
+    job.turn(12, sending=(0, 1, 3))
     assert job.outcome.cause == Task("worker", 0)
 
 
-def test_who_was_heard_after_the_lag_has_no_more_than_the_dead_time() -> None:
+def test_heartbeat_after_a_lag_starts_a_normal_timeout() -> None:
     job = Job().train()
     job.now += 60
-    job.say(2, "running")  # it lay in the launcher's buffers
+    job.send(2, "running")  # it lay in the launcher's buffers
     job.state.on_tick(job.now)
-    job.turn(12, talking=(0, 1, 3))
+    job.turn(12, sending=(0, 1, 3))
     assert job.outcome.cause == Task("worker", 0)
 
 
-def test_tasks_have_their_time_to_leave_when_the_verdict_comes_after_a_lag() -> None:
+def test_tasks_have_time_to_terminate_when_the_outcome_follows_a_lag() -> None:
     job = Job().train()
     job.now += 60
     job.end_child(0, 1)
     job.turn(4)
     assert job.phase() is Phase.TERMINATING
     for rank in job.ranks:
-        job.say(rank, "terminated")
+        job.send(rank, "terminated")
     assert job.phase() is Phase.ENDED
     assert "not_terminated" not in job.kinds
 
@@ -446,18 +448,18 @@ def test_tasks_have_their_time_to_leave_when_the_verdict_comes_after_a_lag() -> 
 # Orders are levels
 
 
-def test_after_a_new_connection_the_order_is_the_same() -> None:
+def test_desired_state_is_the_same_after_a_reconnection() -> None:
     job = Job().train()
     before = job.desired(2)
     job.state.on_disconnect(2, job.now)
-    job.hello(2)
+    job.register(2)
     job.run_child(2)
     assert job.desired(2) == before == DesiredState(starts=1, kill_wait_seconds=5)
     assert job.texts("started").count("worker/0 on n2 started (process 102)") == 1
 
 
 @pytest.mark.parametrize("repeats", [2, 5])
-def test_what_is_said_again_has_no_effect(repeats: int) -> None:
+def test_repeated_messages_have_no_effect(repeats: int) -> None:
     job = Job().train()
     for _ in range(repeats):
         job.end_child(2, 1)
@@ -465,17 +467,17 @@ def test_what_is_said_again_has_no_effect(repeats: int) -> None:
     assert job.kinds.count("exited") == job.kinds.count("restarting") == 1
 
 
-def test_a_start_that_was_never_reported_counts() -> None:
+def test_start_that_was_never_reported_counts() -> None:
     job = Job().train()
     job.end_child(2, 1)
-    job.say(2, "exited", starts=2, returncode=1)
+    job.send(2, "exited", starts=2, returncode=1)
     assert job.desired(2).starts == 3
 
 
 # Ends of children
 
 
-def test_a_worker_under_a_chief_is_restarted_in_place_up_to_the_limit() -> None:
+def test_worker_under_a_chief_is_restarted_in_place_up_to_the_limit() -> None:
     job = Job().train()
     job.end_child(3, -9)
     assert job.state.take_changed() == {3}
@@ -490,7 +492,7 @@ def test_a_worker_under_a_chief_is_restarted_in_place_up_to_the_limit() -> None:
     assert job.outcome == Outcome(5, "worker/1 on n3 exited with code 5.", Task("worker", 1), ("boom",))
 
 
-def test_the_limit_is_each_workers_own() -> None:
+def test_restart_limit_applies_per_worker() -> None:
     job = Job().train()
     for rank in (2, 3):
         job.end_child(rank, 1)
@@ -505,10 +507,10 @@ def test_without_restarts_the_first_crash_ends_the_job() -> None:
     assert job.outcome.cause == Task("worker", 0)
 
 
-def test_a_worker_that_says_it_is_done_may_exit() -> None:
+def test_worker_that_has_signalled_completion_may_exit() -> None:
     job = Job().train()
     for rank in (2, 3):
-        job.say(rank, "running", script=ScriptState(completion="done"))
+        job.send(rank, "running", script=ScriptState(completion="done"))
         job.end_child(rank, 0)
     assert job.phase() is Phase.TRAINING
     assert [job.desired(rank).starts for rank in job.ranks] == [1, 1, 1, 1]
@@ -521,8 +523,8 @@ def test_worker_that_exits_with_0_before_its_chief_has_finished_and_is_not_resta
     assert "restarting" not in job.kinds
     job.turn(LIMITS.finish_timeout_seconds + 1)
     assert job.phase() is Phase.TRAINING
-    job.say(3, "running", script=ScriptState(completion="done"))
-    job.say(0, "running", script=ScriptState(completion="done"))
+    job.send(3, "running", script=ScriptState(completion="done"))
+    job.send(0, "running", script=ScriptState(completion="done"))
     assert (job.desired(1).is_training_over, job.desired(1).failed_tasks) == (True, ())
     job.end_child(0, 0)
     assert job.outcome.is_success
@@ -545,7 +547,7 @@ def test_barrier_breaks_at_once_for_a_worker_that_has_finished() -> None:
 
 
 @pytest.mark.parametrize(("returncode", "exit_code"), [(0, 0), (1, 1)])
-def test_chief_may_go_on_after_its_workers_and_is_the_cause_if_it_fails(returncode: int, exit_code: int) -> None:
+def test_chief_may_continue_after_its_workers_and_is_the_cause_if_it_fails(returncode: int, exit_code: int) -> None:
     job = Job("chief ps worker worker").train()
     job.end_child(2, 0)
     job.end_child(3, 0)
@@ -569,10 +571,10 @@ def test_ps_or_worker_that_exits_with_0_after_the_chief_does_not_change_the_wait
 # A ps that leaves by itself
 
 
-def test_a_ps_may_leave_when_its_workers_are_done() -> None:
+def test_ps_may_exit_when_its_workers_are_done() -> None:
     job = Job("ps worker worker").train()
     job.end_child(1, 0)
-    job.say(2, "running", script=ScriptState(completion="done"))
+    job.send(2, "running", script=ScriptState(completion="done"))
     assert job.desired(0).is_training_over
     job.end_child(0, 0)
     assert job.phase() is Phase.TRAINING
@@ -580,7 +582,7 @@ def test_a_ps_may_leave_when_its_workers_are_done() -> None:
     assert job.outcome.exit_code == 0
 
 
-def test_a_ps_that_left_too_early_is_the_cause_of_what_follows() -> None:
+def test_ps_that_exited_early_is_the_cause_of_later_failures() -> None:
     job = Job().train()
     job.end_child(1, 0)
     job.end_child(0, 1, tail=("UnavailableError",))
@@ -592,7 +594,7 @@ def test_a_ps_that_left_too_early_is_the_cause_of_what_follows() -> None:
     )
 
 
-def test_after_a_ps_has_left_the_others_have_their_time_to_end() -> None:
+def test_others_have_the_finish_timeout_after_a_ps_has_exited() -> None:
     job = Job("ps worker worker").train()
     job.end_child(0, 0)
     job.end_child(1, 0)
@@ -603,15 +605,15 @@ def test_after_a_ps_has_left_the_others_have_their_time_to_end() -> None:
 
 
 @pytest.mark.parametrize(("end", "failed"), [("done", ()), ("failed", ("worker/0",))])
-def test_a_ps_learns_when_training_is_over_and_who_failed(
+def test_ps_is_sent_the_end_of_training_and_the_failed_tasks(
     end: Literal["done", "failed"], failed: tuple[str, ...]
 ) -> None:
     job = Job().train()
     for rank in (0, 3):
-        job.say(rank, "running", script=ScriptState(completion="done"))
+        job.send(rank, "running", script=ScriptState(completion="done"))
     assert not job.desired(1).is_training_over
     job.state.take_changed()
-    job.say(2, "running", script=ScriptState(completion=end))
+    job.send(2, "running", script=ScriptState(completion=end))
     assert job.state.take_changed() == {0, 1, 2, 3}
     assert (job.desired(1).is_training_over, job.desired(1).failed_tasks) == (True, failed)
 
@@ -623,19 +625,19 @@ def free_job() -> Job:
     job = Job("ps worker worker", owns_child=False)
     job.join()
     for rank in job.ranks:
-        job.say(rank, "ready")
+        job.send(rank, "ready")
     return job
 
 
 def test_loss_of_a_task_whose_agent_does_not_own_its_child_ends_no_job() -> None:
     job = free_job()
-    job.say(1, "terminated", script=ScriptState(completion="done"))
+    job.send(1, "terminated", script=ScriptState(completion="done"))
     job.state.on_disconnect(2, job.now)
     job.turn(LIMITS.reconnect_seconds + 1)
     assert job.texts("lost") == ["worker/1 on n2 is lost: its connection broke and was not restored"]
     assert (job.desired(0).is_training_over, job.desired(0).failed_tasks) == (True, ("worker/1",))
     assert job.state.outcome is None
-    job.say(0, "terminated")
+    job.send(0, "terminated")
     assert job.phase() is Phase.ENDED
 
 
@@ -643,9 +645,9 @@ def test_loss_of_a_task_whose_agent_does_not_own_its_child_ends_no_job() -> None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_loss_of_a_ps_or_the_chief_costs_an_attempt(rank: int) -> None:
+def test_loss_of_a_ps_or_the_chief_costs_an_attempt(rank: int) -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
-    job.say(2, "running", script=ScriptState(step=7))
+    job.send(2, "running", script=ScriptState(step=7))
     job.end_child(rank, -9)
     assert (job.phase(), job.state.attempt, job.state.cluster) == (Phase.RENDEZVOUS, 2, None)
     assert [job.desired(each) for each in job.ranks] == [DesiredState(attempt=2, kill_wait_seconds=5)] * 4
@@ -655,20 +657,20 @@ def test_the_loss_of_a_ps_or_the_chief_costs_an_attempt(rank: int) -> None:
     assert job.phase() is Phase.CHECKING
     assert job.state.cluster is not None
     assert [member.address.port for member in job.state.cluster.members] == [5000, 5001, 5002, 5003]
-    job.prove_and_run()
+    job.check_and_run()
     job.end_child(0, 0)
     assert job.outcome.exit_code == 0
 
 
-def test_the_last_attempt_is_the_last() -> None:
+def test_failure_in_the_last_attempt_ends_the_job() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.end_child(1, -9)
-    job.join_again(0, 1, 2, 3).prove_and_run()
+    job.join_again(0, 1, 2, 3).check_and_run()
     job.end_child(0, 3, tail=("boom",))
     assert job.outcome == Outcome(3, "chief/0 on n0 exited with code 3.", Task("chief", 0), ("boom",))
 
 
-def test_what_becomes_of_an_earlier_attempt_counts_no_more() -> None:
+def test_state_of_an_earlier_attempt_is_ignored() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.end_child(1, -9)
     job.state.on_observed_state(0, ObservedState("exited", starts=1, returncode=1), job.now)
@@ -679,7 +681,7 @@ def test_what_becomes_of_an_earlier_attempt_counts_no_more() -> None:
     assert job.outcome.exit_code == 143
 
 
-def test_an_attempt_that_does_not_form_ends_the_job() -> None:
+def test_attempt_that_does_not_form_ends_the_job() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.end_child(1, -9)
     job.join_again(0, 1, 2)
@@ -688,32 +690,32 @@ def test_an_attempt_that_does_not_form_ends_the_job() -> None:
     assert job.outcome.cause == Task("worker", 1)
 
 
-def test_the_loss_of_an_agent_ends_the_job_whatever_attempts_are_left() -> None:
+def test_loss_of_an_agent_ends_the_job_whatever_attempts_are_left() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.state.on_agent_exit(1, -9, job.now)
     assert job.outcome.exit_code == 7
 
 
-def test_a_worker_without_a_chief_costs_an_attempt() -> None:
+def test_worker_without_a_chief_costs_an_attempt() -> None:
     job = Job("ps worker worker", limits=TWO_ATTEMPTS).train()
     job.end_child(2, -9)
     assert job.state.attempt == 2
 
 
-def test_a_child_that_its_agent_killed_for_its_silence_counts_as_lost() -> None:
+def test_child_killed_by_its_agent_ends_the_job_with_exit_code_7() -> None:
     job = Job().train()
-    job.say(2, "exited", returncode=-9, detail="was stopped for 10 s")
+    job.send(2, "exited", returncode=-9, detail="was stopped for 10 s")
     assert job.desired(2).starts == 2
-    job.say(1, "exited", returncode=-9, detail="was stopped for 10 s", tail=("last words",))
+    job.send(1, "exited", returncode=-9, detail="was stopped for 10 s", tail=("last words",))
     assert job.outcome == Outcome(7, "ps/0 on n1 was stopped for 10 s.", Task("ps", 0), ("last words",))
 
 
 def test_no_new_step_for_the_stall_limit_is_a_failure() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, stall_timeout_seconds=15)).train()
     job.turn(50)
-    job.say(0, "running", script=ScriptState(step=1))
+    job.send(0, "running", script=ScriptState(step=1))
     job.turn(10)
-    job.say(0, "running", script=ScriptState(step=2))
+    job.send(0, "running", script=ScriptState(step=2))
     job.turn(14)
     assert job.phase() is Phase.TRAINING
     job.turn(2)
@@ -723,36 +725,36 @@ def test_no_new_step_for_the_stall_limit_is_a_failure() -> None:
     )
 
 
-def test_steps_that_are_told_only_when_asked_are_no_stall() -> None:
+def test_steps_that_arrive_with_rare_heartbeats_are_no_stall() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, stall_timeout_seconds=1)).train()
     for step in range(5):
-        job.say(0, "running", script=ScriptState(step=step))
-        job.turn(LIMITS.heartbeat_interval_seconds + 2 * TICK, talking=[])
+        job.send(0, "running", script=ScriptState(step=step))
+        job.turn(LIMITS.heartbeat_interval_seconds + 2 * TICK, sending=[])
     assert job.state.outcome is None
     job.turn(TICK)
     assert "the last was step 4 of chief/0" in job.outcome.reason
 
 
-def test_a_beat_that_comes_a_little_early_puts_a_stall_off_for_none_more() -> None:
+def test_early_heartbeat_does_not_delay_a_stall() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, stall_timeout_seconds=3)).train()
-    job.say(0, "running", script=ScriptState(step=1))
+    job.send(0, "running", script=ScriptState(step=1))
     for pause in (1, 1, 0.98):
-        job.turn(pause, talking=[])
+        job.turn(pause, sending=[])
         job.turn(0.001)
     assert job.state.outcome is None
-    job.turn(TICK, talking=[])
+    job.turn(TICK, sending=[])
     assert job.outcome.exit_code == 7
 
 
 @pytest.mark.parametrize(("comes_back", "exit_code", "cause"), [(True, 1, "chief"), (False, 7, "ps")])
-def test_a_failure_waits_for_a_task_that_may_be_its_cause(comes_back: bool, exit_code: int, cause: str) -> None:
+def test_failure_waits_for_a_task_that_may_be_its_cause(comes_back: bool, exit_code: int, cause: str) -> None:
     job = Job().train()
     job.state.on_disconnect(1, job.now)
     job.turn(0.2)
     job.end_child(0, 1)
     assert job.state.outcome is None
     if comes_back:
-        job.hello(1)
+        job.register(1)
     job.turn(LIMITS.reconnect_seconds + TICK)
     assert (job.outcome.exit_code, job.outcome.cause) == (exit_code, Task(cause, 0))
 
@@ -760,7 +762,7 @@ def test_a_failure_waits_for_a_task_that_may_be_its_cause(comes_back: bool, exit
 # Save and stop
 
 
-def test_a_job_that_is_to_stop_has_its_grace() -> None:
+def test_stopped_job_has_the_grace_period() -> None:
     job = Job(limits=GRACEFUL).train()
     job.state.take_changed()
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
@@ -780,7 +782,7 @@ def test_a_job_that_is_to_stop_has_its_grace() -> None:
 
 
 @pytest.mark.parametrize("returncode", [0, 1, -15])
-def test_a_job_that_is_to_stop_leaves_when_its_chief_has_ended(returncode: int) -> None:
+def test_stopped_job_terminates_when_its_chief_has_exited(returncode: int) -> None:
     job = Job(limits=GRACEFUL).train()
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     job.end_child(2, -15)
@@ -789,23 +791,23 @@ def test_a_job_that_is_to_stop_leaves_when_its_chief_has_ended(returncode: int) 
     assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 143)
 
 
-def test_a_job_that_is_to_stop_leaves_when_all_it_waits_for_have_saved() -> None:
+def test_stopped_job_terminates_when_all_awaited_tasks_have_saved() -> None:
     job = Job("ps worker worker", limits=GRACEFUL).train()
-    job.say(1, "running", stop_signal="SIGTERM")
-    job.say(1, "running", script=ScriptState(has_saved=True))
+    job.send(1, "running", stop_signal="SIGTERM")
+    job.send(1, "running", script=ScriptState(has_saved=True))
     assert job.phase() is Phase.STOPPING
-    job.say(2, "running", script=ScriptState(has_saved=True))
+    job.send(2, "running", script=ScriptState(has_saved=True))
     assert job.outcome == Outcome(143, "The job was stopped: worker/0 on n1 received SIGTERM.")
 
 
-def test_without_a_ps_nothing_can_be_saved() -> None:
+def test_stopped_job_terminates_when_a_ps_is_gone() -> None:
     job = Job(limits=GRACEFUL).train()
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     job.end_child(1, -9)
     assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 143)
 
 
-def test_who_asks_again_waits_no_longer() -> None:
+def test_second_stop_request_skips_the_grace_period() -> None:
     job = Job(limits=GRACEFUL).train()
     job.state.skip_grace_period(job.now)
     assert job.phase() is Phase.TRAINING
@@ -816,7 +818,7 @@ def test_who_asks_again_waits_no_longer() -> None:
     assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 130)
 
 
-def test_a_stopped_job_begins_no_other_attempt() -> None:
+def test_stopped_job_begins_no_other_attempt() -> None:
     job = Job(limits=dataclasses.replace(GRACEFUL, max_attempts=2)).train()
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     job.end_child(0, 1)
@@ -834,7 +836,7 @@ def test_failure_held_back_before_a_stop_does_not_override_the_stop(failed: int,
     assert job.state.outcome is None
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     if comes_back:
-        job.hello(2)
+        job.register(2)
     job.turn(LIMITS.reconnect_seconds + TICK)
     assert (job.state.attempt, job.outcome.exit_code) == (1, 143)
     assert job.phase() is Phase.TERMINATING  # at once: nothing is left that could save
@@ -870,14 +872,14 @@ def test_job_that_ends_without_any_server_completes_with_a_warning(roles: str, c
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_one_server_of_any_task_is_enough_for_no_warning(rank: int) -> None:
     job = Job().train()
-    job.say(rank, "running", has_server=True)
+    job.send(rank, "running", has_server=True)
     job.turn(LIMITS.start_timeout_seconds + 61, tick=1.0)
     job.end_child(0, 0)
     assert (job.outcome.is_success, job.state.warnings) == (True, ())
 
 
 @pytest.mark.parametrize("roles", ["chief", "worker evaluator", "chief data-dispatcher data-worker"])
-def test_a_single_task_in_the_cluster_spec_needs_no_server(roles: str) -> None:
+def test_single_task_in_the_cluster_spec_needs_no_server(roles: str) -> None:
     job = Job(roles, dataclasses.replace(LIMITS, require_servers=True)).train()
     job.turn(LIMITS.start_timeout_seconds + 61, tick=1.0)
     job.end_child(0, 0)
@@ -892,7 +894,7 @@ def test_scripts_that_run_for_60_s_without_any_server_are_warned_of_once_until_o
     (warning,) = job.state.warnings
     assert warning.startswith(no_server(4, ", unless it still imports TensorFlow"))
     assert len(job.texts("warning")) == 1
-    job.say(1, "running", has_server=True)
+    job.send(1, "running", has_server=True)
     assert job.state.warnings == ()
 
 
@@ -934,10 +936,10 @@ def test_task_that_reconnects_without_an_accepted_message_is_lost_after_the_hear
     job = Job().train()
     others, began = (0, 1, 3), job.now
     while job.state.outcome is None and job.now < began + 60:
-        job.hello(2)
-        job.turn(0.6, talking=others)
+        job.register(2)
+        job.turn(0.6, sending=others)
         job.state.on_disconnect(2, job.now)
-        job.turn(0.6, talking=others)
+        job.turn(0.6, sending=others)
     assert began + 10 < job.now < began + 12
     assert job.outcome.reason == "worker/0 on n2 is lost: it sent no heartbeat for 10 s."
 
@@ -947,14 +949,14 @@ def test_task_that_reconnects_without_an_accepted_message_is_lost_after_the_hear
 
 def arrive(job: Job, *ranks: int, name: str = "start", roles: tuple[str, ...] = (), seconds: float = 30) -> None:
     for rank in ranks:
-        job.say(rank, "running", script=ScriptState(barrier=BarrierArrival(name, f"token-{rank}", seconds, roles)))
+        job.send(rank, "running", script=ScriptState(barrier=BarrierArrival(name, f"token-{rank}", seconds, roles)))
 
 
 def released(job: Job, *ranks: int) -> list[tuple[str, str]]:
     return [(job.desired(rank).released_barrier, job.desired(rank).barrier_error) for rank in ranks]
 
 
-def test_a_barrier_is_over_when_the_last_has_come() -> None:
+def test_barrier_is_released_when_the_last_task_arrives() -> None:
     job = Job().train()
     arrive(job, 0, 1, 3)
     assert released(job, 0, 1, 3) == [("", "")] * 3
@@ -964,7 +966,7 @@ def test_a_barrier_is_over_when_the_last_has_come() -> None:
     assert job.state.take_changed() == {0, 1, 2, 3}
 
 
-def test_who_came_last_to_a_barrier_is_told_if_others_waited_long() -> None:
+def test_last_task_at_a_barrier_is_named_if_others_waited_long() -> None:
     job = Job().train()
     arrive(job, 0, 1, 3)
     job.turn(2.5)
@@ -975,19 +977,19 @@ def test_who_came_last_to_a_barrier_is_told_if_others_waited_long() -> None:
     assert job.events[-1][2] == text
 
 
-def test_a_server_and_a_first_step_are_told_once_for_each_start() -> None:
+def test_server_and_first_step_emit_one_event_per_start() -> None:
     job = Job().train()
     for step in (7, 8):
-        job.say(2, "running", has_server=True, script=ScriptState(step=step))
+        job.send(2, "running", has_server=True, script=ScriptState(step=step))
     assert job.texts("serving") == ["worker/0 on n2 has a server that answers"]
     assert job.texts("first_step") == ["worker/0 on n2 reports step 7, its first"]
     job.end_child(2, -9)
-    job.say(2, "running", starts=2, has_server=False, script=ScriptState())
-    job.say(2, "running", has_server=True, script=ScriptState(step=9))
+    job.send(2, "running", starts=2, has_server=False, script=ScriptState())
+    job.send(2, "running", has_server=True, script=ScriptState(step=9))
     assert (len(job.texts("serving")), job.texts("first_step")[1:]) == (2, ["worker/0 on n2 reports step 9, its first"])
 
 
-def test_a_barrier_of_some_roles_waits_for_no_others() -> None:
+def test_barrier_of_some_roles_waits_for_no_others() -> None:
     job = Job().train()
     arrive(job, 2, 3, roles=("worker",))
     assert released(job, 2, 3) == [("token-2", ""), ("token-3", "")]
@@ -995,7 +997,7 @@ def test_a_barrier_of_some_roles_waits_for_no_others() -> None:
     assert released(job, 1) == [("token-1", "barrier 'start' is not for a ps")]
 
 
-def test_a_barrier_breaks_when_its_time_is_over() -> None:
+def test_barrier_breaks_at_its_timeout() -> None:
     job = Job().train()
     arrive(job, 2, 3, seconds=30)
     job.turn(31)
@@ -1003,7 +1005,7 @@ def test_a_barrier_breaks_when_its_time_is_over() -> None:
     assert released(job, 2, 3) == [("token-2", why), ("token-3", why)]
 
 
-def test_a_barrier_breaks_at_once_when_somebody_will_never_come() -> None:
+def test_barrier_breaks_at_once_when_a_task_cannot_arrive() -> None:
     job = Job("ps worker worker").train()
     arrive(job, 1, roles=("worker",))
     job.end_child(2, 0)
@@ -1013,11 +1015,11 @@ def test_a_barrier_breaks_at_once_when_somebody_will_never_come() -> None:
     assert released(job, 1)[0][1] == "worker/1 on n2 ended without arriving at barrier 'second'"
 
 
-def test_a_barrier_waits_for_a_worker_that_is_restarted() -> None:
+def test_barrier_waits_for_a_worker_that_is_restarted() -> None:
     job = Job().train()
     arrive(job, 2, 3, roles=("worker", "chief"))
     job.end_child(2, -9)
-    job.say(2, "running", starts=2, script=ScriptState())
+    job.send(2, "running", starts=2, script=ScriptState())
     arrive(job, 0, roles=("worker", "chief"))
     assert released(job, 0, 3) == [("", "")] * 2
     arrive(job, 2, roles=("worker", "chief"))
@@ -1025,11 +1027,11 @@ def test_a_barrier_waits_for_a_worker_that_is_restarted() -> None:
     assert released(job, 2)[0][0] == "token-2"
 
 
-def test_a_name_may_be_used_again() -> None:
+def test_name_may_be_used_again() -> None:
     job = Job("worker worker").train()
     arrive(job, 0, 1)
     for rank in (0, 1):
-        job.say(rank, "running", script=ScriptState(barrier=BarrierArrival("start", f"again-{rank}", 30)))
+        job.send(rank, "running", script=ScriptState(barrier=BarrierArrival("start", f"again-{rank}", 30)))
     assert released(job, 0, 1) == [("again-0", ""), ("again-1", "")]
 
 
@@ -1043,7 +1045,7 @@ def test_a_name_may_be_used_again() -> None:
         ("ps worker worker", 2, 4, 4, "worker/1 on n2 exited with code 4."),
     ],
 )
-def test_a_crash_of_a_critical_task_ends_the_job_with_its_exit_code(
+def test_crash_of_a_critical_task_ends_the_job_with_its_exit_code(
     roles: str, rank: int, returncode: int, exit_code: int, words: str
 ) -> None:
     job = Job(roles).train()
@@ -1054,7 +1056,7 @@ def test_a_crash_of_a_critical_task_ends_the_job_with_its_exit_code(
     assert job.state.take_changed() == set(job.ranks)
 
 
-def test_a_chief_that_is_done_ends_the_job_well() -> None:
+def test_chief_that_is_done_ends_the_job_well() -> None:
     job = Job().train()
     job.end_child(0, 0)
     assert job.phase() is Phase.TERMINATING
@@ -1062,7 +1064,7 @@ def test_a_chief_that_is_done_ends_the_job_well() -> None:
     assert [job.desired(rank) for rank in job.ranks] == [DesiredState(1, 1, True, 5, job.outcome.reason)] * 4
     for rank in job.ranks:
         assert job.phase() is Phase.TERMINATING
-        job.say(rank, "terminated")
+        job.send(rank, "terminated")
     assert job.phase() is Phase.ENDED
     assert job.kinds[-4:] == ["terminated"] * 4
 
@@ -1076,7 +1078,7 @@ def test_without_a_chief_every_worker_is_waited_for() -> None:
     assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 0)
 
 
-def test_an_exit_while_leaving_is_collateral() -> None:
+def test_exit_while_terminating_is_collateral() -> None:
     job = Job().train()
     job.end_child(0, 3)
     first = job.outcome
@@ -1090,14 +1092,14 @@ def test_an_exit_while_leaving_is_collateral() -> None:
     assert "restarting" not in job.kinds
 
 
-def test_a_failure_after_success_changes_nothing() -> None:
+def test_failure_after_success_changes_nothing() -> None:
     job = Job().train()
     job.end_child(0, 0)
     job.end_child(1, -11)
     assert job.outcome.is_success
 
 
-def test_the_times_of_a_task_are_those_of_its_last_start() -> None:
+def test_times_of_a_task_are_those_of_its_last_start() -> None:
     job = Job().train()
     assert job.times(2) == (1000, None)
     job.turn(2)
@@ -1111,7 +1113,7 @@ def test_the_times_of_a_task_are_those_of_its_last_start() -> None:
 # Evaluators
 
 
-def test_an_evaluator_is_waited_for_after_the_chief() -> None:
+def test_evaluator_is_waited_for_after_the_chief() -> None:
     job = Job("chief ps evaluator").train()
     job.end_child(0, 0)
     job.turn(29)
@@ -1121,7 +1123,7 @@ def test_an_evaluator_is_waited_for_after_the_chief() -> None:
 
 
 @pytest.mark.parametrize("roles", ["chief ps worker evaluator", "worker evaluator"])
-def test_an_evaluator_is_told_to_finish_when_nobody_else_is_waited_for(roles: str) -> None:
+def test_evaluator_is_asked_to_finish_when_no_other_task_is_awaited(roles: str) -> None:
     job = Job(roles).train()
     evaluator = job.ranks[-1]
     assert not job.desired(evaluator).is_finishing
@@ -1133,13 +1135,13 @@ def test_an_evaluator_is_told_to_finish_when_nobody_else_is_waited_for(roles: st
     assert job.desired(evaluator).is_finishing
 
 
-def test_an_evaluator_of_a_new_attempt_goes_on_following() -> None:
+def test_evaluator_of_a_new_attempt_is_not_asked_to_finish() -> None:
     job = Job("chief ps worker evaluator", TWO_ATTEMPTS).train()
     job.end_child(1, 1)
     assert not job.desired(3).is_finishing
 
 
-def test_an_evaluator_is_waited_for_no_longer_than_its_time() -> None:
+def test_evaluator_is_waited_for_no_longer_than_its_time() -> None:
     job = Job("chief ps evaluator evaluator").train()
     job.end_child(2, 0)
     job.end_child(0, 0)
@@ -1150,7 +1152,7 @@ def test_an_evaluator_is_waited_for_no_longer_than_its_time() -> None:
     assert job.outcome.reason == "Training is done: all but evaluator/1 on n3, waited for 30 s exited with code 0."
 
 
-def test_the_wait_for_an_evaluator_is_not_begun_again() -> None:
+def test_wait_for_an_evaluator_is_not_begun_again() -> None:
     job = Job("chief ps worker evaluator").train()
     job.end_child(0, 0)
     job.turn(20)
@@ -1172,7 +1174,7 @@ def test_without_a_chief_the_wait_begins_with_the_last_worker() -> None:
 
 
 @pytest.mark.parametrize("chief_is_done", [False, True])
-def test_an_evaluator_is_restarted_then_given_up_and_the_job_goes_on(chief_is_done: bool) -> None:
+def test_evaluator_is_restarted_up_to_the_limit_and_the_job_continues(chief_is_done: bool) -> None:
     job = Job("chief ps evaluator").train()
     if chief_is_done:
         job.end_child(0, 0)
@@ -1191,7 +1193,7 @@ def test_an_evaluator_is_restarted_then_given_up_and_the_job_goes_on(chief_is_do
 # Data services
 
 
-def test_a_server_of_a_data_service_is_started_again_and_without_it_the_job_fails() -> None:
+def test_server_of_a_data_service_is_started_again_and_without_it_the_job_fails() -> None:
     job = Job("chief data-dispatcher data-worker").train()
     for rank in (1, 2):
         job.end_child(rank, -9)
@@ -1202,14 +1204,14 @@ def test_a_server_of_a_data_service_is_started_again_and_without_it_the_job_fail
     assert job.outcome.reason == "data-worker/0 on n2 exited with code 1."
 
 
-def test_a_data_service_is_ended_when_the_chief_is_done() -> None:
+def test_data_service_is_ended_when_the_chief_is_done() -> None:
     job = Job("chief data-dispatcher data-worker").train()
     job.end_child(0, 0)
     assert job.outcome.is_success
     assert job.desired(1).terminate
 
 
-def test_who_saves_needs_no_data_service() -> None:
+def test_data_service_that_exits_does_not_end_a_grace_period() -> None:
     job = Job("chief data-dispatcher data-worker", GRACEFUL).train()
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     job.end_child(1, 1)
@@ -1219,7 +1221,7 @@ def test_who_saves_needs_no_data_service() -> None:
     assert job.phase() is Phase.TERMINATING
 
 
-def test_a_barrier_of_all_does_not_wait_for_a_data_service() -> None:
+def test_barrier_of_all_does_not_wait_for_a_data_service() -> None:
     job = Job("chief worker data-dispatcher data-worker").train()
     arrive(job, 0, 1)
     assert released(job, 0, 1) == [("token-0", ""), ("token-1", "")]
@@ -1229,39 +1231,39 @@ def test_a_barrier_of_all_does_not_wait_for_a_data_service() -> None:
 
 
 @pytest.mark.parametrize("stage", ["join", "train"])
-def test_an_agent_that_ends_is_a_lost_task(stage: str) -> None:
+def test_agent_that_ends_is_a_lost_task(stage: str) -> None:
     job = getattr(Job(), stage)()
     job.state.on_agent_exit(1, -9, job.now)
     assert job.outcome == Outcome(7, "ps/0 on n1 is lost: its agent was killed by signal 9 (SIGKILL).", Task("ps", 0))
 
 
-def test_an_agent_that_ends_before_it_joined_is_named_by_its_rank() -> None:
+def test_agent_that_exits_before_registration_is_named_by_rank() -> None:
     job = Job().join(0)
     job.state.on_agent_exit(2, 1, job.now)
     assert job.outcome.reason == "worker/0 (rank 2) is lost: its agent exited with code 1."
-    job.say(0, "terminated")
+    job.send(0, "terminated")
     assert job.phase() is Phase.ENDED
 
 
-def test_an_agent_that_has_left_may_end() -> None:
+def test_exit_of_a_terminated_agent_is_no_loss() -> None:
     job = Job().train()
     job.end_child(0, 0)
     for rank in job.ranks:
-        job.say(rank, "terminated")
+        job.send(rank, "terminated")
         job.state.on_agent_exit(rank, 0, job.now)
     assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
     assert "lost" not in job.kinds
 
 
 @pytest.mark.parametrize("stage", [None, "join", "train"])
-def test_when_the_spawner_ends_all_is_over(stage: str | None) -> None:
+def test_exit_of_the_spawner_ends_the_job(stage: str | None) -> None:
     job = Job() if stage is None else getattr(Job(), stage)()
     outcome = Outcome(7, "srun ended before the job did.")
     job.state.on_spawner_exit(outcome, job.now)
     assert (job.phase(), job.outcome) == (Phase.ENDED, outcome)
 
 
-def test_when_the_spawner_ends_after_the_verdict_that_stands() -> None:
+def test_exit_of_the_spawner_after_the_outcome_keeps_the_outcome() -> None:
     job = Job().train()
     job.end_child(0, 0)
     job.state.on_spawner_exit(Outcome(7, "srun ended."), job.now)
@@ -1269,42 +1271,42 @@ def test_when_the_spawner_ends_after_the_verdict_that_stands() -> None:
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_a_signal_to_the_launcher_stops_the_job(number: signal.Signals, exit_code: int) -> None:
+def test_signal_to_the_launcher_stops_the_job(number: signal.Signals, exit_code: int) -> None:
     job = Job().train()
     job.state.on_stop(number, f"the launcher received {number.name}", job.now)
     assert job.outcome == Outcome(exit_code, f"The job was stopped: the launcher received {number.name}.")
     assert all(job.desired(rank).terminate for rank in job.ranks)
 
 
-def test_a_signal_to_an_agent_stops_the_job() -> None:
+def test_signal_to_an_agent_stops_the_job() -> None:
     job = Job().train()
-    job.say(2, "running", stop_signal="SIGTERM")
+    job.send(2, "running", stop_signal="SIGTERM")
     assert job.outcome == Outcome(143, "The job was stopped: worker/0 on n2 received SIGTERM.")
 
 
-def test_a_job_that_nobody_has_joined_ends_at_once() -> None:
+def test_stopped_job_without_registered_tasks_ends_at_once() -> None:
     job = Job()
     job.state.on_stop(signal.SIGINT, "the launcher received SIGINT", job.now)
     assert job.phase() is Phase.ENDED
 
 
-def test_who_joins_a_job_that_is_leaving_is_told_to_leave() -> None:
+def test_task_that_registers_while_terminating_is_terminated() -> None:
     job = Job().join(0)
     job.state.on_stop(signal.SIGINT, "the launcher received SIGINT", job.now)
-    job.hello(1)
+    job.register(1)
     assert job.desired(1).terminate
     assert job.desired(1).starts == 0
-    job.say(0, "terminated")
+    job.send(0, "terminated")
     assert job.phase() is Phase.TERMINATING
-    job.say(1, "terminated")
+    job.send(1, "terminated")
     assert job.phase() is Phase.ENDED
 
 
-def test_stragglers_are_named_and_not_waited_for() -> None:
+def test_tasks_that_do_not_terminate_are_named_and_not_awaited() -> None:
     job = Job().train()
     job.end_child(0, 0)
-    job.say(0, "terminated")
-    job.say(1, "terminated")
+    job.send(0, "terminated")
+    job.send(1, "terminated")
     job.turn(14.6)
     assert job.phase() is Phase.TERMINATING
     job.turn(0.6)
@@ -1313,20 +1315,20 @@ def test_stragglers_are_named_and_not_waited_for() -> None:
     assert job.outcome.exit_code == 0
 
 
-def test_who_falls_silent_while_leaving_is_not_waited_for() -> None:
+def test_task_lost_while_terminating_is_not_awaited() -> None:
     job = Job().train()
     job.end_child(0, 0)
     for rank in (0, 1, 2):
-        job.say(rank, "terminated")
-    job.turn(10.4, talking=())
+        job.send(rank, "terminated")
+    job.turn(10.4, sending=())
     assert job.phase() is Phase.ENDED
     assert job.outcome.exit_code == 0
 
 
 @pytest.mark.parametrize("stage", ["join", "train"])
-def test_a_task_that_leaves_without_being_told_is_a_lost_task(stage: str) -> None:
+def test_task_that_terminates_by_itself_is_lost(stage: str) -> None:
     job = getattr(Job(), stage)()
-    job.say(0, "terminated")
+    job.send(0, "terminated")
     assert job.outcome.cause == Task("chief", 0)
     assert job.outcome.exit_code == 7
 
@@ -1336,8 +1338,8 @@ def test_a_task_that_leaves_without_being_told_is_a_lost_task(stage: str) -> Non
 STATES: tuple[TaskState, ...] = ("registered", "ready", "not_ready", "running", "exited", "terminated")
 RANKS = st.integers(0, 3)
 STEPS = st.one_of(
-    st.tuples(st.just("hello"), RANKS, st.sampled_from(["", "again", "fails", "stale"])),
-    st.tuples(st.just("say"), RANKS, st.sampled_from(STATES), st.integers(0, 3), st.sampled_from([0, 1, -9])),
+    st.tuples(st.just("register"), RANKS, st.sampled_from(["", "again", "fails", "stale"])),
+    st.tuples(st.just("send"), RANKS, st.sampled_from(STATES), st.integers(0, 3), st.sampled_from([0, 1, -9])),
     st.tuples(st.just("obey"), RANKS),
     st.tuples(st.just("disconnect"), RANKS),
     st.tuples(st.just("turn"), st.sampled_from([0.1, 1.0, 5.0, 20.0])),
@@ -1346,7 +1348,7 @@ STEPS = st.one_of(
     st.tuples(st.just("spawner_exit")),
     st.tuples(st.just("stop")),
 )
-LIKELY = st.lists(st.tuples(st.just("hello"), RANKS, st.just("")) | st.tuples(st.just("obey"), RANKS), max_size=20)
+LIKELY = st.lists(st.tuples(st.just("register"), RANKS, st.just("")) | st.tuples(st.just("obey"), RANKS), max_size=20)
 
 
 class Trial(Job):
@@ -1354,9 +1356,9 @@ class Trial(Job):
 
     def __init__(self, roles: str, limits: JobSpec = LIMITS) -> None:
         super().__init__(roles, limits)
-        self.ever_proved: set[int] = set()
+        self.ever_ready: set[int] = set()
         self.seen_phase = (1, Phase.RENDEZVOUS)
-        self.seen_verdict: Outcome | None = None
+        self.seen_outcome: Outcome | None = None
 
     def step(self, what: str, *details: Any) -> None:
         getattr(self, f"do_{what}")(*details)
@@ -1368,19 +1370,19 @@ class Trial(Job):
         assert (state.attempt, PHASES.index(state.phase)) >= (attempt, PHASES.index(phase))
         assert state.attempt <= state.limits.max_attempts
         if state.attempt != attempt:
-            self.ever_proved.clear()
-        if self.seen_verdict is not None:
-            assert state.outcome is self.seen_verdict
+            self.ever_ready.clear()
+        if self.seen_outcome is not None:
+            assert state.outcome is self.seen_outcome
         assert (state.outcome is not None) is (state.phase in (Phase.TERMINATING, Phase.ENDED))
         assert self.kinds.count("outcome") == (state.outcome is not None)
         for rank in self.ranks:
             order = self.desired(rank)
-            assert order.starts == 0 or self.ever_proved == set(self.ranks)
+            assert order.starts == 0 or self.ever_ready == set(self.ranks)
             assert order.starts <= 1 + LIMITS.max_worker_restarts
             assert order.terminate is (state.outcome is not None)
-        self.seen_phase, self.seen_verdict = (state.attempt, state.phase), state.outcome
+        self.seen_phase, self.seen_outcome = (state.attempt, state.phase), state.outcome
 
-    def do_hello(self, rank: int, how: str) -> None:
+    def do_register(self, rank: int, how: str) -> None:
         changes = {
             "": {},
             "again": {"incarnation": "later"},
@@ -1388,28 +1390,28 @@ class Trial(Job):
             "stale": {"version": "0"},
         }[how]
         try:
-            self.hello(rank, **changes)
+            self.register(rank, **changes)
         except RendezvousClosedError:
             record = self.state.records[rank]
             assert how in ("again", "stale") or record.has_registered or record.is_gone
 
-    def do_say(self, rank: int, state: TaskState, starts: int, returncode: int) -> None:
+    def do_send(self, rank: int, state: TaskState, starts: int, returncode: int) -> None:
         if self.state.records[rank].is_connected:
             if state == "ready" and self.state.cluster is not None:
-                self.ever_proved.add(rank)
-            self.say(rank, state, starts=starts, returncode=returncode)
+                self.ever_ready.add(rank)
+            self.send(rank, state, starts=starts, returncode=returncode)
 
     def do_obey(self, rank: int) -> None:
         """Say what a good agent would say now."""
         order, status = self.desired(rank), self.state.records[rank].observed
         if order.terminate:
-            self.do_say(rank, "terminated", status.starts, 0)
+            self.do_send(rank, "terminated", status.starts, 0)
         elif order.attempt > self.state.records[rank].attempt > 0:
             self.join_again(rank)
         elif order.starts > status.starts:
-            self.do_say(rank, "running", order.starts, 0)
+            self.do_send(rank, "running", order.starts, 0)
         elif self.state.cluster is not None and status.state == "registered":
-            self.do_say(rank, "ready", 0, 0)
+            self.do_send(rank, "ready", 0, 0)
 
     def do_disconnect(self, rank: int) -> None:
         self.state.on_disconnect(rank, self.now)
@@ -1439,25 +1441,23 @@ class Trial(Job):
     beginning=LIKELY,
     steps=st.lists(STEPS, max_size=20),
 )
-def test_whatever_happens_the_job_moves_on_and_ends(
+def test_any_sequence_of_events_ends_the_job(
     roles: str, limits: JobSpec, beginning: list[tuple[Any, ...]], steps: list[tuple[Any, ...]]
 ) -> None:
     trial = Trial(roles, limits)
     for step in (*beginning, *steps):
         trial.step(*step)
     enough = LIMITS.start_timeout_seconds + LIMITS.finish_timeout_seconds + LIMITS.kill_wait_seconds + 100
-    trial.turn(enough, talking=(), tick=0.9)  # everyone falls silent
+    trial.turn(enough, sending=(), tick=0.9)  # everyone falls silent
     trial.check()
     assert trial.phase() is Phase.ENDED
 
 
 @given(st.permutations(range(4)), st.permutations(range(4)), st.permutations(range(4)))
-def test_a_good_job_ends_well_in_whatever_order_its_tasks_come(
-    joining: list[int], proving: list[int], leaving: list[int]
-) -> None:
+def test_job_completes_in_any_order_of_its_tasks(joining: list[int], proving: list[int], leaving: list[int]) -> None:
     trial = Trial(FULL)
     for rank in joining:
-        trial.step("hello", rank, "")
+        trial.step("registration", rank, "")
     for rank in proving + leaving:
         trial.step("obey", rank)
     assert trial.phase() is Phase.TRAINING

@@ -1,1 +1,1 @@
-"""The control plane: messages <- auth, munge, outcome <- state <- service, client."""
+"""The control plane: the state machine of a job, the gRPC service and its client, their messages and credentials."""

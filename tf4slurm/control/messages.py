@@ -24,7 +24,7 @@ from tf4slurm.spec import StopSignal
 logger = logging.getLogger(__name__)
 
 SERVICE = "tf4slurm.Control"
-METHOD = "Join"
+METHOD = "Connect"
 """The one gRPC method: a task sends `Registration` and `ObservedState`, the service `DesiredState` and the cluster."""
 
 TOKEN_METADATA = "tf4slurm-token"
