@@ -1,4 +1,4 @@
-"""`tf4slurm nodes`: Slurm's notation for many nodes, written out, written short, counted."""
+"""`tf4slurm nodes`: expand, fold and count Slurm's nodelists."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ def nodes() -> None:
 @nodes.command()
 @_nodelists
 def expand(nodelists: tuple[str, ...]) -> None:
-    """Write one node name per line, in Slurm's order, duplicates kept."""
+    """Write one node name per line, in Slurm's order, with duplicates."""
     click.echo("\n".join(expand_nodelist(_text(nodelists))))
 
 
 @nodes.command()
 @_nodelists
 def fold(nodelists: tuple[str, ...]) -> None:
-    """Write names as one nodelist that expands to the same, such as n[9-10],gpu7."""
+    """Fold node names into one nodelist, such as n[9-10],gpu7."""
     click.echo(fold_nodelist(expand_nodelist(_text(nodelists))))
 
 
 @nodes.command()
 @_nodelists
 def count(nodelists: tuple[str, ...]) -> None:
-    """Write how many nodes there are, duplicates counted."""
+    """Write the number of nodes, including duplicates."""
     click.echo(count_nodes(_text(nodelists)))
 
 
 def _text(nodelists: tuple[str, ...]) -> str:
-    """Return all nodelists as one, from the arguments or, where there are none, from standard input."""
+    """Join the nodelists of the arguments, or without arguments read standard input."""
     if nodelists:
         return ",".join(nodelists)
     if sys.stdin.isatty():
-        raise click.UsageError('There is no nodelist. Give it as an argument, such as "n[1-3]", or on standard input.')
+        raise click.UsageError('No nodelist is given. Give it as an argument, such as "n[1-3]", or on standard input.')
     return sys.stdin.read()

@@ -15,9 +15,9 @@ _ANSWER_BYTES = 100
 def main(timeout_seconds: float) -> None:
     """Run the task that TF_CONFIG names; the chief fails after `timeout_seconds`."""
     config = json.loads(os.environ["TF_CONFIG"])
-    role, index = config["task"]["type"], config["task"]["index"]
-    if role != "chief":
-        _serve(f"{role}/{index}", config["cluster"][role][index])
+    task_type, index = config["task"]["type"], config["task"]["index"]
+    if task_type != "chief":
+        _serve(f"{task_type}/{index}", config["cluster"][task_type][index])
     deadline = time.monotonic() + timeout_seconds
     others = [
         (f"{other}/{number}", address)
@@ -31,7 +31,7 @@ def main(timeout_seconds: float) -> None:
 
 
 def _serve(name: str, address: str) -> None:
-    """Send the own name on each connection, until this process is terminated."""
+    """Send this task's name on each connection, until this process is terminated."""
     port = int(address.rpartition(":")[2])
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
