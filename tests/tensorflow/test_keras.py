@@ -185,7 +185,7 @@ IN_STEP = ("--ps", "0", "--no-chief", "--workers", "2")
 
 @pytest.fixture
 def tf_keras(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let jobs have the Keras before 3."""
+    """Let jobs have Keras 2."""
     if TF_KERAS.is_dir():
         monkeypatch.syspath_prepend(str(TF_KERAS))
         monkeypatch.setenv("PYTHONPATH", str(TF_KERAS), prepend=":")

@@ -12,7 +12,7 @@ def explain(lines: Sequence[str]) -> list[str]:
     return [meaning for pattern, meaning in _KNOWN if re.search(pattern, text)]
 
 
-_KERAS_2 = "Take the Keras before 3 (pip install 'tf4slurm[tf-keras]', and export TF_USE_LEGACY_KERAS=1 before the job)"
+_KERAS_2 = "Use Keras 2 (pip install 'tf4slurm[tf-keras]', and export TF_USE_LEGACY_KERAS=1 before the job)"
 _KNOWN = (
     (
         r"keras/src/[\s\S]*create_per_worker_dataset",
@@ -28,7 +28,7 @@ _KNOWN = (
         r"module 'keras[\w.]*' has no attribute '(experimental|SidecarEvaluator)'"
         r"|Argument\(s\) not recognized: \{'(lr|decay)'"
         r"|must end in `\.weights\.h5`|Invalid filepath extension for saving",
-        f"The script is written for the Keras before 3, and this is Keras 3. {_KERAS_2}, or change that call.",
+        f"The script is written for Keras 2, and this is Keras 3. {_KERAS_2}, or change that call.",
     ),
     (
         r"ImportError: Keras cannot be imported",
