@@ -64,7 +64,7 @@ def test_killed_agent_leaves_nothing_and_its_guard_exits_with_7(process_mark: st
     assert wait_until_gone(process_mark, timeout_seconds=0) == []
 
 
-def test_killed_guard_is_told_to_its_agent() -> None:
+def test_killed_guard_is_noticed_by_its_agent() -> None:
     with start() as guard:
         agent = agent_of(guard)
         assert wait_until(lambda: len(agent.children(recursive=True)) == 3, 10)

@@ -66,7 +66,7 @@ def test_lines_arrive_in_order_and_close_waits_for_them(patient: None) -> None:
     assert stream.getvalue() == "".join(f"line {number}\n" for number in range(1000))
 
 
-def test_what_a_stream_keeps_back_is_flushed_at_the_end(patient: None) -> None:
+def test_buffered_lines_are_flushed_at_the_end(patient: None) -> None:
     for count in range(20):  # whether or not the writing thread has seen the end already
         raw = io.BytesIO()
         writer = LineWriter(io.TextIOWrapper(raw, encoding="utf-8"))
@@ -76,7 +76,7 @@ def test_what_a_stream_keeps_back_is_flushed_at_the_end(patient: None) -> None:
         assert raw.getvalue().count(b"\n") == count
 
 
-def test_a_stream_that_is_held_holds_up_nobody_and_what_is_left_out_is_counted(patient: None) -> None:
+def test_blocked_stream_delays_no_writer_and_dropped_lines_are_counted(patient: None) -> None:
     pipe = HeldPipe()
     writer = LineWriter(pipe.writer)
     before = time.monotonic()
@@ -95,7 +95,7 @@ def test_a_stream_that_is_held_holds_up_nobody_and_what_is_left_out_is_counted(p
     assert count(read) == MANY + again
 
 
-def test_what_was_left_out_is_told_right_where_that_itself_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_dropped_lines_is_right_if_its_line_is_dropped_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_CLOSE_SECONDS", 0.1)
     pipe = HeldPipe()
     writer = LineWriter(pipe.writer)
@@ -110,7 +110,7 @@ def test_what_was_left_out_is_told_right_where_that_itself_is_left_out(monkeypat
     assert count(pipe.read_to_end()) == MANY + 2
 
 
-def test_lines_left_out_at_the_very_end_are_told_too(patient: None) -> None:
+def test_lines_dropped_at_the_end_are_counted(patient: None) -> None:
     pipe = HeldPipe()
     writer = LineWriter(pipe.writer)
     for number in range(MANY):
@@ -120,7 +120,7 @@ def test_lines_left_out_at_the_very_end_are_told_too(patient: None) -> None:
     assert "lines left out here" in pipe.read_to_end()[-1]
 
 
-def test_close_does_not_wait_for_ever_for_a_held_stream() -> None:
+def test_close_waits_for_a_blocked_stream_only_so_long() -> None:
     pipe = HeldPipe()
     writer = LineWriter(pipe.writer)
     for number in range(2000):
@@ -136,7 +136,7 @@ def test_close_does_not_wait_for_ever_for_a_held_stream() -> None:
     assert int(note.partition(" lines left out here")[0].removeprefix("[")) + len(lines) == 2000
 
 
-def test_a_reader_that_is_gone_ends_the_writing_only(patient: None) -> None:
+def test_reader_that_has_exited_ends_only_the_writing(patient: None) -> None:
     readable, writable = os.pipe()
     os.close(readable)
     with open(writable, "wb", buffering=0) as raw:
@@ -157,7 +157,7 @@ def test_a_line_that_the_stream_cannot_encode_does_not_end_the_others(patient: N
     assert b"after it\n" in raw.getvalue()
 
 
-def test_log_of_an_event_loop_does_not_wait_for_a_held_stream(patient: None) -> None:
+def test_log_of_an_event_loop_does_not_wait_for_a_blocked_stream(patient: None) -> None:
     pipe = HeldPipe()
     logger = logging.Logger("test")
     handler = LogHandler(pipe.writer)

@@ -48,7 +48,7 @@ def test_every_task_has_one_rank(counts: dict[str, int]) -> None:
         (0, 0, None, 0, 3, 3),
     ],
 )
-def test_counts_that_fit(
+def test_counts_that_match_the_tasks_of_slurm(
     chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None, expected_workers: int
 ) -> None:
     assert fill_counts(chiefs, ps, workers, evaluators, available) == {
@@ -105,7 +105,7 @@ def test_a_data_service_has_one_dispatcher_and_the_last_ranks() -> None:
         ),
     ],
 )
-def test_counts_that_do_not_fit(
+def test_counts_that_do_not_match_are_refused(
     chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None, words: str, requested: int
 ) -> None:
     with pytest.raises(PlacementError) as caught:
@@ -114,7 +114,7 @@ def test_counts_that_do_not_fit(
     assert (caught.value.requested, caught.value.available) == (requested, available or 0)
 
 
-def test_the_words_are_whole_where_nothing_at_all_was_asked_for() -> None:
+def test_error_without_any_counts_is_a_whole_sentence() -> None:
     with pytest.raises(PlacementError) as caught:
         fill_counts(0, 0, None, 0, None)
     assert "  " not in str(caught.value)
@@ -147,7 +147,7 @@ def test_spread_takes_the_node_with_most_room_first() -> None:
     assert roles == ["chief", "worker", "ps", "worker"]
 
 
-def test_a_list_says_it_of_each_rank() -> None:
+def test_list_of_roles_has_the_role_of_each_rank() -> None:
     tasks = place_tasks({"ps": 2, "worker": 2}, "ps,worker,ps,worker", ["a", "a", "b", "b"])
     assert tasks == (Task("ps", 0), Task("worker", 0), Task("ps", 1), Task("worker", 1))
 
@@ -161,7 +161,7 @@ def test_a_list_says_it_of_each_rank() -> None:
         ("sprad", "'sprad' is neither a role nor a placement"),
     ],
 )
-def test_a_placement_that_does_not_fit(placement: str, words: str) -> None:
+def test_placement_that_contradicts_the_counts_is_refused(placement: str, words: str) -> None:
     with pytest.raises(PlacementError, match=re.escape(words)):
         place_tasks({"ps": 1, "worker": 2}, placement, ["n"] * 3)
 

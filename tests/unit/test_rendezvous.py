@@ -1,4 +1,4 @@
-"""How a task finds its place and its service, and what its hello contains when it joins a real one."""
+"""A task's place, the endpoint of its control service, and its rendezvous at a real service."""
 
 from __future__ import annotations
 
@@ -55,29 +55,29 @@ LIMITS = JobSpec(heartbeat_interval_seconds=0.05, heartbeat_timeout_seconds=2)
 # The place
 
 
-def test_the_local_launcher_says_the_rank() -> None:
+def test_place_of_a_local_task_is_read_from_the_launchers_variables() -> None:
     assert read_place(rank_to_environ(3)) == LocalTask(3, socket.gethostname())
 
 
-def test_slurm_says_the_rank_the_node_the_ports_and_where_srun_is() -> None:
+def test_place_in_a_step_is_read_from_slurms_variables() -> None:
     place = read_place(STEP)
     assert place == SlurmStep.from_environ(STEP)
     assert place.port_candidates == (23164, 23165, 23166, 23167, 23168, 23163)
 
 
-def test_a_local_launcher_inside_of_a_step_is_believed() -> None:
+def test_local_launcher_inside_a_step_takes_precedence() -> None:
     assert read_place({**STEP, **rank_to_environ(5)}) == LocalTask(5, "r1-n9")
 
 
-def test_no_place_is_an_error() -> None:
+def test_place_without_variables_is_an_error() -> None:
     with pytest.raises(SlurmEnvironmentError, match="this process is not a task of a Slurm step"):
         read_place({})
 
 
-# The service and the settings
+# The endpoint and the spec
 
 
-def test_service_survives_the_environment() -> None:
+def test_endpoint_survives_the_environment() -> None:
     environ = SERVICE.to_environ()
     assert set(environ) < set(AGENT_VARIABLES)
     assert is_under_launcher({**environ, **spec_to_environ(JobSpec(workers=1), Path("/runs/x"))})
@@ -97,7 +97,7 @@ def test_service_survives_the_environment() -> None:
         (None, ["10.0.0.1", "fd00::1"]),
     ],
 )
-def test_the_address_that_slurm_knows_comes_first(launch_address: str | None, hosts: list[str]) -> None:
+def test_launch_address_of_slurm_comes_first(launch_address: str | None, hosts: list[str]) -> None:
     step = {**STEP, "SLURM_LAUNCH_NODE_IPADDR": launch_address or ""}
     found = ControlEndpoint.from_environ(SERVICE.to_environ(), read_place(step))
     assert found.addresses == tuple(Address(host, 5000) for host in hosts)
@@ -124,7 +124,7 @@ def test_spec_survives_the_environment(spec: JobSpec) -> None:
     assert spec_from_environ(spec.command, environ) == (spec, Path("/runs/x y"))
 
 
-def test_service_survives_a_file(tmp_path: Path) -> None:
+def test_endpoint_survives_a_file(tmp_path: Path) -> None:
     path = tmp_path / "control.json"
     assert ControlEndpoint.from_file(path) is None
     path.write_text(json.dumps(SERVICE.to_json()))
@@ -145,14 +145,14 @@ def test_service_survives_a_file(tmp_path: Path) -> None:
         '{"addresses": ["n1:1"], "credentials": {"certificate": "c", "token": "t", "private_key": "k"}}',
     ],
 )
-def test_file_with_other_content_is_no_service(tmp_path: Path, text: str) -> None:
+def test_file_with_other_content_is_no_endpoint(tmp_path: Path, text: str) -> None:
     path = tmp_path / "control.json"
     path.write_text(text)
     assert ControlEndpoint.from_file(path) is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
-def test_a_file_of_another_user_is_no_service(tmp_path: Path) -> None:
+def test_file_of_another_user_is_no_endpoint(tmp_path: Path) -> None:
     path = tmp_path / "control.json"
     path.write_text(json.dumps(SERVICE.to_json()))
     assert ControlEndpoint.from_file(path) == SERVICE
@@ -161,14 +161,14 @@ def test_a_file_of_another_user_is_no_service(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_file_that_others_may_write_is_no_service(tmp_path: Path, mode: int) -> None:
+def test_file_that_others_may_write_is_no_endpoint(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "control.json"
     path.write_text(json.dumps(SERVICE.to_json()))
     path.chmod(mode)
     assert ControlEndpoint.from_file(path) is None
 
 
-def test_a_link_or_a_pipe_is_no_service_and_not_waited_for(tmp_path: Path) -> None:
+def test_link_or_named_pipe_is_no_endpoint_and_does_not_block(tmp_path: Path) -> None:
     (tmp_path / "file").write_text(json.dumps(SERVICE.to_json()))
     (tmp_path / "link").symlink_to(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe", 0o600)
@@ -200,7 +200,7 @@ def test_credentials_sealed_with_munge_need_munge(tmp_path: Path, monkeypatch: p
         pytest.param(SHARED.token, id="token"),
     ],
 )
-def test_file_whose_sealed_text_is_no_credentials_is_no_service(
+def test_file_whose_sealed_text_has_no_credentials_is_no_endpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     path = tmp_path / "control.json"
@@ -235,7 +235,7 @@ def test_credentials_beside_sealed_ones_are_not_used(tmp_path: Path, monkeypatch
     assert ControlEndpoint.from_file(path) == ControlEndpoint((Address("n1", 1),), SHARED)
 
 
-def test_text_of_a_service_does_not_show_the_token() -> None:
+def test_repr_of_an_endpoint_does_not_show_the_token() -> None:
     assert SHARED.token not in repr(SERVICE)
     assert SHARED.token not in str(SERVICE)
 
@@ -245,7 +245,7 @@ def test_text_of_a_service_does_not_show_the_token() -> None:
     ["", "c", SHARED.certificate[:200], SHARED.certificate.replace("\n", "")],
     ids=["empty", "text", "truncated", "one line"],
 )
-def test_task_with_an_unusable_certificate_does_not_join(certificate: str) -> None:
+def test_task_with_an_unusable_certificate_does_not_register(certificate: str) -> None:
     async def run() -> None:
         async with serving("worker") as job:
             service = ControlEndpoint((job.address,), Credentials(certificate, SHARED.token))
@@ -259,7 +259,7 @@ def test_task_with_an_unusable_certificate_does_not_join(certificate: str) -> No
     asyncio.run(run())
 
 
-def test_hello_made_for_several_addresses_holds_one_port() -> None:
+def test_registration_made_for_several_addresses_holds_one_port() -> None:
     async def run() -> None:
         async with serving("worker") as job, serving("worker", credentials=OTHER_JOB) as other:
             service = ControlEndpoint((Address("127.0.0.1", 1), other.address, job.address), SHARED)
@@ -287,7 +287,7 @@ def test_hello_made_for_several_addresses_holds_one_port() -> None:
     asyncio.run(run())
 
 
-# Joining a service
+# The rendezvous
 
 
 @contextlib.asynccontextmanager
@@ -321,7 +321,7 @@ def check_joined(spec: JobSpec, place: Place, check: Callable[[Rendezvous, JobSt
     asyncio.run(run())
 
 
-def test_a_task_gives_the_address_of_its_route_and_the_port_it_holds() -> None:
+def test_task_registers_the_address_of_its_route_and_the_port_it_holds() -> None:
     def check(join: Rendezvous, state: JobState) -> None:
         assert join.failure is None
         assert join.token == SHARED.token
@@ -339,7 +339,7 @@ def test_a_task_gives_the_address_of_its_route_and_the_port_it_holds() -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "reserved by Slurm"])
-def test_ports_that_are_asked_for_come_before_those_that_slurm_reserves(asked: bool) -> None:
+def test_requested_ports_take_precedence_over_those_that_slurm_reserves(asked: bool) -> None:
     with contextlib.ExitStack() as held:
         free = tuple(held.enter_context(contextlib.closing(hold_port())).port for _ in range(8))
     mine, reserved = free[:4], free[4:]  # several, for anybody may take one meanwhile
@@ -360,7 +360,7 @@ def test_ports_that_are_asked_for_come_before_those_that_slurm_reserves(asked: b
     check_joined(JobSpec(workers=1, ports=mine if asked else ()), place, check)
 
 
-def test_an_interface_that_does_not_exist_is_told_to_the_launcher() -> None:
+def test_missing_interface_is_reported_to_the_launcher() -> None:
     def check(join: Rendezvous, state: JobState) -> None:
         assert isinstance(join.failure, InterfaceError)
         assert state.outcome is not None
@@ -370,7 +370,7 @@ def test_an_interface_that_does_not_exist_is_told_to_the_launcher() -> None:
     check_joined(JobSpec(workers=1, interface="ib-nowhere"), HERE, check)
 
 
-def test_a_range_without_a_free_port_is_told_to_the_launcher() -> None:
+def test_range_without_a_free_port_is_reported_to_the_launcher() -> None:
     with contextlib.closing(hold_port()) as taken:
 
         def check(join: Rendezvous, state: JobState) -> None:
@@ -381,7 +381,7 @@ def test_a_range_without_a_free_port_is_told_to_the_launcher() -> None:
         check_joined(JobSpec(workers=1, ports=(taken.port,)), HERE, check)
 
 
-def test_two_processes_of_a_rank_are_told_apart() -> None:
+def test_two_processes_of_a_rank_have_different_incarnations() -> None:
     incarnations = []
     for _ in range(2):
         check_joined(JobSpec(workers=1), HERE, lambda _, state: incarnations.append(state.records[0].incarnation))
@@ -396,7 +396,7 @@ def outer_interface() -> str:
     pytest.skip("this host has no address but loopback")
 
 
-def test_tasks_on_several_nodes_agree_on_the_cluster_after_proving_it() -> None:
+def test_tasks_on_several_nodes_have_the_same_cluster_after_checking_its_addresses() -> None:
     spec = JobSpec(workers=1, interface=outer_interface())
 
     async def run() -> None:
@@ -420,7 +420,7 @@ def test_tasks_on_several_nodes_agree_on_the_cluster_after_proving_it() -> None:
     asyncio.run(run())
 
 
-def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
+def test_terminated_task_does_not_wait_for_the_others() -> None:
     async def run() -> None:
         state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_, **__: None)
         control = ControlService(state, CREDENTIALS)
@@ -441,7 +441,7 @@ def test_a_task_that_is_told_to_leave_does_not_wait_for_the_others() -> None:
     asyncio.run(run())
 
 
-def test_a_service_is_asked_for_until_there_is_one() -> None:
+def test_task_looks_for_the_endpoint_until_it_exists() -> None:
     async def run() -> None:
         state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_, **__: None)
         control = ControlService(state, CREDENTIALS)

@@ -26,7 +26,7 @@ RUNNING = SlurmJob("RUNNING", is_batch=True, can_requeue=True, is_preempted=Fals
 STOPPED = Outcome(143, "The job was stopped: the launcher received SIGTERM.")
 
 
-def test_what_the_controller_says_is_read() -> None:
+def test_job_is_parsed_from_scontrol() -> None:
     assert parse_job(ANSWER) == RUNNING
     text = ANSWER.replace("PreemptTime=None", "PreemptTime=2026-11-21T07:30:00").replace("BatchFlag=1", "BatchFlag=0")
     assert parse_job(text) == SlurmJob("RUNNING", False, True, True, "low")
@@ -54,7 +54,7 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, job: SlurmJob) -> None:
         (143, SlurmJob("RUNNING", True, True, True, "low"), "preemption"),
     ],
 )
-def test_why_a_job_goes_back(
+def test_reason_to_requeue(
     monkeypatch: pytest.MonkeyPatch, directory: RunDirectory, exit_code: int, job: SlurmJob, reason: str | None
 ) -> None:
     answer_with(monkeypatch, job)
@@ -84,14 +84,14 @@ def test_the_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.Monke
         (SlurmJob("RUNNING", True, True, False, "lowc", "CANCEL"), "PreemptMode=CANCEL in partition lowc"),
     ],
 )
-def test_what_stands_against_it_is_said(monkeypatch: pytest.MonkeyPatch, job: SlurmJob, words: str) -> None:
+def test_obstacles_to_requeue_are_reported(monkeypatch: pytest.MonkeyPatch, job: SlurmJob, words: str) -> None:
     answer_with(monkeypatch, job)
     (doubt,) = Requeue("7", 1).find_obstacles() or [""]
     assert words in doubt
     assert bool(doubt) is bool(words)
 
 
-def test_a_controller_that_does_not_answer_changes_nothing(
+def test_unreachable_controller_means_no_requeue(
     monkeypatch: pytest.MonkeyPatch, directory: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(job_id: str) -> SlurmJob:

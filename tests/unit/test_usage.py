@@ -45,7 +45,7 @@ def test_both_directions_of_a_port_are_counted(connection: tuple[int, socket.soc
     assert wait_until(lambda: list(read_traffic(port).values()) == [(_SENT, _RECEIVED)], 5)
 
 
-def test_a_child_is_measured_with_what_it_has_started(
+def test_usage_includes_the_processes_that_the_child_has_started(
     connection: tuple[int, socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage, "_FIRST_SECONDS", 0.05)
@@ -76,7 +76,7 @@ def test_a_child_is_measured_with_what_it_has_started(
     assert (told[0].sent_bytes, told[0].received_bytes) == (_SENT, _RECEIVED)
 
 
-def test_a_child_that_has_ended_is_told_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_of_a_child_that_has_ended_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "_FIRST_SECONDS", 0.01)
     monkeypatch.setattr(usage, "_PAUSE_SECONDS", 0.01)
     child = subprocess.Popen(["true"])
@@ -94,6 +94,6 @@ def test_a_child_that_has_ended_is_told_no_more(monkeypatch: pytest.MonkeyPatch)
     assert told == []
 
 
-def test_usage_travels_with_the_status() -> None:
+def test_usage_survives_encoding() -> None:
     status = ObservedState(state="running", usage=Usage(1, 2.5, 3, 4))
     assert decode(encode(status), ObservedState) == status

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tf4slurm import __version__
-from tf4slurm.agent.bootstrap import spec_to_environ
+from tf4slurm.agent.bootstrap import ControlEndpoint, spec_to_environ
 from tf4slurm.control.idle_watch import IdleWatch
 from tf4slurm.control.outcome import Outcome, describe_end
 from tf4slurm.control.state import Phase
@@ -99,14 +99,10 @@ class Launcher:
             self._reporter.on_run_directory(self._run_directory)
             for obstacle in await in_thread(self._requeue.find_obstacles) if self._requeue is not None else ():
                 logger.warning("%s", obstacle)
-            is_local = self._spawner is not None and self._spawner.is_local
-            endpoint = await self._host.start(self._node, is_local=is_local)
-            if self._spawner is None:
-                await self._in_time(self._host.announce(endpoint))
+            endpoint = await self._start_service()
             ending = asyncio.create_task(self._host.wait_for_end())
             if self._spawner is not None and self._state.outcome is None:
-                settings = spec_to_environ(self._spec, self._run_directory.path)
-                environment = {**endpoint.to_environ(), **settings}
+                environment = {**endpoint.to_environ(), **spec_to_environ(self._spec, self._run_directory.path)}
                 starting = asyncio.create_task(self._spawner.start(environment, self))
                 await asyncio.wait({starting, ending}, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
@@ -123,6 +119,13 @@ class Launcher:
             finally:
                 await self._host.close()
         return await self._conclude()
+
+    async def _start_service(self) -> ControlEndpoint:
+        is_local = self._spawner is not None and self._spawner.is_local
+        endpoint = await self._host.start(self._node, is_local=is_local)
+        if self._spawner is None:
+            await self._in_time(self._host.announce(endpoint))
+        return endpoint
 
     # Calls of the spawner
 

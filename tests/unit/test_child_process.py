@@ -157,18 +157,18 @@ def test_the_child_reads_nothing_and_leads_its_own_process_group() -> None:
     ("script", "returncode"),
     [("exit 0", 0), ("exit 3", 3), ("exit 255", 255), ("kill -KILL $$", -9), ("kill -TERM $$", -15)],
 )
-def test_how_it_ended(script: str, returncode: int) -> None:
+def test_returncode_of_a_child(script: str, returncode: int) -> None:
     assert run_child("sh", "-c", script) == (returncode, "")
 
 
-def test_a_program_that_is_not_there_is_a_child_that_says_so(tmp_path: Path) -> None:
+def test_missing_program_is_reported_with_127(tmp_path: Path) -> None:
     returncode, text = run_child(str(tmp_path / "nothing"))
     assert returncode == 127
     assert text == f"tf4slurm: the program '{tmp_path}/nothing' does not exist on {os.uname().nodename}.\n"
 
 
 @pytest.mark.parametrize("content", [None, "no program at all"], ids=["directory", "not executable"])
-def test_a_program_that_cannot_be_run_is_a_child_that_says_so(tmp_path: Path, content: str | None) -> None:
+def test_program_that_cannot_be_executed_is_reported_with_126(tmp_path: Path, content: str | None) -> None:
     program = tmp_path / "program"
     if content is None:
         program.mkdir()
@@ -180,7 +180,7 @@ def test_a_program_that_cannot_be_run_is_a_child_that_says_so(tmp_path: Path, co
     assert "Permission denied" in text
 
 
-def test_a_script_whose_interpreter_is_not_there_does_not_count_as_not_there_itself(tmp_path: Path) -> None:
+def test_missing_interpreter_is_reported_as_such(tmp_path: Path) -> None:
     script = tmp_path / "train"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
@@ -189,7 +189,7 @@ def test_a_script_whose_interpreter_is_not_there_does_not_count_as_not_there_its
     assert "interpreter" in text
 
 
-def test_sigterm_is_asked_first() -> None:
+def test_child_gets_sigterm_first() -> None:
     async def run() -> None:
         output = Output()
         child = await Child.start([PYTHON, "-c", HEEDS], os.environ, output)
@@ -215,25 +215,25 @@ def seconds_to_end(script: str, grace_period_seconds: float, *, is_shielded: boo
     return asyncio.run(run())
 
 
-def test_who_goes_on_after_sigterm_is_killed_after_the_grace() -> None:
+def test_child_that_runs_on_after_sigterm_is_killed_after_the_grace_period() -> None:
     seconds, returncode = seconds_to_end("trap : TERM; echo ready; while :; do sleep 0.1; done", 0.3)
     assert returncode == -signal.SIGKILL
     assert 0.3 <= seconds < 2
 
 
 @pytest.mark.parametrize(("script", "is_shielded"), [("trap '' TERM; ", False), ("", True)])
-def test_who_ignores_sigterm_is_killed_at_once(script: str, is_shielded: bool) -> None:
+def test_child_that_ignores_sigterm_is_killed_at_once(script: str, is_shielded: bool) -> None:
     seconds, returncode = seconds_to_end(f"{script}echo ready; sleep 300; sleep 300", 20, is_shielded=is_shielded)
     assert returncode == -signal.SIGKILL
     assert seconds < 10
 
 
-def test_a_shielded_childs_own_handler_has_its_grace() -> None:
+def test_own_handler_of_a_shielded_child_has_the_grace_period() -> None:
     _, returncode = seconds_to_end(f'{PYTHON} -c "{HEEDS}"; exit $?', 20, is_shielded=True)
     assert returncode == 5
 
 
-def test_what_a_shielded_child_does_after_its_handler_has_its_grace_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shielded_child_runs_on_after_its_handler_until_the_grace_period_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     output, signal_child = Output(), Child.signal
 
     def signal_and_wait(child: Child, number: int) -> None:
@@ -252,7 +252,7 @@ def test_what_a_shielded_child_does_after_its_handler_has_its_grace_too(monkeypa
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_shielded_child_ignores_what_slurm_sends_to_all(number: signal.Signals, tmp_path: Path) -> None:
+def test_shielded_child_ignores_the_stop_signals_of_slurm(number: signal.Signals, tmp_path: Path) -> None:
     async def run() -> int:
         output = Output()
         script = f"echo ready; while ! [ -e '{tmp_path}/end' ]; do sleep 0.01; done; exit 6"
@@ -265,7 +265,7 @@ def test_a_shielded_child_ignores_what_slurm_sends_to_all(number: signal.Signals
     assert asyncio.run(run()) == 6
 
 
-def test_a_stopped_child_is_killed_too() -> None:
+def test_stopped_child_is_killed() -> None:
     async def run() -> int:
         child = await Child.start(["sleep", "300"], os.environ, Output())
         os.kill(child.process_id, signal.SIGSTOP)
@@ -277,7 +277,7 @@ def test_a_stopped_child_is_killed_too() -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a file system")
-def test_python_on_a_file_system_that_does_not_answer_holds_up_its_child_alone(
+def test_python_on_a_stalled_file_system_delays_its_child_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> int:
@@ -321,7 +321,7 @@ def test_child_whose_start_is_cancelled_is_killed(turns: int, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("thread", ["child", "child-output"])
-def test_child_is_not_started_where_no_thread_can_be(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_is_not_started_if_no_thread_can_be(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit of processes is simulated: it does not hold for root."""
     start = threading.Thread.start
 
@@ -349,7 +349,7 @@ def test_ending_a_child_that_has_ended_does_nothing() -> None:
     assert asyncio.run(run()) == 0
 
 
-def test_what_the_child_has_started_is_gone_after_it() -> None:
+def test_processes_that_the_child_has_started_are_killed_after_it() -> None:
     returncode, text = run_child(
         "sh", "-c", "sleep 300 & echo $!; (trap '' TERM; sleep 300; sleep 300) & echo $!; exit 4"
     )
@@ -359,7 +359,7 @@ def test_what_the_child_has_started_is_gone_after_it() -> None:
     assert wait_until(lambda: not any(map(is_alive, grandchildren)), timeout_seconds=2, poll_seconds=0.005)
 
 
-def test_a_daemon_that_holds_the_output_holds_up_nobody() -> None:
+def test_daemon_that_keeps_the_output_open_delays_nothing() -> None:
     before = time.monotonic()
     returncode, text = run_child(PYTHON, "-c", DAEMON, "holds")
     seconds = time.monotonic() - before
@@ -383,7 +383,7 @@ def test_orphans_are_reaped_beside_other_subprocesses_which_keep_their_exit_code
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
-def test_the_child_dies_with_its_owner() -> None:
+def test_child_is_killed_with_its_owner() -> None:
     with run_owner("stay", "sleep", "300") as owner:
         assert owner.stdout is not None
         word, process_id = owner.stdout.readline().split()
@@ -394,7 +394,7 @@ def test_the_child_dies_with_its_owner() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
-def test_a_child_whose_owner_died_first_never_starts() -> None:
+def test_child_whose_owner_was_killed_before_never_starts() -> None:
     nobody = 2**22 + 1  # above the largest process id of Linux
     command = [PYTHON, "-I", "-S", exec_child.__file__, str(nobody), "echo", "started"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20)
