@@ -118,3 +118,12 @@ def test_host_name_pattern_uses_slurms_node_name(slurm: None, tmp_path: Path) ->
         findings = json.loads(lab.run("salloc", "-Q", "-N2", "-n2", *check, check=False).stdout)["findings"]
         levels = {finding["topic"]: finding["level"] for finding in findings}
         assert (levels["interfaces"], levels["reach"]) == ("ok", "ok"), findings
+
+
+def test_interface_missing_on_all_hosts_ends_a_step_without_a_launcher(lab: SlurmLab, tmp_path: Path) -> None:
+    step = ("srun", "-Q", "-N2", "-n2", TF4SLURM, "task", "--no-chief", "--ps", "1", "--interface", "ib7")
+    assert lab.run(*step, "--", "true", cwd=tmp_path, check=False).returncode == 3
+    (path,) = tmp_path.glob("runs/*/result.json")
+    result = json.loads(path.read_text())
+    assert result["exit_code"] == 3
+    assert "Interface 'ib7' does not exist on node" in result["reason"]

@@ -81,7 +81,11 @@ class Agent:
         except RendezvousError as error:
             logger.error("%s: %s", self._name, error)
             self._error = error
-            return EXIT_TASK_LOST if self._client.cluster else error.exit_code
+            return (
+                EXIT_TASK_LOST
+                if self._client.cluster
+                else getattr(self._rendezvous.failure, "exit_code", error.exit_code)
+            )
         finally:
             for task in (orphaned, following, member):
                 task.cancel()
