@@ -1,6 +1,6 @@
-"""What each task of a layout test runs: it prints its step and its host, and writes what it takes for the map.
+"""The script of the layout tests: each task prints its step and its host, and writes the layout that it computes.
 
-srun cuts long lines in two, so only short ones are printed.
+srun splits long lines, so the script prints short ones only.
 """
 
 from __future__ import annotations

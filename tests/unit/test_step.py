@@ -1,4 +1,4 @@
-"""Steps in environments of real tasks, and variations of them."""
+"""Steps in environments of real tasks, and variations of them. More recorded steps are in test_slurm_captures."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.captures import OUTSIDE_OF_STEPS
-from tf4slurm.errors import SlurmEnvironmentError
-from tf4slurm.slurm.step import SlurmStep, is_in_step
+from tests.captures import OUTSIDE_OF_STEPS, capture_of
+from tf4slurm.errors import LayoutError, SlurmEnvironmentError
+from tf4slurm.slurm.step import HetGroup, SlurmStep, is_in_step
 
 DATA = Path(__file__).parent.parent / "data"
 BATCH: dict[str, str] = json.loads((DATA / "batch-3-nodes-7-tasks.json").read_text())["environments"][0]
@@ -131,3 +131,129 @@ def test_reserved_step_id_is_not_a_task(step_id: str) -> None:
     assert not is_in_step({**TASK, "SLURM_STEP_ID": step_id})
     with pytest.raises(SlurmEnvironmentError, match=f"^SLURM_STEP_ID is '{step_id}': "):
         SlurmStep.from_environ({**TASK, "SLURM_STEP_ID": step_id})
+
+
+ENVIRON = capture_of("uneven-n7-plane2").environs[0]
+HET = capture_of("het-batch").environs[3]
+
+
+def step(**changes: str) -> SlurmStep:
+    return SlurmStep.from_environ({**ENVIRON, **changes})
+
+
+def test_ordinary_step() -> None:
+    read = step()
+    assert (read.job_id, read.step_id) == (ENVIRON["SLURM_JOB_ID"], "0")
+    assert (read.rank, read.local_rank, read.num_tasks) == (0, 0, 7)
+    assert (read.node_name, read.nodes) == ("r1-n9", ("r1-n9", "r1-n10", "r1-n11"))
+    assert (read.tasks_per_node, read.node_ranks) == ((3, 2, 2), (0, 1, 6))
+    assert (read.distribution, read.plane_size) == ("plane", 2)
+    assert (read.restart_count, read.het_groups) == (0, ())
+    assert (read.gpus, read.gpus_on_node) == ((), None)
+    assert read.nodes_by_rank == ("r1-n9", "r1-n9", "r1-n10", "r1-n10", "r1-n11", "r1-n11", "r1-n9")
+
+
+def test_reserved_ports_may_have_gaps() -> None:
+    read = step(SLURM_STEP_RESV_PORTS="23000-23001,23500,23900-23901", SLURM_LOCALID="2")
+    assert read.reserved_ports == (23000, 23001, 23500, 23900, 23901)
+    assert read.port_candidates == (23500, 23900, 23901, 23000, 23001)
+
+
+def test_restart_count_of_a_requeued_job() -> None:
+    assert step(SLURM_RESTART_COUNT="2").restart_count == 2
+
+
+def test_groups_of_a_heterogeneous_job() -> None:
+    read = SlurmStep.from_environ(HET)
+    assert read.het_groups == (HetGroup("36", ("r1-n10",)), HetGroup("37", ("r1-n2", "r1-n9")))
+    assert read.nodes_by_rank == ("r1-n10", "r1-n10", "r1-n2", "r1-n2", "r1-n2", "r1-n9")
+
+
+def test_groups_of_an_outer_job_are_ignored() -> None:
+    left = {name: value for name, value in HET.items() if "GROUP" in name or "SIZE" in name}
+    assert step(**left).het_groups == ()
+    assert len(step(**left).nodes_by_rank) == 7
+
+
+def test_layout_of_an_ordinary_step_in_a_heterogeneous_job() -> None:
+    capture = capture_of("het-batch-group1")
+    cyclic = {"SLURM_DISTRIBUTION": "cyclic", "SLURM_GTIDS": "0,2,3"}
+    read = SlurmStep.from_environ({**capture.environs[0], **cyclic})
+    assert read.nodes_by_rank == ("r1-n2", "r1-n9", "r1-n2", "r1-n2")
+
+
+def test_gpus_are_those_of_the_first_variable() -> None:
+    read = step(ROCR_VISIBLE_DEVICES="2,3", ZE_AFFINITY_MASK="4", SLURM_GPUS_ON_NODE="4")
+    assert (read.gpus, read.gpus_on_node) == (("2", "3"), 4)
+    assert read.visible_devices == {"ROCR_VISIBLE_DEVICES": ("2", "3"), "ZE_AFFINITY_MASK": ("4",)}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("SLURM_PROCID", "", "SLURM_PROCID is not set: this process is not a task of a Slurm step. Start it with srun"),
+        ("SLURM_PROCID", "-1", "SLURM_PROCID is '-1': expected a number"),
+        ("SLURM_LOCALID", "²", "expected a number"),
+        ("SLURM_STEP_NUM_TASKS", "9" * 5000, "expected a number"),
+        (
+            "SLURM_STEP_RESV_PORTS",
+            "23000-22999",
+            "SLURM_STEP_RESV_PORTS is '23000-22999': '23000-22999' is not a range",
+        ),
+    ],
+)
+def test_invalid_field_is_refused_at_construction(variable: str, value: str, expected: str) -> None:
+    with pytest.raises(SlurmEnvironmentError) as caught:
+        step(**{variable: value})
+    assert expected in str(caught.value)
+    assert caught.value.variable == variable
+
+
+@pytest.mark.parametrize(
+    ("attribute", "variable", "value", "expected"),
+    [
+        ("nodes", "SLURM_STEP_NODELIST", "", "SLURM_STEP_NODELIST is not set"),
+        ("nodes", "SLURM_STEP_NODELIST", "n[3-1]", "is reversed"),
+        ("tasks_per_node", "SLURM_STEP_TASKS_PER_NODE", "3,2(x)", 'expected counts such as "3,1(x2)"'),
+        ("tasks_per_node", "SLURM_STEP_TASKS_PER_NODE", "1(x999999999)", "expected counts"),
+        ("tasks_per_node", "SLURM_STEP_TASKS_PER_NODE", "3,4", "expected 3 counts as in SLURM_STEP_NODELIST, 7 in all"),
+        ("nodes_by_rank", "SLURM_STEP_TASKS_PER_NODE", "3,3,2", "expected 3 counts"),
+        ("node_ranks", "SLURM_GTIDS", "0,,6", 'expected numbers such as "0,3,4"'),
+        ("plane_size", "SLURM_DIST_PLANESIZE", "two", "expected a number"),
+        ("restart_count", "SLURM_RESTART_COUNT", "often", "expected a number"),
+        ("gpus_on_node", "SLURM_GPUS_ON_NODE", "1.5", "expected a number"),
+    ],
+)
+def test_invalid_property_is_refused_on_access(attribute: str, variable: str, value: str, expected: str) -> None:
+    read = step(**{variable: value})
+    assert read.rank == 0
+    with pytest.raises(SlurmEnvironmentError) as caught:
+        getattr(read, attribute)
+    assert expected in str(caught.value)
+    assert caught.value.variable == variable
+
+
+def test_invalid_variables_of_a_heterogeneous_job_are_refused() -> None:
+    with pytest.raises(SlurmEnvironmentError, match="SLURM_HET_SIZE is '5000': expected at most"):
+        _ = step(SLURM_HET_SIZE="5000").het_groups
+    with pytest.raises(SlurmEnvironmentError, match="SLURM_JOB_ID_PACK_GROUP_2 is not set"):
+        _ = SlurmStep.from_environ({**HET, "SLURM_HET_SIZE": "3"}).het_groups
+
+
+@pytest.mark.parametrize("distribution", ["block", "cyclic", "arbitrary"])
+def test_wrong_distribution_is_refused(distribution: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        _ = step(SLURM_DISTRIBUTION=distribution).nodes_by_rank
+    assert caught.value.distribution == distribution
+
+
+def test_huge_number_of_tasks_is_refused_before_it_is_expanded() -> None:
+    huge = step(SLURM_STEP_NUM_TASKS="999999999", SLURM_STEP_TASKS_PER_NODE="333333333(x3)")
+    with pytest.raises(SlurmEnvironmentError, match="333333333"):
+        _ = huge.nodes_by_rank
+
+
+def test_equality_and_hash() -> None:
+    assert step() == step(SLURM_NODEID="1")
+    assert hash(step()) == hash(step())
+    assert step() != step(SLURM_PROCID="1")
