@@ -1,4 +1,4 @@
-"""Checks of the directory for run directories: whether it is writable and shared by all nodes; the nodes' clocks."""
+"""Checks of the run directory (is it writable, do all nodes share it?) and of the nodes' clocks."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ class _NodeStep:
 
 
 def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
-    """Add a line of `srun --label`, such as "3: {...", to the parts by rank; return a rank and its complete answer.
+    """Add a line of `srun --label`, such as "3: {…", to `parts`; return the rank and its answer once that is complete.
 
     Other output of a task is ignored.
     """

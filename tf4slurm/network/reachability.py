@@ -1,4 +1,4 @@
-"""Whether addresses are reachable: this job's agents before the start, and the server of a child while it runs.
+"""Reachability checks: of this job's agents before children start, and of a child's server while it runs.
 
 Before children start, each agent listens on the port that it holds. A task on another node connects, sends a nonce, and
 expects HMAC-SHA256(secret, nonce + rank) back. A server that an earlier job left behind cannot answer that; without the

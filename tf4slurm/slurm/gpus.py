@@ -52,7 +52,7 @@ def share_environ(
     sees_gpus: Sequence[bool],
     per_task: int | None = None,
 ) -> dict[str, str]:
-    """Return the variables that assign GPUs to the child of a task. Each variable that Slurm set is divided alike.
+    """Return the variables that assign GPUs to the child of a task; each variable that Slurm set is divided.
 
     A list that Slurm made for this task alone is kept (`is_own_list`). Otherwise all tasks of the node have the same
     list, which is divided.

@@ -1,4 +1,4 @@
-"""What Slurm's programs print about a job, parsed: `scontrol show job` and `squeue`."""
+"""The state, resources and queue entry of a job, parsed from the output of `scontrol show job` and `squeue`."""
 
 from __future__ import annotations
 

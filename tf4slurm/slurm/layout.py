@@ -1,4 +1,4 @@
-"""The layout of a step, which is the node of each rank, computed from what a task's environment contains.
+"""The layout of a step (the node of each rank), computed from a task's environment.
 
 For an ordinary step the environment determines the layout, unless the distribution is "arbitrary". For a heterogeneous
 step it does not: SLURM_DISTRIBUTION is that of the component that srun handled last, so tasks of two steps with

@@ -1,4 +1,4 @@
-"""How the site has configured Slurm: the output of `scontrol show config` and `scontrol show partition`, parsed."""
+"""The site's configuration of Slurm, parsed from the output of `scontrol show config` and `show partition`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detects that slurmstepd was killed, the process of Slurm that starts the tasks of a step on each node."""
+"""Detection of a killed slurmstepd, which is the process of Slurm that starts the tasks of a step on a node."""
 
 from __future__ import annotations
 
