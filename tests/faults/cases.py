@@ -240,7 +240,7 @@ _DISK = (
         Outcome.IS_REFUSED,
         {"gone": GONE_SECONDS},
         3,
-        "cannot be made: No space left on device",
+        "cannot be created: No space left on device",
     ),
 )
 

@@ -545,7 +545,7 @@ def test_result_on_a_full_disk_has_exit_code_and_reason_and_the_user_is_told(job
         job.wait_for_child("chief-0")
         wait_until(lambda: "status.json" in os.listdir(next((job.directory / "runs").glob("*-*"))), 20)
         fill(job.directory / "runs")
-        assert wait_until(lambda: "written down" in job.stderr, 20)
+        assert wait_until(lambda: "is not recorded" in job.stderr, 20)
         fill(job.directory / "runs")  # what the last status.json has left
         job.end_child("chief-0")
         assert job.wait() == 0
@@ -564,7 +564,7 @@ def test_status_is_written_again_once_a_full_disk_has_space(job: Job) -> None:
         job.start("--ps", "0", "--workers", "0")
         job.wait_for_child("chief-0")
         fill(job.directory / "runs")
-        assert wait_until(lambda: "written down" in job.stderr, 20)
+        assert wait_until(lambda: "is not recorded" in job.stderr, 20)
         (job.directory / "runs" / "filling").unlink()
         freed_at = time.time()
         run = RunDirectory(next((job.directory / "runs").glob("*-*")))
