@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from tf4slurm.job import Job as Job
     from tf4slurm.jobs.logs import LogLine as LogLine
     from tf4slurm.jobs.registry import KnownJob as KnownJob
+    from tf4slurm.jobs.schema import TaskStatus as TaskStatus
     from tf4slurm.jobs.status import JobStatus as JobStatus
-    from tf4slurm.jobs.status import TaskStatus as TaskStatus
     from tf4slurm.script_api import barrier as barrier
     from tf4slurm.script_api import data_service as data_service
     from tf4slurm.script_api import on_stop as on_stop
@@ -70,7 +70,7 @@ _LAZY = {
     "LocalCluster": "tf4slurm.tensorflow.local_cluster",
     "LogLine": "tf4slurm.jobs.logs",
     "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
-    "TaskStatus": "tf4slurm.jobs.status",
+    "TaskStatus": "tf4slurm.jobs.schema",
     "barrier": "tf4slurm.script_api",
     "cancel": "tf4slurm.api",
     "data_service": "tf4slurm.script_api",

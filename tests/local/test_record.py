@@ -14,7 +14,7 @@ from tests.processes import wait_until
 from tf4slurm.job import Job as FoundJob
 from tf4slurm.jobs.registry import find_job
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import Event, JobFile, ResultFile, Sample, StatusFile, StatusTask
+from tf4slurm.jobs.schema import Event, JobFile, ResultFile, Sample, StatusFile, TaskStatus
 
 REPORTS = """
 import os, sys, time, pathlib, tf4slurm
@@ -36,7 +36,7 @@ def test_status_and_samples_are_written_while_a_job_runs(job: Job, tmp_path: Pat
     run = RunDirectory(job.run_directory)
 
     def read() -> StatusFile:
-        return run.read(StatusFile) or StatusFile(tasks=(StatusTask(),))
+        return run.read(StatusFile) or StatusFile(tasks=(TaskStatus(),))
 
     def is_told() -> bool:  # memory may have been measured before it held anything, and the first steps be told late
         chief = read().tasks[0]

@@ -23,7 +23,7 @@ from tf4slurm.jobs.schema import (
     ResultTask,
     Sample,
     StatusFile,
-    StatusTask,
+    TaskStatus,
 )
 from tf4slurm.slurm.job import SlurmGrant
 from tf4slurm.system.typed_json import from_json, to_json
@@ -35,7 +35,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "job-files.md"
     "value",
     [
         JobFile("a", "7", ("true",), counts={"ps": 1}, options={"ports": [1]}, process=Process("n1", 5, 6)),
-        StatusFile(time=1.5, tasks=(StatusTask("ps/0", metrics={"loss": 0.5, "high": None}), StatusTask())),
+        StatusFile(time=1.5, tasks=(TaskStatus("ps/0", metrics={"loss": 0.5, "high": None}), TaskStatus())),
         ResultFile(0, "done", tail=("x",), tasks=(ResultTask("ps/0", returncode=-9),)),
         SlurmGrant(submitted=1.0, cpus=4),
     ],
@@ -56,7 +56,7 @@ def test_missing_mistyped_and_unknown_keys_are_tolerated() -> None:
         "colour": "red",
         "tasks": [3, {"task": "ps/0", "step": "x", "metrics": {"loss": "NaN", "accuracy": 1}}],
     }
-    tasks = (StatusTask(), StatusTask("ps/0", metrics={"loss": None, "accuracy": 1}))
+    tasks = (TaskStatus(), TaskStatus("ps/0", metrics={"loss": None, "accuracy": 1}))
     assert from_json(StatusFile, content) == StatusFile(tasks=tasks)
     assert from_json(Sample, {"step": [1, "x", None], "metrics": {"0": {"a": 1.5}, "1": 3}}) == Sample(
         step=(1, None, None), metrics={"0": {"a": 1.5}}
@@ -79,7 +79,7 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_number_that_json_lacks_is_null(tmp_path: Path, value: float) -> None:
     run = RunDirectory.open(tmp_path)
-    run.write(StatusFile(tasks=(StatusTask(metrics={"loss": value, "accuracy": 0.5}),)))
+    run.write(StatusFile(tasks=(TaskStatus(metrics={"loss": value, "accuracy": 0.5}),)))
     run.append_sample(Sample(cpu=(value,), metrics={"0": {"loss": value}}))
     assert "NaN" not in (tmp_path / "status.json").read_text()
     status = run.read(StatusFile)
@@ -106,7 +106,7 @@ def test_newer_version_is_refused_and_older_is_read(tmp_path: Path) -> None:
 def describe_schema() -> str:
     """Return docs/job-files.md: one table per file or part of a file."""
     kinds = [(f"`{name}`", kind) for kind, name in FILE_NAMES.items()]
-    kinds += [(f"Part: {kind.__name__}", kind) for kind in (Process, StatusTask, ResultTask)]
+    kinds += [(f"Part: {kind.__name__}", kind) for kind in (Process, TaskStatus, ResultTask)]
     return "\n".join([INTRODUCTION, *(f"\n{describe(title, kind)}" for title, kind in kinds)]) + "\n"
 
 

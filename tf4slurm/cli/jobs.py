@@ -13,7 +13,8 @@ from click.shell_completion import CompletionItem
 from tf4slurm import api
 from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, known_jobs
-from tf4slurm.jobs.status import JobStatus, TaskStatus
+from tf4slurm.jobs.schema import TaskStatus
+from tf4slurm.jobs.status import JobStatus
 from tf4slurm.system.output import format_table
 from tf4slurm.system.typed_json import to_json
 

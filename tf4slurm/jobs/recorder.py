@@ -16,7 +16,7 @@ from tf4slurm.control.state import JobState
 from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory, open_to_append
-from tf4slurm.jobs.schema import Event, Sample, StatusFile, StatusTask
+from tf4slurm.jobs.schema import Event, Sample, StatusFile, TaskStatus
 from tf4slurm.system.background import OrderedThread
 from tf4slurm.system.typed_json import to_json
 
@@ -123,9 +123,9 @@ class Recorder:
             ),
         )
 
-    def _task(self, record: TaskRecord, progress: _Progress, now: float) -> StatusTask:
+    def _task(self, record: TaskRecord, progress: _Progress, now: float) -> TaskStatus:
         status, usage, started_at = record.observed, record.observed.usage, record.started_at
-        return StatusTask(
+        return TaskStatus(
             task=record.name,
             rank=record.rank,
             node=record.node or None,

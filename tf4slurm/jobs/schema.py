@@ -82,8 +82,8 @@ class JobFile:
 
 
 @dataclass(frozen=True)
-class StatusTask:
-    """One task in status.json.
+class TaskStatus:
+    """The state of one task; null is unknown.
 
     Attributes:
         task: Its role and index, such as "worker/0".
@@ -152,7 +152,7 @@ class StatusFile:
     reason: str = ""
     interval_seconds: float = 0.0
     heartbeat_timeout_seconds: float = 0.0
-    tasks: tuple[StatusTask, ...] = ()
+    tasks: tuple[TaskStatus, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tf4slurm.control.outcome import describe_end
 from tf4slurm.errors import EXIT_REQUEUED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, StatusFile, StatusTask
+from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, StatusFile, TaskStatus
 from tf4slurm.slurm.commands import query_accounting, query_job, query_queue
 from tf4slurm.slurm.job import ENDED_STATES, QueueEntry
 
@@ -26,41 +26,6 @@ _LATE_SECONDS = 20.0  # age that status.json may have on a slow file system
 _STOP_CODES = (130, 143, 138, 140)
 _MOST_ENDS = 5
 _LATEST_TIME = 1e11  # in seconds since 1970; time.localtime fails for much later ones
-
-
-@dataclass(frozen=True)
-class TaskStatus:
-    """The state of one task. None is unknown.
-
-    Attributes:
-        task: Its role and index, such as "worker/0".
-        rank: Its rank in the step.
-        node: Name of its node.
-        address: Its host:port in the cluster spec.
-        state: "missing" (not registered), "waiting" (for the other tasks), "running", "STALLED" (no new step for long),
-            "exited N" (child process, with exit code N), "ended" (by its agent, which had lost the launcher), "lost" or
-            "terminated".
-        step: Last training step that the script reported.
-        steps_per_second: Mean over the last 20 s.
-        step_seconds: Age of the last new step in seconds.
-        memory_bytes: Resident memory of its processes; 0 is unknown.
-        heartbeat_age_seconds: Age of the last message from its agent in seconds.
-        starts: Number of starts of its child process in this attempt.
-        metrics: Metrics that the script reported with its step; None is NaN or infinite.
-    """
-
-    task: str
-    rank: int
-    node: str | None
-    address: str | None
-    state: str
-    step: int | None
-    steps_per_second: float | None
-    step_seconds: float | None
-    memory_bytes: int
-    heartbeat_age_seconds: float | None
-    starts: int
-    metrics: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -85,7 +50,9 @@ class JobStatus:
         written_seconds: Age of this information in seconds.
         run_directory: Path of its latest run directory.
         warnings: Why this information may be wrong or incomplete, in sentences.
-        tasks: Its tasks by rank.
+        tasks: Its tasks by rank. The state of a task is "missing" (not registered), "waiting" (for other tasks),
+            "running", "STALLED" (no new step for long), "exited N" (child process, with exit code N), "ended" (by its
+            agent, which had lost the launcher), "lost" or "terminated".
     """
 
     job_id: str | None
@@ -285,34 +252,27 @@ def _find_tasks(known: _Sources, *, has_ended: bool) -> list[TaskStatus]:
     if known.run is not None and has_ended and known.result is None:
         states = known.run.read_last_states()
         tasks = tuple(_with_last_state(task, states.get(task.task, LastState())) for task in tasks)
-    return [_make_task(task, known.file, known.age or 0.0, has_ended) for task in tasks]
+    return [_age_task(task, known.file, known.age or 0.0, has_ended=has_ended) for task in tasks]
 
 
-def _with_last_state(task: StatusTask, last: LastState) -> StatusTask:
+def _with_last_state(task: TaskStatus, last: LastState) -> TaskStatus:
     starts = last.starts if last.time is not None else task.starts
     returncode = last.returncode if last.time is not None else task.returncode
     return dataclasses.replace(task, state=last.state, starts=starts, returncode=returncode)
 
 
-def _make_task(task: StatusTask, file: StatusFile, age: float, has_ended: bool) -> TaskStatus:
+def _age_task(task: TaskStatus, file: StatusFile, age: float, *, has_ended: bool) -> TaskStatus:
+    """Return the state of a task now, `age` seconds after status.json was written."""
     heartbeat_age, step_seconds = task.heartbeat_age_seconds, task.step_seconds
-    return TaskStatus(
-        task=task.task,
-        rank=task.rank,
-        node=task.node,
-        address=task.address,
+    return dataclasses.replace(
+        task,
         state=_task_state(task, file, 0.0 if has_ended else age),
-        step=task.step,
-        steps_per_second=task.steps_per_second,
         step_seconds=None if step_seconds is None else round(step_seconds + age, 1),
-        memory_bytes=task.memory_bytes,
         heartbeat_age_seconds=None if heartbeat_age is None else round(heartbeat_age + age, 1),
-        starts=task.starts,
-        metrics=task.metrics,
     )
 
 
-def _task_state(task: StatusTask, file: StatusFile, age: float) -> str:
+def _task_state(task: TaskStatus, file: StatusFile, age: float) -> str:
     if task.state == "exited":
         return f"exited {task.returncode}"
     if task.is_gone:
@@ -322,7 +282,7 @@ def _task_state(task: StatusTask, file: StatusFile, age: float) -> str:
     return "waiting" if task.state in ("registered", "ready", "not_ready") else task.state
 
 
-def _is_stalled(task: StatusTask, file: StatusFile, age: float) -> bool:
+def _is_stalled(task: TaskStatus, file: StatusFile, age: float) -> bool:
     if not task.step or task.step_seconds is None or file.phase != "training":
         return False
     seconds_per_step = (file.seconds - (task.started_seconds or 0.0)) / task.step
