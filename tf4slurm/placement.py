@@ -43,7 +43,7 @@ def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequen
 
 
 def parse_roles(text: str) -> list[str]:
-    """Read "ps,worker,worker".
+    """Return the roles in a text such as "ps,worker,worker".
 
     Raises:
         PlacementError: One of the words is not a role.

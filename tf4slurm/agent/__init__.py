@@ -1,1 +1,1 @@
-"""The agent of one task: its child process, its registration, its checks."""
+"""The agent of one task, and its child process."""

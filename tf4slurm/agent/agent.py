@@ -38,7 +38,7 @@ class Agent:
 
     @property
     def was_terminated(self) -> bool:
-        """Whether this task has taken part until the launcher terminated it."""
+        """Whether this task took part until the launcher terminated it."""
         return self._client.observed.state == "terminated" and self._rendezvous.failure is None
 
     @property
@@ -47,7 +47,7 @@ class Agent:
 
     @property
     def failure(self) -> Exception | None:
-        """Why this task could not take part, or takes part no more; None without such an error."""
+        """Why this task did not take part, or lost the launcher; None without such an error."""
         desired = self._client.desired
         if self._rendezvous.failure is not None or self._error is not None:
             return self._rendezvous.failure or self._error

@@ -56,7 +56,7 @@ _QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_
 
 
 class TaskProcess(abc.ABC):
-    """The process that an agent acts for: its own child, or (`sidecar.py`) the script that started the agent."""
+    """The process of an agent's task: its own child, or (`sidecar.py`) the script that started the agent."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.channel = ScriptChannelServer(self._on_script_state)
@@ -64,7 +64,7 @@ class TaskProcess(abc.ABC):
         self._client = rendezvous.client
 
     async def open(self) -> None:
-        """Prepare, before the agent registers."""
+        """Open the script channel, before the agent registers."""
         await self.channel.open()
 
     @abc.abstractmethod
@@ -80,7 +80,7 @@ class TaskProcess(abc.ABC):
 
     @abc.abstractmethod
     async def end(self, kill_wait_seconds: float) -> None:
-        """Return when the process has ended; if it is a child, terminate it, and kill it after this time."""
+        """Return when the process has ended. A child is terminated first, and killed after `kill_wait_seconds`."""
 
     async def kill_descendants(self) -> None:  # noqa: B027
         """Kill what a child process has left behind."""
@@ -164,7 +164,7 @@ class OwnedChild(TaskProcess):
         await asyncio.wait({in_thread(kill_descendants)}, timeout=_KILL_SECONDS)
 
     async def write_last_state(self, cluster: Cluster) -> None:
-        """Write it in at most 2 s, because the file system may have stalled."""
+        """Write the state in at most 2 s, because the file system may have stalled."""
         observed = self._client.observed
         state = LastState(
             task=str(self._task(cluster)),
@@ -186,7 +186,7 @@ class OwnedChild(TaskProcess):
     # One start
 
     async def _run(self, cluster: Cluster, attempt: int, starts: int) -> None:
-        """Start the child and supervise it to its end. A stalled file system delays this alone, not the agent."""
+        """Start the child and supervise it to its end. A stalled file system delays only this."""
         task, role = self._task(cluster), self._role(cluster)
         try:
             log = await in_thread(ChildLog, self._run_directory.log(task, attempt), str(task), self._writer)

@@ -21,7 +21,7 @@ async def wait_until_unresponsive(
     server_timeout_seconds: float | None = None,
     on_server: Callable[[], None] = lambda: None,
 ) -> str:
-    """Return, in a clause, why the probe of a child has failed; this does not end for a healthy child: cancel it.
+    """Wait until the child fails its liveness probe; return the reason, as a clause. Cancel this when the child exits.
 
     Time in which this process did not run itself (the whole job was suspended) does not count.
 

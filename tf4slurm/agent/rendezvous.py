@@ -64,7 +64,7 @@ class Rendezvous:
         )
 
     async def wait_for_cluster(self) -> Cluster | None:
-        """Register, answer reachability checks on the held port, do those that are this task's, wait for all tasks.
+        """Register, take part in the reachability checks, and wait for all tasks.
 
         Returns:
             The cluster, once every address in it is reachable; None if the launcher ends this task or begins another
@@ -123,7 +123,7 @@ class Rendezvous:
         self.listener = self.held_port.listen()  # before another task can know the address and check it
 
     async def _check_addresses(self, cluster: Cluster) -> None:
-        """Check the addresses assigned to this task, and compare the cluster with what Slurm says of this task."""
+        """Check the addresses assigned to this task, and compare the cluster with this task's place in Slurm."""
         members = members_to_check(cluster, self.place.rank)
         faults = await find_unreachable(members, self.token, _CHECK_SECONDS)
         if isinstance(self.place, SlurmStep):

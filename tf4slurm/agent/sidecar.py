@@ -36,7 +36,7 @@ class CallingScript(TaskProcess):
         self._watch = asyncio.create_task(self._watch_script())
 
     async def wait_until_orphaned(self) -> int:
-        """Wait for the end of the script, whose exit code no other process than srun's learns; report the end."""
+        """Wait for the end of the script, and report it. Its exit code is known to slurmstepd alone."""
         await self._end.wait()
         state, cluster = self._client.observed.script, self._client.cluster
         if self.channel.was_used and state.completion is None and cluster is not None:
@@ -61,7 +61,7 @@ class CallingScript(TaskProcess):
             await self._end.wait()
 
     async def _watch_script(self) -> None:
-        """Notice the end of the script: the end of our standard input, or another parent process."""
+        """Set `_end` when the script ends: at the end of standard input, or when the parent process changes."""
         stream = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
@@ -73,7 +73,7 @@ class CallingScript(TaskProcess):
 
 
 def send_error(error: Exception) -> None:
-    """Send the script the reason why the cluster did not form. The script reads one line: an earlier one counts."""
+    """Send the script the reason why the cluster did not form. The script reads only the first line."""
     _print({"error": [type(error).__name__, str(error), vars(error)]})
 
 

@@ -1,1 +1,1 @@
-"""Plan, spawners, launcher."""
+"""The launcher of a job, and the spawners that start its agents."""

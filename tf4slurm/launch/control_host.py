@@ -1,4 +1,4 @@
-"""Hosts the control service of a job: its state, its credentials, and the file by which tasks of a step find it."""
+"""The host of a job's control service: its state, its credentials, and the file by which tasks of a step find it."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _FAILURE_SECONDS = 10.0  # for a task that lacks the interface to report that
 
 
 def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *, owns_child: bool) -> Rendezvous:
-    """Return the rendezvous of a task. One that lacks the interface looks for the service only to report that."""
+    """Return the rendezvous of a task. If the host lacks the interface, the task registers only to report that."""
     failure = None
     try:
         if spec.interface:

@@ -1,4 +1,4 @@
-"""How a job went: `Result`, its JSON, and `Reporter`, which shows it while the job runs."""
+"""`Result`, the end of a job, and `Reporter`, which receives its events."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Result:
 
 
 class Reporter:
-    """Gets what happens in the job, as it happens. This one ignores it; the command line has others."""
+    """Receives the events of a job. This class ignores them; the command line has others."""
 
     def on_run_directory(self, run_directory: RunDirectory) -> None:
         """The run directory has been created."""

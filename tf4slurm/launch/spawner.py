@@ -10,7 +10,7 @@ from tf4slurm.system.output import LineSplitter
 
 
 class SpawnerListener(Protocol):
-    """Gets what a spawner reports."""
+    """Receives the reports of a spawner."""
 
     def on_output(self, line: str) -> None:
         """Handle a line that an agent has printed."""

@@ -71,7 +71,7 @@ class SrunSpawner:
             raise
         except OSError as error:
             raise LaunchError(
-                f"srun cannot be started ({error}), but SLURM_JOB_ID says that this is a Slurm allocation. "
+                f"srun cannot be started ({error}), but SLURM_JOB_ID is set: this is a Slurm allocation. "
                 "Put Slurm's programs on PATH, or use --local for local processes.",
                 command=self._command,
                 returncode=127,
