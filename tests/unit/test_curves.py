@@ -21,8 +21,8 @@ def sample(seconds: float, **columns: Any) -> Sample:
 
 
 def test_rate_is_constant_between_changes() -> None:
-    told = [0.0, 0.0, 5.0, 5.0, 5.0, 10.0]  # every 4 s or 6 s, sampled every 2 s
-    curves = make_curves([sample(2 * number, cpu=[value]) for number, value in enumerate(told)], 1)
+    seconds = [0.0, 0.0, 5.0, 5.0, 5.0, 10.0]  # every 4 s or 6 s, sampled every 2 s
+    curves = make_curves([sample(2 * number, cpu=[value]) for number, value in enumerate(seconds)], 1)
     assert curves.cores == [[None, 1.25, 1.25, *[pytest.approx(5 / 6)] * 3]]
 
 

@@ -174,27 +174,27 @@ def test_picture_is_an_svg_file() -> None:
 
 
 def test_png_has_bars_and_text(run: Path, tmp_path: Path) -> None:
-    assert CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / "life.png")], obj={}).exit_code == 0
-    colors = count_colors(tmp_path / "life.png")
+    assert CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / "report.png")], obj={}).exit_code == 0
+    colors = count_colors(tmp_path / "report.png")
     assert colors[bytes.fromhex("56b4e9")] > 1_000, "no bar of the state importing"
     assert colors[bytes.fromhex("1c2330")] > 500, "no text"
 
 
 def test_png_without_a_font_is_an_error(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tf4slurm.reports.report._FONTS", ("No Such Font",))
-    refused = CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / "life.png")], obj={})
+    refused = CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / "report.png")], obj={})
     assert isinstance(refused.exception, MissingDependencyError)
-    assert not (tmp_path / "life.png").exists()
+    assert not (tmp_path / "report.png").exists()
 
 
 def test_command_writes_the_file_and_prints_its_path(run: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["report", str(run)], obj={})
     assert (result.exit_code, result.stdout) == (0, f"{run / 'report.html'}\n")
     assert "Why the job failed" in (run / "report.html").read_text()
-    drawing = tmp_path / "life.svg"
+    drawing = tmp_path / "report.svg"
     assert CliRunner().invoke(cli, ["report", str(run), "-o", str(drawing)], obj={}).exit_code == 0
     assert drawing.read_text().startswith("<svg ")
-    refused = CliRunner().invoke(cli, ["report", str(run), "-o", "life.pdf"], obj={})
+    refused = CliRunner().invoke(cli, ["report", str(run), "-o", "report.pdf"], obj={})
     assert isinstance(refused.exception, RunDirectoryError)
     assert "is no format of a report" in str(refused.exception)
     assert CliRunner().invoke(cli, ["report", str(run), "-o", "-"], obj={}).stdout.startswith("<!DOCTYPE html>")

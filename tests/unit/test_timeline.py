@@ -101,14 +101,14 @@ def test_restart_in_place() -> None:
 
 
 def test_new_attempt_starts_all_tasks_again() -> None:
-    anew = [
+    second_attempt = [
         event(24, "exited", "ps/0", "exited with code 1"),
         event(24, "attempt", None, "attempt 2 of 2"),
         event(26, "registered", "chief/0"),
         event(29, "started", "chief/0"),
         event(31, "first_step", "chief/0"),
     ]
-    timeline = make_timeline([*TRAINED, *anew], end=40)
+    timeline = make_timeline([*TRAINED, *second_attempt], end=40)
     assert spans_of(timeline, "chief/0")[3:] == [
         ("training", 20, 24),
         ("starting", 24, 29),

@@ -7,7 +7,7 @@ starting     from the start of the job or of a new attempt until the script star
 importing    until the script's TensorFlow server answers or the script reports a step, whichever is first
 waiting      until the first task of the job reports a step
 training     from that step on
-running      instead of waiting and training, if no task reports steps: they cannot be told apart then
+running      instead of waiting and training, which cannot be distinguished if no task reports steps
 restarting   from the exit of the script until its restart in place
 terminating  from the outcome of the job, or the exit of the script, until the task has terminated
 

@@ -1,4 +1,4 @@
-// Fetches the content of the page, as often as the server says, until the job has ended.
+// Fetches the content of the page, at the interval that the server sends, until the job has ended.
 const note = document.querySelector(".live-note");
 let failures = 0;
 async function update() {
