@@ -1,0 +1,112 @@
+"""The checks of command and ports before a start, against real files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tf4slurm.errors import CommandError, PlacementError
+from tf4slurm.launch.checks import check_command, check_ports
+from tf4slurm.spec import JobSpec
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory of each test, with a script, a program and a file that is no program."""
+    for name, mode in (("train.py", 0o644), ("program", 0o755), ("container", 0o755), ("data.txt", 0o644)):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(mode)
+    for interpreter in ("python3.11", "shifter", "python-wrapper", "bash"):
+        (tmp_path / interpreter).write_text("#!/bin/sh\n")
+        (tmp_path / interpreter).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("ports", "tasks", "control_port"),
+    [
+        ((), 1, None),
+        ((), 100, None),
+        ((4000,), 1, 5000),
+        (range(4000, 4005), 4, None),
+        (range(4000, 4006), 4, None),
+        (range(4000, 4004), 4, 5000),
+        (range(4000, 4005), 4, 4002),
+    ],
+)
+def test_ports_enough_for_tasks_and_control_service_are_accepted(
+    ports: tuple[int, ...], tasks: int, control_port: int | None
+) -> None:
+    check_ports(ports, tasks, control_port)
+
+
+@pytest.mark.parametrize(("control_port", "requested"), [(None, 5), (4001, 5), (5000, 4)])
+def test_ports_too_few_are_refused_with_the_number_that_is_needed(control_port: int | None, requested: int) -> None:
+    with pytest.raises(PlacementError) as caught:
+        check_ports(range(4000, 4003), 4, control_port)
+    assert str(caught.value) == (
+        "3 ports (4000-4002) are too few for 4 tasks on one host and the control service. "
+        f"Give --ports a range of at least {requested}."
+    )
+    assert (caught.value.requested, caught.value.available) == (requested, 3)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (sys.executable, "train.py"),
+        ("./program",),
+        ("./program", "no-such-argument"),
+        ("sh", "train.py", "--steps", "3"),
+        ("sh", "-c", "exit 0"),
+        ("sh", "-s"),
+        ("./bash", "-lc", "python train.py"),
+        ("./bash", "-xec", "python train.py"),
+        ("./bash", "-o", "pipefail", "train.py"),
+        ("./python3.11", "train.py"),
+        ("./python3.11", "-u", "train.py"),
+        ("./python3.11", "-m", "trainer.main"),
+        ("./python3.11", "-um", "trainer.main"),
+        ("./python3.11", "-c", "print(1)"),
+        ("./python3.11", "-"),
+        ("./python3.11", "-W", "ignore", "train.py"),
+        ("./python3.11", "-X", "dev", "train.py"),
+        ("./python3.11", "-O", "train.py", "data"),
+        ("./python3.11", "-s", "train.py", "data"),
+        ("./python3.11", "-Wignore", "-Xdev", "train.py"),
+        ("./python3.11",),
+        ("./shifter", "--image=tf", "python", "train.py"),
+        ("./python-wrapper", "some", "thing"),
+    ],
+    ids=" ".join,
+)
+def test_existing_command_is_accepted(command: tuple[str, ...]) -> None:
+    check_command(JobSpec(command))
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("no-such-program",), "The program 'no-such-program' does not exist. Check its name, or the environment"),
+        (("./no/such",), "The program './no/such' does not exist. "),
+        (("",), "The program '' does not exist. "),
+        (("./train.py",), "The program './train.py' is not executable. Start it with its interpreter, such as "),
+        (("./data.txt", "train.py"), "The program './data.txt' is not executable. "),
+        (("sh", "no-such.sh"), "The script 'no-such.sh' does not exist in "),
+        (("./python3.11", "-u", "no-such.py"), "The script 'no-such.py' does not exist in "),
+        (("./python3.11", "-X", "dev", "no-such.py"), "The script 'no-such.py' does not exist in "),
+        (("./bash", "-e", "no-such.sh"), "The script 'no-such.sh' does not exist in "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_missing_command_is_refused_with_a_reason(command: tuple[str, ...], words: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        check_command(JobSpec(command))
+    assert str(caught.value).startswith(words)
+    assert caught.value.command == command
+    if "in " in words:
+        assert os.getcwd() in str(caught.value)
