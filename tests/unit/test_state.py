@@ -1457,7 +1457,7 @@ def test_any_sequence_of_events_ends_the_job(
 def test_job_completes_in_any_order_of_its_tasks(joining: list[int], proving: list[int], leaving: list[int]) -> None:
     trial = Trial(FULL)
     for rank in joining:
-        trial.step("registration", rank, "")
+        trial.step("register", rank, "")
     for rank in proving + leaving:
         trial.step("obey", rank)
     assert trial.phase() is Phase.TRAINING
