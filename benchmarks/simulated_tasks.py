@@ -127,7 +127,7 @@ class _Tasks:
         await self._end(member, 0)
 
     async def _end(self, member: ControlClient, returncode: int) -> None:
-        """The chief's child ends; all are told to leave."""
+        """Let the chief's child exit, and wait until all tasks are to terminate."""
         if member is self._chief:
             member.update(state="exited", returncode=returncode)
         while not member.desired.terminate:
@@ -140,8 +140,8 @@ def _port() -> int:
 
 
 async def _wait(member: ControlClient, is_there: Callable[[], bool]) -> None:
-    """Wait until an order says what it should; that to leave is the end of the benchmark."""
+    """Wait until the desired state meets the condition; raise RuntimeError if the job ends instead."""
     while not is_there():
         if member.desired.terminate:
-            raise RuntimeError(f"the job has ended too early: {member.desired.terminate_reason}")
+            raise RuntimeError(f"the job ended too early: {member.desired.terminate_reason}")
         await member.wait_for_change()
