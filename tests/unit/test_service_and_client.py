@@ -174,7 +174,7 @@ class Job:
             Address("127.0.0.1", port or self.port),
             credentials=credentials,
             registration=lambda _: make_registration(rank, **changes),
-            heartbeat_timeout_seconds=self.state.limits.heartbeat_timeout_seconds,
+            heartbeat_timeout_seconds=self.state.spec.heartbeat_timeout_seconds,
             rendezvous_timeout_seconds=rendezvous_timeout_seconds,
         )
 

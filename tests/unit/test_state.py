@@ -1368,7 +1368,7 @@ class Trial(Job):
         state = self.state
         attempt, phase = self.seen_phase
         assert (state.attempt, PHASES.index(state.phase)) >= (attempt, PHASES.index(phase))
-        assert state.attempt <= state.limits.max_attempts
+        assert state.attempt <= state.spec.max_attempts
         if state.attempt != attempt:
             self.ever_ready.clear()
         if self.seen_outcome is not None:

@@ -73,9 +73,9 @@ class ControlService:
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._encoded_cluster: tuple[Cluster | None, bytes] = (None, b"")
-        self._tick_seconds = state.limits.heartbeat_interval_seconds / _TICKS_PER_INTERVAL
+        self._tick_seconds = state.spec.heartbeat_interval_seconds / _TICKS_PER_INTERVAL
         self._num_batches = round(
-            state.limits.heartbeat_interval_of(len(state.records)) / state.limits.heartbeat_interval_seconds
+            state.spec.heartbeat_interval_of(len(state.records)) / state.spec.heartbeat_interval_seconds
         )
 
     async def start(self, host: str = "", ports: Sequence[int] = ()) -> int:

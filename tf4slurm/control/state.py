@@ -45,7 +45,7 @@ class JobState:
     def __init__(
         self,
         tasks: Sequence[Task],
-        limits: JobSpec,
+        spec: JobSpec,
         now: float,
         on_event: Callable[..., None],
         place: Callable[[Sequence[str]], Sequence[Task]] | None = None,
@@ -54,13 +54,13 @@ class JobState:
 
         Args:
             tasks: The task of each rank.
-            limits: Timeouts and other limits of the job.
+            spec: The job, for its timeouts and other limits.
             now: The time.
             on_event: Called as `on_event(kind, task, text, **facts)` for each event; see `jobs.schema.Event`.
             place: If not None, `place(nodes_by_rank)` replaces `tasks` once every task has registered.
         """
         has_chief = any(task.task_type == "chief" for task in tasks)
-        self.limits = limits
+        self.spec = spec
         self.phase = Phase.RENDEZVOUS
         self.outcome: Outcome | None = None
         self.cluster: Cluster | None = None
@@ -76,7 +76,7 @@ class JobState:
         self._unregistered = set(range(len(tasks)))  # ranks that have sent no address in this attempt
         self._not_ready = set(range(len(tasks)))  # ranks whose reachability check has not succeeded
         self._now = now
-        self._phase_deadline = now + limits.start_timeout_seconds
+        self._phase_deadline = now + spec.start_timeout_seconds
         self._stop: Outcome | None = None
         self._exited_early: TaskRecord | None = None
         self._held_failure: Outcome | None = None
@@ -94,7 +94,7 @@ class JobState:
     @property
     def initial_desired_state(self) -> DesiredState:
         """Return the desired state that a task has before it receives one: wait for the cluster."""
-        return DesiredState(kill_wait_seconds=self.limits.kill_wait_seconds)
+        return DesiredState(kill_wait_seconds=self.spec.kill_wait_seconds)
 
     def desired_state_of(self, rank: int) -> DesiredState:
         """Return the desired state of the task of this rank."""
@@ -103,11 +103,11 @@ class JobState:
             attempt=self.attempt,
             starts=record.wanted_starts,
             terminate=self.outcome is not None,
-            kill_wait_seconds=self.limits.kill_wait_seconds,
+            kill_wait_seconds=self.spec.kill_wait_seconds,
             terminate_reason=self.outcome.reason if self.outcome is not None else "",
             has_timed_out=self.outcome is not None and self.outcome.has_timed_out,
             stop_reason=self._stop.reason if self._stop is not None else "",
-            grace_period_seconds=self.limits.grace_period_seconds if self._stop is not None else 0.0,
+            grace_period_seconds=self.spec.grace_period_seconds if self._stop is not None else 0.0,
             released_barrier=record.released_barrier,
             barrier_error=record.barrier_error,
             is_training_over=self._is_training_over,
@@ -245,14 +245,14 @@ class JobState:
         if self._stop is not None or self.outcome is not None:
             return
         self._stop = Outcome(128 + number, f"The job was stopped: {what}.")
-        if self.phase is not Phase.TRAINING or not self.limits.grace_period_seconds:
+        if self.phase is not Phase.TRAINING or not self.spec.grace_period_seconds:
             self._decide(self._stop)
             return
         for record in self.records:  # children that failed just before: they are not restarted
             if record.observed.state == "exited" and record.observed.starts >= record.wanted_starts:
                 record.is_done = True
-        self._phase_deadline = now + self.limits.grace_period_seconds
-        self._move_on(Phase.STOPPING, f"{what}: the job has {self.limits.grace_period_seconds:g} s to save and stop")
+        self._phase_deadline = now + self.spec.grace_period_seconds
+        self._move_on(Phase.STOPPING, f"{what}: the job has {self.spec.grace_period_seconds:g} s to save and stop")
         self._end_stop_if_saved()
 
     def skip_grace_period(self, now: float) -> None:
@@ -277,10 +277,10 @@ class JobState:
         for record in self.records:
             if not record.has_registered or record.is_gone:
                 continue
-            if not record.is_connected and now - record.disconnected_at > self.limits.reconnect_seconds:
+            if not record.is_connected and now - record.disconnected_at > self.spec.reconnect_seconds:
                 self._lose(record, "its connection broke and was not restored")
-            elif now - record.last_heartbeat_at > self.limits.heartbeat_timeout_seconds:
-                self._lose(record, f"it sent no heartbeat for {self.limits.heartbeat_timeout_seconds:g} s")
+            elif now - record.last_heartbeat_at > self.spec.heartbeat_timeout_seconds:
+                self._lose(record, f"it sent no heartbeat for {self.spec.heartbeat_timeout_seconds:g} s")
 
     def _on_phase_deadline(self) -> None:
         if self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
@@ -289,7 +289,7 @@ class JobState:
             self._phase_deadline = _NEVER
             self._on_finish_timeout([r for r in self.records if r.role.is_waited_for and not r.is_done])
         elif self.phase is Phase.STOPPING and self._stop is not None:
-            text = f"the grace period of {self.limits.grace_period_seconds:g} s is over"
+            text = f"the grace period of {self.spec.grace_period_seconds:g} s is over"
             self._emit("grace_period_over", None, text)
             self._decide(self._stop)
         elif self.phase is Phase.TERMINATING:
@@ -298,7 +298,7 @@ class JobState:
             self.phase = Phase.ENDED
 
     def _on_finish_timeout(self, late: Sequence[TaskRecord]) -> None:
-        seconds = self.limits.finish_timeout_seconds
+        seconds = self.spec.finish_timeout_seconds
         if self._exited_early is not None:
             text = f"{format_tasks(late)} did not end within {seconds:g} s."
             self._fail(Outcome(EXIT_TASK_LOST, text, late[0].task))
@@ -378,7 +378,7 @@ class JobState:
         if returncode == 0 and not record.role.serves:
             record.is_done = True
             self._complete_if_done(now)
-        elif record.role.is_restarted and record.wanted_starts <= self.limits.max_worker_restarts:
+        elif record.role.is_restarted and record.wanted_starts <= self.spec.max_worker_restarts:
             record.wanted_starts += 1
             self._changed.add(record.rank)
             self._emit("restarting", record, f"restart {record.wanted_starts - 1} in place")
@@ -416,10 +416,10 @@ class JobState:
         Steps arrive with heartbeats, so each task that reports steps must have sent one since the limit ended. The
         intervals vary, so a heartbeat up to half an interval earlier counts, too.
         """
-        seconds = self.limits.stall_timeout_seconds
+        seconds = self.spec.stall_timeout_seconds
         if seconds is None or self._last_step_at is None or now - self._last_step_at <= seconds:
             return False
-        asked_at = self._last_step_at + seconds - self.limits.heartbeat_interval_seconds / 2
+        asked_at = self._last_step_at + seconds - self.spec.heartbeat_interval_seconds / 2
         stepping = (r for r in self.records if r.observed.script.step is not None and not r.is_gone)
         return all(record.last_heartbeat_at > asked_at for record in stepping)
 
@@ -427,7 +427,7 @@ class JobState:
         self._last_step_at = None
         if self.phase is Phase.TRAINING:
             furthest = max(self.records, key=lambda record: record.observed.script.step or 0)
-            seconds, step = self.limits.stall_timeout_seconds, furthest.observed.script.step
+            seconds, step = self.spec.stall_timeout_seconds, furthest.observed.script.step
             text = f"no task has reported a new step for {seconds:g} s; the last was step {step} of {furthest}."
             self._fail(Outcome(EXIT_TASK_LOST, f"Training has stalled: {text}", furthest.task))
 
@@ -444,8 +444,8 @@ class JobState:
     def _check_servers(self, now: float) -> None:
         if self.phase is not Phase.TRAINING or self._started_at is None or not self._lacks_servers:
             return
-        seconds, limit = now - self._started_at, self.limits.start_timeout_seconds
-        if self.limits.require_servers and seconds >= limit:
+        seconds, limit = now - self._started_at, self.spec.start_timeout_seconds
+        if self.spec.require_servers and seconds >= limit:
             self._decide(Outcome(EXIT_NOT_FORMED, self._no_server(f" within {limit:g} s")))
         elif seconds >= _SERVER_SECONDS:
             self._warn(self._no_server("", ", unless it still imports TensorFlow"))
@@ -467,7 +467,7 @@ class JobState:
         record.is_done = True
         if self._exited_early is None and not self._is_finishing:
             self._exited_early = record
-            seconds = self.limits.finish_timeout_seconds
+            seconds = self.spec.finish_timeout_seconds
             self._phase_deadline = now + seconds
             self._emit("exited_early", record, f"exited before the job was done; the others have {seconds:g} s to end")
 
@@ -484,7 +484,7 @@ class JobState:
         if early is not None and early.task != outcome.cause:
             reason = f"{early} exited with code 0 before the job was done. Then: {outcome.reason}"
             outcome = Outcome(EXIT_TASK_LOST, reason, early.task, outcome.tail)
-        if self.attempt >= self.limits.max_attempts:
+        if self.attempt >= self.spec.max_attempts:
             self._decide(outcome)
         else:
             self._begin_attempt(outcome.reason)
@@ -498,8 +498,8 @@ class JobState:
             record.begin_attempt(self.attempt)
         self._unregistered.update(range(len(self.records)))
         self._not_ready.update(range(len(self.records)))
-        self._phase_deadline = self._now + self.limits.start_timeout_seconds
-        self._emit("attempt", None, f"attempt {self.attempt} of {self.limits.max_attempts}, because: {reason}")
+        self._phase_deadline = self._now + self.spec.start_timeout_seconds
+        self._emit("attempt", None, f"attempt {self.attempt} of {self.spec.max_attempts}, because: {reason}")
         self._move_on(Phase.RENDEZVOUS, "every task ends its child process and chooses a new port")
 
     def _end_stop_if_saved(self) -> None:
@@ -525,13 +525,13 @@ class JobState:
             self._complete("every task that the job waits for")
         else:
             self._exited_early = None
-            self._phase_deadline = min(self._phase_deadline, now + self.limits.finish_timeout_seconds)
+            self._phase_deadline = min(self._phase_deadline, now + self.spec.finish_timeout_seconds)
             if not self._is_finishing:
                 self._is_finishing = True
                 self._changed.update(range(len(self.records)))
 
     def _complete(self, what: str) -> None:
-        if self._lacks_servers and self.limits.require_servers:
+        if self._lacks_servers and self.spec.require_servers:
             self._decide(Outcome(EXIT_NOT_FORMED, self._no_server()))
             return
         if self._lacks_servers:
@@ -553,7 +553,7 @@ class JobState:
         """Set the outcome and terminate all tasks; only the first call has an effect, later failures are collateral."""
         if self.outcome is None:
             self.outcome = outcome
-            self._phase_deadline = self._now + self.limits.kill_wait_seconds + self.limits.heartbeat_timeout_seconds
+            self._phase_deadline = self._now + self.spec.kill_wait_seconds + self.spec.heartbeat_timeout_seconds
             self._emit("outcome", None, outcome.reason)
             self._move_on(Phase.TERMINATING, "terminating every task")
             self._end_if_all_gone()
@@ -568,7 +568,7 @@ class JobState:
         what = "did not register" if missing else "did not check the addresses of other tasks"
         return Outcome(
             EXIT_NOT_FORMED,
-            f"The cluster did not form within {self.limits.start_timeout_seconds:g} s: {format_tasks(late)} {what}. "
+            f"The cluster did not form within {self.spec.start_timeout_seconds:g} s: {format_tasks(late)} {what}. "
             "Look at their logs, or raise --start-timeout.",
             late[0].task,
             has_timed_out=True,
@@ -576,7 +576,7 @@ class JobState:
 
     def _advance(self, now: float) -> None:
         """Set the time; extend all deadlines by the time in which this process itself did not run."""
-        lag = now - self._now - self.limits.heartbeat_interval_seconds
+        lag = now - self._now - self.spec.heartbeat_interval_seconds
         self._now = now
         if lag > 0:
             self._phase_deadline += lag

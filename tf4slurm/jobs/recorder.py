@@ -113,10 +113,10 @@ class Recorder:
             seconds=round(now - self._started_at, 3),
             phase=state.phase.value,
             attempt=state.attempt,
-            max_attempts=state.limits.max_attempts,
+            max_attempts=state.spec.max_attempts,
             reason=state.outcome.reason if state.outcome is not None else "",
             interval_seconds=self._interval_seconds,
-            heartbeat_timeout_seconds=state.limits.heartbeat_timeout_seconds,
+            heartbeat_timeout_seconds=state.spec.heartbeat_timeout_seconds,
             tasks=tuple(
                 self._task(record, progress, now)
                 for record, progress in zip(state.records, self._progress, strict=True)
