@@ -373,8 +373,11 @@ class JobState:
         if self.phase is Phase.STOPPING:
             record.is_done = True
             self._end_stop_if_saved()
-        if self.phase is not Phase.TRAINING:
-            return
+        elif self.phase is Phase.TRAINING:
+            self._apply_role(record, returncode, why, now)
+
+    def _apply_role(self, record: TaskRecord, returncode: int, why: str, now: float) -> None:
+        """Do what the role of a task prescribes when its child has exited during training; see `roles.py`."""
         if returncode == 0 and not record.role.serves:
             record.is_done = True
             self._complete_if_done(now)
