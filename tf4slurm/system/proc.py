@@ -45,7 +45,7 @@ def find_children(process_id: int) -> list[int]:
     """
     found: list[int] = []
     for thread in os.listdir(f"/proc/{process_id}/task"):
-        with open(f"/proc/{process_id}/task/{thread}/children", encoding="ascii") as file:
+        with open(f"/proc/{process_id}/task/{thread}/children", encoding="utf-8") as file:
             found += map(int, file.read().split())
     return found
 
