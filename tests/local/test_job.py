@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 import tf4slurm
 from tests.jobs import TF4SLURM
-from tf4slurm.errors import OptionError, UnknownJobError
+from tf4slurm.errors import LaunchError, OptionError, SchemaVersionError, UnknownJobError, UnknownTaskError
 from tf4slurm.job import Job
 
 SCRIPT = """
@@ -106,3 +107,32 @@ def test_invalid_options_and_unknown_jobs_are_errors(script: Path) -> None:
         Job("true").status()
     with pytest.raises(UnknownJobError, match="no job 'x'"):
         Job.find("x")
+
+
+def test_functions_of_the_library_run_watch_and_resume_a_job(script: Path) -> None:
+    lines: list[str] = []
+    spec = tf4slurm.JobSpec((sys.executable, str(script)), ps=1, workers=1)
+    ended = tf4slurm.run(spec, on_output=lines.append)
+    assert (ended.state, ended.exit_code) == ("COMPLETED", 0)
+    assert "chief/0 | hello from chief/0 <b>\n" in lines
+    assert tf4slurm.status(ended.name).state == tf4slurm.wait(ended.name, timeout_seconds=1).state == "COMPLETED"
+    assert [line.text for line in tf4slurm.logs(ended.name, "chief/0")] == ["hello from chief/0 <b>"]
+    assert tf4slurm.cancel(ended.name).exit_code == 0  # it has ended
+    assert tf4slurm.make_report(ended.name).name == "report.html"
+    again = tf4slurm.resume(ended.name)
+    assert (again.exit_code, again.name != ended.name) == (0, True)
+    assert [job.name for job in tf4slurm.list_jobs(2)] == [again.name, ended.name]
+    with pytest.raises(UnknownTaskError, match="It has: chief/0, ps/0, worker/0"):
+        tf4slurm.logs(ended.name, "chef/0")
+    with pytest.raises(LaunchError, match="exited with code 3 before it created a run directory"):
+        tf4slurm.run(tf4slurm.JobSpec(("/nowhere",), workers=1), on_output=lines.append)
+
+
+def test_job_of_a_newer_version_is_refused_and_listed_as_unknown(script: Path) -> None:
+    ended = tf4slurm.run(tf4slurm.JobSpec((sys.executable, "-c", ""), ps=0, workers=0), on_output=lambda line: None)
+    path = Path(ended.run_directory or "") / "status.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
+    with pytest.raises(SchemaVersionError, match="schema version 99"):
+        tf4slurm.status(ended.name)
+    (listed,) = tf4slurm.list_jobs(1)
+    assert (listed.state, "schema version 99" in listed.reason) == ("UNKNOWN", True)
