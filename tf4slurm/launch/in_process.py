@@ -204,7 +204,8 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
     script = CallingScript(rendezvous)
     agent = Agent(rendezvous, script)
     acting = asyncio.create_task(agent.run())
-    hosting = asyncio.create_task(_host(request["counts"], spec, directory, step)) if is_host else None
+    is_over = asyncio.Event()
+    hosting = asyncio.create_task(_host(request["counts"], spec, directory, step, is_over)) if is_host else None
     tasks: set[asyncio.Task[Any]] = {acting} if hosting is None else {acting, hosting}
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     if not script.has_started and not script.has_ended:
@@ -216,15 +217,22 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
     await acting
     if hosting is not None:
         if not script.channel.was_used:  # such a script does not wait for the others, nor do they for it
-            hosting.cancel()
+            is_over.set()  # not cancel(), which would interrupt the removal of control.json
         await asyncio.wait({hosting})
 
 
-async def _host(counts: Mapping[str, int], spec: JobSpec, directory: RunDirectory, step: SlurmStep) -> None:
-    """Host the control service until every task has ended or is lost."""
+async def _host(
+    counts: Mapping[str, int], spec: JobSpec, directory: RunDirectory, step: SlurmStep, is_over: asyncio.Event
+) -> None:
+    """Host the control service until every task has ended or is lost, or until `is_over` is set."""
     host = ControlHost(counts, spec, directory, OrderedThread())
     try:
         await host.announce(await host.start(step.node_name))
-        await host.wait_for_end()
+        ending, stopping = asyncio.create_task(host.wait_for_end()), asyncio.create_task(is_over.wait())
+        await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if ending.done():
+            ending.result()
+        ending.cancel()
     finally:
         await host.close()
