@@ -169,7 +169,7 @@ def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) 
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(BlockingIOError):  # the pipe is full of signals already
             os.write(writable, bytes([number]))
 

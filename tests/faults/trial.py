@@ -132,7 +132,7 @@ class Trial:
             self._job.finish()
             job.wait_for_event("outcome", _PATIENCE_SECONDS)
             script = job.process_of("batch script")
-            job.wait_for(lambda: (job.run_directory / "result.json").exists(), 10, "there was no result")
+            job.wait_for((job.run_directory / "result.json").exists, 10, "there was no result")
             os.kill(script, signal.SIGCONT)
         if self._case.victim == "run directory":  # which tells nothing any more
             self._job.finish()

@@ -267,7 +267,7 @@ def test_scancel_ends_everything(tmp_path: Path, lab: SlurmLab, process_mark: st
     job_id = submit(lab, tmp_path, f"exec {shlex.join([*command, str(job.children)])}")
     children_by_host(job)
     lab.run("scancel", job_id)
-    assert wait_until(lambda: (job.run_directory / "result.json").exists(), 10)
+    assert wait_until((job.run_directory / "result.json").exists, 10)
     assert job.result["exit_code"] == 143
     assert lab.wait_for_job(job_id)[0] == "CANCELLED"
     assert wait_until_gone(process_mark, timeout_seconds=5) == []

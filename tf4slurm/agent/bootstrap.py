@@ -114,6 +114,7 @@ def is_under_launcher(environ: Mapping[str, str]) -> bool:
 
 
 def spec_to_environ(spec: JobSpec, run_directory: Path) -> dict[str, str]:
+    """Return the environment from which an agent reads the job; see `spec_from_environ`."""
     return {SETTINGS_VARIABLE: json.dumps(spec.to_json()), RUN_DIRECTORY_VARIABLE: str(run_directory)}
 
 
@@ -123,4 +124,5 @@ def spec_from_environ(command: Sequence[str], environ: Mapping[str, str]) -> tup
 
 
 def rank_to_environ(rank: int) -> dict[str, str]:
+    """Return the environment from which a local agent reads its rank."""
     return {RANK_VARIABLE: str(rank)}

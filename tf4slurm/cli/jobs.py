@@ -27,7 +27,7 @@ _HEADING = ("TASK", "NODE", "ADDRESS", "STATE", "STEP", "STEP/S", "MEMORY", "HEA
 _INTERRUPTED = 130
 
 
-def complete_jobs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_jobs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the ids and names of the latest jobs."""
     words = (
         (word, job.name) for job in known_jobs(os.environ)[:_COMPLETED_JOBS] for word in (job.job_id, job.name) if word
@@ -70,7 +70,7 @@ def _serve(known: Sequence[KnownJob]) -> None:
 
     if len(known) > 1 or not known[0].run_directories:
         raise click.UsageError("--web is for one job that has started.")
-    reason = serve_page(known[0].run_directories[-1], lambda address: click.echo(address))
+    reason = serve_page(known[0].run_directories[-1], click.echo)
     click.echo(f"tf4slurm: {reason}", err=True)
 
 

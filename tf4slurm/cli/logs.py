@@ -22,7 +22,7 @@ _SINCE = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def _complete_tasks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _complete_tasks(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     if not context.params.get("job"):
         return []
     try:

@@ -74,7 +74,7 @@ def _completion_of(each: Option) -> Callable[..., list[CompletionItem]] | None:
 
 
 def _complete(find: Callable[[], Sequence[str]]) -> Callable[..., list[CompletionItem]]:
-    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in find() if name.startswith(incomplete)]
 
     return complete

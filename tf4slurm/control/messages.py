@@ -27,7 +27,7 @@ SERVICE = "tf4slurm.Control"
 METHOD = "Connect"
 """The one gRPC method: a task sends `Registration` and `ObservedState`, the service `DesiredState` and the cluster."""
 
-TOKEN_METADATA = "tf4slurm-token"
+TOKEN_METADATA = "tf4slurm-token"  # noqa: S105
 """The metadata key of the job's token, which each call carries."""
 
 HEARTBEAT = b""

@@ -59,7 +59,9 @@ def open_from_this_user(credential: str) -> str:
 
 def _run(program: str, *options: str, text: bytes) -> bytes:
     try:
-        done = subprocess.run((program, *options), input=text, capture_output=True, timeout=_TIMEOUT_SECONDS)
+        done = subprocess.run(
+            (program, *options), input=text, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise AuthenticationError(_failed(program, type(error).__name__)) from error
     if done.returncode not in _OPENED:

@@ -123,6 +123,7 @@ def _run_python(
     try:
         return subprocess.run(
             (sys.executable, *arguments),
+            check=False,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -105,6 +105,7 @@ def make_lines(names: Sequence[str], columns: Mapping[int, Values]) -> list[Line
 
 
 def draw_chart(chart: Chart) -> Drawing:
+    """Draw the lines of a chart with axes and a legend."""
     highs = measured([value for each in chart.lines for value in (each.high or each.values)])
     lows = measured([value for each in chart.lines for value in (each.low or each.values)])
     low, high = min(0.0, *lows), max(0.0, *highs)

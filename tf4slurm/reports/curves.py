@@ -90,6 +90,7 @@ def measured(values: Sequence[float | None]) -> list[float]:
 
 
 def mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the measured values; None if there is none."""
     found = measured(values)
     return sum(found) / len(found) if found else None
 
@@ -140,8 +141,8 @@ def _metrics(
         for rank, values in sample.metrics.items():
             if not (rank.isdecimal() and int(rank) < num_tasks):
                 continue
-            for name, value in values.items():
-                name = name[:_MAX_NAME_LENGTH]
+            for full_name, value in values.items():
+                name = full_name[:_MAX_NAME_LENGTH]
                 if name not in metrics and len(metrics) >= _MAX_METRICS:
                     others.add(name)
                     continue

@@ -113,6 +113,7 @@ def load_templates() -> None:
 
 
 def make_title(summary: JobSummary) -> str:
+    """Return the title of the page: the name of the job and its outcome."""
     return f"{summary.path.name}: {_outcome(summary)[0].lower()}"
 
 
@@ -153,6 +154,7 @@ def _render(template: str, **values: Any) -> str:
 
 
 def read_template(name: str) -> str:
+    """Return the text of a file in `templates`."""
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 

@@ -60,10 +60,12 @@ def element(tag: str, *content: object, **attributes: object) -> Markup:
 
 
 def text(x: float, y: float, words: object, style: str = "", anchor: str = "") -> Markup:
+    """Return a text element."""
     return element("text", words, x=x, y=y, class_=style, text_anchor=anchor)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, style: str) -> Markup:
+    """Return a straight line."""
     return element("path", class_=style, d=outline([(x1, y1), (x2, y2)]))
 
 
@@ -73,6 +75,7 @@ def outline(points: Sequence[tuple[float, float]], *, is_closed: bool = False) -
 
 
 def mark(x: float, y: float, kind: str, title: str) -> Markup:
+    """Return one of `MARKS`, with a title that a browser shows under the pointer."""
     where = f"translate({x:g} {y:g})"
     return element("path", element("title", title), class_=f"mark {kind}", d=MARKS[kind], transform=where)
 

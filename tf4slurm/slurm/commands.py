@@ -53,6 +53,7 @@ def run_program(
     try:
         done = subprocess.run(
             command,
+            check=False,
             input=text,
             capture_output=True,
             text=True,
@@ -244,7 +245,7 @@ def query_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) 
 
 
 def _sattach_layout(step_name: str, timeout_seconds: float) -> list[str]:
-    """Return the node of each rank of one step, from the output of sattach:
+    """Return the node of each rank of one step, from the output of sattach.
 
     Job step layout:
         4 tasks, 2 nodes (gpu-09,r1-n10)

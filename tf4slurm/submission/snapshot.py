@@ -94,7 +94,7 @@ def _list_files(source: Path, *options: str) -> list[str]:
     command = ("git", "-C", str(source), "ls-files", "-z", *options)
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="surrogateescape", timeout=_TIMEOUT_SECONDS
+            command, check=False, capture_output=True, text=True, errors="surrogateescape", timeout=_TIMEOUT_SECONDS
         )
         why = done.stderr.strip() if done.returncode else ""
     except FileNotFoundError:

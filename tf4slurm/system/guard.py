@@ -44,7 +44,7 @@ def start_guard() -> None:
 
 
 def _guard(agent: int) -> NoReturn:
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def pass_on(number: int, _frame: FrameType | None) -> None:
         os.kill(agent, number)  # not reaped yet, so its id is still its own
 
     for number in STOP_SIGNALS:

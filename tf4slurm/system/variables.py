@@ -5,7 +5,7 @@ from __future__ import annotations
 CONTROL_VARIABLE = "TF4SLURM_CONTROL"
 """Addresses of the control service, "host:port" each, with commas between."""
 
-TOKEN_VARIABLE = "TF4SLURM_TOKEN"
+TOKEN_VARIABLE = "TF4SLURM_TOKEN"  # noqa: S105
 CERTIFICATE_VARIABLE = "TF4SLURM_CERTIFICATE"
 """The job's credentials: the token of each call, and the certificate of the control service."""
 

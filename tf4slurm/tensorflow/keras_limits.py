@@ -149,7 +149,7 @@ def _reads(tensor: Any, variable: Any) -> bool:
 
 def _refuse_stateless(apply: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
-    def refuse(self: Any, *arguments: Any, **named: Any) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
         raise KerasError(
             "stateless_apply of Keras 3 is not available with TensorFlow. Either call optimizer.apply inside "
             f"strategy.run, in a loop of your own, {_OTHER_KERAS}"

@@ -18,6 +18,7 @@ _POLL_SECONDS = 0.05
 
 
 def main(directory: Path) -> None:
+    """Run the server of this task until the cluster ends."""
     config = json.loads(os.environ["TF_CONFIG"])
     cluster, task = config["cluster"], config["task"]
     if task["type"] == "chief":
