@@ -87,6 +87,8 @@ class ScriptChannelServer:
             while (line := await reader.readline()) and writer in self._writers:
                 state = decode(line, ScriptState)
                 self._on_state(state)
+        except asyncio.CancelledError:
+            pass  # the agent exits; asyncio would log it as an error
         except (OSError, MessageError, ValueError):  # ValueError: a line that is too long
             pass  # not a script that uses tf4slurm's own functions
         finally:
