@@ -18,7 +18,7 @@ demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
 
 test: $(VENV)/installed slurm browser check
-	$(PYTEST)
+	$(PYTEST) --cov
 
 # What takes long: most of the fault matrix, most notebooks, and of what there is in several kinds all but the first.
 # Half an hour.

@@ -45,7 +45,7 @@ PRINTED: Mapping[str, tuple[str, ...]] = {
         r"kernel is on /job:ps/replica:0/task:0",
         rf"step 480  loss \S+  test accuracy {ACCURATE}",
         rf"restored: step 480, test accuracy {ACCURATE}",
-        "tf4slurm run --site none --ps 1 --workers 2",
+        "tf4slurm run --site none --workers 2",
     ),
     "06": (
         rf"killed worker/1 ---.*worker/1.*restart.*test accuracy: {ACCURATE}.*exit code 0\n",
