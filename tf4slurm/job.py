@@ -47,8 +47,8 @@ def _takes_options_of(
         own = inspect.signature(function)
         shown = [*list(own.parameters.values())[:-1], *(fields[name] for name in names)]
         function.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
-        lines = (f"            {name}: {options[name].help}" for name in names if name in options)
-        function.__doc__ = (function.__doc__ or "").replace("            OPTIONS", "\n".join(lines))
+        lines = (f"    {name}: {options[name].help}" for name in names if name in options)
+        function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("    OPTIONS", "\n".join(lines))
         return function
 
     return decorate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import re
@@ -122,9 +123,9 @@ line. The JSON is strict: NaN and infinite numbers are null. Every `.json` file 
 
 def describe(title: str, kind: type[Any]) -> str:
     """Return a heading, the first paragraph of the docstring, and a table of the fields."""
-    head, _, attributes = (kind.__doc__ or "").partition("Attributes:")
+    head, _, attributes = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")
     names = [field.name for field in dataclasses.fields(kind)]
-    found = re.findall(r"^ {8}(\w+(?:, \w+)*): (.+(?:\n {12,}.+)*)", attributes, re.MULTILINE)
+    found = re.findall(r"^ {4}(\w+(?:, \w+)*): (.+(?:\n {8,}.+)*)", attributes, re.MULTILINE)
     texts = {name: " ".join(text.split()) for key, text in found for name in key.split(", ")}
     assert sorted(texts) == sorted(names), f"the docstring of {kind.__name__} describes other fields"
     hints = get_type_hints(kind)
