@@ -65,18 +65,18 @@ def test_no_import_cycle() -> None:
     graphlib.TopologicalSorter({module: imports_of(module) for module in MODULES}).prepare()
 
 
-def test_the_import_check_sees_imports() -> None:
+def test_import_check_finds_imports() -> None:
     assert {"control.state", "jobs.recorder"} <= imports_of("launch.launcher")
     assert "control.state" in imports_of("control.service")
 
 
-def test_the_page_names_no_file_that_is_not_there() -> None:
+def test_page_names_existing_files_only() -> None:
     files = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
     assert set(re.findall(r"`(\w+\.py)`", PAGE)) <= files
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("slurm.")])
-def test_only_the_package_slurm_reads_its_variables(module: str) -> None:
+def test_only_package_slurm_reads_slurm_variables(module: str) -> None:
     tree = ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     names = {text for text in texts if re.fullmatch(r"SLURMD?_[A-Z_]+", text)}
@@ -89,41 +89,41 @@ def imported_by(statement: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
-def test_a_star_import_loads_no_tensorflow() -> None:
+def test_star_import_loads_no_tensorflow() -> None:
     assert "tensorflow" not in imported_by("from tf4slurm import *; get_server_dictionary")
 
 
-def test_importing_the_package_is_light() -> None:
+def test_importing_the_package_loads_few_modules() -> None:
     loaded = imported_by("import tf4slurm")
     assert not loaded & {"tensorflow", "grpc", "asyncio", "click", "rich", "psutil", "jinja2"}
 
 
-def test_importing_shutdown_is_light() -> None:
+def test_importing_shutdown_loads_few_modules() -> None:
     loaded = imported_by("import tf4slurm; tf4slurm.shutdown.wait_for_workers; from tf4slurm import shutdown")
     assert "tf4slurm.shutdown" in loaded
     assert not loaded & {"tensorflow", "grpc", "asyncio"}
 
 
-def test_an_agent_never_loads_tensorflow_and_no_terminal_library() -> None:
+def test_agent_loads_neither_tensorflow_nor_a_terminal_library() -> None:
     loaded = imported_by("import tf4slurm.agent.agent, tf4slurm.cli.run")
     assert not loaded & {"tensorflow", "rich", "psutil", "jinja2", "tf4slurm.launch.launcher"}
     assert not imported_by("import tf4slurm.agent.agent") & {"click", "cryptography"}
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("tensorflow.")])
-def test_only_the_package_tensorflow_imports_it(module: str) -> None:
+def test_only_package_tensorflow_imports_tensorflow(module: str) -> None:
     tree = ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     allowed = "tf4slurm.tensorflow" if module in USERS_OF_TENSORFLOW else "tf4slurm"
     assert not any("tensorflow" in ast.unparse(node).replace(allowed, "") for node in imports)
 
 
-def test_importing_the_options_of_a_job_is_light() -> None:
+def test_importing_the_options_of_a_job_loads_few_modules() -> None:
     loaded = imported_by("import tf4slurm.spec, tf4slurm.batch_spec, tf4slurm.settings")
     assert not loaded & {"asyncio", "click", "grpc", "rich", "tensorflow"}
 
 
-def test_writing_a_batch_script_is_light() -> None:
+def test_writing_a_batch_script_loads_few_modules() -> None:
     assert not imported_by("import tf4slurm.cli.submit") & {
         "tensorflow",
         "grpc",
@@ -152,5 +152,5 @@ def test_public_names_of_the_package_tensorflow_exist() -> None:
     assert "tensorflow" not in imported_by("import tf4slurm.tensorflow")
 
 
-def test_the_version_is_one() -> None:
+def test_version_is_the_same_everywhere() -> None:
     assert re.search(rf"^## {re.escape(tf4slurm.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)

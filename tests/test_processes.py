@@ -23,7 +23,7 @@ def test_ends_its_child():
 """
 
 
-def test_a_child_is_seen_until_it_ends(process_mark: str) -> None:
+def test_child_is_found_until_it_exits(process_mark: str) -> None:
     with subprocess.Popen(["sleep", "300"]) as child:
         assert wait_until(lambda: bool(marked_processes(process_mark)), 10)  # see LEAKING
         assert [(found.pid, found.command) for found in marked_processes(process_mark)] == [(child.pid, "sleep 300")]
@@ -31,7 +31,7 @@ def test_a_child_is_seen_until_it_ends(process_mark: str) -> None:
     assert wait_until_gone(process_mark, timeout_seconds=1) == []
 
 
-def test_a_leak_fails_the_test(tmp_path: Path) -> None:
+def test_leaked_process_fails_its_test(tmp_path: Path) -> None:
     (tmp_path / "test_leaking.py").write_text(LEAKING)
     options = ["-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "--color=no", f"--rootdir={tmp_path}"]
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]

@@ -21,7 +21,9 @@ def _parameter(case: Case) -> Any:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", [_parameter(case) for case in CASES])
-def test_a_fault(case: Case, lab: SlurmLab, tmp_path: Path, process_mark: str) -> None:
+def test_fault_has_its_expected_outcome_within_its_bounds(
+    case: Case, lab: SlurmLab, tmp_path: Path, process_mark: str
+) -> None:
     """What is late on a busy machine is measured once more: late again is a failure, anything else wrong always is."""
     for number in (1, 2):
         directory = tmp_path / str(number)

@@ -14,10 +14,10 @@ SEED = 52
 @pytest.mark.parametrize(
     "number", [*range(5), *(pytest.param(number, marks=pytest.mark.long) for number in range(5, 10))]
 )
-def test_a_job_with_a_mishap_ends_as_it_has_to(tmp_path: Path, process_mark: str, number: int) -> None:
+def test_job_with_random_fault_ends_with_explained_exit_code(tmp_path: Path, process_mark: str, number: int) -> None:
     assert run_job(SEED, number, tmp_path)
 
 
-def test_these_jobs_meet_all_kinds_of_victims() -> None:
+def test_short_run_covers_all_kinds_of_targets() -> None:
     kinds = {mishap_of(SEED, number).kind for number in range(10)}
     assert kinds == {"chief", "ps", "worker", "agent", "launcher"}

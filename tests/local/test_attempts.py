@@ -20,7 +20,7 @@ def addresses(child: dict[str, object]) -> set[str]:
 
 
 @pytest.mark.parametrize("victim", ["ps-0", "chief-0"])
-def test_the_loss_of_a_ps_or_the_chief_forms_the_cluster_anew(job: Job, victim: str, process_mark: str) -> None:
+def test_loss_of_ps_or_chief_starts_another_attempt(job: Job, victim: str, process_mark: str) -> None:
     job.start(*ROLES, "--max-attempts", "2")
     first = {name: job.wait_for_child(name) for name in NAMES}
     os.kill(first[victim]["pid"], signal.SIGKILL)
@@ -40,7 +40,7 @@ def test_the_loss_of_a_ps_or_the_chief_forms_the_cluster_anew(job: Job, victim: 
     assert wait_until_gone(process_mark, timeout_seconds=1) == []
 
 
-def test_the_last_attempt_ends_the_job_with_its_cause(job: Job) -> None:
+def test_failure_of_last_attempt_ends_job_with_its_cause(job: Job) -> None:
     job.start(*ROLES, "--max-attempts", "2")
     os.kill(job.wait_for_child("ps-0")["pid"], signal.SIGKILL)
     os.kill(job.wait_for_child("ps-0", number=2)["pid"], signal.SIGSEGV)
@@ -50,7 +50,7 @@ def test_the_last_attempt_ends_the_job_with_its_cause(job: Job) -> None:
     assert "ps-0.2.log" in job.stderr
 
 
-def test_a_narrow_range_of_ports_is_enough_for_a_second_attempt(job: Job) -> None:
+def test_narrow_range_of_ports_suffices_for_second_attempt(job: Job) -> None:
     first = 20000 + os.getpid() % 10000  # below those that the system may meanwhile give to somebody else
     job.start(*ROLES, "--max-attempts", "2", "--ports", f"{first}-{first + 4}")
     children = {name: job.wait_for_child(name) for name in NAMES}
@@ -61,7 +61,7 @@ def test_a_narrow_range_of_ports_is_enough_for_a_second_attempt(job: Job) -> Non
 
 
 @pytest.mark.parametrize(("victim", "code"), [("ps-0", 7), ("chief-0", 7)])
-def test_a_stopped_child_counts_as_dead(job: Job, victim: str, code: int, process_mark: str) -> None:
+def test_stopped_child_counts_as_failed(job: Job, victim: str, code: int, process_mark: str) -> None:
     job.start(*ROLES, "--heartbeat-timeout", "4", "--heartbeat-interval", "0.2")
     for name in NAMES:
         job.wait_for_child(name)
@@ -72,7 +72,7 @@ def test_a_stopped_child_counts_as_dead(job: Job, victim: str, code: int, proces
     assert wait_until_gone(process_mark, timeout_seconds=1) == []
 
 
-def test_a_stopped_worker_is_started_again(job: Job) -> None:
+def test_stopped_worker_is_restarted(job: Job) -> None:
     job.start(*ROLES, "--heartbeat-timeout", "4", "--heartbeat-interval", "0.2")
     os.kill(job.wait_for_child("worker-1")["pid"], signal.SIGSTOP)
     assert job.wait_for_child("worker-1", number=2)
@@ -96,7 +96,7 @@ time.sleep(1000)
 """
 
 
-def test_a_server_that_has_answered_and_falls_silent_counts_as_dead(job: Job) -> None:
+def test_server_that_stops_answering_counts_as_failed(job: Job) -> None:
     command = (sys.executable, "-c", ANSWERING, str(job.children))
     job.start("--ps", "1", "--workers", "1", "--heartbeat-timeout", "4", "--heartbeat-interval", "0.2", command=command)
     assert wait_until((job.children / "ps-0").exists, 30), job.stderr
@@ -106,7 +106,7 @@ def test_a_server_that_has_answered_and_falls_silent_counts_as_dead(job: Job) ->
     assert "did not answer at its port for 4 s." in job.stderr.partition("Root cause:")[2]
 
 
-def test_with_a_stall_limit_a_task_must_have_a_server_in_time(job: Job) -> None:
+def test_task_without_server_fails_at_stall_timeout(job: Job) -> None:
     options = (
         "--stall-timeout",
         "5",

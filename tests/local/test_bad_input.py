@@ -60,7 +60,7 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
         ([*ROLES, "--runs-directory", "not_executable", "--", "true"], 3, "not a directory"),
     ],
 )
-def test_bad_input_is_refused_with_a_reason(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+def test_invalid_input_is_refused_with_a_reason(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
     (tmp_path / "not_executable").write_text("#!/bin/sh\n")
     result = run(*arguments, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (code, "")

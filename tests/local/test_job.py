@@ -35,7 +35,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_script_is_the_one_of_the_command_line(script: Path) -> None:
+def test_script_equals_that_of_command_line(script: Path) -> None:
     job = Job(
         [sys.executable, str(script), "two words"],
         ps=1,

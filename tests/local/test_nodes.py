@@ -23,13 +23,13 @@ def nodes(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         (["count", "n[1-10000],n1", "m[01-10]"], "", "10011\n"),
     ],
 )
-def test_what_is_written(arguments: list[str], stdin: str, expected: str) -> None:
+def test_formats_of_nodelists(arguments: list[str], stdin: str, expected: str) -> None:
     done = nodes(*arguments, stdin=stdin)
     assert (done.stdout, done.stderr, done.returncode) == (expected, "", 0)
 
 
 @pytest.mark.parametrize("verb", ["expand", "fold", "count"])
-def test_what_slurm_refuses_is_one_line_and_exit_code_2(verb: str) -> None:
+def test_invalid_nodelist_is_one_line_and_exit_code_2(verb: str) -> None:
     done = nodes(verb, "a,n[3-1]")
     assert (done.stdout, done.returncode) == ("", 2)
     assert done.stderr.startswith("tf4slurm: The range '3-1' is reversed")

@@ -100,7 +100,7 @@ def test_values_under_the_pointer_are_shown(browser: Browser, tmp_path: Path) ->
     assert dom.count('class="cursor axis"') == 1
 
 
-def test_no_text_of_a_job_is_run_as_script(browser: Browser, tmp_path: Path) -> None:
+def test_text_of_a_job_is_never_run_as_script(browser: Browser, tmp_path: Path) -> None:
     run = Path(shutil.copytree(RUNS / "broken", tmp_path / "run"))
     evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
     for name in ("job.json", "result.json"):

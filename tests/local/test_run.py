@@ -37,7 +37,7 @@ def read_status(job: Job) -> StatusFile:
     return RunDirectory(job.run_directory).read(StatusFile) or StatusFile()
 
 
-def test_a_job_forms_and_ends_when_its_chief_does(job: Job) -> None:
+def test_job_ends_when_its_chief_exits(job: Job) -> None:
     job.start(*ROLES)
     children = {name: job.wait_for_child(name) for name in NAMES}
     clusters = [child["config"]["cluster"] for child in children.values()]
@@ -55,7 +55,7 @@ def test_a_job_forms_and_ends_when_its_chief_does(job: Job) -> None:
     assert "COMPLETED" in job.stderr
 
 
-def test_output_goes_to_a_file_per_task_and_with_its_name_to_the_terminal(job: Job) -> None:
+def test_output_goes_to_log_files_and_with_task_names_to_terminal(job: Job) -> None:
     job.start(*ROLES)
     ports = {name: job.wait_for_child(name)["config"]["cluster"] for name in NAMES}
     port = ports["worker-0"]["worker"][0].rpartition(":")[2]
@@ -65,7 +65,7 @@ def test_output_goes_to_a_file_per_task_and_with_its_name_to_the_terminal(job: J
     assert (job.run_directory / "logs" / "worker-0.1.log").read_text() == f"worker-0 listens on {port}\n"
 
 
-def test_the_run_directory_is_its_users_alone_and_keeps_no_secret(
+def test_run_directory_is_private_and_contains_no_secret(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     secret = know_secret(monkeypatch, tmp_path)
@@ -84,7 +84,7 @@ def test_the_run_directory_is_its_users_alone_and_keeps_no_secret(
 
 
 @pytest.mark.parametrize(("ended", "code"), [("chief-0", 3), ("ps-0", 4)])
-def test_the_exit_code_is_that_of_the_task_that_failed(job: Job, ended: str, code: int) -> None:
+def test_exit_code_is_that_of_the_failed_task(job: Job, ended: str, code: int) -> None:
     job.start(*ROLES)
     for name in NAMES:
         job.wait_for_child(name)
@@ -95,7 +95,7 @@ def test_the_exit_code_is_that_of_the_task_that_failed(job: Job, ended: str, cod
     assert f"{ended} listens on" in job.stderr.partition("The last lines of")[2]
 
 
-def test_a_killed_ps_ends_the_job_with_137(job: Job) -> None:
+def test_killed_ps_ends_job_with_137(job: Job) -> None:
     job.start(*ROLES)
     for name in NAMES:
         job.wait_for_child(name)
@@ -106,7 +106,7 @@ def test_a_killed_ps_ends_the_job_with_137(job: Job) -> None:
     assert "was killed by signal 9 (SIGKILL)" in job.stderr
 
 
-def test_a_killed_worker_is_started_again_at_the_same_address(job: Job) -> None:
+def test_killed_worker_is_restarted_at_its_address(job: Job) -> None:
     job.start(*ROLES)
     first = job.wait_for_child("worker-1")
     os.kill(first["pid"], signal.SIGKILL)
@@ -118,7 +118,7 @@ def test_a_killed_worker_is_started_again_at_the_same_address(job: Job) -> None:
     assert next(task for task in job.result["tasks"] if task["task"] == "worker/1")["starts"] == 2
 
 
-def test_worker_that_exits_with_0_before_its_chief_is_not_started_again(job: Job) -> None:
+def test_worker_that_exits_with_0_before_its_chief_is_not_restarted(job: Job) -> None:
     job.start(*ROLES)
     for name in NAMES:
         job.wait_for_child(name)
@@ -130,7 +130,7 @@ def test_worker_that_exits_with_0_before_its_chief_is_not_started_again(job: Job
     assert (worker["starts"], worker["returncode"]) == (1, 0)
 
 
-def test_a_worker_that_says_that_it_is_done_and_ends_at_once_is_not_started_again(job: Job) -> None:
+def test_worker_that_signals_completion_and_exits_at_once_is_not_restarted(job: Job) -> None:
     """Its agent, held up, sees neither its connection nor its word before its end."""
     code = """
 import json, os, pathlib, sys, time
@@ -156,7 +156,7 @@ if role == "worker":
     assert "restarting" not in [event["kind"] for event in job.events]
 
 
-def test_a_worker_that_always_fails_ends_the_job(job: Job) -> None:
+def test_worker_that_always_fails_ends_job(job: Job) -> None:
     job.start(*ROLES, "--max-worker-restarts", "2")
     job.end_child("worker-0", 9)
     assert job.wait() == 9
@@ -164,7 +164,7 @@ def test_a_worker_that_always_fails_ends_the_job(job: Job) -> None:
     assert next(task for task in job.result["tasks"] if task["task"] == "worker/0")["starts"] == 3
 
 
-def test_without_a_chief_all_workers_are_waited_for(job: Job) -> None:
+def test_job_without_chief_waits_for_all_workers(job: Job) -> None:
     job.start(*ROLES, "--no-chief")
     assert "chief" not in job.wait_for_child("worker-0")["config"]["cluster"]
     job.end_child("worker-0")
@@ -175,13 +175,13 @@ def test_without_a_chief_all_workers_are_waited_for(job: Job) -> None:
     assert job.wait() == 0
 
 
-def test_an_evaluator_is_outside_the_cluster_and_waited_for(job: Job) -> None:
+def test_evaluator_is_outside_the_cluster_and_job_waits_for_it(job: Job) -> None:
     job.start("--ps", "1", "--workers", "1", "--evaluators", "1", command=("sh", "-c", 'test -n "$TF_CONFIG"'))
     assert job.wait() == 0
     assert [task["returncode"] for task in job.result["tasks"] if task["task"] == "evaluator/0"] == [0]
 
 
-def test_a_data_service_runs_in_the_python_that_is_named_and_says_what_that_lacks(job: Job, tmp_path: Path) -> None:
+def test_data_service_runs_in_the_given_python_and_reports_missing_tensorflow(job: Job, tmp_path: Path) -> None:
     python = tmp_path / "python-without-packages"
     wait = f"while [ ! -e {shlex.quote(str(job.children))}/chief-0.1 ]; do sleep 0.05; done"  # its failures end the job
     python.write_text(f'#!/bin/sh\n{wait}\nexec {sys.executable} -S "$@"\n')
@@ -196,7 +196,7 @@ def test_a_data_service_runs_in_the_python_that_is_named_and_says_what_that_lack
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_to_the_launcher_ends_the_job(job: Job, number: signal.Signals, code: int) -> None:
+def test_signal_to_launcher_ends_job(job: Job, number: signal.Signals, code: int) -> None:
     job.start(*ROLES)
     for name in NAMES:
         job.wait_for_child(name)
@@ -206,7 +206,7 @@ def test_a_signal_to_the_launcher_ends_the_job(job: Job, number: signal.Signals,
     assert number.name in job.stderr
 
 
-def test_a_signal_to_one_agent_ends_the_job(job: Job) -> None:
+def test_signal_to_one_agent_ends_job(job: Job) -> None:
     job.start(*ROLES)
     for name in NAMES:
         job.wait_for_child(name)
@@ -214,7 +214,7 @@ def test_a_signal_to_one_agent_ends_the_job(job: Job) -> None:
     assert job.wait() == 143
 
 
-def test_a_killed_launcher_leaves_nothing(job: Job, process_mark: str) -> None:
+def test_killed_launcher_leaves_no_process(job: Job, process_mark: str) -> None:
     job.start(*ROLES, "--heartbeat-timeout", "2")
     for name in NAMES:
         job.wait_for_child(name)
@@ -259,7 +259,7 @@ def test_job_whose_launcher_was_killed_is_lost_with_the_time_and_the_exit_codes(
 
 
 @pytest.mark.long
-def test_a_killed_launcher_leaves_nothing_within_15_seconds_by_default(job: Job, process_mark: str) -> None:
+def test_killed_launcher_leaves_no_process_after_15_seconds_by_default(job: Job, process_mark: str) -> None:
     job.start(*ROLES)
     for name in NAMES:
         job.wait_for_child(name)
@@ -270,7 +270,7 @@ def test_a_killed_launcher_leaves_nothing_within_15_seconds_by_default(job: Job,
 
 
 @pytest.mark.parametrize("victim", ["chief-0", "ps-0", "worker-0"])
-def test_a_killed_agent_ends_the_job_and_its_child(job: Job, victim: str, process_mark: str) -> None:
+def test_killed_agent_ends_job_and_its_child(job: Job, victim: str, process_mark: str) -> None:
     job.start(*ROLES)
     for name in NAMES:
         job.wait_for_child(name)
@@ -280,7 +280,7 @@ def test_a_killed_agent_ends_the_job_and_its_child(job: Job, victim: str, proces
     assert wait_until_gone(process_mark, timeout_seconds=1) == []
 
 
-def test_a_stopped_agent_is_silence_and_silence_is_death(job: Job, process_mark: str) -> None:
+def test_stopped_agent_is_lost_after_heartbeat_timeout(job: Job, process_mark: str) -> None:
     job.start(*ROLES, "--heartbeat-timeout", "4", "--heartbeat-interval", "0.5")
     for name in NAMES:
         job.wait_for_child(name)
@@ -291,7 +291,7 @@ def test_a_stopped_agent_is_silence_and_silence_is_death(job: Job, process_mark:
     assert wait_until_gone(process_mark, timeout_seconds=1) == []
 
 
-def test_a_stopped_launcher_that_goes_on_blames_nobody(job: Job) -> None:
+def test_launcher_that_is_stopped_and_continued_loses_no_task(job: Job) -> None:
     job.start(*ROLES, "--heartbeat-timeout", "6", "--heartbeat-interval", "0.5")
     for name in NAMES:
         job.wait_for_child(name)
@@ -305,7 +305,7 @@ def test_a_stopped_launcher_that_goes_on_blames_nobody(job: Job) -> None:
     assert job.wait() == 0
 
 
-def test_a_job_that_is_stopped_as_a_whole_goes_on(job: Job) -> None:
+def test_job_stopped_as_a_whole_continues(job: Job) -> None:
     job.start(*ROLES, "--heartbeat-timeout", "4", "--heartbeat-interval", "0.5")
     for name in NAMES:
         job.wait_for_child(name)
@@ -324,13 +324,13 @@ def test_a_job_that_is_stopped_as_a_whole_goes_on(job: Job) -> None:
     assert job.wait() == 0, job.stderr
 
 
-def test_a_child_that_ignores_sigterm_is_killed(job: Job) -> None:
+def test_child_that_ignores_sigterm_is_killed(job: Job) -> None:
     ignorant = "trap '' TERM; case $TF_CONFIG in *'\"chief\", \"index\"'*) exit 0;; esac; while :; do sleep 0.1; done"
     job.start("--ps", "1", "--workers", "1", command=("sh", "-c", ignorant))
     assert job.wait() == 0
 
 
-def test_what_a_child_leaves_behind_is_ended(job: Job, process_mark: str) -> None:
+def test_leftover_processes_of_a_child_are_killed(job: Job, process_mark: str) -> None:
     daemon = "setsid sleep 1000 & setsid setsid sleep 1001 & exit 0"
     job.start("--ps", "1", "--workers", "1", command=("sh", "-c", daemon))
     assert job.wait() == 0
@@ -371,7 +371,7 @@ def test_servers_of_an_isolated_job_are_not_reached_from_outside(job: Job) -> No
 
 
 @pytest.mark.parametrize(("workers", "times"), [("1", 1), ("0", 0)])
-def test_local_job_of_several_tasks_says_that_its_servers_are_open_to_others(
+def test_local_job_of_several_tasks_warns_that_its_servers_are_open_to_others(
     job: Job, workers: str, times: int
 ) -> None:
     job.start("--ps", "0", "--workers", workers, command=("true",))
@@ -380,7 +380,7 @@ def test_local_job_of_several_tasks_says_that_its_servers_are_open_to_others(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to forbid itself namespaces")
-def test_isolated_without_user_namespaces_says_what_to_do(tmp_path: Path) -> None:
+def test_isolated_without_user_namespaces_is_an_error_with_advice(tmp_path: Path) -> None:
     forbid = (
         "unshare",
         "--user",
@@ -395,7 +395,7 @@ def test_isolated_without_user_namespaces_says_what_to_do(tmp_path: Path) -> Non
     assert "does not let this user create a network namespace" in done.stderr
 
 
-def test_two_jobs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_two_simultaneous_jobs_are_independent(tmp_path: Path) -> None:
     jobs = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -412,7 +412,7 @@ def test_two_jobs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert jobs[1].wait() == 0
 
 
-def test_ports_come_from_the_asked_range(job: Job) -> None:
+def test_ports_come_from_the_requested_range(job: Job) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         first = min(taken.getsockname()[1], 65500)
@@ -424,7 +424,7 @@ def test_ports_come_from_the_asked_range(job: Job) -> None:
     assert ports <= set(range(first + 1, first + 13))
 
 
-def test_children_see_gpus_only_where_their_role_does(job: Job) -> None:
+def test_children_see_gpus_only_if_their_role_uses_them(job: Job) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
     try:
         job.start(*ROLES)
@@ -436,7 +436,7 @@ def test_children_see_gpus_only_where_their_role_does(job: Job) -> None:
     assert seen == {"chief-0": "-1", "ps-0": "-1", "worker-0": "2,3", "worker-1": "2,3"}
 
 
-def test_no_proxy_covers_the_hosts_of_the_map(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_covers_the_hosts_of_the_cluster(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_grpc_proxy", "example.org")  # gRPC reads it in place of no_proxy
     job.start(*ROLES)
@@ -447,7 +447,7 @@ def test_no_proxy_covers_the_hosts_of_the_map(job: Job, monkeypatch: pytest.Monk
     assert environ["no_grpc_proxy"] == "example.org,127.0.0.1"
 
 
-def test_an_early_ctrl_c_is_not_lost(tmp_path: Path) -> None:
+def test_early_ctrl_c_ends_job(tmp_path: Path) -> None:
     """Whenever it comes after the run directory is there: the job does not go on, and the exit code says so."""
     for number in range(12):
         directory = tmp_path / str(number)
@@ -462,7 +462,7 @@ def test_an_early_ctrl_c_is_not_lost(tmp_path: Path) -> None:
         assert "Traceback" not in job.stderr
 
 
-def test_nohup_keeps_a_job_when_its_terminal_closes(job: Job) -> None:
+def test_nohup_keeps_job_when_its_terminal_closes(job: Job) -> None:
     job.start(*ROLES, prefix=("nohup",))
     children = [job.wait_for_child(name)["pid"] for name in NAMES]
     assert job.process is not None
@@ -472,12 +472,12 @@ def test_nohup_keeps_a_job_when_its_terminal_closes(job: Job) -> None:
     assert job.wait() == 0
 
 
-def test_children_are_ended_by_a_broken_pipe_as_in_a_shell(job: Job) -> None:
+def test_children_are_killed_by_a_broken_pipe_as_in_a_shell(job: Job) -> None:
     job.start("--ps", "0", "--workers", "0", command=("bash", "-c", "while :; do echo y; done 2>/dev/null | head -1"))
     assert job.wait() == 0
 
 
-def test_the_root_cause_is_shown_after_a_burst_of_output(tmp_path: Path) -> None:
+def test_root_cause_is_shown_after_a_burst_of_output(tmp_path: Path) -> None:
     script = "import sys; print('x\\n' * 60000, end=''); sys.exit(3)"
     command = [TF4SLURM, "run", "--workers", "0", "--ps", "0", "--", sys.executable, "-c", script]
     shown = subprocess.run(
@@ -500,9 +500,7 @@ Child.start = start_late
 
 
 @pytest.mark.parametrize("knows_its_child", ["at once", "late"])
-def test_orphans_do_not_stay_as_zombies(
-    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows_its_child: str
-) -> None:
+def test_orphans_are_reaped(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows_its_child: str) -> None:
     if knows_its_child == "late":  # as an agent that is held up; the orphans have ended by then
         (tmp_path / "sitecustomize.py").write_text(LATE)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -515,13 +513,13 @@ def test_orphans_do_not_stay_as_zombies(
     assert job.wait() == 0
 
 
-def test_closed_standard_streams_do_no_harm(tmp_path: Path) -> None:
+def test_closed_standard_streams_are_tolerated(tmp_path: Path) -> None:
     line = f"{shlex.join([TF4SLURM, 'run', '--workers', '1', '--', 'true'])} >&- 2>&-; echo $?"
     shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert shown.stdout == "0\n"
 
 
-def test_placeholders_in_the_command_are_filled_in_and_a_ps_that_never_ends_is_ended(job: Job) -> None:
+def test_placeholders_are_filled_in_and_ps_that_never_exits_is_terminated(job: Job) -> None:
     flags = ("--ps={ps_hosts}", "--workers={worker_hosts}", "--job={job_name}", "--type={task_type}", "{task_index}")
     serving = shlex.quote(str(job.directory / "serving"))
     shell = f'echo "$@"; if [ "$3" = --job=ps ]; then touch {serving}; exec sleep 1000; fi'
@@ -539,7 +537,7 @@ def test_placeholders_in_the_command_are_filled_in_and_a_ps_that_never_ends_is_e
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
-def test_result_on_a_full_disk_has_exit_code_and_reason_and_the_user_is_told(job: Job) -> None:
+def test_result_on_full_disk_has_exit_code_and_reason_and_user_is_warned(job: Job) -> None:
     with small_disk(job.directory / "runs"):
         job.start("--ps", "1", "--workers", "1")
         job.wait_for_child("chief-0")
@@ -574,7 +572,7 @@ def test_status_is_written_again_once_a_full_disk_has_space(job: Job) -> None:
         assert (run.read(StatusFile) or StatusFile()).phase == "ended"
 
 
-def test_log_files_are_closed_when_the_child_ends(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_files_are_closed_when_the_child_exits(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "always::ResourceWarning")
     job.start(*ROLES)
     for name in NAMES:
@@ -586,7 +584,7 @@ def test_log_files_are_closed_when_the_child_ends(job: Job, monkeypatch: pytest.
     assert "unclosed file" not in job.stdout + job.stderr
 
 
-def test_log_file_that_cannot_be_closed_is_told(tmp_path: Path) -> None:
+def test_log_file_that_cannot_be_closed_is_reported(tmp_path: Path) -> None:
     shown: list[str] = []
 
     class Terminal:

@@ -26,7 +26,7 @@ asyncio.run(main())
 """
 
 
-def test_an_agent_that_dies_before_it_is_told_anything_is_reported() -> None:
+def test_agent_that_exits_before_it_has_its_environment_is_reported() -> None:
     done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     codes = dict(line.split() for line in done.stdout.splitlines())

@@ -90,7 +90,7 @@ def test_job_stopped_during_stall_ends_its_tasks_and_is_recorded_after_it(job: J
 
 
 @needs_root
-def test_job_whose_file_system_never_answers_again_ends_at_a_signal(job: Job, runs: Path) -> None:
+def test_job_whose_file_system_never_recovers_ends_at_a_signal(job: Job, runs: Path) -> None:
     job.start(*ROLES)
     for name in NAMES:
         job.wait_for_child(name)

@@ -57,7 +57,7 @@ CHIEF_READY = ("chief-0-ready", "ps-0-ready", "worker-0-ready", "worker-1-ready"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_script_that_asks_saves_and_stops(job: Job, number: signal.Signals) -> None:
+def test_script_that_calls_should_stop_saves_and_stops(job: Job, number: signal.Signals) -> None:
     start(job, ASKS + 'time.sleep(1)\nmark("saved")\n')
     wait_for(job, *CHIEF_READY)
     send(job, number)
@@ -68,7 +68,7 @@ def test_a_script_that_asks_saves_and_stops(job: Job, number: signal.Signals) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-def test_signal_to_a_script_that_asks_stops_the_job(job: Job, number: signal.Signals) -> None:
+def test_signal_to_script_that_calls_should_stop_stops_job(job: Job, number: signal.Signals) -> None:
     start(job, ASKS + 'mark("saved")\n')
     wait_for(job, *CHIEF_READY)
     os.kill(child_of("chief/0"), number)
@@ -77,7 +77,7 @@ def test_signal_to_a_script_that_asks_stops_the_job(job: Job, number: signal.Sig
     assert f"chief/0 on {socket.gethostname()} received {number.name}" in job.stderr.partition("Root cause:")[2]
 
 
-def test_script_that_has_asked_and_goes_on_is_ended_at_once_with_its_job(job: Job) -> None:
+def test_script_that_has_called_should_stop_is_terminated_at_once_when_its_job_fails(job: Job) -> None:
     script = """
 tf4slurm.should_stop()
 mark("ready")
@@ -90,7 +90,7 @@ sys.exit(3) if index == 0 and role == "worker" else threading.Event().wait()
     assert "did not end within" not in job.stdout + job.stderr
 
 
-def test_a_callback_saves_and_then_the_job_ends(job: Job) -> None:
+def test_callback_saves_before_job_ends(job: Job) -> None:
     script = (
         SERVE
         + """
@@ -110,7 +110,7 @@ threading.Event().wait()
     wait_for(job, "chief-0-saved")
 
 
-def test_a_script_that_knows_nothing_gets_the_signal_and_its_ps_stays(job: Job) -> None:
+def test_script_without_tf4slurm_gets_the_signal_and_its_ps_continues(job: Job) -> None:
     script = (
         SERVE
         + """
@@ -133,7 +133,7 @@ while True:
     assert happened.index(("ps/0", "terminated")) > happened.index(("chief/0", "exited"))
 
 
-def test_after_the_grace_all_is_ended(job: Job) -> None:
+def test_all_tasks_are_killed_after_the_grace_period(job: Job) -> None:
     start(job, SERVE + "tf4slurm.should_stop()\nmark('ready')\nthreading.Event().wait()", "--grace-period", "1")
     wait_for(job, *CHIEF_READY)
     asked = time.monotonic()
@@ -144,7 +144,7 @@ def test_after_the_grace_all_is_ended(job: Job) -> None:
     assert "the grace period of 1 s is over" in job.stderr
 
 
-def test_ctrl_c_twice_does_not_wait(job: Job) -> None:
+def test_second_ctrl_c_skips_the_grace_period(job: Job) -> None:
     start(job, SERVE + "tf4slurm.should_stop()\nmark('ready')\nthreading.Event().wait()")
     wait_for(job, *CHIEF_READY)
     send(job, signal.SIGINT)
@@ -154,7 +154,7 @@ def test_ctrl_c_twice_does_not_wait(job: Job) -> None:
     assert job.wait() == 130
 
 
-def test_a_script_that_stalls_ends_its_job(job: Job) -> None:
+def test_script_that_stalls_ends_its_job(job: Job) -> None:
     script = (
         SERVE
         + """
@@ -169,7 +169,7 @@ threading.Event().wait()
     assert "no task has reported a new step for 4 s; the last was step 4 of chief/0" in job.stderr
 
 
-def test_report_of_an_earlier_start_is_not_that_of_the_next(job: Job) -> None:
+def test_report_of_an_earlier_start_does_not_count_for_the_next(job: Job) -> None:
     script = """
 def wait_for(name):
     while not (directory / name).exists():
@@ -210,7 +210,7 @@ tf4slurm.barrier("end", roles=("chief",))
 """
 
 
-def test_scripts_meet_at_barriers(job: Job) -> None:
+def test_scripts_wait_for_each_other_at_barriers(job: Job) -> None:
     start(job, BARRIER)
     assert job.wait() == 0
     wait_for(job, *(f"{name}-2" for name in ("chief-0", "ps-0", "worker-0", "worker-1")))
@@ -223,7 +223,7 @@ def test_scripts_meet_at_barriers(job: Job) -> None:
         ("sys.exit(0)", 20, "ended without arriving"),
     ],
 )
-def test_a_barrier_breaks_when_somebody_does_not_come(job: Job, absent: str, timeout_seconds: int, words: str) -> None:
+def test_barrier_breaks_when_a_task_does_not_arrive(job: Job, absent: str, timeout_seconds: int, words: str) -> None:
     script = f"""
 if role == "ps":
     {absent}
@@ -256,7 +256,7 @@ def test_without_an_agent_report_does_nothing_and_barrier_is_refused() -> None:
         tf4slurm.barrier("start")
 
 
-def test_fork_of_a_script_that_asks_is_ended_by_a_signal_and_its_job_goes_on(job: Job) -> None:
+def test_fork_of_a_script_that_calls_should_stop_is_killed_by_a_signal_and_its_job_continues(job: Job) -> None:
     script = (
         SERVE
         + """

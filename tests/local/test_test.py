@@ -32,7 +32,7 @@ def test_plain_processes(tmp_path: Path) -> None:
     assert done.stdout.count("\n") == 1
 
 
-def test_task_whose_agent_still_listens_is_retried(
+def test_task_whose_agent_holds_the_port_is_retried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -89,7 +89,7 @@ def test_user_module_does_not_replace_a_standard_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_failure_names_its_place_and_the_next_command(tmp_path: Path) -> None:
+def test_failure_names_its_step_and_the_next_command(tmp_path: Path) -> None:
     done = run_test(tmp_path, "--timeout", "1")  # TensorFlow takes longer to import, and then to form
     assert done.returncode not in (0, 2)
     assert done.stdout == ""

@@ -292,7 +292,7 @@ async def check_flood(kind: str, connections: int) -> None:
 
 
 @pytest.mark.parametrize("kind", in_normal_suite("http2", of=["silent", "handshake", "stream", "metadata"]))
-def test_job_forms_under_flood(kind: str) -> None:
+def test_rendezvous_completes_under_flood(kind: str) -> None:
     async def scenario() -> None:
         async with serving() as job:
             with flooding(job.port, 60, *split(kind, MANY)) as floods:

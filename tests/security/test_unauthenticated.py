@@ -55,7 +55,7 @@ WITHOUT_TOKEN: dict[str, tuple[tuple[str, str | bytes], ...]] = {
 
 
 @pytest.mark.parametrize("metadata", WITHOUT_TOKEN.values(), ids=WITHOUT_TOKEN)
-def test_call_without_the_token_is_refused_without_a_word(
+def test_call_without_the_token_is_refused_without_a_message(
     metadata: tuple[tuple[str, str | bytes], ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -106,7 +106,7 @@ def test_message_of_a_call_without_the_token_is_not_read(size: int, compression:
 
 
 @pytest.mark.parametrize("first", [{"version": "0.0.9"}, {"rank": 7}, {"failure": "it has no GPU"}])
-def test_hello_without_the_token_does_not_end_the_job_that_forms(first: dict[str, Any]) -> None:
+def test_registration_without_the_token_does_not_end_the_job_during_rendezvous(first: dict[str, Any]) -> None:
     """With the token, each of these would."""
 
     async def scenario() -> None:
@@ -125,7 +125,7 @@ def test_hello_without_the_token_does_not_end_the_job_that_forms(first: dict[str
 
 @pytest.mark.parametrize("method", ["Secret", "join", ""])
 @pytest.mark.parametrize("has_token", [True, False], ids=["with token", "without"])
-def test_other_method_exists_neither_with_nor_without_the_token(method: str, has_token: bool) -> None:
+def test_other_method_is_refused_with_and_without_the_token(method: str, has_token: bool) -> None:
     """Without the token, a client does not learn which methods there are."""
 
     async def scenario() -> None:
@@ -174,7 +174,7 @@ def test_compressed_message_is_limited_by_its_full_length() -> None:
     run_scenario(scenario)
 
 
-def test_task_with_a_hello_of_other_fields_is_refused_with_the_reason() -> None:
+def test_registration_with_other_fields_is_refused_with_the_reason() -> None:
     """It has the token, so it is a task: of another version, most likely."""
 
     async def scenario() -> None:
@@ -215,7 +215,7 @@ def test_tls_connection_without_a_call_is_closed(first: bytes) -> None:
 
 
 @pytest.mark.parametrize("inside_tls", [False, True], ids=["TLS", "HTTP/2 in TLS"])
-def test_byte_per_second_is_not_waited_for(inside_tls: bool) -> None:
+def test_connection_that_sends_a_byte_per_second_is_closed(inside_tls: bool) -> None:
     async def scenario() -> None:
         async with serving() as job:
             members = await job.form(2)
@@ -369,7 +369,7 @@ def check_no_secret(received: Received) -> None:
 
 
 @pytest.mark.parametrize("impostor", IMPOSTORS.values(), ids=IMPOSTORS)
-def test_server_without_the_jobs_key_gets_neither_hello_nor_token(impostor: Impostor) -> None:
+def test_server_without_the_jobs_key_gets_neither_registration_nor_token(impostor: Impostor) -> None:
     received: Received = []
 
     async def scenario() -> None:
@@ -397,7 +397,7 @@ def test_grpc_server_without_the_jobs_key_gets_no_call(impostor: Impostor) -> No
     run_scenario(scenario)
 
 
-def test_impostor_that_has_the_key_gets_the_hello() -> None:
+def test_impostor_that_has_the_key_gets_the_registration() -> None:
     """So that the tests above would notice."""
     received: Received = []
 
@@ -417,7 +417,7 @@ async def refuse_after_hello(context: Any) -> None:
 
 
 @pytest.mark.parametrize("impostor", IMPOSTORS.values(), ids=IMPOSTORS)
-def test_impostor_does_not_keep_a_task_from_its_job_at_another_address(impostor: Impostor) -> None:
+def test_task_registers_at_another_address_despite_an_impostor(impostor: Impostor) -> None:
     received: Received = []
 
     async def scenario() -> None:

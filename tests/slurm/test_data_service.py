@@ -17,7 +17,7 @@ pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slur
 
 
 @pytest.mark.long
-def test_a_chief_reads_from_other_hosts_through_a_shell_with_a_python_named_for_the_servers(
+def test_chief_in_a_shell_reads_from_data_service_of_another_python_on_other_hosts(
     tmp_path: Path, lab: SlurmLab
 ) -> None:
     (tmp_path / "go").touch()

@@ -33,7 +33,7 @@ def lay_out(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_the_batch_script_of_the_readme_learns(tmp_path: Path, lab: SlurmLab) -> None:
+def test_batch_script_of_readme_trains(tmp_path: Path, lab: SlurmLab) -> None:
     environ = lay_out(tmp_path)
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "job.sh").write_text(script)
@@ -45,7 +45,7 @@ def test_the_batch_script_of_the_readme_learns(tmp_path: Path, lab: SlurmLab) ->
 
 
 @pytest.mark.long
-def test_the_command_of_the_readme_learns_in_salloc(tmp_path: Path, lab: SlurmLab) -> None:
+def test_command_of_readme_trains_in_salloc(tmp_path: Path, lab: SlurmLab) -> None:
     environ = lay_out(tmp_path)
     command = "tf4slurm run --ps 1 --workers 2 -- python TUTORIALS/train_digits.py"
     assert command.replace("TUTORIALS/train_digits.py", "train.py") in README.read_text(encoding="utf-8")

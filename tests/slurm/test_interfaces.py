@@ -51,7 +51,7 @@ def infiniband(lab: SlurmLab, node: str, name: str, address: str) -> Iterator[No
         ("{host}-ib", "172.29.0.2"),
     ],
 )
-def test_requested_interface(lab: SlurmLab, interface: str, address: str) -> None:
+def test_requested_interface_gives_its_address(lab: SlurmLab, interface: str, address: str) -> None:
     assert choose(lab, interface) == address
 
 

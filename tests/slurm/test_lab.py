@@ -59,7 +59,7 @@ def names_in(*folders: str) -> set[str]:
     return {str(path) for folder in folders for path in Path(folder).glob("*")}
 
 
-def test_each_task_runs_on_a_host_of_its_own(lab: SlurmLab) -> None:
+def test_each_task_runs_on_its_own_host(lab: SlurmLab) -> None:
     lines = lab.run("srun", "-N4", "-n4", "-l", "hostname").stdout.splitlines()
     ranks, hosts = zip(*(line.split(": ") for line in lines), strict=True)
     assert sorted(ranks) == ["0", "1", "2", "3"]
@@ -67,26 +67,26 @@ def test_each_task_runs_on_a_host_of_its_own(lab: SlurmLab) -> None:
 
 
 @pytest.mark.parametrize(("interface", "address"), [("eth0", "10.78.0.3/24"), ("ib0", "172.29.0.3/16")])
-def test_a_node_has_both_interfaces(lab: SlurmLab, interface: str, address: str) -> None:
+def test_node_has_both_interfaces(lab: SlurmLab, interface: str, address: str) -> None:
     assert f" {address} " in lab.run("srun", "-wr1-n10", "ip", "-4", "-o", "addr", "show", interface).stdout
     assert lab.on("r1-n10", "ls", "/sys/class/net").stdout.split() == ["eth0", "ib0", "lo"]
 
 
-def test_a_job_gets_gpus(lab: SlurmLab) -> None:
+def test_job_gets_gpus(lab: SlurmLab) -> None:
     assert lab.run("srun", "--gres=gpu:2", "printenv", "CUDA_VISIBLE_DEVICES").stdout == "0,1\n"
 
 
 @pytest.mark.parametrize(("command", "ended"), [("true", ("COMPLETED", "0:0")), ("exit 3", ("FAILED", "3:0"))])
-def test_a_batch_job_ends_with_its_exit_code(lab: SlurmLab, command: str, ended: tuple[str, str]) -> None:
+def test_batch_job_ends_with_its_exit_code(lab: SlurmLab, command: str, ended: tuple[str, str]) -> None:
     assert lab.wait_for_job(submit(lab, "--wrap", command)) == ended
 
 
-def test_a_command_that_fails_is_told_with_its_output(lab: SlurmLab) -> None:
+def test_failed_command_is_an_error_with_its_output(lab: SlurmLab) -> None:
     with pytest.raises(LabError, match=r"(?s)exited with code 4\..*nowhere"):
         lab.run("sh", "-c", "echo nowhere >&2; exit 4")
 
 
-def test_a_signal_reaches_the_command_and_not_its_wrapper(lab: SlurmLab) -> None:
+def test_signal_reaches_the_command_and_not_its_wrapper(lab: SlurmLab) -> None:
     with lab.popen("srun", "-v", "-wgpu-09", "sleep", "300", stderr=subprocess.PIPE) as srun:
         assert srun.stderr is not None
         try:  # a signal before srun knows that its step has started may be no error to it: it exits with 0
@@ -97,7 +97,7 @@ def test_a_signal_reaches_the_command_and_not_its_wrapper(lab: SlurmLab) -> None
     lab.wait_idle(10)
 
 
-def test_a_partitioned_node_is_silent_until_healed(lab: SlurmLab) -> None:
+def test_partitioned_node_is_unreachable_until_healed(lab: SlurmLab) -> None:
     hosts = ("r1-n9", "r1-n9-ib")
     assert all(connects(lab, "gpu-09", host) for host in hosts)
     lab.partition("r1-n9")
@@ -108,7 +108,7 @@ def test_a_partitioned_node_is_silent_until_healed(lab: SlurmLab) -> None:
     assert all(connects(lab, "gpu-09", host) for host in hosts)
 
 
-def test_a_crashed_node_comes_back(lab: SlurmLab, process_mark: str) -> None:
+def test_crashed_node_boots_again(lab: SlurmLab, process_mark: str) -> None:
     hosts = ("10.78.0.1", "172.29.0.1")
     assert all(connects(lab, "gpu-09", host) for host in hosts)
     lab.crash("r1-n2")
@@ -121,7 +121,7 @@ def test_a_crashed_node_comes_back(lab: SlurmLab, process_mark: str) -> None:
     assert marked_processes(process_mark) == [], "the daemons of a booted node belong to no test"
 
 
-def test_what_a_test_leaves_behind_is_found_on_any_host(lab: SlurmLab, process_mark: str) -> None:
+def test_leftover_process_is_found_on_any_host(lab: SlurmLab, process_mark: str) -> None:
     assert marked_processes(process_mark) == []
     lab.run("srun", "-wgpu-09", "sh", "-c", "setsid setsid sleep 300 >/dev/null 2>&1 </dev/null &")
     assert wait_until(lambda: [p.command for p in marked_processes(process_mark)] == ["sleep 300"], timeout_seconds=10)
@@ -132,7 +132,7 @@ def test_what_a_test_leaves_behind_is_found_on_any_host(lab: SlurmLab, process_m
 
 
 @pytest.mark.long
-def test_a_second_lab_stands_beside_the_first_and_leaves_nothing(lab: SlurmLab, kept: contextlib.ExitStack) -> None:
+def test_second_lab_runs_beside_the_first_and_leaves_nothing(lab: SlurmLab, kept: contextlib.ExitStack) -> None:
     mounted, folders = mounts(), ("/etc/netns", "/run/netns", "/sys/class/net")
     names = names_in(*folders, "/sys/fs/cgroup/freezer")
     with SlurmLab(["alpha", "beta"], host_suffix=".lab.example") as other:
@@ -152,7 +152,7 @@ def test_a_second_lab_stands_beside_the_first_and_leaves_nothing(lab: SlurmLab, 
     assert names_in(*folders, "/sys/fs/cgroup/freezer") == names
 
 
-def test_sacct_knows_an_ended_job_where_there_is_accounting(accounting_lab: SlurmLab) -> None:
+def test_sacct_shows_an_ended_job_with_accounting(accounting_lab: SlurmLab) -> None:
     job = submit(accounting_lab, "--wrap", "exit 3")
     assert accounting_lab.wait_for_job(job) == ("FAILED", "3:0")
     ask = ("sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", job)
@@ -160,7 +160,7 @@ def test_sacct_knows_an_ended_job_where_there_is_accounting(accounting_lab: Slur
 
 
 @pytest.mark.long
-def test_sacct_knows_the_memory_of_a_job(accounting_lab: SlurmLab) -> None:
+def test_sacct_shows_the_memory_of_a_job(accounting_lab: SlurmLab) -> None:
     job = submit(accounting_lab, "--wrap", "exec python3 -c 'import time; x = b\"x\" * 50_000_000; time.sleep(2)'")
     assert accounting_lab.wait_for_job(job) == ("COMPLETED", "0:0")
     ask = ("sacct", "-n", "-P", "--units=K", "-o", "MaxRSS", "-j", f"{job}.batch")
@@ -172,7 +172,7 @@ def test_sacct_knows_the_memory_of_a_job(accounting_lab: SlurmLab) -> None:
 
 
 @pytest.mark.long
-def test_a_lab_with_accounting_leaves_nothing(accounting: None, kept: contextlib.ExitStack) -> None:
+def test_lab_with_accounting_leaves_nothing(accounting: None, kept: contextlib.ExitStack) -> None:
     with SlurmLab(["alone"], accounting=True) as other:
         added = namespaces(str(other.directory), kept)
     assert added
@@ -180,18 +180,18 @@ def test_a_lab_with_accounting_leaves_nothing(accounting: None, kept: contextlib
     assert not other.directory.exists()
 
 
-def test_sacct_refuses_where_there_is_none(lab: SlurmLab) -> None:
+def test_sacct_fails_without_accounting(lab: SlurmLab) -> None:
     assert "accounting storage is disabled" in lab.run("sacct", "-n", check=False).stderr
 
 
-def test_a_lab_that_does_not_come_up_says_why_and_leaves_nothing(slurm: None) -> None:
+def test_lab_that_does_not_start_is_an_error_with_the_reason_and_leaves_nothing(slurm: None) -> None:
     lab = SlurmLab(["alpha"], extra_conf="NoSuchKey=1")
     with pytest.raises(LabError, match=r"(?s)slurmctld does not start.*NoSuchKey"):
         lab.up()
     assert not lab.directory.exists()
 
 
-def test_the_lab_ends_with_its_holder(slurm: None) -> None:
+def test_lab_ends_with_the_process_that_holds_it(slurm: None) -> None:
     """As when pytest is killed: nobody calls `down`, but the pipe's end is gone."""
     lab = SlurmLab(["alpha"])
     lab.up()

@@ -15,7 +15,7 @@ import pytest
 from tests.slurm.lab import SlurmLab
 
 ROOT = Path(__file__).parents[2]
-TELL = Path(__file__).with_name("tell_layout.py")
+TELL = Path(__file__).with_name("write_layout.py")
 
 
 @dataclasses.dataclass

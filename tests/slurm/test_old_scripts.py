@@ -37,7 +37,7 @@ def check_end(output: str, ps: int, workers: int) -> None:
         ("synchronous.py", 1, 3, 4),
     ],
 )
-def test_an_old_script_ends_under_plain_srun(
+def test_old_script_ends_under_plain_srun(
     tmp_path: Path, lab: SlurmLab, script: str, ps: int, workers: int, nodes: int
 ) -> None:
     command = [sys.executable, str(OLD_SCRIPTS / script), "-ps", str(ps), "-workers", str(workers)]
@@ -49,7 +49,7 @@ def test_an_old_script_ends_under_plain_srun(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("script", "ps", "workers"), [("asynchronous.py", 1, 3)])
-def test_an_old_script_ends_with_the_old_batch_lines(
+def test_old_script_ends_with_the_old_batch_lines(
     tmp_path: Path, lab: SlurmLab, script: str, ps: int, workers: int
 ) -> None:
     for name, text in (("wrapper.sh", WRAPPER), ("job.sh", BATCH)):

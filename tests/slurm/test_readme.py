@@ -111,7 +111,7 @@ def test_every_snippet_is_in_a_program() -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "resolver" else [pytest.mark.long]) for name in PROGRAMS]
 )
-def test_a_snippet_ends_by_itself(tmp_path: Path, lab: SlurmLab, name: str) -> None:
+def test_program_of_snippet_ends_by_itself(tmp_path: Path, lab: SlurmLab, name: str) -> None:
     program = PROGRAMS[name]
     (tmp_path / "train.py").write_text(PROGRAMS["whole script"].text)  # what the notebook submits
     script = tmp_path / "program.py"

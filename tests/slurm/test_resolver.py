@@ -37,7 +37,9 @@ pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slur
         ("-N2", "-w", "r1-n2,r1-n10", "--ntasks-per-node=2", "-m", "cyclic"),
     ],
 )
-def test_every_task_of_a_step_has_the_true_map(tmp_path: Path, lab: SlurmLab, options: tuple[str, ...]) -> None:
+def test_every_task_of_a_step_has_the_correct_cluster_spec(
+    tmp_path: Path, lab: SlurmLab, options: tuple[str, ...]
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     result = lab.run("srun", "-Q", "-n4", *options, sys.executable, script, cwd=tmp_path, timeout_seconds=120)
@@ -57,7 +59,7 @@ def test_every_task_of_a_step_has_the_true_map(tmp_path: Path, lab: SlurmLab, op
         ({"ps": 1, "worker": 3}, "resolver.task_id == 2 and 1 / 0", [f"leads worker {index}" for index in range(3)], 1),
     ],
 )
-def test_servers_end_with_the_tasks_that_lead(
+def test_servers_end_with_the_tasks_that_train(
     tmp_path: Path, lab: SlurmLab, jobs: dict[str, int], end: str, leading: list[str], code: int
 ) -> None:
     script = tmp_path / "script.py"

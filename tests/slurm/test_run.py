@@ -61,7 +61,7 @@ def test_salloc_runs_one_task_per_host(job: Job, lab: SlurmLab) -> None:
     assert job.wait() == 0
 
 
-def test_interface_chooses_the_network(job: Job, lab: SlurmLab) -> None:
+def test_interface_option_selects_the_network(job: Job, lab: SlurmLab) -> None:
     job.start(*ROLES, "--interface", "ib0", prefix=SALLOC)
     cluster = job.wait_for_child("worker-1")["config"]["cluster"]
     job.end_child("chief-0")
@@ -70,7 +70,7 @@ def test_interface_chooses_the_network(job: Job, lab: SlurmLab) -> None:
     assert all(address.startswith("172.29.0.") for address in addresses)
 
 
-def test_an_interface_that_one_node_lacks_ends_the_job_and_names_it(job: Job, lab: SlurmLab) -> None:
+def test_interface_missing_on_one_node_ends_job_and_is_named(job: Job, lab: SlurmLab) -> None:
     lab.on("r1-n9", "ip", "link", "set", "ib0", "down")
     try:
         job.start(*ROLES, "--interface", "ib0", prefix=SALLOC)
@@ -82,7 +82,7 @@ def test_an_interface_that_one_node_lacks_ends_the_job_and_names_it(job: Job, la
     assert list(job.children.iterdir()) == []
 
 
-def test_a_batch_job_is_completed_and_its_exit_code_is_the_chiefs(tmp_path: Path, lab: SlurmLab) -> None:
+def test_batch_job_completes_with_exit_code_of_chief(tmp_path: Path, lab: SlurmLab) -> None:
     for code, state in ((0, "COMPLETED"), (3, "FAILED")):
         directory = tmp_path / str(code)
         directory.mkdir()
@@ -96,7 +96,7 @@ def test_a_batch_job_is_completed_and_its_exit_code_is_the_chiefs(tmp_path: Path
         assert job.run_directory.name == f"child-{job_id}"
 
 
-def test_a_killed_ps_ends_the_job_on_all_hosts(job: Job) -> None:
+def test_killed_ps_ends_job_on_all_hosts(job: Job) -> None:
     job.start(*ROLES, prefix=SALLOC)
     children_by_host(job)
     kill_child("ps-0")
@@ -105,7 +105,7 @@ def test_a_killed_ps_ends_the_job_on_all_hosts(job: Job) -> None:
     assert job.stderr.count("Root cause:") == 1
 
 
-def test_a_killed_worker_is_restarted_in_place(job: Job) -> None:
+def test_killed_worker_is_restarted_in_place(job: Job) -> None:
     job.start(*ROLES, prefix=SALLOC)
     children_by_host(job)
     kill_child("worker-0")
@@ -130,7 +130,7 @@ def child_id(name: str) -> int:
     return victim
 
 
-def test_a_killed_launcher_leaves_nothing_on_any_host(job: Job, process_mark: str) -> None:
+def test_killed_launcher_leaves_no_process_on_any_host(job: Job, process_mark: str) -> None:
     job.start(*ROLES, prefix=SALLOC)
     children_by_host(job)
     (launcher,) = [
@@ -140,7 +140,9 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(job: Job, process_mark: st
     assert wait_until_gone(process_mark, timeout_seconds=15) == []
 
 
-def test_a_cut_off_host_is_death_and_its_agent_ends_its_child(job: Job, lab: SlurmLab, process_mark: str) -> None:
+def test_task_on_disconnected_host_is_lost_and_its_agent_ends_its_child(
+    job: Job, lab: SlurmLab, process_mark: str
+) -> None:
     job.start(*ROLES, "--heartbeat-timeout", "3", "--heartbeat-interval", "0.5", prefix=SALLOC)
     host = children_by_host(job)["ps-0"]
     lab.partition(host)
@@ -153,7 +155,7 @@ def test_a_cut_off_host_is_death_and_its_agent_ends_its_child(job: Job, lab: Slu
         lab.wait_idle()
 
 
-def test_a_node_that_is_not_reached_is_found_before_the_children_start(job: Job, lab: SlurmLab) -> None:
+def test_unreachable_node_is_found_before_the_children_start(job: Job, lab: SlurmLab) -> None:
     """The hosts reach the launcher, but not each other on the asked network."""
     lab.on("gpu-09", "ip", "addr", "del", "172.29.0.4/16", "dev", "ib0")
     lab.on("gpu-09", "ip", "addr", "add", "192.0.2.4/24", "dev", "ib0")
@@ -167,7 +169,7 @@ def test_a_node_that_is_not_reached_is_found_before_the_children_start(job: Job,
     assert "gpu-09" in job.stderr.partition("Root cause:")[2]
 
 
-def test_a_task_that_never_comes_is_named(job: Job) -> None:
+def test_task_that_never_registers_is_named(job: Job) -> None:
     """One host's Python is not there: its agent cannot start."""
     broken = 'if [ "$SLURMD_NODENAME" = r1-n10 ]; then exec sleep 1000; fi; exec "$@"'
     wrapper = job.directory / "bin" / "srun"
@@ -186,7 +188,7 @@ def test_a_task_that_never_comes_is_named(job: Job) -> None:
     assert list(job.children.iterdir()) == []
 
 
-def test_two_jobs_on_the_same_hosts_do_not_disturb_each_other(tmp_path: Path, lab: SlurmLab) -> None:
+def test_two_jobs_on_the_same_hosts_are_independent(tmp_path: Path, lab: SlurmLab) -> None:
     jobs = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -229,7 +231,7 @@ def test_two_jobs_in_one_allocation(tmp_path: Path, lab: SlurmLab) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_tasks_find_together_without_a_launcher(job: Job, lab: SlurmLab, code: int) -> None:
+def test_tasks_form_a_cluster_without_a_launcher(job: Job, lab: SlurmLab, code: int) -> None:
     runs = str(job.directory / "runs")
     command = [TF4SLURM, "task", "--runs-directory", runs, "--ps", "1", "--", sys.executable, str(CHILD)]
     step = lab.popen("srun", "-Q", "-N4", "-n4", *command, str(job.children), stdout=subprocess.DEVNULL)
@@ -255,7 +257,7 @@ def test_roles_that_do_not_fit_are_refused_before_srun(job: Job) -> None:
     assert "12 tasks, but Slurm gives 4" in job.stderr
 
 
-def test_sruns_refusal_is_shown_in_its_own_words(job: Job) -> None:
+def test_refusal_of_srun_is_shown_verbatim(job: Job) -> None:
     job.start(*ROLES, prefix=("env", "SLURM_JOB_ID=999999", "SLURM_NTASKS=4"))
     assert job.wait() == 3
     assert "srun: error:" in job.stderr.partition("Root cause:")[2]
@@ -273,7 +275,7 @@ def test_scancel_ends_everything(tmp_path: Path, lab: SlurmLab, process_mark: st
     assert wait_until_gone(process_mark, timeout_seconds=5) == []
 
 
-def test_an_interactive_shell_in_a_step_does_not_hold_up_the_job(job: Job) -> None:
+def test_interactive_shell_in_a_step_does_not_delay_job(job: Job) -> None:
     """`srun --pty bash` is itself a step that holds the CPUs; our step shares them."""
     job.start(*ROLES, prefix=("salloc", "-Q", "-N4", "-n4", "srun", "-N1", "-n1", "env", "-u", "SLURM_NTASKS"))
     assert sorted(children_by_host(job).values())
@@ -281,7 +283,7 @@ def test_an_interactive_shell_in_a_step_does_not_hold_up_the_job(job: Job) -> No
     assert job.wait() == 0
 
 
-def test_spread_puts_each_ps_on_a_node_of_its_own(job: Job, lab: SlurmLab) -> None:
+def test_spread_puts_each_ps_on_its_own_node(job: Job, lab: SlurmLab) -> None:
     job.start("--ps", "4", "--workers", "3", "--placement", "spread", prefix=("salloc", "-Q", "-N4", "-n8"))
     hosts = [job.wait_for_child(f"ps-{index}")["host"] for index in range(4)]
     assert sorted(hosts) == sorted(lab.nodes)
@@ -289,7 +291,7 @@ def test_spread_puts_each_ps_on_a_node_of_its_own(job: Job, lab: SlurmLab) -> No
     assert job.wait() == 0
 
 
-def test_files_in_the_users_directory_do_not_stand_in_for_pythons_own(job: Job) -> None:
+def test_files_in_the_users_directory_do_not_replace_standard_modules(job: Job) -> None:
     directory = job.directory / "cwd"
     directory.mkdir()
     for name in ("json.py", "queue.py", "grpc.py"):
@@ -375,7 +377,7 @@ def test_failed_evaluator_without_a_launcher_does_not_change_the_exit_code(job: 
 
 
 @pytest.mark.parametrize("stopped", ["chief-0", "worker-1"])
-def test_a_stopped_task_without_a_launcher_does_not_keep_srun_waiting(job: Job, lab: SlurmLab, stopped: str) -> None:
+def test_stopped_task_without_a_launcher_does_not_delay_srun(job: Job, lab: SlurmLab, stopped: str) -> None:
     options = (
         "--runs-directory",
         str(job.directory / "runs"),
@@ -402,7 +404,7 @@ def test_a_stopped_task_without_a_launcher_does_not_keep_srun_waiting(job: Job, 
         ("--gres=gpu:1", (), {"worker-0": "0", "worker-1": "0"}),
     ],
 )
-def test_workers_share_the_gpus_that_slurm_gave(
+def test_workers_share_the_gpus_that_slurm_granted(
     job: Job, asked: str, options: tuple[str, ...], expected: dict[str, str]
 ) -> None:
     job.start(*ROLES, *options, prefix=("salloc", "-Q", "-N2", "--ntasks-per-node=2", asked))
@@ -414,13 +416,13 @@ def test_workers_share_the_gpus_that_slurm_gave(
     assert devices.items() >= expected.items()
 
 
-def test_more_gpus_than_there_are_end_the_job_with_the_reason(job: Job) -> None:
+def test_too_many_gpus_end_job_with_the_reason(job: Job) -> None:
     job.start(*ROLES, "--gpus-per-worker", "2", prefix=("salloc", "-Q", "-N2", "--ntasks-per-node=2", "--gres=gpu:2"))
     assert job.wait() == 3
     assert "2 GPUs for each of 2 tasks are 4" in job.stderr.partition("Root cause:")[2]
 
 
-def test_ps_on_a_component_of_their_own(job: Job, lab: SlurmLab) -> None:
+def test_ps_run_on_their_own_component(job: Job, lab: SlurmLab) -> None:
     roles = ("--no-chief", "--ps", "1", "--workers", "2", "--placement", "ps,worker,worker")
     runs = ("--runs-directory", str(job.directory / "runs"))
     task = [TF4SLURM, "task", *runs, *roles, "--", sys.executable, str(CHILD), str(job.children)]
@@ -434,7 +436,7 @@ def test_ps_on_a_component_of_their_own(job: Job, lab: SlurmLab) -> None:
     assert step.wait(30) == 0
 
 
-def test_run_starts_one_step_over_the_components_of_a_heterogeneous_allocation(job: Job) -> None:
+def test_heterogeneous_allocation_gets_one_step_over_its_components(job: Job) -> None:
     roles = ("--ps", "1", "--workers", "1", "--placement", "ps,chief,worker")
     job.start(*roles, prefix=("salloc", "-Q", "-N1", "-n1", "-w", "r1-n10", ":", "-N2", "-n2", "-w", "gpu-09,r1-n2"))
     hosts = {name: job.wait_for_child(name)["host"] for name in ("ps-0", "chief-0", "worker-0")}

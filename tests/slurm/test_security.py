@@ -89,7 +89,7 @@ def test_credentials_are_sealed_by_munge_and_the_token_is_found_nowhere(
     assert not (step.job.run_directory / "control.json").exists()
 
 
-def test_another_user_gets_no_credentials_and_cannot_join(step: Step, lab: SlurmLab, process_mark: str) -> None:
+def test_other_user_gets_no_credentials_and_cannot_register(step: Step, lab: SlurmLab, process_mark: str) -> None:
     control = step.wait_until_training()
     host, port = Address.from_text(control["addresses"][0])
     arguments = (str(step.job.run_directory), process_mark, host, str(port))
@@ -119,7 +119,7 @@ def test_another_user_gets_no_credentials_and_cannot_join(step: Step, lab: Slurm
     step.end()
 
 
-def test_without_munge_a_file_of_the_user_alone_has_the_credentials(tmp_path: Path, lab: SlurmLab) -> None:
+def test_credentials_are_in_a_private_file_without_munge(tmp_path: Path, lab: SlurmLab) -> None:
     step = Step(tmp_path, lab, "env", "PATH=/nowhere")
     try:
         control = step.wait_until_training()

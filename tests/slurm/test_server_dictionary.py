@@ -58,7 +58,7 @@ def check_truth(lab: SlurmLab, found: list[list[Any]], network: str = "10.78.0."
         ("-w", "r1-n9,r1-n9,r1-n2,gpu-09", "-n4", "-m", "arbitrary"),
     ],
 )
-def test_the_map_is_true_on_every_layout(tmp_path: Path, lab: SlurmLab, options: tuple[str, ...]) -> None:
+def test_cluster_spec_is_correct_on_every_layout(tmp_path: Path, lab: SlurmLab, options: tuple[str, ...]) -> None:
     count = int(next(option for option in options if option.startswith("-n"))[2:])
     roles = ["ps"] + ["worker"] * (count - 1)
     found = answers(run(lab, tmp_path, f"get_server_dictionary({roles})", *options))
@@ -66,7 +66,7 @@ def test_the_map_is_true_on_every_layout(tmp_path: Path, lab: SlurmLab, options:
     assert [answer[3] for answer in found] == roles
 
 
-def test_the_map_is_true_over_the_components_of_a_heterogeneous_step(tmp_path: Path, lab: SlurmLab) -> None:
+def test_cluster_spec_is_correct_over_the_components_of_a_heterogeneous_step(tmp_path: Path, lab: SlurmLab) -> None:
     script = tmp_path / "script.py"
     call = f"get_server_dictionary({['ps', 'ps', 'worker', 'worker', 'worker']})"
     script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=call))
@@ -78,20 +78,20 @@ def test_the_map_is_true_over_the_components_of_a_heterogeneous_step(tmp_path: P
     assert [answer[1] for answer in found if answer[3] == "ps"] == ["r1-n10", "r1-n10"]
 
 
-def test_infiniband_takes_the_addresses_of_that_network(tmp_path: Path, lab: SlurmLab) -> None:
+def test_infiniband_interface_gives_the_addresses_of_its_network(tmp_path: Path, lab: SlurmLab) -> None:
     found = answers(run(lab, tmp_path, f"get_server_dictionary({ROLES}, infiniband=True)", "-N4", "-n4"))
     check_truth(lab, found, network="172.29.0.")
 
 
 @pytest.mark.long
-def test_an_interface_that_no_host_has_is_told_in_every_task(tmp_path: Path, lab: SlurmLab) -> None:
+def test_interface_missing_on_all_hosts_is_an_error_in_every_task(tmp_path: Path, lab: SlurmLab) -> None:
     result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, interface='ib7')", "-N4", "-n4")
     assert result.returncode == 1
     assert result.stderr.count("Interface 'ib7' does not exist on node") >= 4, result.stderr
     assert "TimeoutExpired" not in result.stderr
 
 
-def test_a_count_of_each_role_may_be_spread(tmp_path: Path, lab: SlurmLab) -> None:
+def test_counts_of_roles_may_be_spread_over_nodes(tmp_path: Path, lab: SlurmLab) -> None:
     call = "get_server_dictionary({'ps': 4, 'worker': 4}, placement='spread')"
     found = answers(run(lab, tmp_path, call, "-N4", "-n8"))
     check_truth(lab, found)
@@ -99,7 +99,7 @@ def test_a_count_of_each_role_may_be_spread(tmp_path: Path, lab: SlurmLab) -> No
     assert [path.name for path in tmp_path.glob("runs/step-*/*")] == ["logs"]
 
 
-def test_a_task_that_does_not_come_is_named(tmp_path: Path, lab: SlurmLab) -> None:
+def test_task_that_does_not_register_is_named(tmp_path: Path, lab: SlurmLab) -> None:
     imports = "from tf4slurm import *\nif os.environ['SLURM_PROCID'] == '2': sys.exit(0)"
     result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, timeout_seconds=10)", "-N4", "-n4", imports=imports)
     assert result.returncode == 1
@@ -107,12 +107,12 @@ def test_a_task_that_does_not_come_is_named(tmp_path: Path, lab: SlurmLab) -> No
     assert "worker/1 (rank 2) did not register" in result.stderr
 
 
-def test_a_role_that_there_is_not_is_named(tmp_path: Path, lab: SlurmLab) -> None:
+def test_unknown_role_is_named(tmp_path: Path, lab: SlurmLab) -> None:
     result = run(lab, tmp_path, "get_server_dictionary({'ps': 1, 'trainer': 1})", "-N2", "-n2")
     assert "'trainer' is not a role here" in result.stderr
 
 
-def test_as_many_roles_as_tasks_are_expected(tmp_path: Path, lab: SlurmLab) -> None:
+def test_number_of_roles_must_equal_number_of_tasks(tmp_path: Path, lab: SlurmLab) -> None:
     result = run(lab, tmp_path, "get_server_dictionary(['ps', 'worker'])", "-N3", "-n3")
     assert "2 roles were given, but the step has 3 tasks" in result.stderr
 
@@ -126,7 +126,7 @@ def test_as_many_roles_as_tasks_are_expected(tmp_path: Path, lab: SlurmLab) -> N
         (f"ListOfTFTasks={ROLES}", "172.29.0.3\n172.29.0.1\n172.29.0.4\n172.29.0.2", "172.29.0."),
     ],
 )
-def test_the_old_name_gives_the_right_order(
+def test_old_name_gives_the_correct_order(
     tmp_path: Path, lab: SlurmLab, arguments: str, tfserver: str | None, network: str
 ) -> None:
     environ = {"TFSERVER": tfserver} if tfserver else {}
@@ -138,14 +138,14 @@ def test_the_old_name_gives_the_right_order(
     assert result.stderr.count("DeprecationWarning") == 4
 
 
-def test_where_there_is_a_proxy_the_tasks_reach_each_other_past_it(tmp_path: Path, lab: SlurmLab) -> None:
+def test_tasks_bypass_a_proxy(tmp_path: Path, lab: SlurmLab) -> None:
     call = f"(*get_server_dictionary({ROLES}), os.environ['no_proxy'])"
     found = answers(run(lab, tmp_path, call, "-N4", "-n4", http_proxy="http://10.78.0.99:3128", no_proxy="localhost"))
     hosts = {address.rpartition(":")[0] for role in found[0][2].values() for address in role}
     assert {frozenset(answer[5].split(",")) for answer in found} == {frozenset({"localhost", *hosts})}
 
 
-def test_under_an_agent_it_is_the_launchers_map(tmp_path: Path, lab: SlurmLab) -> None:
+def test_cluster_spec_under_an_agent_is_the_launchers(tmp_path: Path, lab: SlurmLab) -> None:
     script = tmp_path / "script.py"
     stay = """
 import pathlib, time
@@ -162,7 +162,7 @@ while len(list(pathlib.Path().glob("printed-*"))) < 4:  # the ps is ended once t
     check_truth(lab, sorted(json.loads(line) for line in lines))
 
 
-def test_without_an_exchange_it_is_computed_from_the_environment(tmp_path: Path, lab: SlurmLab) -> None:
+def test_cluster_spec_without_rendezvous_is_computed_from_the_environment(tmp_path: Path, lab: SlurmLab) -> None:
     call = f"get_server_dictionary({['ps'] + ['worker'] * 7}, interface='{{{{host}}}}-ib', exchange=False)".replace(
         "{{host}}", "{host}"
     )
@@ -179,7 +179,7 @@ def test_without_an_exchange_it_is_computed_from_the_environment(tmp_path: Path,
     assert len(set(addresses)) == 8
 
 
-def test_env_tells_what_a_task_sees(tmp_path: Path, lab: SlurmLab) -> None:
+def test_env_prints_the_cluster_spec_of_a_task(tmp_path: Path, lab: SlurmLab) -> None:
     tf4slurm = str(Path(sys.executable).with_name("tf4slurm"))
     command = ("srun", "-Q", "-N2", "-n3", "-w", "r1-n9,r1-n10", "-m", "cyclic", "--gres=gpu:1")
     shown = lab.run(*command, "bash", "-c", '"$0" env --json --interface ib0 > $SLURM_PROCID', tf4slurm, cwd=tmp_path)
@@ -205,7 +205,7 @@ def test_env_tells_what_a_task_sees(tmp_path: Path, lab: SlurmLab) -> None:
     assert "layout: 0=" in text
 
 
-def test_node_names_that_are_no_host_names_do_no_harm(tmp_path: Path, slurm: None) -> None:
+def test_node_names_that_are_no_host_names_are_supported(tmp_path: Path, slurm: None) -> None:
     """The names of Slurm resolve nowhere, and the hosts call themselves otherwise."""
     with SlurmLab(host_suffix=".lab.example", resolve_names=False) as lab:
         found = answers(run(lab, tmp_path, f"get_server_dictionary({ROLES})", "-N4", "-n4"))
@@ -234,7 +234,7 @@ def test_task_whose_script_outlives_that_of_rank_0_ends_with_its_script(tmp_path
     assert max(seconds) < 5  # from the end of a script to that of its process
 
 
-def test_two_steps_at_once_each_have_their_own_map(tmp_path: Path, lab: SlurmLab) -> None:
+def test_two_simultaneous_steps_have_separate_cluster_specs(tmp_path: Path, lab: SlurmLab) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(imports="from tf4slurm import *", call=f"get_server_dictionary({ROLES})"))
     step = f"srun -Q --overlap -N4 -n4 {sys.executable} {script}"

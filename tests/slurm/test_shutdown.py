@@ -86,7 +86,7 @@ ALL = ("ps-0", "ps-1", "worker-0", "worker-1")
 
 
 @BOTH_ORDERS
-def test_all_end_when_the_last_worker_is_done(step: Step) -> None:
+def test_all_tasks_end_when_the_last_worker_has_finished(step: Step) -> None:
     step.wait_for(*ALL)
     step.end("worker-0")
     step.wait_for("worker-0-ended")
@@ -100,7 +100,7 @@ def test_all_end_when_the_last_worker_is_done(step: Step) -> None:
 
 @PS_FIRST
 @pytest.mark.parametrize("how", ["raise ValueError('no')", "os._exit(3)", "os.kill(os.getpid(), 9)"])
-def test_a_worker_that_fails_counts_too(step: Step, how: str) -> None:
+def test_failed_worker_counts_as_finished(step: Step, how: str) -> None:
     step.wait_for(*ALL)
     step.end("worker-0", how)
     step.end("worker-1")
@@ -111,7 +111,7 @@ def test_a_worker_that_fails_counts_too(step: Step, how: str) -> None:
 
 @pytest.mark.long
 @PS_FIRST
-def test_the_other_ps_leaves_when_the_host_of_the_service_is_killed(step: Step, lab: SlurmLab) -> None:
+def test_other_ps_exits_when_the_host_of_the_service_is_killed(step: Step, lab: SlurmLab) -> None:
     step.wait_for(*ALL)
     node, process_id = (step.directory / "ps-0").read_text().split()
     lab.on(node, "kill", "-9", process_id)

@@ -122,7 +122,7 @@ def test_epilogue_runs_to_its_end_before_a_requeue(lab: SlurmLab, tmp_path: Path
 
 
 @pytest.mark.parametrize("victim", ["launcher", "step"])
-def test_a_signal_to_the_batch_script_or_to_the_step_stops_the_job(lab: SlurmLab, tmp_path: Path, victim: str) -> None:
+def test_signal_to_batch_script_or_step_stops_job(lab: SlurmLab, tmp_path: Path, victim: str) -> None:
     job = submit(lab, tmp_path)
     wait_until_ready(tmp_path)
     lab.run("scancel", "--signal=USR1", *(["--batch", job] if victim == "launcher" else [job]))
@@ -132,7 +132,7 @@ def test_a_signal_to_the_batch_script_or_to_the_step_stops_the_job(lab: SlurmLab
 
 
 @pytest.mark.long
-def test_the_time_limit_requeues_once_and_the_job_goes_on(lab: SlurmLab, tmp_path: Path) -> None:
+def test_time_limit_requeues_once_and_job_resumes(lab: SlurmLab, tmp_path: Path) -> None:
     # Slurm looks every 30 s and may warn 60 s early: so 20 to 50 s after the start, when the job can take it.
     options = ("-t1", "--requeue", "--signal=B:USR1@10")
     job = submit(lab, tmp_path, *options, run_options=("--requeue", "1"))
@@ -166,7 +166,7 @@ def test_preemption_saves_and_requeues(
     assert doubt in output(tmp_path)
 
 
-def test_a_job_that_cannot_be_requeued_says_so_at_the_start(lab: SlurmLab, tmp_path: Path) -> None:
+def test_job_that_cannot_be_requeued_warns_at_its_start(lab: SlurmLab, tmp_path: Path) -> None:
     job = submit(lab, tmp_path, "--no-requeue", run_options=("--requeue", "1"))
     wait_until_ready(tmp_path)
     assert "Slurm has Requeue=0 for it" in output(tmp_path)

@@ -56,7 +56,7 @@ def run(lab: SlurmLab, directory: Path, code: str, expected: int) -> str:
 
 
 @pytest.mark.long
-def test_it_trains_and_all_tasks_end(tmp_path: Path, lab: SlurmLab) -> None:
+def test_strategy_trains_and_all_tasks_end(tmp_path: Path, lab: SlurmLab) -> None:
     assert "total 20.0 on /job:ps/replica:0/task:0" in run(lab, tmp_path, PLAIN, 0)
 
 

@@ -20,7 +20,7 @@ PROGRAM = ("--ps", "1", "--workers", "2", "--", sys.executable, str(SCRIPT), "fi
 
 @pytest.mark.long
 @pytest.mark.usefixtures("tf_keras")
-def test_it_trains_under_srun_task(tmp_path: Path, lab: SlurmLab) -> None:
+def test_script_trains_under_srun_task(tmp_path: Path, lab: SlurmLab) -> None:
     srun = ("srun", "-Q", "-n4", "-N4", TF4SLURM, "task", *PROGRAM)
     done = lab.run(*srun, cwd=tmp_path, timeout_seconds=170, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -29,7 +29,7 @@ def test_it_trains_under_srun_task(tmp_path: Path, lab: SlurmLab) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("tf_keras")
-def test_it_trains_in_a_batch_job(tmp_path: Path, lab: SlurmLab) -> None:
+def test_script_trains_in_a_batch_job(tmp_path: Path, lab: SlurmLab) -> None:
     submit = (TF4SLURM, "submit", "-N", "4", "-c", "1", "-o", "output", *PROGRAM)
     job_id = lab.run(*submit, cwd=tmp_path).stdout.strip()
     state = lab.wait_for_job(job_id, timeout_seconds=170)

@@ -37,7 +37,7 @@ def restore(directory: Path) -> tuple[str | None, int, float]:
     return restored and Path(restored).name, int(step.numpy()), float(weight.numpy())
 
 
-def test_newest_checkpoint_is_restored_and_keep_of_them_stay(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_restored_and_older_ones_are_removed(tmp_path: Path) -> None:
     assert restore(tmp_path) == (None, 0, 0.0)
     save_at(tmp_path, 5, 10, 15, 20)
     assert restore(tmp_path) == ("ckpt-20", 20, 20.0)

@@ -75,7 +75,7 @@ def test_worker_that_starts_before_the_chief_waits_for_it(tasks: Tasks, tmp_path
 
 
 @pytest.mark.long
-def test_chief_stays_until_the_last_worker_has_its_session(tasks: Tasks, tmp_path: Path) -> None:
+def test_chief_exits_only_after_the_last_worker_has_its_session(tasks: Tasks, tmp_path: Path) -> None:
     """TensorFlow makes no session while a task of the cluster is missing; this chief needs no other worker."""
     text = (OLD_SCRIPTS / "asynchronous.py").read_text()
     script = tmp_path / "script.py"

@@ -58,7 +58,7 @@ def true_hosts(spec: Mapping[str, list[str]], capture: Capture) -> bool:
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=str)
-def test_default_cluster_spec_is_right_or_refused(capture: Capture) -> None:
+def test_default_cluster_spec_is_correct_or_refused(capture: Capture) -> None:
     specs = []
     for rank, environ in enumerate(capture.environs):
         with environment(environ):
@@ -73,7 +73,7 @@ def test_default_cluster_spec_is_right_or_refused(capture: Capture) -> None:
     assert all(spec == specs[0] for spec in specs)
 
 
-def test_cluster_spec_equals_tensorflows_where_that_is_right() -> None:
+def test_cluster_spec_equals_tensorflows_where_that_is_correct() -> None:
     is_right = []
     for capture in CAPTURES:
         count = len(capture.environs)

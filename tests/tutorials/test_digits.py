@@ -21,7 +21,7 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("digits", None)
 
 
-def test_the_digits_are_split_in_two_that_share_none(digits: Any) -> None:
+def test_digits_are_split_in_two_disjoint_sets(digits: Any) -> None:
     data = digits.load()
     assert (data.train_images.shape, data.test_images.shape) == ((1437, 8, 8, 1), (360, 8, 8, 1))
     assert (len(data.train_labels), len(data.test_labels)) == (1437, 360)
@@ -30,7 +30,7 @@ def test_the_digits_are_split_in_two_that_share_none(digits: Any) -> None:
     assert not {image.tobytes() for image in data.train_images} & {image.tobytes() for image in data.test_images}
 
 
-def test_mnist_is_data_of_the_same_kind(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_has_the_format_of_the_digits(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = np.full((3, 28, 28), 255, np.uint8), np.array([1, 2, 3], np.uint8)
     monkeypatch.setattr(tf.keras.datasets.mnist, "load_data", lambda: ((images, labels), (images[:1], labels[:1])))
     data = digits.load("mnist")
@@ -41,7 +41,7 @@ def test_mnist_is_data_of_the_same_kind(digits: Any, monkeypatch: pytest.MonkeyP
     assert digits.make_model(data).output_shape == (None, 10)
 
 
-def test_what_cannot_be_had_is_told(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_and_unknown_data_are_errors(digits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise Exception("URL fetch failure")
 

@@ -101,7 +101,7 @@ each = pytest.mark.parametrize("path", NOTEBOOKS, ids=number)
 
 
 @each
-def test_a_notebook_is_kept_as_it_was_executed_and_says_what_it_says(path: Path) -> None:
+def test_notebook_is_stored_with_its_outputs_and_texts(path: Path) -> None:
     notebook = read(path)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
@@ -110,7 +110,7 @@ def test_a_notebook_is_kept_as_it_was_executed_and_says_what_it_says(path: Path)
 
 
 @each
-def test_a_notebook_shows_nothing_of_the_machine_that_made_it(path: Path) -> None:
+def test_notebook_contains_nothing_of_the_machine_that_executed_it(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not re.findall(r"/tmp/\w+|/root\b|/home/(?!you/)\w+| root |Traceback", text)
     for notebook in (cell for cell in read(path).cells if cell.cell_type == "code"):
@@ -118,7 +118,7 @@ def test_a_notebook_shows_nothing_of_the_machine_that_made_it(path: Path) -> Non
 
 
 @each
-def test_a_notebook_begins_with_its_end_and_ends_with_the_next(path: Path) -> None:
+def test_notebook_begins_with_its_result_and_ends_with_the_next(path: Path) -> None:
     cells = read(path).cells
     assert cells[0].source.startswith(f"# {int(number(path))}. ")
     assert "**At its end**" in cells[0].source
@@ -127,21 +127,21 @@ def test_a_notebook_begins_with_its_end_and_ends_with_the_next(path: Path) -> No
         assert (TUTORIALS / link).exists(), link
 
 
-def test_the_readme_has_them_all() -> None:
+def test_readme_lists_all_notebooks() -> None:
     readme = (TUTORIALS.parent / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"TUTORIALS/(\d\d-[\w-]+\.ipynb)", readme)) == {path.name for path in NOTEBOOKS}
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", [path for path in NOTEBOOKS if number(path) in FAST], ids=number)
-def test_it_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
+def test_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
     check(text_of(execute(lay_out(tmp_path) / path.name, tmp_path)), PRINTED[number(path)])
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @each
-def test_it_runs_and_a_real_slurm_answers_as_it_shows(
+def test_notebook_runs_and_its_console_blocks_match_a_real_slurm(
     path: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     notebook = execute(lay_out(tmp_path) / path.name, tmp_path)

@@ -15,7 +15,7 @@ LONGEST = 32 * os.sysconf("SC_PAGE_SIZE") - len("TF_CONFIG=") - 1
 """What Linux takes, with the name, and the zero at its end."""
 
 
-def test_a_map_that_is_too_long_for_an_environment_is_refused() -> None:
+def test_cluster_spec_too_long_for_an_environment_is_refused() -> None:
     command = [sys.executable, "-S", "-c", "import os; print(len(os.environ['TF_CONFIG']))"]
     longest = check_length("x" * LONGEST, 5_000)
     run = subprocess.run(command, env={"TF_CONFIG": longest}, capture_output=True, text=True, check=True)

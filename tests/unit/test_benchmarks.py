@@ -26,11 +26,11 @@ from benchmarks.table import markdown_table, number, summary, text_table
         ((5.0,), "", "no bound"),
     ],
 )
-def test_the_median_is_what_the_bound_is_for(values: tuple[float, ...], bound: str, outcome: str) -> None:
+def test_bound_applies_to_the_median(values: tuple[float, ...], bound: str, outcome: str) -> None:
     assert Figure("what", "s", values, bound).outcome == outcome
 
 
-def test_a_ratio_is_made_pair_by_pair() -> None:
+def test_ratio_is_computed_pair_by_pair() -> None:
     figure = ratio("theirs / ours", [4.0, 9.0], [2.0, 3.0], ">= 2", beside="JAX", at=1_000)
     assert figure.values == (2.0, 3.0)
     assert figure.to_json() == {
@@ -79,18 +79,18 @@ def test_the_table_on_a_page() -> None:
     ("value", "text"),
     [(0, "0"), (0.00123, "0.0012"), (0.5, "0.500"), (1.234, "1.23"), (12.34, "12.3"), (12345.6, "12,346")],
 )
-def test_a_number_has_about_three_digits(value: float, text: str) -> None:
+def test_number_has_about_three_digits(value: float, text: str) -> None:
     assert number(value) == text
 
 
-def test_a_curve_has_three_sizes_at_least() -> None:
+def test_curve_has_at_least_three_sizes() -> None:
     figures = [Figure("barrier", "s", (size / 100,), at=size) for size in (1_000, 10, 100, 100)]
     figures += [Figure("rare", "s", (1.0,), at=10), Figure("other", "s", (1.0,)), Figure("barrier", "s", (1.0,))]
     curves = curves_of(figures, ["barrier", "rare", "never"])
     assert {what: [at for at, _ in points] for what, points in curves.items()} == {"barrier": [10, 100, 1_000]}
 
 
-def test_growth_is_for_each_task_more() -> None:
+def test_growth_is_per_additional_task() -> None:
     figures = [
         Figure("barrier", "s", (0.1,), at=1_000),
         Figure("barrier", "s", (2.0,), at=10_000),
@@ -112,7 +112,7 @@ def _keep(file: Path, *figures: Figure) -> None:
     file.write_text(json.dumps({"machine": FACTS, "figures": [figure.to_json() for figure in figures]}))
 
 
-def test_two_runs_agree_where_their_spreads_overlap(tmp_path: Path) -> None:
+def test_two_runs_agree_if_their_spreads_overlap(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     once, gone, barrier = (
         Figure("once", "s", (1.0,)),
@@ -135,7 +135,7 @@ def test_two_runs_agree_where_their_spreads_overlap(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_on_another_machine_is_not_compared(tmp_path: Path) -> None:
+def test_run_on_another_machine_is_not_compared(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     assert read_earlier(file, FACTS) is None
     _keep(file)

@@ -38,14 +38,14 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (range(4000, 4005), 4, 4002),
     ],
 )
-def test_ports_enough_for_tasks_and_control_service_are_accepted(
+def test_enough_ports_for_tasks_and_control_service_are_accepted(
     ports: tuple[int, ...], tasks: int, control_port: int | None
 ) -> None:
     check_ports(ports, tasks, control_port)
 
 
 @pytest.mark.parametrize(("control_port", "requested"), [(None, 5), (4001, 5), (5000, 4)])
-def test_ports_too_few_are_refused_with_the_number_that_is_needed(control_port: int | None, requested: int) -> None:
+def test_too_few_ports_are_refused_with_the_required_number(control_port: int | None, requested: int) -> None:
     with pytest.raises(PlacementError) as caught:
         check_ports(range(4000, 4003), 4, control_port)
     assert str(caught.value) == (

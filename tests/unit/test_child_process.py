@@ -135,12 +135,12 @@ def test_output_arrives_while_the_child_runs() -> None:
     asyncio.run(run())
 
 
-def test_much_output_arrives_whole() -> None:
+def test_large_output_arrives_completely() -> None:
     returncode, text = run_child(PYTHON, "-c", "print('x' * 3_000_000)")
     assert (returncode, len(text)) == (0, 3_000_001)
 
 
-def test_the_child_has_the_environment_it_is_given_and_no_more() -> None:
+def test_child_has_exactly_the_given_environment() -> None:
     returncode, text = run_child("/usr/bin/env", environment={"PATH": "/usr/bin:/bin", "TF_CONFIG": "{}"})
     lines = set(text.splitlines())
     assert returncode == 0
@@ -148,7 +148,7 @@ def test_the_child_has_the_environment_it_is_given_and_no_more() -> None:
     assert not {line for line in lines if line.startswith(("HOME=", "PYTEST"))}
 
 
-def test_the_child_reads_nothing_and_leads_its_own_process_group() -> None:
+def test_child_has_empty_stdin_and_its_own_process_group() -> None:
     code = "import os, sys; print(repr(sys.stdin.read()), os.getpid() == os.getpgid(0))"
     assert run_child(PYTHON, "-c", code) == (0, "'' True\n")
 

@@ -23,7 +23,7 @@ MEMBERS = (
 SPEC = {"chief": ["10.0.0.1:4004"], "ps": ["[fd00::2]:4002"], "worker": ["10.0.0.1:4001", "10.0.0.2:4001"]}
 
 
-def test_a_task_is_written_with_a_slash() -> None:
+def test_task_is_written_with_a_slash() -> None:
     assert str(Task("worker", 3)) == "worker/3"
 
 
@@ -35,37 +35,37 @@ def test_a_task_is_written_with_a_slash() -> None:
         ("[fd00::2]:65535", Address("fd00::2", 65535)),
     ],
 )
-def test_an_address_is_read_and_written(text: str, address: Address) -> None:
+def test_address_is_parsed_and_formatted(text: str, address: Address) -> None:
     assert Address.from_text(text) == address
     assert str(address) == text
 
 
 @given(host=st.ip_addresses().map(str), port=st.integers(1, 65535))
-def test_an_address_survives_the_round_trip(host: str, port: int) -> None:
+def test_address_survives_the_round_trip(host: str, port: int) -> None:
     assert Address.from_text(str(Address(host, port))) == (host, port)
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":4001", "[]:4001", "host:0", "host:65536", "host:-1", "h:4x"])
-def test_what_is_not_an_address_is_refused(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match='expected "host:port" with a port from 1 to 65535') as caught:
         Address.from_text(text)
     assert repr(text) in str(caught.value)
 
 
-def test_nodes_are_named_once_in_rank_order() -> None:
+def test_nodes_are_listed_once_in_rank_order() -> None:
     assert Cluster(MEMBERS).nodes == ("n2", "n1")
 
 
 @pytest.mark.parametrize(("members", "has_chief"), [(MEMBERS, True), (MEMBERS[:4], False)])
-def test_whether_there_is_a_chief(members: tuple[Member, ...], has_chief: bool) -> None:
+def test_has_chief(members: tuple[Member, ...], has_chief: bool) -> None:
     assert Cluster(members).has_chief is has_chief
 
 
-def test_the_spec_is_in_index_order_and_without_the_evaluator_and_the_data_service() -> None:
+def test_cluster_spec_is_in_index_order_without_evaluator_and_data_service() -> None:
     assert Cluster(MEMBERS).to_dictionary() == SPEC
 
 
-def test_the_data_service_is_told_beside_the_spec() -> None:
+def test_data_service_is_beside_the_cluster_spec() -> None:
     assert Cluster(MEMBERS).to_services() == {
         "data-dispatcher": ["10.0.0.1:4006"],
         "data-worker": ["10.0.0.2:4005", "10.0.0.1:4005"],
@@ -74,7 +74,7 @@ def test_the_data_service_is_told_beside_the_spec() -> None:
 
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda member: str(member.task))
-def test_tf_config_has_the_spec_and_the_own_place(member: Member) -> None:
+def test_tf_config_has_the_cluster_spec_and_the_task(member: Member) -> None:
     config = json.loads(Cluster(MEMBERS).to_tf_config(member.task))
     assert config == {"cluster": SPEC, "task": {"type": member.task.task_type, "index": member.task.task_index}}
 
@@ -82,5 +82,5 @@ def test_tf_config_has_the_spec_and_the_own_place(member: Member) -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(1, "worker/0"), (2, "worker/0 and worker/1"), (3, "worker/0, worker/1 and worker/2")]
 )
-def test_tasks_in_a_sentence(count: int, text: str) -> None:
+def test_tasks_are_joined_in_a_sentence(count: int, text: str) -> None:
     assert format_tasks(Task("worker", index) for index in range(count)) == text

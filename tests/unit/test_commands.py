@@ -1,13 +1,34 @@
-"""Command lines of srun, and its error messages."""
+"""Command lines and error messages of srun, and failures of sattach, with a fake one.
+
+Real output of sattach is in tests/slurm/test_layouts.py.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
+from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.allocation import HetComponent, SlurmAllocation
-from tf4slurm.slurm.commands import exited_tasks, srun_command, srun_on_each_node_command
+from tf4slurm.slurm.commands import exited_tasks, layout_of, query_layout, srun_command, srun_on_each_node_command
+from tf4slurm.slurm.step import SlurmStep
 
 ALWAYS = ("--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
+ARBITRARY = {
+    "SLURM_JOB_ID": "999999",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_GTIDS": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURMD_NODENAME": "n1",
+    "SLURM_STEP_NODELIST": "n1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_DISTRIBUTION": "arbitrary",
+}
+SATTACH = '#!/bin/sh\n[ "$*" = "--layout 999999.0" ] || exit 9\n'
 
 
 @pytest.mark.parametrize(
@@ -49,3 +70,52 @@ def test_srun_once_on_each_node() -> None:
 )
 def test_exited_tasks(line: str, ranks: set[int]) -> None:
     assert exited_tasks(line) == ranks
+
+
+def with_sattach(directory: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> SlurmStep:
+    """Put a fake sattach first on PATH."""
+    program = directory / "sattach"
+    program.write_text(SATTACH + body)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return SlurmStep.from_environ(ARBITRARY)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("echo sattach: error: no such job >&2; exit 1", "exited with code 1: sattach: error: no such job"),
+        ("exit 1", "exited with code 1: it wrote no error message"),
+        ("echo Job step layout:", "printed no layout: 'Job step layout"),
+        (r"printf '\tNode 0 (n1), 2 task(s): 0 \n'", "printed no layout"),
+    ],
+)
+def test_error_contains_the_output_of_a_failed_sattach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, expected: str
+) -> None:
+    step = with_sattach(tmp_path, monkeypatch, body)
+    with pytest.raises(LaunchError) as caught:
+        query_layout(step)
+    assert expected in str(caught.value)
+    assert caught.value.command == ("sattach", "--layout", "999999.0")
+
+
+def test_sattach_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = with_sattach(tmp_path, monkeypatch, "exec sleep 60")
+    with pytest.raises(LaunchError, match=r"timed out after 0\.5 s") as caught:
+        query_layout(step, timeout_seconds=0.5)
+    assert caught.value.command == ("sattach", "--layout", "999999.0")
+
+
+def test_layout_that_contradicts_the_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = with_sattach(tmp_path, monkeypatch, r"printf '\tNode 0 (n2), 1 task(s): 0 \n'")
+    with pytest.raises(LayoutError, match="its node is 'n1', but 'n2' in the layout"):
+        layout_of(step)
+
+
+def test_without_sattach_layout_error_of_the_environment_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(LayoutError, match="does not determine the node of each rank"):
+        layout_of(SlurmStep.from_environ(ARBITRARY))
+    with pytest.raises(LaunchError, match="cannot be started"):
+        query_layout(SlurmStep.from_environ(ARBITRARY))

@@ -31,12 +31,12 @@ CLASSES = {
 }
 
 
-def test_the_tree_in_the_docstring_names_every_class() -> None:
+def test_tree_in_the_docstring_names_every_class() -> None:
     assert set(re.findall(r"^[│├└─ ]*(\w+Error)", errors.__doc__ or "", re.MULTILINE)) == set(CLASSES)
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_every_class_is_of_the_family(name: str) -> None:
+def test_every_class_has_the_root_class(name: str) -> None:
     assert issubclass(CLASSES[name], Tf4SlurmError)
 
 
@@ -62,7 +62,7 @@ def test_every_class_is_of_the_family(name: str) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_an_error_carries_its_words_its_facts_and_its_exit_code(
+def test_error_has_its_message_its_attributes_and_its_exit_code(
     error: Tf4SlurmError, builtin: type[Exception], facts: dict[str, object], exit_code: int
 ) -> None:
     assert str(error) == "words"

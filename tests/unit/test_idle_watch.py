@@ -58,7 +58,7 @@ def test_warning_comes_once_for_each_start() -> None:
     ],
     ids=["computes", "reports steps", "is not measured", "was started again"],
 )
-def test_no_warning_while_a_task_computes_or_is_not_known(later: list[TaskRecord]) -> None:
+def test_no_warning_while_a_task_computes_or_is_unknown(later: list[TaskRecord]) -> None:
     assert warning_times((0, WAITING), (60, later), (61, WAITING)) == []
 
 

@@ -11,7 +11,7 @@ from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.launch.in_process import _write_result
 
 
-def test_result_of_rank_0_stays_and_one_task_alone_sees_to_the_step(tmp_path: Path) -> None:
+def test_result_of_rank_0_is_kept_and_one_task_alone_removes_control_file(tmp_path: Path) -> None:
     def never(_: Address) -> None:
         raise AssertionError
 

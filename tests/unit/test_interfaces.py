@@ -29,7 +29,7 @@ def can_bind(address: str) -> bool:
         return True
 
 
-def test_the_loopback_interface_has_its_address() -> None:
+def test_loopback_interface_has_its_address() -> None:
     assert interface_address(LOOPBACK, "n1") == "127.0.0.1"
 
 
@@ -70,7 +70,7 @@ def test_invalid_network_is_refused(pattern: str) -> None:
     assert caught.value.interface == pattern
 
 
-def test_the_interfaces_are_those_that_the_system_names() -> None:
+def test_interfaces_are_those_of_the_system() -> None:
     found = list_interfaces()
     assert {LOOPBACK} <= {each.name for each in found} <= {name for _, name in socket.if_nameindex()}
     assert [each.name for each in found] == sorted(each.name for each in found)
@@ -78,7 +78,7 @@ def test_the_interfaces_are_those_that_the_system_names() -> None:
         assert all(map(can_bind, each.addresses))
 
 
-def test_the_fastest_is_never_loopback() -> None:
+def test_fastest_interface_is_never_loopback() -> None:
     others = [each for each in list_interfaces() if each.addresses and not is_loopback(each.addresses[0])]
     found: str | InterfaceError
     try:
@@ -104,7 +104,7 @@ def test_unknown_name_lists_the_interfaces() -> None:
 
 
 @pytest.mark.parametrize("name", [name for _, name in socket.if_nameindex()])
-def test_every_interface_has_an_address_of_this_host_or_an_error_that_says_why(name: str) -> None:
+def test_every_interface_has_an_address_of_this_host_or_an_error_with_the_reason(name: str) -> None:
     found: str | InterfaceError
     try:
         found = interface_address(name, "n1")
@@ -118,11 +118,11 @@ def test_every_interface_has_an_address_of_this_host_or_an_error_that_says_why(n
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", *host_addresses()])
-def test_the_route_to_an_own_address_is_that_address(host: str) -> None:
+def test_route_to_an_own_address_is_that_address(host: str) -> None:
     assert route_address(host) == host
 
 
-def test_the_route_to_a_name() -> None:
+def test_route_to_a_host_name() -> None:
     assert is_loopback(route_address("localhost"))
 
 
@@ -131,7 +131,7 @@ def test_no_route_is_an_error() -> None:
         route_address("255.255.255.255")
 
 
-def test_the_addresses_of_the_host_are_its_own_ipv4_first_and_without_loopback() -> None:
+def test_addresses_of_the_host_have_ipv4_first_and_no_loopback() -> None:
     addresses = host_addresses()
     assert all(map(can_bind, addresses))
     assert not any(map(is_loopback, addresses))

@@ -113,7 +113,7 @@ def test_server_listens_on_loopback_only(served: Served) -> None:
         socket.create_connection(("127.0.0.2", served.port), timeout=5)
 
 
-def test_silent_clients_do_not_block_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_clients_do_not_block_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page._Handler, "timeout", 0.5)
     silent = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(40)]
 

@@ -8,7 +8,7 @@ from tf4slurm.control.outcome import Outcome, describe_end, exit_code_of
 
 
 @pytest.mark.parametrize(("exit_code", "is_success"), [(0, True), (1, False), (137, False)])
-def test_only_zero_is_success(exit_code: int, is_success: bool) -> None:
+def test_only_exit_code_0_is_success(exit_code: int, is_success: bool) -> None:
     assert Outcome(exit_code, "reason").is_success is is_success
 
 
@@ -24,6 +24,6 @@ def test_only_zero_is_success(exit_code: int, is_success: bool) -> None:
         (-50, 178, "was killed by signal 50 (unknown)"),
     ],
 )
-def test_an_end_has_an_exit_code_and_words(returncode: int, exit_code: int, words: str) -> None:
+def test_return_code_has_an_exit_code_and_a_description(returncode: int, exit_code: int, words: str) -> None:
     assert exit_code_of(returncode) == exit_code
     assert describe_end(returncode) == words

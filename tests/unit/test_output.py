@@ -120,7 +120,7 @@ def test_lines_dropped_at_the_end_are_counted(patient: None) -> None:
     assert "lines left out here" in pipe.read_to_end()[-1]
 
 
-def test_close_waits_for_a_blocked_stream_only_so_long() -> None:
+def test_close_waits_for_a_blocked_stream_for_a_limited_time() -> None:
     pipe = HeldPipe()
     writer = LineWriter(pipe.writer)
     for number in range(2000):
@@ -136,7 +136,7 @@ def test_close_waits_for_a_blocked_stream_only_so_long() -> None:
     assert int(note.partition(" lines left out here")[0].removeprefix("[")) + len(lines) == 2000
 
 
-def test_reader_that_has_exited_ends_only_the_writing(patient: None) -> None:
+def test_reader_that_has_exited_stops_only_the_writing(patient: None) -> None:
     readable, writable = os.pipe()
     os.close(readable)
     with open(writable, "wb", buffering=0) as raw:
@@ -148,7 +148,7 @@ def test_reader_that_has_exited_ends_only_the_writing(patient: None) -> None:
         assert time.monotonic() - before < 0.9  # it did not wait for what nobody reads
 
 
-def test_a_line_that_the_stream_cannot_encode_does_not_end_the_others(patient: None) -> None:
+def test_line_that_the_stream_cannot_encode_does_not_stop_the_others(patient: None) -> None:
     raw = io.BytesIO()
     writer = LineWriter(io.TextIOWrapper(raw, encoding="ascii"))
     writer.write("Verlust: 0,3 ✓")
@@ -196,7 +196,7 @@ def test_log_outside_of_an_event_loop_is_written_at_once() -> None:
         (b"\xff\xfe\n", ["\ufffd\ufffd"], []),
     ],
 )
-def test_lines_of_one_piece(data: bytes, lines: list[str], rest: list[str]) -> None:
+def test_bytes_are_split_into_lines(data: bytes, lines: list[str], rest: list[str]) -> None:
     splitter = LineSplitter()
     assert splitter.split(data) == lines
     assert splitter.finish() == rest
@@ -204,7 +204,7 @@ def test_lines_of_one_piece(data: bytes, lines: list[str], rest: list[str]) -> N
 
 
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", "ä".encode(), b"\xff"])), st.data())
-def test_lines_do_not_depend_on_how_the_bytes_arrive(parts: list[bytes], data: st.DataObject) -> None:
+def test_lines_do_not_depend_on_the_chunks(parts: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(parts)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)), max_size=5)))
     at_once, piecewise = LineSplitter(), LineSplitter()
@@ -215,7 +215,7 @@ def test_lines_do_not_depend_on_how_the_bytes_arrive(parts: list[bytes], data: s
     assert found + piecewise.finish() == expected
 
 
-def test_a_line_without_end_is_cut() -> None:
+def test_line_above_the_limit_is_cut() -> None:
     splitter = LineSplitter()
     pieces = [line for _ in range(5) for line in splitter.split(b"x" * 60_000)] + splitter.finish()
     assert "".join(pieces) == "x" * 300_000

@@ -59,7 +59,7 @@ def test_counts_that_match_the_tasks_of_slurm(
     }
 
 
-def test_a_data_service_has_one_dispatcher_and_the_last_ranks() -> None:
+def test_data_service_has_one_dispatcher_and_the_last_ranks() -> None:
     counts = fill_counts(1, 1, None, 1, 9, 2)
     assert counts == {
         "chief": 1,
@@ -114,7 +114,7 @@ def test_counts_that_do_not_match_are_refused(
     assert (caught.value.requested, caught.value.available) == (requested, available or 0)
 
 
-def test_error_without_any_counts_is_a_whole_sentence() -> None:
+def test_error_without_any_counts_is_a_complete_sentence() -> None:
     with pytest.raises(PlacementError) as caught:
         fill_counts(0, 0, None, 0, None)
     assert "  " not in str(caught.value)
@@ -127,7 +127,7 @@ LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=6).flatmap(
 
 
 @given(nodes=LAYOUTS, data=st.data())
-def test_spread_puts_ps_on_nodes_as_evenly_as_can_be(nodes: list[str], data: st.DataObject) -> None:
+def test_spread_puts_ps_on_nodes_as_evenly_as_possible(nodes: list[str], data: st.DataObject) -> None:
     ps = data.draw(st.integers(0, len(nodes) - 1))
     tasks = place_tasks({"chief": 1, "ps": ps, "worker": len(nodes) - 1 - ps}, SPREAD, nodes)
     assert sorted(task.task_type for task in tasks) == ["chief"] + ["ps"] * ps + ["worker"] * (len(nodes) - 1 - ps)
@@ -141,7 +141,7 @@ def test_spread_puts_ps_on_nodes_as_evenly_as_can_be(nodes: list[str], data: st.
         assert all(count >= other - 1 or count == room[node] for other in held.values())
 
 
-def test_spread_takes_the_node_with_most_room_first() -> None:
+def test_spread_puts_ps_on_the_node_with_most_free_tasks() -> None:
     nodes = ["a", "a", "b", "b"]
     roles = [task.task_type for task in place_tasks({"chief": 1, "ps": 1, "worker": 2}, SPREAD, nodes)]
     assert roles == ["chief", "worker", "ps", "worker"]

@@ -45,7 +45,7 @@ def assert_reached(server: socket.socket, port: int) -> None:
             assert accepted.getpeername()[1] == client.getsockname()[1]
 
 
-def test_the_kernel_picks_different_ports(held: HeldPort) -> None:
+def test_kernel_picks_different_ports(held: HeldPort) -> None:
     with contextlib.closing(hold_port()) as other:
         assert 0 < other.port != held.port > 0
 
@@ -71,18 +71,18 @@ def test_listening_port_is_not_held(host: str, reuse: bool) -> None:
         hold_port([server.getsockname()[1]])
 
 
-def test_a_port_that_is_closed_can_be_held_again(held: HeldPort) -> None:
+def test_closed_port_can_be_held_again(held: HeldPort) -> None:
     held.close()
     with contextlib.closing(hold_port([held.port])) as again:
         assert again.port == held.port
 
 
-def test_a_program_without_the_option_cannot_take_a_held_port(held: HeldPort) -> None:
+def test_program_without_reuse_port_cannot_bind_a_held_port(held: HeldPort) -> None:
     with pytest.raises(OSError, match="in use"):
         listener(held.port, reuse=False)
 
 
-def test_the_child_with_the_option_accepts_every_connection_while_the_port_is_held(held: HeldPort) -> None:
+def test_child_with_reuse_port_accepts_every_connection_while_the_port_is_held(held: HeldPort) -> None:
     with listener(held.port, reuse=True) as server:
         for _ in range(20):
             assert_reached(server, held.port)
@@ -93,7 +93,7 @@ def test_held_port_refuses_connections(held: HeldPort) -> None:
         socket.create_connection(("127.0.0.1", held.port), timeout=5)
 
 
-def test_the_holder_listens_on_its_own_port_and_closes_it_for_the_child(held: HeldPort) -> None:
+def test_holder_listens_on_its_port_and_stops_for_the_child(held: HeldPort) -> None:
     own = held.listen()
     assert own.getblocking() is False
     own.settimeout(5)
@@ -105,7 +105,7 @@ def test_the_holder_listens_on_its_own_port_and_closes_it_for_the_child(held: He
         assert_reached(server, held.port)
 
 
-def test_listening_beside_the_held_port_does_not_let_another_holder_in(held: HeldPort) -> None:
+def test_listening_on_the_held_port_does_not_admit_another_holder(held: HeldPort) -> None:
     with held.listen(), pytest.raises(PlacementError):
         hold_port([held.port])
 

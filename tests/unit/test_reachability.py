@@ -86,7 +86,7 @@ def test_closed_port_is_a_fault() -> None:
     assert "refused" in faults[0] or "Connect call failed" in faults[0]
 
 
-def test_silent_server_times_out() -> None:
+def test_server_without_an_answer_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         faults = asyncio.run(find_unreachable([member(1, port)], SECRET, 0.1))
@@ -178,7 +178,7 @@ def cluster_on(nodes: list[str]) -> Cluster:
         ("aabbcc", [5, 5, 1, 1, 3, 3]),
     ],
 )
-def test_which_task_checks_which(nodes: str, checkers: list[int | None]) -> None:
+def test_assignment_of_checks_to_tasks(nodes: str, checkers: list[int | None]) -> None:
     cluster = cluster_on(list(nodes))
     found: list[int | None] = [None] * len(nodes)
     for rank in range(len(nodes)):

@@ -61,7 +61,7 @@ def test_reason_to_requeue(
     assert Requeue("7", 1).find_reason(Outcome(exit_code, ""), directory) == reason
 
 
-def test_the_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answer_with(monkeypatch, RUNNING)
     for name, reason in (("train-7", "time limit"), ("train-7-2", "preemption"), ("train-77", "time limit")):
         RunDirectory.create(tmp_path, name).write_result(ResultFile(requeued=reason))

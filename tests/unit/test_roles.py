@@ -10,7 +10,7 @@ import tf4slurm
 from tf4slurm.roles import SCRIPT_TASK_TYPES, TASK_TYPES, Role, role_of
 
 
-def test_ranks_are_given_in_this_order() -> None:
+def test_ranks_are_assigned_in_the_order_of_the_table() -> None:
     assert TASK_TYPES == ("chief", "ps", "worker", "evaluator", "data-dispatcher", "data-worker")
     assert SCRIPT_TASK_TYPES == ("chief", "ps", "worker", "evaluator")
 
@@ -29,7 +29,7 @@ def test_ranks_are_given_in_this_order() -> None:
         ("data-worker", False, False, False, True, False, False),
     ],
 )
-def test_what_a_role_means(
+def test_properties_of_each_role(
     task_type: str, has_chief: bool, waited: bool, bounded: bool, restarted: bool, in_cluster: bool, gpus: bool
 ) -> None:
     assert role_of(task_type, has_chief=has_chief) == Role(
@@ -43,12 +43,12 @@ def test_what_a_role_means(
     )
 
 
-def test_what_runs_in_place_of_the_users_command_is_there() -> None:
+def test_module_that_replaces_the_users_command_exists() -> None:
     package = Path(tf4slurm.__file__).parent
     for task_type in set(TASK_TYPES) - set(SCRIPT_TASK_TYPES):
         assert (package / role_of(task_type, has_chief=True).program).is_file()
 
 
-def test_an_unknown_role_is_refused() -> None:
+def test_unknown_role_is_refused() -> None:
     with pytest.raises(KeyError):
         role_of("master", has_chief=True)

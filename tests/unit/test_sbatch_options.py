@@ -221,7 +221,7 @@ def test_job_runs_the_submitting_tf4slurm_unless_it_sets_up_an_environment() -> 
     assert spec.tf4slurm == ("/opt/python", "-m", "tf4slurm")
 
 
-def test_script_of_python_program_says_so() -> None:
+def test_script_of_python_program_has_a_note() -> None:
     script = make_script(BatchSpec(("python", "train.py"), workers=2, nodes=2, program=("tf4slurm",)))
     assert "from Python" in script.splitlines()[1]
     assert "exec tf4slurm run --site none --workers 2 " in script

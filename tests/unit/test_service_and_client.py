@@ -325,7 +325,7 @@ class Relay:
 # The life of a job
 
 
-def test_job_of_two_tasks_forms_trains_and_ends() -> None:
+def test_job_of_two_tasks_registers_trains_and_ends() -> None:
     async def scenario() -> None:
         async with serving() as job:
             chief, ps = job.client(0), job.client(1)
@@ -382,7 +382,7 @@ def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -> None
     run_scenario(scenario)
 
 
-def test_task_that_left_is_not_refused_when_the_launcher_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminated_task_is_not_refused_when_the_launcher_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_END_OF_CALL_SECONDS", 0.2)
 
     async def scenario() -> None:
@@ -408,7 +408,7 @@ def test_task_that_left_is_not_refused_when_the_launcher_is_slow(monkeypatch: py
     run_scenario(scenario)
 
 
-def test_wait_for_change_returns_at_the_next_order_and_not_at_heartbeats() -> None:
+def test_wait_for_change_returns_at_the_next_desired_state_and_not_at_heartbeats() -> None:
     async def scenario() -> None:
         async with serving("worker") as job:
             member = job.client(0)
@@ -437,7 +437,7 @@ def test_members_that_send_only_heartbeats_are_not_lost() -> None:
     run_scenario(scenario)
 
 
-def test_task_that_answers_with_empty_messages_lives_until_it_stops() -> None:
+def test_task_that_answers_with_empty_messages_is_lost_only_when_it_stops() -> None:
     async def scenario() -> None:
         async with (
             serving("worker worker", heartbeat_timeout_seconds=SHORT_TIMEOUT) as job,
@@ -521,7 +521,7 @@ def test_status_above_the_limit_is_shrunk_with_a_warning_and_accepted(
     assert f"exceeds {MAX_STATE_BYTES} bytes" in warnings[0].getMessage()
 
 
-def test_map_of_2000_tasks_arrives() -> None:
+def test_cluster_of_2000_tasks_arrives() -> None:
     chance = random.Random(7)
 
     async def scenario() -> None:
@@ -599,7 +599,7 @@ def test_long_reason_in_any_characters_arrives(character: str) -> None:
     run_scenario(scenario)
 
 
-def test_task_that_the_service_cannot_read_is_refused_with_the_reason() -> None:
+def test_task_with_an_unreadable_registration_is_refused_with_the_reason() -> None:
     """A task of another version, whose registration has other fields."""
 
     async def scenario() -> None:
@@ -614,7 +614,7 @@ def test_task_that_the_service_cannot_read_is_refused_with_the_reason() -> None:
     run_scenario(scenario)
 
 
-def test_wrong_token_is_retried_until_the_join_timeout() -> None:
+def test_wrong_token_is_retried_until_the_rendezvous_timeout() -> None:
     async def scenario() -> None:
         async with serving() as job:
             wrong = job.client(0, credentials=WRONG_TOKEN, rendezvous_timeout_seconds=1)
@@ -628,7 +628,7 @@ def test_wrong_token_is_retried_until_the_join_timeout() -> None:
     run_scenario(scenario)
 
 
-def test_wrong_certificate_is_retried_until_the_join_timeout() -> None:
+def test_wrong_certificate_is_retried_until_the_rendezvous_timeout() -> None:
     async def scenario() -> None:
         async with serving() as job:
             wrong = job.client(0, credentials=OTHER_JOB.shared, rendezvous_timeout_seconds=1)
@@ -643,7 +643,7 @@ def test_wrong_certificate_is_retried_until_the_join_timeout() -> None:
     run_scenario(scenario)
 
 
-def test_last_try_cut_short_does_not_hide_why_the_others_failed() -> None:
+def test_last_attempt_cut_short_does_not_hide_the_reasons_of_the_others() -> None:
     async def scenario() -> None:
         async with serving() as job:
             with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -657,7 +657,7 @@ def test_last_try_cut_short_does_not_hide_why_the_others_failed() -> None:
     run_scenario(scenario)
 
 
-def test_service_with_another_certificate_is_not_joined() -> None:
+def test_task_does_not_register_at_a_service_with_another_certificate() -> None:
     async def scenario() -> None:
         async with serving() as job, serving(credentials=OTHER_JOB) as impostor:
             job.begin(make_client(impostor.address, job.address))
@@ -717,7 +717,7 @@ OK, INVALID, EXHAUSTED = (
         (send_huge_hello, EXHAUSTED),
     ],
 )
-def test_client_whose_first_message_is_no_hello_is_refused_and_members_go_on(
+def test_client_whose_first_message_is_no_registration_is_refused_and_members_continue(
     send: Callable[[RawClient], Coroutine[Any, Any, None]], code: grpc.StatusCode, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -751,7 +751,7 @@ def test_client_whose_first_message_is_no_hello_is_refused_and_members_go_on(
     ],
     ids=["order", "registration", "truncated", "text", "state", "type", "field", "nested", "zeros"],
 )
-def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_told(
+def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_notified(
     payload: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -902,7 +902,7 @@ FIRST_BYTES = {
 
 @pytest.mark.parametrize("first", FIRST_BYTES.values(), ids=FIRST_BYTES)
 @pytest.mark.parametrize("closes", [True, False], ids=["and closes", "and waits"])
-def test_connection_without_tls_is_closed_and_members_go_on(
+def test_connection_without_tls_is_closed_and_members_continue(
     first: bytes, closes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -923,7 +923,7 @@ def test_connection_without_tls_is_closed_and_members_go_on(
     assert errors_in(caplog) == []
 
 
-def test_plain_text_grpc_client_gets_unavailable_and_members_go_on() -> None:
+def test_plain_text_grpc_client_gets_unavailable_and_members_continue() -> None:
     async def scenario() -> None:
         async with serving() as job:
             members = await job.form(2)
@@ -940,7 +940,7 @@ def test_plain_text_grpc_client_gets_unavailable_and_members_go_on() -> None:
 # Connections that break or fall silent
 
 
-def test_connection_lost_is_made_again_without_losing_state() -> None:
+def test_lost_connection_is_restored_without_losing_state() -> None:
     async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
             chief, ps = job.client(0, port=relay.port), job.client(1)
@@ -1029,7 +1029,7 @@ def test_task_that_reconnects_but_sends_nothing_is_lost_after_the_heartbeat_time
     run_scenario(scenario)
 
 
-def test_accepted_hello_is_not_made_again() -> None:
+def test_accepted_registration_is_not_made_again() -> None:
     async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
             asked: list[Address] = []
@@ -1049,7 +1049,7 @@ def test_accepted_hello_is_not_made_again() -> None:
     run_scenario(scenario)
 
 
-def test_hello_is_made_for_each_address_until_one_is_accepted() -> None:
+def test_registration_is_made_for_each_address_until_one_is_accepted() -> None:
     async def scenario() -> None:
         async with serving() as job, serving(credentials=OTHER_JOB) as other, Relay(job.port) as relay:
             asked: list[Address] = []
@@ -1071,7 +1071,7 @@ def test_hello_is_made_for_each_address_until_one_is_accepted() -> None:
     run_scenario(scenario)
 
 
-def test_silent_service_is_lost_after_the_heartbeat_timeout() -> None:
+def test_unresponsive_service_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
         async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job, Relay(job.port) as relay:
             chief, ps = job.client(0, port=relay.port), job.client(1)
@@ -1092,7 +1092,7 @@ def test_silent_service_is_lost_after_the_heartbeat_timeout() -> None:
     run_scenario(scenario)
 
 
-def test_silent_service_is_not_looked_for_at_its_other_addresses() -> None:
+def test_unresponsive_service_is_not_tried_at_its_other_addresses() -> None:
     async def scenario() -> None:
         async with serving(heartbeat_timeout_seconds=2) as job, Relay(job.port) as relay, Relay(job.port) as other:
             other.pause()
@@ -1126,7 +1126,7 @@ def test_closed_service_is_lost_after_the_heartbeat_timeout() -> None:
     run_scenario(scenario)
 
 
-def test_silent_task_is_lost_after_the_heartbeat_timeout() -> None:
+def test_unresponsive_task_is_lost_after_the_heartbeat_timeout() -> None:
     async def scenario() -> None:
         async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job, Relay(job.port) as relay:
             chief, ps = job.client(0), job.client(1, port=relay.port)
@@ -1145,7 +1145,7 @@ def test_silent_task_is_lost_after_the_heartbeat_timeout() -> None:
 
 
 @pytest.mark.parametrize("find", ["nobody listens", "nothing is known"])
-def test_without_a_service_run_ends_at_the_join_timeout(find: str) -> None:
+def test_run_without_a_service_ends_at_the_rendezvous_timeout(find: str) -> None:
     async def scenario() -> None:
         listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
@@ -1161,7 +1161,7 @@ def test_without_a_service_run_ends_at_the_join_timeout(find: str) -> None:
     run_scenario(scenario)
 
 
-def test_without_credentials_no_address_is_tried() -> None:
+def test_no_address_is_tried_without_credentials() -> None:
     async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
             address = Address("127.0.0.1", relay.port)
@@ -1206,7 +1206,7 @@ def test_service_that_starts_later_is_found() -> None:
     run_scenario(scenario)
 
 
-def test_address_that_answers_is_joined_after_one_that_does_not() -> None:
+def test_task_registers_at_the_address_that_answers_after_one_that_does_not() -> None:
     async def scenario() -> None:
         async with serving() as job:
             job.begin(make_client(Address("127.0.0.1", 1), job.address))
@@ -1273,7 +1273,7 @@ def test_service_that_ends_the_call_early_counts_as_unreachable(messages: int) -
     run_scenario(scenario)
 
 
-def test_service_that_sends_no_message_of_ours_counts_as_unreachable() -> None:
+def test_service_that_sends_foreign_messages_counts_as_unreachable() -> None:
     async def handle(context: Any) -> None:
         await context.read()
         await context.write(b'["Bogus",{}]')
@@ -1288,7 +1288,7 @@ def test_service_that_sends_no_message_of_ours_counts_as_unreachable() -> None:
     run_scenario(scenario)
 
 
-def test_task_that_is_not_registered_yet_waits_until_the_join_timeout() -> None:
+def test_task_that_is_not_registered_yet_waits_until_the_rendezvous_timeout() -> None:
     """A service registers many tasks one after the other: until then, the heartbeat timeout does not apply."""
 
     async def scenario() -> None:
@@ -1314,7 +1314,7 @@ def test_task_that_is_not_registered_yet_waits_until_the_join_timeout() -> None:
     run_scenario(scenario)
 
 
-def test_map_is_sent_before_any_order() -> None:
+def test_cluster_is_sent_before_any_desired_state() -> None:
     async def scenario() -> None:
         async with serving("worker") as job, raw_client(job.port) as raw:
             await raw.send(make_registration(0))

@@ -196,7 +196,7 @@ def test_children_start_when_every_task_is_ready() -> None:
     assert [job.desired(rank) for rank in job.ranks] == [DesiredState(starts=1, kill_wait_seconds=5)] * 4
 
 
-def test_job_of_one_task_forms_and_completes() -> None:
+def test_job_of_one_task_registers_and_completes() -> None:
     job = Job("worker").train()
     job.end_child(0, 0)
     job.send(0, "terminated")
@@ -247,7 +247,7 @@ CANNOT_BE = [
 
 
 @pytest.mark.parametrize(("changes", "reason"), CANNOT_BE)
-def test_process_that_can_never_take_part_ends_the_job_during_rendezvous(changes: dict[str, Any], reason: str) -> None:
+def test_process_that_can_never_register_ends_the_job_during_rendezvous(changes: dict[str, Any], reason: str) -> None:
     job = Job().join(1)
     with pytest.raises(RendezvousClosedError) as caught:
         job.register(**{"rank": 2, **changes})
@@ -681,7 +681,7 @@ def test_state_of_an_earlier_attempt_is_ignored() -> None:
     assert job.outcome.exit_code == 143
 
 
-def test_attempt_that_does_not_form_ends_the_job() -> None:
+def test_attempt_without_rendezvous_ends_the_job() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.end_child(1, -9)
     job.join_again(0, 1, 2)
@@ -1056,7 +1056,7 @@ def test_crash_of_a_critical_task_ends_the_job_with_its_exit_code(
     assert job.state.take_changed() == set(job.ranks)
 
 
-def test_chief_that_is_done_ends_the_job_well() -> None:
+def test_finished_chief_ends_the_job_with_success() -> None:
     job = Job().train()
     job.end_child(0, 0)
     assert job.phase() is Phase.TERMINATING
@@ -1193,7 +1193,7 @@ def test_evaluator_is_restarted_up_to_the_limit_and_the_job_continues(chief_is_d
 # Data services
 
 
-def test_server_of_a_data_service_is_started_again_and_without_it_the_job_fails() -> None:
+def test_server_of_a_data_service_is_restarted_and_the_job_fails_without_it() -> None:
     job = Job("chief data-dispatcher data-worker").train()
     for rank in (1, 2):
         job.end_child(rank, -9)

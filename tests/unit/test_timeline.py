@@ -64,7 +64,7 @@ def test_states_from_start_to_termination() -> None:
     assert timeline.states == ("starting", "importing", "waiting", "training", "terminating")
 
 
-def test_all_waited_for_the_last_task() -> None:
+def test_tasks_wait_for_the_last_task() -> None:
     barrier = event(25, "barrier", "worker/0", "worker/0 arrived last", barrier="a", waited_seconds=12.5)
     timeline = make_timeline([*TRAINED, barrier])
     assert timeline.waits == (

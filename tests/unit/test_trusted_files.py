@@ -66,7 +66,7 @@ def test_file_or_directory_of_another_user_is_refused(file: Path, part: str) -> 
 
 
 @as_root
-def test_group_that_may_write_is_others_unless_it_is_the_owners_private_one(file: Path) -> None:
+def test_group_write_permission_is_refused_unless_the_group_is_the_owners_private_one(file: Path) -> None:
     file.chmod(0o664)
     os.chown(file, 0, 0)
     check_trusted(file, "")  # root's own group
@@ -77,7 +77,7 @@ def test_group_that_may_write_is_others_unless_it_is_the_owners_private_one(file
 
 
 @as_root
-def test_link_counts_as_the_file_and_the_directory_it_leads_to(file: Path, tmp_path: Path) -> None:
+def test_link_is_checked_with_its_target_file_and_directory(file: Path, tmp_path: Path) -> None:
     (tmp_path / "link.toml").symlink_to(file)
     check_trusted(tmp_path / "link.toml", "")
     file.parent.chmod(0o777)
@@ -98,7 +98,7 @@ def test_link_counts_as_the_file_and_the_directory_it_leads_to(file: Path, tmp_p
         ("{0}/directory/tf4slurm.toml", False),
     ],
 )
-def test_directory_in_the_variable_trust_is_used_whoever_may_write_it(
+def test_directory_in_the_variable_trust_is_used_whatever_its_permissions(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: str, is_used: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -113,7 +113,7 @@ def test_directory_in_the_variable_trust_is_used_whoever_may_write_it(
         refusal(file)
 
 
-def test_link_out_of_a_trusted_directory_is_refused_if_others_may_write_where_it_leads(
+def test_link_out_of_a_trusted_directory_is_refused_if_others_may_write_its_target(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "trusted").mkdir()
@@ -269,7 +269,7 @@ def stranger_run(tmp_path: Path) -> Path:
 
 
 @as_root
-def test_job_of_another_user_is_not_resumed_and_can_be_looked_at(stranger_run: Path) -> None:
+def test_job_of_another_user_is_not_resumed_and_can_be_read(stranger_run: Path) -> None:
     def call(verb: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([TF4SLURM, verb, stranger_run], capture_output=True, text=True, timeout=60)
 
@@ -300,7 +300,7 @@ def test_job_of_another_user_is_not_cancelled(stranger_run: Path) -> None:
 
 
 @as_root
-def test_batch_script_ends_where_its_snapshot_belongs_to_another_user(tmp_path: Path) -> None:
+def test_batch_script_ends_if_its_snapshot_belongs_to_another_user(tmp_path: Path) -> None:
     (tmp_path / "train.code").mkdir()
     spec = BatchSpec(
         ("touch", "TRACE"), runs_directory=tmp_path, snapshot="copy", directory=tmp_path / "train.code", single=True
@@ -314,7 +314,7 @@ def test_batch_script_ends_where_its_snapshot_belongs_to_another_user(tmp_path: 
 
 @as_root
 @pytest.mark.parametrize("change", [lambda path: os.chown(path, NOBODY, 0), lambda path: path.chmod(0o777)])
-def test_registry_that_others_could_have_written_is_left_out_with_one_warning(
+def test_registry_that_others_can_write_is_ignored_with_one_warning(
     tmp_path: Path, change: Callable[[Path], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = {"HOME": str(tmp_path)}

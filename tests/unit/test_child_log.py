@@ -1,0 +1,57 @@
+"""The last lines of a child's log: which lines are kept and which are shortened."""
+
+from __future__ import annotations
+
+import pytest
+
+from tf4slurm.agent.child_log import LastLines
+
+KERAS = '  File "/venv/lib/python3.11/site-packages/keras/src/utils/traceback_utils.py", line 122, in error_handler'
+PER_REPLICA = f"""Traceback (most recent call last):
+{KERAS}
+    raise e.with_traceback(filtered_tb) from None
+ValueError: Attempt to convert a value (PerReplica:{{
+  0: <tf.Tensor: shape=(16, 784), dtype=float32, numpy=
+array([[0., 0., 0., ..., 0., 0., 0.],
+       [0., 0., 0., ..., 0., 0., 0.],
+       [0., 0., 0., ..., 0., 0., 0.],
+       ...,
+       [1., 0., 0., ..., 0., 0., 0.],
+       [0., 0., 0., ..., 0., 0., 0.]], shape=(16, 784), dtype=float32)>
+}}) with an unsupported type (<class 'tensorflow.python.distribute.values.PerReplica'>) to a Tensor."""
+
+
+def kept(text: str) -> list[str]:
+    last = LastLines()
+    for line in text.splitlines():
+        last.append(line)
+    return list(last.to_tuple())
+
+
+def test_first_numbers_of_a_tensor_are_kept() -> None:
+    lines = PER_REPLICA.splitlines()
+    assert kept(PER_REPLICA) == [*lines[:7], "[… 4 lines of numbers]", lines[-1]]
+
+
+def test_error_is_kept_after_a_tensor_of_a_thousand_lines() -> None:
+    numbers = "\n".join(f" [{row} {row + 0.5} -1e-05 nan]" for row in range(1000))
+    lines = kept(f"Traceback\n[[0 0.5]\n{numbers}]\nValueError: no")
+    assert lines == ["Traceback", "[[0 0.5]", " [0 0.5 -1e-05 nan]", "[… 999 lines of numbers]", "ValueError: no"]
+
+
+def test_tensor_on_one_line_is_shortened_and_the_following_text_kept() -> None:
+    (line,) = kept(f"ValueError: [[{'0. ' * 5000}1.]] is not finite, step 7")
+    assert line == "ValueError: [[" + "0. " * 8 + "[…] is not finite, step 7"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1\n2",
+        "epoch 1 2 3\nepoch 2 3 4\nepoch 4 5 6",
+        "2026-11-22 20:31:25.485568: I 0 1 2",
+        "a, b, c, 1, 2, 3, 4, 5, 6, 7",
+    ],
+)
+def test_other_lines_are_unchanged(text: str) -> None:
+    assert kept(text) == text.splitlines()
