@@ -1,4 +1,4 @@
-"""The fault matrix, as data: who suffers what, what has to come of it, and within how many seconds."""
+"""The fault matrix as data: each fault, its target, the expected outcome and its time limits in seconds."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 CRASH_SECONDS = 2.0
-SILENCE_SECONDS = 12.0
-QUICK_SILENCE_SECONDS = 5.0
+DETECTION_SECONDS = 12.0
+QUICK_DETECTION_SECONDS = 5.0
 GONE_SECONDS = 5.0
 RESTART_SECONDS = 1.0
 ATTEMPT_SECONDS = 3.0
 _QUICK = ("--heartbeat-timeout", "3", "--heartbeat-interval", "0.5")
-_QUICK_DEAD_SECONDS, _DEAD_SECONDS = 3.0, 10.0
-_CUT_OFF_SECONDS = 2.0
+_QUICK_HEARTBEAT_TIMEOUT_SECONDS, _HEARTBEAT_TIMEOUT_SECONDS = 3.0, 10.0
+_DISCONNECTED_SECONDS = 2.0
 _START_TIMEOUT_SECONDS = 6.0
-_SERVE_TIMEOUT_SECONDS = 15.0  # the others must have imported TensorFlow by then: 10 s were seen on a busy machine
-_GRACE_SECONDS = 25.0
-_OFTEN = ("ps/0, SIGKILL", "worker/1, SIGKILL", "launcher, SIGKILL")
+_SERVE_TIMEOUT_SECONDS = 15.0  # enough for the other tasks to import TensorFlow: up to 10 s on a busy machine
+_GRACE_PERIOD_SECONDS = 25.0
+_NORMAL_SUITE = ("ps/0, SIGKILL", "worker/1, SIGKILL", "launcher, SIGKILL")
 
 
 class Outcome(enum.Enum):
-    """What comes of a fault."""
+    """The outcome of a fault."""
 
     ENDS = "the job ends"
-    GOES_ON = "training goes on"
+    CONTINUES = "training goes on"
     IS_RESTARTED = "the worker is restarted in place"
-    IS_FORMED_ANEW = "the cluster is formed anew"
-    DIES_OUT = "without a launcher everything ends by itself"
+    STARTS_ATTEMPT = "the cluster is formed anew"
+    ENDS_WITHOUT_LAUNCHER = "without a launcher everything ends by itself"
     IS_REFUSED = "nothing is started"
 
 
@@ -42,19 +42,19 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """One field of the matrix.
+    """One case of the matrix.
 
     Attributes:
-        victim: A task ("worker/1"), "agent of TASK", "host of TASK", "launcher", "batch script", "job",
+        target: A task ("worker/1"), "agent of TASK", "host of TASK", "launcher", "batch script", "job",
             "run directory".
-        within: Bounds in seconds, by what is measured.
-        exit_code: Of the whole job.
-        cause: Words that the root cause, or the reason of the next attempt, has in it.
+        within: Time limits in seconds, by measured time.
+        exit_code: Exit code of the job.
+        cause: Text that the root cause, or the reason of the next attempt, contains.
         saves: Whether the chief saves after the fault.
-        knows_tf4slurm: Whether the script asks `tf4slurm.should_stop()` and reports its steps.
+        uses_tf4slurm: Whether the script calls `tf4slurm.should_stop()` and reports its steps.
     """
 
-    victim: str
+    target: str
     fault: str
     outcome: Outcome
     within: Mapping[str, float] = field(default_factory=dict)
@@ -63,103 +63,109 @@ class Case:
     options: tuple[str, ...] = ()
     form: Form = Form.BATCH
     saves: bool = False
-    knows_tf4slurm: bool = True
+    uses_tf4slurm: bool = True
 
     @property
     def name(self) -> str:
-        words = [self.victim, self.fault]
+        parts = [self.target, self.fault]
         if self.form is not Form.BATCH:
-            words.append(self.form.name.lower())
-        if not self.knows_tf4slurm:
-            words.append("plain script")
-        if self.outcome is Outcome.IS_FORMED_ANEW or "--max-attempts" in self.options:
-            words.append("attempts left")
-        if self.outcome is Outcome.ENDS and _is_silence(self.fault) and "--heartbeat-timeout" not in self.options:
-            words.append("defaults")
-        return ", ".join(words)
+            parts.append(self.form.name.lower())
+        if not self.uses_tf4slurm:
+            parts.append("plain script")
+        if self.outcome is Outcome.STARTS_ATTEMPT or "--max-attempts" in self.options:
+            parts.append("attempts left")
+        if (
+            self.outcome is Outcome.ENDS
+            and _needs_heartbeat_timeout(self.fault)
+            and "--heartbeat-timeout" not in self.options
+        ):
+            parts.append("defaults")
+        return ", ".join(parts)
 
     @property
     def is_quick(self) -> bool:
-        """Whether `make test` has it; `make test-long` has all the others."""
-        return self.name in _OFTEN
+        """Whether `make test` runs it; `make test-long` runs all others."""
+        return self.name in _NORMAL_SUITE
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks that the fault is about; none for launcher, batch script and job."""
-        return tuple(word for word in self.victim.split() if "/" in word)
+        """The tasks that are targets; none for launcher, batch script and job."""
+        return tuple(word for word in self.target.split() if "/" in word)
 
 
-def _is_silence(fault: str) -> bool:
+def _needs_heartbeat_timeout(fault: str) -> bool:
     return fault in ("SIGSTOP", "cable pulled", "power off")
 
 
 def _ends(
-    victim: str,
+    target: str,
     fault: str,
     exit_code: int,
     cause: str,
-    verdict_seconds: float,
+    outcome_seconds: float,
     *options: str,
     form: Form = Form.BATCH,
 ) -> Case:
-    within = {"outcome": verdict_seconds, "gone": GONE_SECONDS}
-    return Case(victim, fault, Outcome.ENDS, within, exit_code, cause, options, form)
+    within = {"outcome": outcome_seconds, "gone": GONE_SECONDS}
+    return Case(target, fault, Outcome.ENDS, within, exit_code, cause, options, form)
 
 
-def _stops(victim: str, fault: str, form: Form = Form.BATCH) -> Case:
-    """The chief is asked to save, and has its grace for it."""
-    within = {"outcome": _GRACE_SECONDS, "gone": GONE_SECONDS}
-    return Case(victim, fault, Outcome.ENDS, within, 143, "received SIGTERM", form=form, saves=True)
+def _stops(target: str, fault: str, form: Form = Form.BATCH) -> Case:
+    """The chief is asked to save and has the grace period for it."""
+    within = {"outcome": _GRACE_PERIOD_SECONDS, "gone": GONE_SECONDS}
+    return Case(target, fault, Outcome.ENDS, within, 143, "received SIGTERM", form=form, saves=True)
 
 
-def _goes_on(victim: str, fault: str, *options: str) -> Case:
-    return Case(victim, fault, Outcome.GOES_ON, {"gone": GONE_SECONDS}, options=options)
+def _continues(target: str, fault: str, *options: str) -> Case:
+    return Case(target, fault, Outcome.CONTINUES, {"gone": GONE_SECONDS}, options=options)
 
 
-def _restarted(victim: str, fault: str, cause: str, silence_seconds: float = 0.0, *options: str) -> Case:
-    within = {"first step again": silence_seconds + RESTART_SECONDS, "gone": GONE_SECONDS}
-    return Case(victim, fault, Outcome.IS_RESTARTED, within, cause=cause, options=options)
+def _restarted(target: str, fault: str, cause: str, detection_seconds: float = 0.0, *options: str) -> Case:
+    within = {"first step again": detection_seconds + RESTART_SECONDS, "gone": GONE_SECONDS}
+    return Case(target, fault, Outcome.IS_RESTARTED, within, cause=cause, options=options)
 
 
-def _formed_anew(victim: str, fault: str, cause: str, silence_seconds: float = 0.0, *options: str) -> Case:
-    within = {"training again": silence_seconds + ATTEMPT_SECONDS, "gone": GONE_SECONDS}
+def _starts_attempt(target: str, fault: str, cause: str, detection_seconds: float = 0.0, *options: str) -> Case:
+    within = {"training again": detection_seconds + ATTEMPT_SECONDS, "gone": GONE_SECONDS}
     options = ("--max-attempts", "2", *options)
-    return Case(victim, fault, Outcome.IS_FORMED_ANEW, within, cause=cause, options=options)
+    return Case(target, fault, Outcome.STARTS_ATTEMPT, within, cause=cause, options=options)
 
 
 def _loses_host(task: str, fault: str, *options: str, form: Form = Form.BATCH) -> Case:
-    silence_seconds, dead_seconds = (
-        (QUICK_SILENCE_SECONDS, _QUICK_DEAD_SECONDS) if options else (SILENCE_SECONDS, _DEAD_SECONDS)
+    detection_seconds, heartbeat_timeout_seconds = (
+        (QUICK_DETECTION_SECONDS, _QUICK_HEARTBEAT_TIMEOUT_SECONDS)
+        if options
+        else (DETECTION_SECONDS, _HEARTBEAT_TIMEOUT_SECONDS)
     )
-    within = {"outcome": silence_seconds, "gone": GONE_SECONDS}
+    within = {"outcome": detection_seconds, "gone": GONE_SECONDS}
     if fault == "cable pulled":
-        within["child of the cut-off host"] = dead_seconds + _CUT_OFF_SECONDS
+        within["child of the cut-off host"] = heartbeat_timeout_seconds + _DISCONNECTED_SECONDS
     return Case(f"host of {task}", fault, Outcome.ENDS, within, 7, f"{task} on NODE is lost", options, form)
 
 
-def _dies_out(victim: str, fault: str, exit_code: int, *options: str, form: Form = Form.BATCH) -> Case:
-    dead_seconds = _QUICK_DEAD_SECONDS if options else _DEAD_SECONDS
-    within = {"gone": dead_seconds + _CUT_OFF_SECONDS}
-    return Case(victim, fault, Outcome.DIES_OUT, within, exit_code, options=options, form=form)
+def _ends_without_launcher(target: str, fault: str, exit_code: int, *options: str, form: Form = Form.BATCH) -> Case:
+    heartbeat_timeout_seconds = _QUICK_HEARTBEAT_TIMEOUT_SECONDS if options else _HEARTBEAT_TIMEOUT_SECONDS
+    within = {"gone": heartbeat_timeout_seconds + _DISCONNECTED_SECONDS}
+    return Case(target, fault, Outcome.ENDS_WITHOUT_LAUNCHER, within, exit_code, options=options, form=form)
 
 
 _KILLED = "was killed by signal 9 (SIGKILL)"
 _STOPPED = "was stopped for 3 s"
 _TASKS = ("chief/0", "ps/0", "worker/1")
-_NO_MODULE = "No module named 'a_module_that_is_not_there'"  # it stands in the end of the log that is shown
+_NO_MODULE = "No module named 'a_module_that_is_not_there'"  # part of the last log lines that are shown
 
 _CHILDREN = (
     *(_ends(task, "SIGKILL", 137, f"{task} on NODE {_KILLED}", CRASH_SECONDS) for task in ("chief/0", "ps/0")),
     _restarted("worker/1", "SIGKILL", _KILLED),
     _restarted("worker/0 worker/1", "SIGKILL", _KILLED),
     *(
-        _ends(task, "SIGSTOP", 7, f"{task} on NODE {_STOPPED}", QUICK_SILENCE_SECONDS, *_QUICK)
+        _ends(task, "SIGSTOP", 7, f"{task} on NODE {_STOPPED}", QUICK_DETECTION_SECONDS, *_QUICK)
         for task in ("chief/0", "ps/0")
     ),
-    _ends("ps/0", "SIGSTOP", 7, "ps/0 on NODE was stopped for 10 s", SILENCE_SECONDS),
-    _restarted("worker/1", "SIGSTOP", _STOPPED, QUICK_SILENCE_SECONDS, *_QUICK),
+    _ends("ps/0", "SIGSTOP", 7, "ps/0 on NODE was stopped for 10 s", DETECTION_SECONDS),
+    _restarted("worker/1", "SIGSTOP", _STOPPED, QUICK_DETECTION_SECONDS, *_QUICK),
     _stops("chief/0", "SIGTERM"),
-    *(_goes_on(task, "SIGTERM") for task in ("ps/0", "worker/1")),
+    *(_continues(task, "SIGTERM") for task in ("ps/0", "worker/1")),
     Case(
         "chief/0",
         "SIGTERM",
@@ -167,17 +173,17 @@ _CHILDREN = (
         {"outcome": CRASH_SECONDS, "gone": GONE_SECONDS},
         143,
         "chief/0 on NODE was killed by signal 15 (SIGTERM)",
-        knows_tf4slurm=False,
+        uses_tf4slurm=False,
     ),
     *(_ends(task, "exit 1", 1, f"{task} on NODE exited with code 1", CRASH_SECONDS) for task in ("chief/0", "ps/0")),
     _restarted("worker/1", "exit 1", "exited with code 1"),
     _ends("chief/0", "exit 0 too early", 0, "", CRASH_SECONDS),
     _ends("ps/0", "exit 0 too early", 7, "ps/0 on NODE exited with code 0 before the job was done", CRASH_SECONDS),
-    _goes_on("worker/1", "exit 0 too early"),
+    _continues("worker/1", "exit 0 too early"),
     *(_ends(task, "exception at import", 1, _NO_MODULE, CRASH_SECONDS) for task in _TASKS),
-    _ends("chief/0", "hang in atexit", 7, "Training has stalled", QUICK_SILENCE_SECONDS, "--stall-timeout", "3"),
-    *(_goes_on(task, "hang in atexit") for task in ("ps/0", "worker/1")),
-    *(_goes_on(task, "starts late") for task in _TASKS),
+    _ends("chief/0", "hang in atexit", 7, "Training has stalled", QUICK_DETECTION_SECONDS, "--stall-timeout", "3"),
+    *(_continues(task, "hang in atexit") for task in ("ps/0", "worker/1")),
+    *(_continues(task, "starts late") for task in _TASKS),
     *(
         _ends(
             task,
@@ -195,24 +201,25 @@ _CHILDREN = (
 _AGENTS = (
     *(_ends(f"agent of {task}", "SIGKILL", 7, f"{task} on NODE is lost", CRASH_SECONDS) for task in _TASKS),
     *(
-        _ends(f"agent of {task}", "SIGSTOP", 7, f"{task} on NODE is lost", QUICK_SILENCE_SECONDS, *_QUICK)
+        _ends(f"agent of {task}", "SIGSTOP", 7, f"{task} on NODE is lost", QUICK_DETECTION_SECONDS, *_QUICK)
         for task in _TASKS
     ),
-    _ends("agent of ps/0", "SIGSTOP", 7, "ps/0 on NODE is lost", SILENCE_SECONDS),
+    _ends("agent of ps/0", "SIGSTOP", 7, "ps/0 on NODE is lost", DETECTION_SECONDS),
     *(_stops(f"agent of {task}", "SIGTERM") for task in _TASKS),
 )
 
 _JOB = (
-    _dies_out("launcher", "SIGKILL", 137),
-    _dies_out("launcher", "SIGKILL", 0, form=Form.SALLOC),  # salloc says 0 when its command is killed
-    _dies_out("launcher", "SIGSTOP", 7, *_QUICK),
-    _dies_out("launcher", "SIGSTOP", 7, *_QUICK, form=Form.SALLOC),
+    _ends_without_launcher("launcher", "SIGKILL", 137),
+    # salloc exits with 0 when its command is killed.
+    _ends_without_launcher("launcher", "SIGKILL", 0, form=Form.SALLOC),
+    _ends_without_launcher("launcher", "SIGSTOP", 7, *_QUICK),
+    _ends_without_launcher("launcher", "SIGSTOP", 7, *_QUICK, form=Form.SALLOC),
     _stops("launcher", "SIGTERM"),
     _stops("launcher", "SIGTERM", form=Form.SALLOC),
-    _dies_out("batch script", "SIGKILL", 137, form=Form.SCRIPT),
-    _dies_out("batch script", "SIGTERM", 143, form=Form.SCRIPT),
-    Case("batch script", "SIGSTOP", Outcome.GOES_ON, {"gone": GONE_SECONDS}, form=Form.SCRIPT),
-    _dies_out("batch script", "exit 0 too early", 0, form=Form.SCRIPT),
+    _ends_without_launcher("batch script", "SIGKILL", 137, form=Form.SCRIPT),
+    _ends_without_launcher("batch script", "SIGTERM", 143, form=Form.SCRIPT),
+    Case("batch script", "SIGSTOP", Outcome.CONTINUES, {"gone": GONE_SECONDS}, form=Form.SCRIPT),
+    _ends_without_launcher("batch script", "exit 0 too early", 0, form=Form.SCRIPT),
     _stops("job", "scancel"),
 )
 
@@ -221,19 +228,19 @@ _HOSTS = (
     *(_loses_host("worker/1", fault, *_QUICK) for fault in ("cable pulled", "power off")),
     *(_loses_host("chief/0", fault, *_QUICK, form=Form.SALLOC) for fault in ("cable pulled", "power off")),
     _loses_host("ps/0", "cable pulled", *_QUICK, "--max-attempts", "2"),
-    _ends("host of launcher", "cable pulled", 7, "is lost", QUICK_SILENCE_SECONDS, *_QUICK),
-    _dies_out("host of launcher", "power off", 0, *_QUICK),
+    _ends("host of launcher", "cable pulled", 7, "is lost", QUICK_DETECTION_SECONDS, *_QUICK),
+    _ends_without_launcher("host of launcher", "power off", 0, *_QUICK),
 )
 
 _ATTEMPTS = (
-    _formed_anew("ps/0", "SIGKILL", f"ps/0 on NODE {_KILLED}"),
-    _formed_anew("chief/0", "SIGKILL", f"chief/0 on NODE {_KILLED}"),
-    _formed_anew("ps/0", "exit 1", "ps/0 on NODE exited with code 1"),
-    _formed_anew("ps/0", "SIGSTOP", f"ps/0 on NODE {_STOPPED}", QUICK_SILENCE_SECONDS, *_QUICK),
+    _starts_attempt("ps/0", "SIGKILL", f"ps/0 on NODE {_KILLED}"),
+    _starts_attempt("chief/0", "SIGKILL", f"chief/0 on NODE {_KILLED}"),
+    _starts_attempt("ps/0", "exit 1", "ps/0 on NODE exited with code 1"),
+    _starts_attempt("ps/0", "SIGSTOP", f"ps/0 on NODE {_STOPPED}", QUICK_DETECTION_SECONDS, *_QUICK),
 )
 
 _DISK = (
-    _goes_on("run directory", "disk full"),
+    _continues("run directory", "disk full"),
     Case(
         "run directory",
         "disk full from the start",
@@ -255,6 +262,6 @@ _NEVER_SERVE = tuple(
     )
     for task in _TASKS
 )
-"""A child that runs, and hangs before it has a server: TensorFlow's chief waits for it in C++, for ever."""
+"""A child that hangs before it opens a server: TensorFlow's chief waits for it in C++ without a timeout."""
 
 CASES = (*_CHILDREN, *_NEVER_SERVE, *_AGENTS, *_JOB, *_HOSTS, *_ATTEMPTS, *_DISK)

@@ -1,4 +1,4 @@
-"""File systems that fail: one so small that it is soon full, one that can be frozen, one that never answers."""
+"""File systems that fail: a small one that is soon full, one that can be frozen, one that never answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZE = "256k"
 
 @contextlib.contextmanager
 def small_disk(path: Path) -> Iterator[None]:
-    """Mount one at `path`. The hosts of a lab that comes up afterwards see it too, as one and the same."""
+    """Mount a small file system at `path`. All hosts of a lab that starts afterwards share it."""
     path.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", path], check=True)
     try:
@@ -54,7 +54,7 @@ def freezable_disk(path: Path) -> Iterator[None]:
 
 
 def freeze(path: Path) -> None:
-    """Hold up whoever writes to the file system at `path`, until `thaw`."""
+    """Block all writes to the file system at `path` until `thaw`."""
     subprocess.run(["fsfreeze", "--freeze", path], check=True)
 
 
@@ -63,14 +63,14 @@ def thaw(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def silent_disk(path: Path) -> Iterator[None]:
-    """Mount a file system that answers no question about a file in it; at the end it fails all of them at once."""
+def unresponsive_disk(path: Path) -> Iterator[None]:
+    """Mount a file system that answers no request; at the end all pending requests fail at once."""
     path.mkdir(parents=True, exist_ok=True)
     libc = ctypes.CDLL(None, use_errno=True)
-    device = os.open("/dev/fuse", os.O_RDWR)  # a FUSE server that reads no request
+    device = os.open("/dev/fuse", os.O_RDWR)  # a FUSE server that reads no requests
     try:
         options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
-        if libc.mount(b"silent", os.fsencode(path), b"fuse", 0, options):
+        if libc.mount(b"unresponsive", os.fsencode(path), b"fuse", 0, options):
             raise OSError(ctypes.get_errno(), "mount", str(path))
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Faults that come from outside, or on demand, in the middle of training."""
+"""Inject faults from outside, or on demand, during training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults.job import TrainingJob
 
 
 def inject(case: Case, job: TrainingJob, node: str) -> float:
-    """Do to the job what the case says; return when, in seconds of the wall clock. `node` is the victim's host."""
+    """Inject the fault of a case; return its wall-clock time in seconds. `node` is the host of the target."""
     if case.fault.startswith("SIG"):
         return _signal(case, job)
     if case.fault.startswith("exit ") and case.tasks:
@@ -20,8 +20,8 @@ def inject(case: Case, job: TrainingJob, node: str) -> float:
     now = time.time()
     if case.fault == "exit 0 too early":
         job.exit_file.touch()
-    elif case.fault == "hang in atexit":  # the chief gets there when it has finished, the others when told to leave
-        if case.victim == "chief/0":
+    elif case.fault == "hang in atexit":  # the chief hangs when it has finished, the others when terminated
+        if case.target == "chief/0":
             job.finish()
     elif case.fault == "scancel":
         job.cancel()
@@ -37,19 +37,19 @@ def inject(case: Case, job: TrainingJob, node: str) -> float:
 
 
 def _signal(case: Case, job: TrainingJob) -> float:
-    names = case.tasks if len(case.tasks) > 1 else (case.victim,)
-    victims = [job.process_of(name) for name in names]
+    names = case.tasks if len(case.tasks) > 1 else (case.target,)
+    targets = [job.process_of(name) for name in names]
     now = time.time()
-    for victim in victims:
-        os.kill(victim, signal.Signals[case.fault])
+    for target in targets:
+        os.kill(target, signal.Signals[case.fault])
     return now
 
 
 def _exit(case: Case, job: TrainingJob) -> float:
-    """Have a task exit by itself; see `train.obey`."""
-    order = job.directory / f"{case.victim.replace('/', '-')}.order"
-    draft = order.with_suffix(".draft")
+    """Make a task exit by itself; see `train.exit_on_request`."""
+    request = job.directory / f"{case.target.replace('/', '-')}.request"
+    draft = request.with_suffix(".draft")
     draft.write_text(case.fault.split()[1])
-    draft.replace(order)
-    job.wait_for(lambda: job.time_in("faulted") is not None, 30, f"{case.victim} did not exit")
+    draft.replace(request)
+    job.wait_for(lambda: job.time_in("faulted") is not None, 30, f"{case.target} did not exit")
     return job.time_in("faulted") or 0.0

@@ -1,4 +1,4 @@
-"""One training job (train.py) on the hosts of a lab, as the fault trials see it."""
+"""One training job (train.py) on the hosts of a lab, for the fault trials."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _START_SECONDS = 120.0  # four imports of TensorFlow at once, on a busy machine
 
 _SCRIPTS = {
     Form.BATCH: 'exec "$@"',
-    # Bash would become a last command that stands alone.
+    # Bash would replace itself by a single last command.
     Form.SCRIPT: '"$@" & until [ -e "$EXIT_FILE" ] || ! kill -0 $! 2>/dev/null; do sleep 0.1; done\n'
     '[ ! -e "$EXIT_FILE" ] || exit 0\nwait $!',
 }
 _SRUN = """#!/bin/bash
-# srun as it is, but the agent of rank $ABSENT_RANK never starts
+# the real srun, but the agent of rank $ABSENT_RANK never starts
 options=(); while [[ "$1" == --* ]]; do options+=("$1"); shift; done
 exec /usr/bin/srun "${options[@]}" bash -c \\
   'if [ "$SLURM_PROCID" = "$ABSENT_RANK" ]; then exec sleep 1000; fi; exec "$@"' bash "$@"
@@ -37,7 +37,7 @@ exec /usr/bin/srun "${options[@]}" bash -c \\
 
 
 class TrainingJob:
-    """A job of one chief, one ps and two workers, each on a host of its own."""
+    """A job of one chief, one ps and two workers, each on its own host."""
 
     def __init__(self, directory: Path, lab: SlurmLab, mark: str) -> None:
         self.directory = directory
@@ -50,10 +50,10 @@ class TrainingJob:
         self._salloc: subprocess.Popen[str] | None = None
 
     def start(self, form: Form, options: Sequence[str], misbehaviours: Mapping[str, str], absent: str | None) -> None:
-        """Start it; `misbehaviours` by task, `absent` is the task whose agent never starts."""
+        """Start the job; `misbehaviours` by task; `absent` is the task whose agent never starts."""
         self._form = form
-        environ = {"EXIT_FILE": str(self.exit_file), **(self._hide_srun(absent) if absent else {})}
-        arguments = [f"{task}={what}" for task, what in misbehaviours.items()]
+        environ = {"EXIT_FILE": str(self.exit_file), **(self._replace_srun(absent) if absent else {})}
+        arguments = [f"{task}={misbehaviour}" for task, misbehaviour in misbehaviours.items()]
         command = [TF4SLURM, "run", "--runs-directory", str(self.runs), *ROLES, *options]
         command += ["--", sys.executable, str(TRAIN), str(self.directory), *arguments]
         if form is Form.SALLOC:
@@ -67,36 +67,38 @@ class TrainingJob:
         self._job_id = self.lab.run("sbatch", *options, script, *command, env=environ).stdout.strip()
 
     def finish(self) -> None:
-        """Let training come to its end in order."""
+        """Let training end normally."""
         (self.directory / "finish").touch()
 
     def cancel(self) -> None:
         self.lab.run("scancel", self._job_id)
 
     def close(self) -> None:
-        """End what a failed trial has left; Slurm's own part is the lab's business."""
+        """End the leftovers of a failed trial; the lab cancels the Slurm job."""
         if self._salloc is not None and self._salloc.poll() is None:
             self._salloc.kill()
             self._salloc.wait()
 
-    # Who is who
+    # Processes
 
-    def process_of(self, victim: str) -> int:
-        """Return the id that this host has for a task's child, for "agent of TASK", "launcher" or "batch script"."""
-        if victim.startswith("agent of "):
-            return psutil.Process(self.process_of(victim.removeprefix("agent of "))).ppid()
+    def process_of(self, target: str) -> int:
+        """Return the process id on this host of a task's child, "agent of TASK", "launcher" or "batch script"."""
+        if target.startswith("agent of "):
+            return psutil.Process(self.process_of(target.removeprefix("agent of "))).ppid()
         marked = marked_processes(self._mark)
-        if victim == "launcher":
+        if target == "launcher":
             (found,) = [process.pid for process in marked if _arguments(process)[1:3] == [TF4SLURM, "run"]]
-        elif victim == "batch script":
+        elif target == "batch script":
             scripts = {process.pid for process in marked if "slurm_script" in process.command.partition(TF4SLURM)[0]}
-            (found,) = [script for script in scripts if scripts.isdisjoint(self.waiting_for(script))]  # no fork of it
+            (found,) = [
+                script for script in scripts if scripts.isdisjoint(self.waiting_for(script))
+            ]  # not a fork of the script
         else:
-            (found,) = [process.pid for process in marked if _is_child_of(process, victim)]
+            (found,) = [process.pid for process in marked if _is_child_of(process, target)]
         return found
 
     def waiting_for(self, process_id: int) -> list[int]:
-        """Return the processes that only wait for this one: its ancestors, of which one may be salloc."""
+        """Return the ancestors of a process, which only wait for it; one may be salloc."""
         return [process.pid for process in psutil.Process(process_id).parents()]
 
     def children_on(self, node: str) -> list[MarkedProcess]:
@@ -106,11 +108,13 @@ class TrainingJob:
         """Return the node of a task, or of "launcher"."""
         if task == "launcher":
             return next(p.host for p in marked_processes(self._mark) if p.pid == self.process_of("launcher"))
-        joined = next(event["text"] for event in self.events if event["kind"] == "registered" and event["task"] == task)
-        (node,) = re.findall(r"registered from (\S+) at", str(joined))
+        registered = next(
+            event["text"] for event in self.events if event["kind"] == "registered" and event["task"] == task
+        )
+        (node,) = re.findall(r"registered from (\S+) at", str(registered))
         return str(node)
 
-    # What it writes
+    # Files of the job
 
     @property
     def run_directory(self) -> Path:
@@ -119,7 +123,7 @@ class TrainingJob:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The event log as far as it is written; empty before there is one."""
+        """The events written so far; empty before the log exists."""
         found = list(self.runs.glob("*/events.jsonl"))
         return [json.loads(line) for line in _lines(found[0])] if found else []
 
@@ -137,22 +141,22 @@ class TrainingJob:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def import_seconds(self, task: str) -> list[tuple[int, float, float]]:
-        """Return attempt, seconds and end of each import of TensorFlow in a task, the first one first."""
+        """Return attempt, duration and end time of each import of TensorFlow in a task, in order."""
         lines = [line.split() for line in _lines(self.directory / "imports")]
         return [(int(attempt), float(took), float(at)) for name, attempt, took, at in lines if name == task]
 
     def steps(self) -> list[tuple[int, int, float]]:
-        """Return attempt, step and time of what the chief has seen done."""
+        """Return attempt, step and time of the completed closures, as recorded by the chief."""
         lines = [line.split() for line in _lines(self.directory / "steps")]
         return [(int(attempt), int(step), float(at)) for attempt, step, at in lines]
 
     def worker_ran_at(self, task: str) -> list[float]:
-        """Return the times at which a worker has run a closure, in all attempts."""
+        """Return the times at which a worker ran a closure, in all attempts."""
         logs = self.run_directory.glob(f"logs/{task.replace('/', '-')}.*.log")
         return sorted(int(at) / 1000 for log in logs for at in re.findall(r"^ran at (\d+)$", log.read_text(), re.M))
 
     def time_in(self, name: str) -> float | None:
-        """Return the time that the script wrote into a file."""
+        """Return the time that the script wrote to a file."""
         path = self.directory / name
         text = path.read_text() if path.exists() else ""
         return float(text) if text else None
@@ -160,24 +164,24 @@ class TrainingJob:
     # Waiting
 
     def wait_until_training(self) -> None:
-        """Wait until there is a checkpoint and both workers take part."""
+        """Wait until a checkpoint exists and both workers have run a closure."""
 
-        def trains() -> bool:
+        def is_training() -> bool:
             return self.time_in("saved") is not None and all(self.worker_ran_at(t) for t in TASKS if "worker" in t)
 
-        self.wait_for(trains, _START_SECONDS, "training did not begin")
+        self.wait_for(is_training, _START_SECONDS, "training did not begin")
 
     def wait_for_event(self, kind: str, timeout_seconds: float) -> float:
-        """Return the time of the first event of this kind."""
+        """Wait for the first event of this kind; return its time."""
         self.wait_for(lambda: self.event(kind) is not None, timeout_seconds, f"there was no {kind}")
         return float(next(event for event in self.events if event["kind"] == kind)["time"])
 
     def wait_for(self, condition: Any, timeout_seconds: float, otherwise: str) -> None:
-        is_so = wait_until(condition, timeout_seconds)
-        assert is_so, f"{otherwise} within {timeout_seconds:g} s; the job printed:\n{self.output[-6000:]}"
+        is_met = wait_until(condition, timeout_seconds)
+        assert is_met, f"{otherwise} within {timeout_seconds:g} s; the job printed:\n{self.output[-6000:]}"
 
     def wait_for_exit_code(self, timeout_seconds: float) -> int:
-        """Return the exit code of the batch job, or of salloc, as a shell has it."""
+        """Return the exit code of the batch job, or of salloc, as a shell reports it."""
         if self._salloc is not None:
             code = self._salloc.wait(timeout_seconds)
             return 128 - code if code < 0 else code
@@ -185,7 +189,7 @@ class TrainingJob:
         code, number = map(int, code_and_signal.split(":"))
         return 128 + number if number else code
 
-    def _hide_srun(self, absent: str) -> dict[str, str]:
+    def _replace_srun(self, absent: str) -> dict[str, str]:
         wrapper = self.directory / "bin" / "srun"
         wrapper.parent.mkdir()
         wrapper.write_text(_SRUN)

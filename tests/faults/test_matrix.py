@@ -1,4 +1,4 @@
-"""The fault matrix on four hosts of a real Slurm, with real TensorFlow: no case hangs, each ends as it has to."""
+"""The fault matrix on four hosts of a real Slurm, with real TensorFlow: no case hangs, each has its outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _parameter(case: Case) -> Any:
 def test_fault_has_its_expected_outcome_within_its_bounds(
     case: Case, lab: SlurmLab, tmp_path: Path, process_mark: str
 ) -> None:
-    """What is late on a busy machine is measured once more: late again is a failure, anything else wrong always is."""
+    """A late case is measured once more, since the machine may be busy; any other error fails at once."""
     for number in (1, 2):
         directory = tmp_path / str(number)
         directory.mkdir()

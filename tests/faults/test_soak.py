@@ -1,4 +1,4 @@
-"""A short run of the soak, always the same; `make soak` runs the long one."""
+"""A short run of the soak with a fixed seed; `make soak` runs the long one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.soak import mishap_of, run_job
+from tests.faults.soak import choose_fault, run_job
 
 SEED = 52
 
@@ -19,5 +19,5 @@ def test_job_with_random_fault_ends_with_explained_exit_code(tmp_path: Path, pro
 
 
 def test_short_run_covers_all_kinds_of_targets() -> None:
-    kinds = {mishap_of(SEED, number).kind for number in range(10)}
+    kinds = {choose_fault(SEED, number).kind for number in range(10)}
     assert kinds == {"chief", "ps", "worker", "agent", "launcher"}

@@ -1,17 +1,17 @@
-"""A small real training on parameter servers, which can be told to misbehave.
+"""A small real training on parameter servers, with misbehaviours on request.
 
     python train.py DIRECTORY [TASK=MISBEHAVIOUR…]
 
-Written under DIRECTORY, all times in seconds of the wall clock, which the hosts of the lab share:
+It writes under DIRECTORY, with times in seconds of the wall clock, which the hosts of the lab share:
 
-    imports      "task attempt seconds time": how long TensorFlow's import took, and when it was over
-    steps        "attempt step time": each time the chief has seen its closures done
+    imports      "task attempt seconds time": duration and end of the import of TensorFlow
+    steps        "attempt step time": after each batch of closures, by the chief
     saved        the time of the latest save
-    checkpoints/ every tenth turn, and at the end; the training resumes from there
-    faulted      when a task last misbehaved by itself
+    checkpoints/ written every tenth turn and at the end; training resumes from them
+    faulted      the time of the last misbehaviour of a task
 
-Read there: `finish` ends the training in order; `worker-1.order` makes worker/1 exit with the code that it holds.
-Each closure prints "ran at MILLISECONDS" in the worker that runs it, and thus in its log.
+It reads: `finish` ends the training normally; `worker-1.request` makes worker/1 exit with the code in the file.
+Each closure prints "ran at MILLISECONDS" in the log of its worker.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def main(directory: Path, misbehaviour: str) -> None:
         time.sleep(LATE_SECONDS)
     elif misbehaviour == "hang in atexit":
         atexit.register(lambda: threading.Event().wait())
-        if not TASK.startswith("chief"):  # told to leave, it leaves as a program does that cleans up behind itself
+        if not TASK.startswith("chief"):  # on termination, exit through the atexit handlers
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     tf = import_tensorflow(directory)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type == "chief":
-        lead(tf, resolver, directory, knows_tf4slurm=misbehaviour != "knows nothing of tf4slurm")
+        run_chief(tf, resolver, directory, uses_tf4slurm=misbehaviour != "does not use tf4slurm")
     else:
-        serve(tf, resolver, directory)
+        run_server(tf, resolver, directory)
 
 
 def import_tensorflow(directory: Path) -> Any:
@@ -64,23 +64,23 @@ def import_tensorflow(directory: Path) -> Any:
     return tf
 
 
-def serve(tf: Any, resolver: Any, directory: Path) -> None:
-    """Be a ps or a worker. The server works in threads of its own; this one waits to be told to misbehave."""
+def run_server(tf: Any, resolver: Any, directory: Path) -> None:
+    """Run a ps or a worker. The server has its own threads; this one waits for a request to exit."""
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     server = tf.distribute.Server(
         resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc"
     )
     while server is not None:
-        obey(directory)
+        exit_on_request(directory)
         time.sleep(_PAUSE_SECONDS)
 
 
-def lead(tf: Any, resolver: Any, directory: Path, *, knows_tf4slurm: bool) -> None:
-    """Be the chief: train until told to finish or to stop, and save."""
+def run_chief(tf: Any, resolver: Any, directory: Path, *, uses_tf4slurm: bool) -> None:
+    """Run the chief: train until asked to finish or to stop, and save."""
     tf.get_logger().setLevel("ERROR")
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    if knows_tf4slurm:
+    if uses_tf4slurm:
         from tf4slurm.tensorflow.strategy import allow_exit_without_workers
 
         allow_exit_without_workers(coordinator)
@@ -103,28 +103,28 @@ def lead(tf: Any, resolver: Any, directory: Path, *, knows_tf4slurm: bool) -> No
         (directory / "saved").write_text(f"{time.time():.3f}")
 
     turn = 0
-    while not (directory / "finish").exists() and not (knows_tf4slurm and tf4slurm.should_stop()):
-        for _ in range(2 * strategy._num_workers):  # two for each worker, so that each has some
+    while not (directory / "finish").exists() and not (uses_tf4slurm and tf4slurm.should_stop()):
+        for _ in range(2 * strategy._num_workers):  # two per worker, so that each runs some
             coordinator.schedule(train)
         coordinator.join()
         reached = int(step.numpy())
         append(directory / "steps", f"{ATTEMPT} {reached} {time.time():.3f}")
-        if knows_tf4slurm:
+        if uses_tf4slurm:
             tf4slurm.report(step=reached)
         turn += 1
         if turn % _TURNS_PER_SAVE == 0:
             save()
-        obey(directory)
+        exit_on_request(directory)
         time.sleep(_PAUSE_SECONDS)
     save()
 
 
-def obey(directory: Path) -> None:
-    """Exit at once if there is an order to; an order is carried out once."""
-    order = directory / f"{TASK.replace('/', '-')}.order"
-    if order.exists():
-        code = int(order.read_text())
-        order.unlink()
+def exit_on_request(directory: Path) -> None:
+    """Exit at once if requested; a request is carried out once."""
+    request = directory / f"{TASK.replace('/', '-')}.request"
+    if request.exists():
+        code = int(request.read_text())
+        request.unlink()
         note_fault(directory)
         os._exit(code)
 

@@ -1,4 +1,4 @@
-"""The Slurm of this session, and that each test leaves it as it found it."""
+"""The Slurm lab of this session, and the check that each test leaves it idle."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tests.slurm.lab import SlurmLab, missing_slurm
 
 @pytest.fixture(scope="session")
 def slurm() -> None:
-    """Skip, or fail if TF4SLURM_REQUIRE_SLURM=1, where no lab can be; for tests that start a lab of their own."""
+    """Skip, or fail if TF4SLURM_REQUIRE_SLURM=1, where no lab can run; for tests that start their own lab."""
     _require(missing_slurm())
 
 
 @pytest.fixture(scope="session")
 def slurm_lab(slurm: None) -> Iterator[SlurmLab]:
-    """One lab for the session. It ends with this process, however that ends: see `lab.sh hold`."""
+    """One lab for the session. It ends with this process, even if that is killed: see `lab.sh hold`."""
     with SlurmLab() as lab:
         yield lab
 
 
 @pytest.fixture(scope="session")
 def accounting(slurm: None) -> None:
-    """The same as `slurm`, for tests that start a lab of their own with accounting."""
+    """The same as `slurm`, for tests that start their own lab with accounting."""
     _require(missing_slurm(accounting=True))
 
 
 @pytest.fixture(scope="session")
 def accounting_lab(accounting: None) -> Iterator[SlurmLab]:
-    """A lab of two nodes whose sacct works (slurmdbd, a database of its own), for the session. Leave no job in it."""
+    """A lab of two nodes whose sacct works (slurmdbd with its own database), for the session. Leave no job in it."""
     with SlurmLab(["acct-1", "acct-2"], accounting=True) as lab:
         yield lab
 
@@ -41,7 +41,7 @@ def accounting_lab(accounting: None) -> Iterator[SlurmLab]:
 def lab(slurm_lab: SlurmLab, process_mark: str) -> Iterator[SlurmLab]:
     """The session's lab, idle; a test that leaves a job in its queue fails."""
 
-    def left_behind() -> list[str]:  # how long Slurm takes to end a job is not the test's doing
+    def left_behind() -> list[str]:  # the test is not responsible for the time that Slurm needs to end a job
         return [job for job in slurm_lab.queue() if not job.endswith(" COMPLETING")]
 
     slurm_lab.wait_idle()

@@ -1,14 +1,14 @@
-"""Another user on a host of a job: tries to read its credentials and to join it, and prints the results as JSON.
+"""Another user on a host of a job: try to read its credentials and to register; print the results as JSON.
 
     python intruder.py RUN-DIRECTORY MARK HOST PORT    (as root; standard input is a stolen MUNGE credential)
 
-It imports what it needs, becomes the user nobody, and looks at all processes that carry the test's MARK in their names.
+It imports its modules, becomes the user "nobody", and examines all processes that carry the test's MARK.
 """
 
 from __future__ import annotations
 
 import asyncio
-import encodings.idna  # noqa: F401, for ssl.get_server_certificate: nobody may not read root's Python
+import encodings.idna  # noqa: F401, for ssl.get_server_certificate: the user "nobody" cannot read root's Python
 import json
 import os
 import ssl
@@ -30,16 +30,16 @@ from tf4slurm.errors import Tf4SlurmError
 NOBODY = 65534
 
 
-def attempt(what: Any, *arguments: Any) -> str:
+def attempt(function: Any, *arguments: Any) -> str:
     """Return the result as text, or the name of the error."""
     try:
-        return str(what(*arguments))
+        return str(function(*arguments))
     except (OSError, Tf4SlurmError) as error:
         return type(error).__name__
 
 
-def join(address: Address) -> str:
-    """Join with the certificate that the service shows to any client, and a guessed token."""
+def register(address: Address) -> str:
+    """Register with the certificate that the service shows to any client, and a guessed token."""
     credentials = Credentials(ssl.get_server_certificate(address), "0" * 64)
     registration = Registration(0, "n", "h", 1, "intruder", __version__)
     member = ControlClient(
@@ -50,7 +50,7 @@ def join(address: Address) -> str:
     )
     try:
         asyncio.run(member.run())
-        return f"joined {member.cluster}"
+        return f"registered {member.cluster}"
     except Tf4SlurmError as error:
         return f"{type(error).__name__}: {error} {member.cluster}"
 
@@ -70,7 +70,7 @@ def main(run_directory: Path, mark: str, host: str, port: int) -> None:
         "open": attempt(munge.open_from_this_user, credential),
         "environ": sorted({attempt(Path(f"/proc/{pid}/environ").read_bytes) for pid in pids}),
         "memory": sorted({attempt(Path(f"/proc/{pid}/mem").open) for pid in pids}),
-        "join": join(Address(host, port)),
+        "register": register(Address(host, port)),
         "processes": len(pids),
     }
     sealed = [

@@ -1,4 +1,4 @@
-"""A real Slurm of several hosts on this machine: lab.sh as a Python object."""
+"""A real Slurm of several hosts on this machine: the Python interface of lab.sh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO
 
 from tests.processes import MARK_VARIABLE, wait_until
 
-DEFAULT_NODES = ("r1-n2", "r1-n9", "r1-n10", "gpu-09")  # neither in the order of strings nor of one prefix
+DEFAULT_NODES = ("r1-n2", "r1-n9", "r1-n10", "gpu-09")  # not in string order, and with two prefixes
 _SCRIPT = Path(__file__).with_name("lab.sh")
 _PROGRAMS = {
     "slurmctld": "slurm-wlm",
@@ -39,11 +39,11 @@ _ENDED = frozenset(
 
 
 class LabError(Exception):
-    """The lab or a command in it did not do what it was asked for; the text holds the command's output."""
+    """The lab or a command in it failed; the text has the command's output."""
 
 
 def missing_slurm(*, accounting: bool = False) -> str | None:
-    """What this machine lacks for a lab (with `accounting` for one with sacct), and how to get it; None if nothing."""
+    """Return what this machine lacks for a lab (with sacct if `accounting`) and how to install it; None if nothing."""
     if sys.platform != "linux":
         return f"The Slurm lab needs Linux, this is {sys.platform}."
     if os.geteuid() != 0:
@@ -57,16 +57,16 @@ def missing_slurm(*, accounting: bool = False) -> str | None:
 
 
 class SlurmLab:
-    """A lab from `up` to `down`, as a context manager; ends by itself if this Python is killed.
+    """A lab from `up` to `down`, as a context manager; it ends by itself if this Python is killed.
 
-    CPUs and GPUs are fiction, memory is 16000 MB per node. Labs side by side do not see each other.
+    CPUs and GPUs are simulated, memory is 16000 MB per node. Simultaneous labs are isolated from each other.
 
     Args:
         nodes: Node names, in the order of slurm.conf.
         host_suffix: Host name = node name + suffix.
-        resolve_names: Whether node names stand in /etc/hosts.
-        proctrack: "linuxproc", or "cgroup" (cgroup v1 only), which ends daemonised children of a job too.
-        accounting: Whether there is slurmdbd, with a database of the lab's own, so that sacct knows all jobs.
+        resolve_names: Whether /etc/hosts has the node names.
+        proctrack: "linuxproc", or "cgroup" (cgroup v1 only), which also ends daemonised children of a job.
+        accounting: Whether slurmdbd runs, with the lab's own database, so that sacct shows all jobs.
         extra_conf: Lines added to slurm.conf.
     """
 
@@ -113,11 +113,11 @@ class SlurmLab:
         """Start Slurm and wait until all nodes are idle (about 1 s; with accounting 4 s).
 
         Raises:
-            LabError: It did not come up; the text holds the ends of the logs, and nothing is left.
+            LabError: The lab did not start; the text has the ends of the logs, and nothing is left.
         """
         self.directory = Path(tempfile.mkdtemp(prefix="tf4slurm-lab-"))
         with tempfile.TemporaryFile("w+") as output:
-            # The holder takes the lab down when its stdin ends: also when this process is killed.
+            # The holder stops the lab when its stdin ends, also if this process is killed.
             self._holder = holder = subprocess.Popen(
                 [_SCRIPT, "hold"],
                 env=self._daemon_environment() | self._settings,
@@ -133,13 +133,13 @@ class SlurmLab:
                 if not is_up.exists():
                     self.down()
                     output.seek(0)
-                    raise LabError(f"The Slurm lab did not come up.\n{output.read()}")
+                    raise LabError(f"The Slurm lab did not start.\n{output.read()}")
             except BaseException:
                 self.down()
                 raise
 
     def down(self) -> None:
-        """End the lab with every process in it; nothing is left. Does nothing if the lab is not up."""
+        """Stop the lab and every process in it. Does nothing if the lab is not up."""
         holder, self._holder = self._holder, None
         if holder is None:
             return
@@ -166,11 +166,11 @@ class SlurmLab:
 
         Args:
             env: Variables added to those of this process.
-            check: Whether an exit code other than 0 is an error.
+            check: Whether an exit code other than 0 is a LabError.
 
         Raises:
-            LabError: The command failed; the text holds its output.
-            subprocess.TimeoutExpired: It took too long and was killed.
+            LabError: The command failed; the text has its output.
+            subprocess.TimeoutExpired: The command timed out and was killed.
         """
         return self._call(["run", *command], timeout_seconds, env, cwd, check)
 
@@ -224,26 +224,26 @@ class SlurmLab:
         )
 
     def crash(self, node: str) -> None:
-        """Power a node off: its peers hear nothing from it any more. `boot` starts it again."""
+        """Power a node off without a FIN or RST to its peers. `boot` starts it again."""
         self._control("crash", node)
 
     def boot(self, node: str) -> None:
-        """Start a crashed node again; `wait_idle` tells when Slurm has it back."""
+        """Start a crashed node again; `wait_idle` waits until Slurm uses it again."""
         self._control("boot", node)
 
     def partition(self, node: str) -> None:
-        """Pull both cables of a node; its processes run on."""
+        """Disconnect both interfaces of a node; its processes keep running."""
         self._control("partition", node)
 
     def heal(self, node: str) -> None:
-        """Plug both cables of a node in again."""
+        """Reconnect both interfaces of a node."""
         self._control("heal", node)
 
     def wait_idle(self, timeout_seconds: float = 60) -> None:
         """Wait until no job is in the queue and all nodes are idle.
 
         Raises:
-            LabError: The time is over; the text names the jobs and nodes.
+            LabError: The timeout expired; the text names the jobs and nodes.
         """
         if not wait_until(lambda: not self.queue() and not self._busy_nodes(), timeout_seconds, poll_seconds=0.1):
             busy = "; ".join([*self.queue(), *self._busy_nodes()])
@@ -257,11 +257,11 @@ class SlurmLab:
         """Cancel every job and wait until the lab is idle."""
         jobs = [line.split()[0] for line in self.queue()]
         if jobs:
-            self.run("scancel", *jobs, check=False)  # some may end meanwhile
+            self.run("scancel", *jobs, check=False)  # some may have ended
         self.wait_idle(timeout_seconds)
 
     def job_state(self, job_id: int | str) -> tuple[str, str]:
-        """State and exit code as Slurm has them, such as ("COMPLETED", "0:0"); of a het job, its first component's."""
+        """Return Slurm's state and exit code, such as ("COMPLETED", "0:0"); of the first component of a het job."""
         text = self.run("scontrol", "--oneliner", "show", "job", str(job_id)).stdout
         state, exit_code = re.search(r"\bJobState=(\S+)", text), re.search(r"\bExitCode=(\S+)", text)
         if state is None or exit_code is None:
@@ -272,7 +272,7 @@ class SlurmLab:
         """Wait until a job has ended; return its `job_state`.
 
         Raises:
-            LabError: The time is over; the text tells the job's state.
+            LabError: The timeout expired; the text has the job's state.
         """
         if not wait_until(lambda: self.job_state(job_id)[0] in _ENDED, timeout_seconds, poll_seconds=0.1):
             raise LabError(f"Job {job_id} is {self.job_state(job_id)[0]} after {timeout_seconds} s.")
@@ -305,7 +305,7 @@ class SlurmLab:
         return done
 
     def _control(self, *arguments: str) -> None:
-        """Change the lab itself. What this starts belongs to no test and carries no mark; daemons keep no pipe open."""
+        """Change the lab itself. Its processes carry no mark; output goes to a file, since daemons keep it open."""
         with tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
                 [_SCRIPT, *arguments],

@@ -5,31 +5,31 @@
 #   LAB=DIRECTORY lab.sh up               start the lab; its settings are the variables below
 #   LAB=DIRECTORY lab.sh run COMMAND...   run COMMAND on the login host "ctl", where slurmctld runs too
 #   LAB=DIRECTORY lab.sh on NODE COMMAND...
-#   LAB=DIRECTORY lab.sh crash NODE       power off: nothing leaves the node any more, not even a FIN; then boot NODE
-#   LAB=DIRECTORY lab.sh partition NODE   pull both cables; then heal NODE
-#   LAB=DIRECTORY lab.sh down             leave nothing, whatever became of `up`
-#   LAB=DIRECTORY lab.sh hold             up, wait for the end of stdin, down: the lab ends with whoever holds the pipe
+#   LAB=DIRECTORY lab.sh crash NODE       power off: the node sends nothing more, not even a FIN; then boot NODE
+#   LAB=DIRECTORY lab.sh partition NODE   disconnect both interfaces; then heal NODE
+#   LAB=DIRECTORY lab.sh down             stop the lab and leave nothing, even if `up` failed
+#   LAB=DIRECTORY lab.sh hold             up, wait for the end of stdin, down: the lab ends with the holder of the pipe
 #
-# Each host has network, UTS, PID and mount namespaces of its own: eth0 SUBNET.i and ib0 IBNET.i (two bridges, both in
-# ctl's namespace), host name, /etc/hosts, /etc/slurm, /run, /sys. All else is shared: / is the shared file system.
-# Nothing has a name outside of the namespaces, so labs side by side differ in LAB alone.
+# Each host has its own network, UTS, PID and mount namespaces: eth0 SUBNET.i and ib0 IBNET.i (two bridges, both in
+# ctl's namespace), host name, /etc/hosts, /etc/slurm, /run, /sys. Everything else is shared: / is the shared file system.
+# Nothing has a name outside of the namespaces, so simultaneous labs need different values of LAB only.
 set -Eeu
 trap 'echo "lab.sh: code $? of line $LINENO: $BASH_COMMAND" >&2' ERR
 LAB=${LAB:?is the directory of the lab}
 NODES=${NODES:-"r1-n2 r1-n9 r1-n10 gpu-09"}      # in the order of slurm.conf
 SUBNET=${SUBNET:-10.78.0} IBNET=${IBNET:-172.29.0}
-CPUS=${CPUS:-8} GPUS=${GPUS:-4}                  # per node, fiction; GPUS >= 1
+CPUS=${CPUS:-8} GPUS=${GPUS:-4}                  # per node, simulated; GPUS >= 1
 KILLWAIT=${KILLWAIT:-5} SLURMD_TIMEOUT=${SLURMD_TIMEOUT:-15}
 HOST_SUFFIX=${HOST_SUFFIX:-}                     # host name = node name + suffix
-RESOLVE=${RESOLVE:-1}                            # 0: node names resolve nowhere
-PROCTRACK=${PROCTRACK:-linuxproc}                # cgroup (v1 only): ends daemonised children of a job as well
-ACCOUNTING=${ACCOUNTING:-0}                      # 1: slurmdbd with a MariaDB of the lab's own, on ctl, for sacct
+RESOLVE=${RESOLVE:-1}                            # 0: node names do not resolve
+PROCTRACK=${PROCTRACK:-linuxproc}                # cgroup (v1 only): also ends daemonised children of a job
+ACCOUNTING=${ACCOUNTING:-0}                      # 1: slurmdbd with the lab's own MariaDB, on ctl, for sacct
 EXTRA_CONF=${EXTRA_CONF:-}                       # lines added to slurm.conf
 UP_SECONDS=${UP_SECONDS:-40}
 SETTINGS="NODES SUBNET IBNET CPUS GPUS KILLWAIT SLURMD_TIMEOUT HOST_SUFFIX PROCTRACK"
 FREEZER=/sys/fs/cgroup/freezer
 
-die() { echo "lab.sh: $*" >&2; exit 1; }
+fail() { echo "lab.sh: $*" >&2; exit 1; }
 
 within() {  # SECONDS COMMAND...
   local end=$((SECONDS + $1)); shift
@@ -39,22 +39,22 @@ within() {  # SECONDS COMMAND...
 index() {
   local node i=0
   for node in $NODES; do i=$((i + 1)); if [ "$node" = "$1" ]; then echo $i; return; fi; done
-  die "no node '$1'; the nodes are: $NODES"
+  fail "no node '$1'; the nodes are: $NODES"
 }
 
-# The first process of a host. The system gives process ids to others again: the command line must still name this lab.
+# The first process of a host. Process ids are reused, so the command line must name this lab.
 init() {
   local outer inner
   { read -r outer <"$LAB/run/$1" && grep -qF -- "$LAB" "/proc/$outer/cmdline" &&
     inner=$(<"/proc/$outer/task/$outer/children") && [ -n "$inner" ] && echo "${inner% }"; } 2>/dev/null
 }
 
-# Becomes the command. In the PID namespace it cannot, so there the command is killed when this process ends. With
-# --outside it stays out of that namespace, and signals to this process reach the command.
+# Replaces this process by the command. That is impossible in the PID namespace, so there the command is killed when
+# this process ends. With --outside the command stays out of that namespace, and signals to this process reach it.
 enter() {
   local pid own="-p -- setpriv --pdeathsig KILL"
   [ "$1" != --outside ] || { own=; shift; }
-  pid=$(init "$1") || die "host $1 is not running"
+  pid=$(init "$1") || fail "host $1 is not running"
   shift
   # shellcheck disable=SC2086
   exec nsenter -t "$pid" -m -u -n $own env -C "$PWD" -u LAB -u SLURM_CONF "$@"
@@ -63,36 +63,36 @@ enter() {
 power_on() {  # HOST HOSTNAME
   setsid unshare -m -u -n -p --fork --kill-child sh -c 'while sleep 1000; do :; done' "$LAB" </dev/null >/dev/null 2>&1 &
   echo $! >"$LAB/run/$1"
-  within 20 init "$1" || die "host $1 did not start"
+  within 20 init "$1" || fail "host $1 did not start"
   local freezer=
   if [ "$PROCTRACK" = cgroup ] && [ "$1" != ctl ]; then freezer=$FREEZER/$(basename "$LAB")-$1; mkdir -p "$freezer"; fi
   (enter "$1" sh -euc '
     hostname "$3"
     mount -t tmpfs tmpfs /run
     mkdir /run/munge
-    mount --bind "$1/munge" /run/munge   # for munge and unmunge, which know only this place
+    mount --bind "$1/munge" /run/munge   # the only path that munge and unmunge use
     mount --bind "$1/hosts" /etc/hosts
     mount --bind "$1/etc" /etc/slurm
-    # Without a name server, an unknown name is refused at once; the one of the outside would be waited for.
+    # Without a name server an unknown name fails at once; the name server outside would time out.
     [ ! -e /etc/resolv.conf ] || mount --bind /dev/null /etc/resolv.conf
     [ -z "$4" ] || mount --bind "$4" "$1/freezer"
-    mount -t sysfs sysfs /sys            # /sys/class/net shows the interfaces of the namespace that mounted it
+    mount -t sysfs sysfs /sys            # /sys/class/net shows the interfaces of the namespace that mounted /sys
     if [ -n "$4" ]; then
       mount -t tmpfs tmpfs /sys/fs/cgroup
       mkdir /sys/fs/cgroup/freezer
       mount --move "$1/freezer" /sys/fs/cgroup/freezer
     fi
-    [ "$2" = ctl ] || mount -t proc proc /proc   # on ctl, commands outside of the PID namespace need the old one
+    [ "$2" = ctl ] || mount -t proc proc /proc   # on ctl, commands outside of the PID namespace need the old /proc
   ' sh "$LAB" "$1" "$2" "$freezer")
 }
 
-daemon() {  # HOST COMMAND...: it leaves this process by itself
+daemon() {  # HOST COMMAND...: the command becomes a daemon by itself
   local host=$1 log=$LAB/log/$2.$1; shift
   (cd / && enter "$host" "$@" >>"$log.out" 2>&1 </dev/null) ||
-    die "$1 does not start on $host: $(tail -q -n 10 "$log.out" "$log.log" 2>/dev/null)"
+    fail "$1 does not start on $host: $(tail -q -n 10 "$log.out" "$log.log" 2>/dev/null)"
 }
 
-# A host that comes back has the address it had: its neighbours send to the one they know for half a minute and more.
+# A host that boots again keeps its MAC address: its neighbours cache the old one for half a minute and more.
 mac() { printf 02:00:00:00:%02x:%02x "$@"; }  # NETWORK INDEX
 
 boot() {  # NODE
@@ -118,13 +118,13 @@ END
   daemon "$1" slurmd -N "$1"
 }
 
-cables() {  # NODE IP-LINK-ARGUMENTS: both cables, at ctl's end
+cables() {  # NODE IP-LINK-ARGUMENTS: both interfaces, at ctl's end
   local i ctl cable
   i=$(index "$1"); ctl=$(init ctl); shift
   for cable in eth-$i ib-$i; do nsenter -t "$ctl" -n ip link "${@/CABLE/$cable}"; done
 }
 
-# All processes in the network namespace of a host: also those that came in through `run` and `on`.
+# All processes in the network namespace of a host: also those started by `run` and `on`.
 processes() {
   local pid namespace
   pid=$(init "$1") && namespace=$(readlink "/proc/$pid/ns/net") || return 0
@@ -142,7 +142,7 @@ power_off() {
   [ -z "$ids" ] || kill -KILL $ids 2>/dev/null || true
   read -r outer <"$LAB/run/$1" || return 0
   if grep -qsF -- "$LAB" "/proc/$outer/cmdline"; then kill -KILL "$outer" 2>/dev/null || true; fi
-  within 30 is_off "$1" || die "host $1 does not end"
+  within 30 is_off "$1" || fail "host $1 does not end"
 }
 
 configure() {
@@ -219,8 +219,8 @@ $EXTRA_CONF
 END
 }
 
-# The database serves its socket only, at the place that Slurm's plugin knows; /run is ctl's own. At its start mariadbd
-# deletes what temporary tables it finds, another lab's too, so they have a place of the lab's own.
+# The database listens on its socket only, at the path that Slurm's plugin uses; /run is private to ctl. At its start
+# mariadbd deletes the temporary tables that it finds, so each lab has its own directory for them.
 account() {
   cat >"$LAB/etc/slurmdbd.conf" <<END
 AuthType=auth/munge
@@ -239,15 +239,15 @@ END
   local server="mariadbd --no-defaults --user=root --datadir=$LAB/database --tmpdir=$LAB/tmp --innodb-log-file-size=8M"
   mkdir "$LAB/database" "$LAB/tmp"
   { printf 'create database mysql;\nuse mysql;\n'; cat $tables; } | $server --bootstrap >"$log" 2>&1 ||
-    die "no database: $(tail -n 10 "$log")"
+    fail "no database: $(tail -n 10 "$log")"
   on_ctl mkdir /run/mysqld
   # shellcheck disable=SC2086
   (cd / && enter ctl setsid $server --socket=$socket --skip-networking --skip-grant-tables >>"$log" 2>&1 </dev/null) &
-  within "$UP_SECONDS" on_ctl test -S $socket || die "mariadbd does not start: $(tail -n 10 "$log")"
+  within "$UP_SECONDS" on_ctl test -S $socket || fail "mariadbd does not start: $(tail -n 10 "$log")"
   daemon ctl slurmdbd
   within "$UP_SECONDS" on_ctl timeout 5 sacctmgr -n show cluster ||
-    die "slurmdbd does not answer: $(tail -n 10 "$LAB/log/slurmdbd.ctl.log")"
-  on_ctl sacctmgr -i add cluster lab >"$LAB/log/sacctmgr.log" 2>&1 || die "$(cat "$LAB/log/sacctmgr.log")"
+    fail "slurmdbd does not answer: $(tail -n 10 "$LAB/log/slurmdbd.ctl.log")"
+  on_ctl sacctmgr -i add cluster lab >"$LAB/log/sacctmgr.log" 2>&1 || fail "$(cat "$LAB/log/sacctmgr.log")"
 }
 
 on_ctl() { (enter ctl "$@"); }
@@ -261,7 +261,7 @@ all_idle() {
 
 up() {
   local setting node
-  if [ "$PROCTRACK" = cgroup ] && [ ! -d $FREEZER ]; then die "PROCTRACK=cgroup needs $FREEZER (cgroup v1)"; fi
+  if [ "$PROCTRACK" = cgroup ] && [ ! -d $FREEZER ]; then fail "PROCTRACK=cgroup needs $FREEZER (cgroup v1)"; fi
   mkdir -p "$LAB"/{dev,etc,freezer,log,munge,run,spool,state}
   chmod 755 "$LAB" "$LAB/munge"
   for setting in $SETTINGS; do echo "$setting=${!setting@Q}"; done >"$LAB/settings"
@@ -282,7 +282,7 @@ END
   for node in $NODES; do boot "$node"; done
   if ! within "$UP_SECONDS" all_idle; then
     tail -n 20 "$LAB/log/slurmctld.ctl.log" "$LAB/log/slurmd.$NOT_IDLE.log" >&2 || true   # one may not exist
-    die "node $NOT_IDLE is not idle after $UP_SECONDS s; the ends of both logs are above"
+    fail "node $NOT_IDLE is not idle after $UP_SECONDS s; the ends of both logs are above"
   fi
 }
 
@@ -295,9 +295,9 @@ down() {
 
 verb=${1:-help}; shift || true
 case $verb in
-  up | hold) [ ! -e "$LAB/settings" ] || die "$LAB is a lab already; end it with: down" ;;
+  up | hold) [ ! -e "$LAB/settings" ] || fail "$LAB is a lab already; end it with: down" ;;
   help) ;;
-  *) [ -e "$LAB/settings" ] || die "no lab in $LAB; start it with: up"; . "$LAB/settings" ;;
+  *) [ -e "$LAB/settings" ] || fail "no lab in $LAB; start it with: up"; . "$LAB/settings" ;;
 esac
 case $verb in
   up) up ;;
@@ -305,7 +305,7 @@ case $verb in
   down) down ;;
   run) enter --outside ctl "$@" ;;
   on) index "$1" >/dev/null; enter "$@" ;;
-  boot) is_off "$1" || die "$1 is running"; boot "$1" ;;
+  boot) is_off "$1" || fail "$1 is running"; boot "$1" ;;
   crash) cables "$1" del CABLE; power_off "$1" ;;
   partition) cables "$1" set CABLE down ;;
   heal) cables "$1" set CABLE up ;;

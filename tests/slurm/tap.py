@@ -1,8 +1,8 @@
-"""Holds a network interface that says it is InfiniBand: a tap device of that hardware type, up while stdin is open.
+"""Hold a tap device of the hardware type InfiniBand, up while stdin is open.
 
     python tap.py NAME ADDRESS/PREFIX
 
-InfiniBand itself cannot be had here; to whoever looks at /sys/class/net/*/type this is it.
+A stand-in for InfiniBand, which this machine lacks: it has the same value in /sys/class/net/*/type.
 """
 
 from __future__ import annotations

@@ -26,13 +26,13 @@ class Step:
 
     def __init__(self, directory: Path, lab: SlurmLab, *prefix: str) -> None:
         self.job = Job(directory)
-        self._said = directory / "said"
+        self._output = directory / "output"
         task = [*prefix, TF4SLURM, "task", "--runs-directory", str(directory / "runs"), *ROLES, "--"]
-        with self._said.open("w") as said:
+        with self._output.open("w") as file:
             self.srun = lab.popen(
                 *("srun", "-Q", "-N4", "-n4", *task, sys.executable, str(CHILD), str(self.job.children)),
-                stdout=said,
-                stderr=said,
+                stdout=file,
+                stderr=file,
                 env={"TF4SLURM_LOG": "DEBUG"},
             )
 
@@ -45,7 +45,7 @@ class Step:
 
     def end(self) -> None:
         self.job.end_child("chief-0")
-        assert self.srun.wait(60) == 0, self._said.read_text()
+        assert self.srun.wait(60) == 0, self._output.read_text()
 
     def close(self) -> None:
         if self.srun.poll() is None:
@@ -82,7 +82,7 @@ def test_credentials_are_sealed_by_munge_and_the_token_is_found_nowhere(
     assert len(seen) > 2 * len(NAMES)
     step.end()
     files = [path for path in step.job.directory.rglob("*") if path.is_file()]
-    assert {"events.jsonl", "job.json", "result.json", "said", "chief-0.1"} <= {path.name for path in files}
+    assert {"events.jsonl", "job.json", "result.json", "output", "chief-0.1"} <= {path.name for path in files}
     for text in (*(path.read_bytes() for path in files), *seen, *(text.encode() for text in slurm)):
         assert token.encode() not in text
         assert b"PRIVATE KEY" not in text
@@ -108,9 +108,9 @@ def test_other_user_gets_no_credentials_and_cannot_register(step: Step, lab: Slu
     assert found["find"] == "None"
     assert found["open"] == "AuthenticationError"
     assert found["environ"] == found["memory"] == ["PermissionError"]
-    assert found["join"].startswith("RendezvousConnectionError: ")
-    assert "does not accept this job's token" in found["join"]
-    assert found["join"].endswith(" None")
+    assert found["register"].startswith("RendezvousConnectionError: ")
+    assert "does not accept this job's token" in found["register"]
+    assert found["register"].endswith(" None")
     for credential in found["sealed"]:  # a credential that another user sealed for this one is not used
         assert credential.startswith("MUNGE:")
         code = "import sys; from tf4slurm.control import munge; munge.open_from_this_user(sys.argv[1])"
@@ -139,8 +139,8 @@ def test_task_on_a_host_without_munge_reports_it(tmp_path: Path, lab: SlurmLab) 
     script.chmod(0o755)
     step = Step(tmp_path, lab, str(script))
     try:
-        said = tmp_path / "said"
-        assert wait_until(lambda: "which must run on every host of the job or on none" in said.read_text(), 60)
-        assert "'unmunge' does not work on r1-n9: FileNotFoundError" in said.read_text()
+        output = tmp_path / "output"
+        assert wait_until(lambda: "which must run on every host of the job or on none" in output.read_text(), 60)
+        assert "'unmunge' does not work on r1-n9: FileNotFoundError" in output.read_text()
     finally:
         step.close()

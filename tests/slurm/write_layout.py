@@ -1,4 +1,4 @@
-"""The script of the layout tests: each task prints its step and its host, and writes the layout that it computes.
+"""The script of the layout tests: each task prints its step and its host, and writes its computed layout to a file.
 
 srun splits long lines, so the script prints short ones only.
 """
@@ -23,9 +23,9 @@ def main(directory: Path) -> None:
         from_environ = step.nodes_by_rank
     except LayoutError:
         from_environ = None
-    told = {"environ": from_environ, "asked": query_layout(step), "layout": layout_of(step)}
+    layouts = {"environ": from_environ, "sattach": query_layout(step), "layout": layout_of(step)}
     name = f"{step.job_id}.{step.step_id}"
-    (directory / f"{name}-{step.rank}").write_text(json.dumps(told))
+    (directory / f"{name}-{step.rank}").write_text(json.dumps(layouts))
     # Slurm forgets a component of a heterogeneous step once its tasks have ended.
     assert wait_until(lambda: len([*directory.glob(f"{name}-*")]) == step.num_tasks, timeout_seconds=20)
     print(name, socket.gethostname())

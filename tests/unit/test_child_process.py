@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.faults.disk import silent_disk
+from tests.faults.disk import unresponsive_disk
 from tests.processes import wait_until
 from tf4slurm.system import exec_child
 from tf4slurm.system.child_process import Child
@@ -281,7 +281,7 @@ def test_python_on_a_stalled_file_system_delays_its_child_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> int:
-        with silent_disk(tmp_path / "disk"):
+        with unresponsive_disk(tmp_path / "disk"):
             monkeypatch.setattr(sys, "executable", str(tmp_path / "disk" / "python"))
             starting = asyncio.create_task(Child.start(["true"], os.environ, Output()))
             laps, before = 0, time.monotonic()
@@ -395,7 +395,7 @@ def test_child_is_killed_with_its_owner() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
 def test_child_whose_owner_was_killed_before_never_starts() -> None:
-    nobody = 2**22 + 1  # above the largest process id of Linux
-    command = [PYTHON, "-I", "-S", exec_child.__file__, str(nobody), "echo", "started"]
+    unused_process_id = 2**22 + 1  # above the largest process id of Linux
+    command = [PYTHON, "-I", "-S", exec_child.__file__, str(unused_process_id), "echo", "started"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stdout) == (137, "")
