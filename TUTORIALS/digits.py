@@ -1,7 +1,7 @@
-"""The data and the net of all tutorials: handwritten digits.
+"""The data and the model of all tutorials: handwritten digits.
 
-data = digits.load()  # 1,797 images of 8 x 8 points, which come with scikit-learn
-data = digits.load("mnist")  # 70,000 of 28 x 28, which Keras downloads once
+data = digits.load()  # 1,797 images of 8 x 8 pixels, which come with scikit-learn
+data = digits.load("mnist")  # 70,000 images of 28 x 28 pixels, which Keras downloads once
 model = digits.make_model(data)
 """
 
@@ -24,19 +24,19 @@ class Data(NamedTuple):
 
 
 def load(name: str = "digits") -> Data:
-    """Return images to learn from and others to test with, the same ones in every run.
+    """Return training and test images, the same ones in every run.
 
     Raises:
-        ValueError: There are no data of that name.
-        ConnectionError: MNIST is not here yet, and cannot be downloaded from here.
+        ValueError: No data set has that name.
+        ConnectionError: MNIST is not on this host yet, and cannot be downloaded.
     """
     if name not in NAMES:
-        raise ValueError(f"{name!r} is not known. There are: {', '.join(NAMES)}.")
+        raise ValueError(f"Data set {name!r} does not exist. Choose one of: {', '.join(NAMES)}.")
     return _load_mnist() if name == "mnist" else _load_digits()
 
 
 def make_model(data: Data) -> Any:
-    """Return the net as a Keras model: two convolutions and a layer of ten outputs, one per digit."""
+    """Return a Keras model: two convolutions and a layer of ten outputs, one per digit."""
     import tensorflow as tf
 
     layers = tf.keras.layers
@@ -69,8 +69,8 @@ def _load_mnist() -> Data:
         (train_images, train_labels), (test_images, test_labels) = tf.keras.datasets.mnist.load_data()
     except Exception as error:  # Keras raises a bare Exception
         raise ConnectionError(
-            "MNIST cannot be downloaded from here: compute nodes often have no way to the internet. Load it once where "
-            "there is one (the login node): python -c 'import digits; digits.load(\"mnist\")'. It stays in ~/.keras."
+            "MNIST cannot be downloaded: compute nodes often have no internet access. Load it once on a host that has "
+            "(the login node): python -c 'import digits; digits.load(\"mnist\")'. It stays in ~/.keras."
         ) from error
 
     def grey(images: np.ndarray) -> np.ndarray:

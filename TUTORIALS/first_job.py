@@ -1,11 +1,11 @@
-"""Learn handwritten digits in one process: python first_job.py"""
+"""Train a model of handwritten digits in one process: python first_job.py"""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it while it is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it at import
 
 import digits
 import tensorflow as tf
@@ -28,11 +28,13 @@ model.compile(
 )
 
 
-class Tell(tf.keras.callbacks.Callback):
+class PrintEpoch(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         print(f"epoch {epoch + 1:2d}  loss {logs['loss']:.3f}  accuracy {logs['accuracy']:.3f}", flush=True)
 
 
-model.fit(data.train_images, data.train_labels, batch_size=64, epochs=arguments.epochs, verbose=0, callbacks=[Tell()])
+model.fit(
+    data.train_images, data.train_labels, batch_size=64, epochs=arguments.epochs, verbose=0, callbacks=[PrintEpoch()]
+)
 _, accuracy = model.evaluate(data.test_images, data.test_labels, verbose=0)
 print(f"test accuracy: {accuracy:.4f}")

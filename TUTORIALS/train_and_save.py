@@ -1,4 +1,4 @@
-"""Learn handwritten digits on a ps and workers; save when asked to stop, and go on from there when started again.
+"""Train on a ps and workers; save when asked to stop, and resume from there when started again.
 
 tf4slurm run --ps 1 --workers 2 -- python train_and_save.py
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it while it is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it at import
 
 import digits
 import tensorflow as tf
@@ -21,7 +21,7 @@ parser.add_argument("--checkpoints", default="checkpoints", help="where to save 
 arguments = parser.parse_args()
 
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-if resolver.task_type != "chief":  # a ps or a worker: it serves, until tf4slurm ends it
+if resolver.task_type != "chief":  # a ps or a worker serves until tf4slurm terminates it
     tf.distribute.Server(resolver.cluster_spec(), resolver.task_type, resolver.task_id, protocol="grpc").join()
 
 tf.get_logger().setLevel("ERROR")

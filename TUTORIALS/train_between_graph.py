@@ -1,10 +1,10 @@
-"""Learn handwritten digits in the way of TensorFlow 1, with every worker leading itself ("between-graph").
+"""Train in the way of TensorFlow 1, in which every worker leads itself ("between-graph replication").
 
     tf4slurm run --no-chief --ps 1 --workers 2 -- python train_between_graph.py
     srun -n3 python train_between_graph.py
 
-Each worker builds the whole graph, keeps its variables on the ps, and steps as fast as it can. Worker 0 makes the
-variables first. `--synchronous` lets each step be made of one batch from every worker.
+Each worker builds the whole graph, keeps its variables on the ps, and steps as fast as it can. Worker 0 initializes the
+variables. With `--synchronous` each step uses one batch from every worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it while it is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it at import
 
 import digits
 import numpy as np
@@ -30,11 +30,11 @@ tf.disable_v2_behavior()
 parser = argparse.ArgumentParser()
 parser.add_argument("--ps", type=int, default=1)
 parser.add_argument("--workers", type=int, default=2)
-parser.add_argument("--steps", type=int, default=600, help="of all workers together (default: %(default)s)")
-parser.add_argument("--synchronous", action="store_true", help="a step is made of a batch from every worker")
-parser.add_argument("--num-steps", action="store_true", help="count from where each worker starts: see tutorial 3")
+parser.add_argument("--steps", type=int, default=600, help="steps of all workers together (default: %(default)s)")
+parser.add_argument("--synchronous", action="store_true", help="let each step use one batch from every worker")
+parser.add_argument("--num-steps", action="store_true", help="count from the start of each worker: see tutorial 3")
 parser.add_argument("--no-barrier", action="store_true", help="do not wait for the other workers at the start")
-parser.add_argument("--late", type=float, default=0.0, metavar="SECONDS", help="let the last worker come later")
+parser.add_argument("--late", type=float, default=0.0, metavar="SECONDS", help="start the last worker later")
 arguments = parser.parse_args()
 
 
@@ -44,7 +44,7 @@ def variable(name: str, shape: list[int]) -> tf.Variable:
 
 
 def make_logits(images: tf.Tensor) -> tf.Tensor:
-    """Build the net of digits.make_model, out of TensorFlow's own operations."""
+    """Build the model of digits.make_model from TensorFlow's own operations."""
     x = images
     for name, channels in (("first", 32), ("second", 64)):
         kernel = variable(f"{name}/kernel", [3, 3, int(x.shape[-1]), channels])
@@ -55,7 +55,7 @@ def make_logits(images: tf.Tensor) -> tf.Tensor:
 
 
 class Examine(tf.train.SessionRunHook):
-    """Tests the net when training is over, while the session is still there."""
+    """Evaluates the model at the end of training, while the session is still open."""
 
     def end(self, session: tf.Session) -> None:
         right, made = session.run([accuracy, global_step], test)
@@ -97,7 +97,7 @@ if is_leader:
 if arguments.late and task_index == arguments.workers - 1:
     time.sleep(arguments.late)
 
-random = np.random.default_rng(task_index)  # each worker has batches of its own
+random = np.random.default_rng(task_index)  # each worker draws its own batches
 steps = 0
 with tf.train.MonitoredTrainingSession(master=server.target, is_chief=is_leader, hooks=hooks) as session:
     started = time.monotonic()

@@ -1,23 +1,23 @@
-"""Learn handwritten digits on a parameter-server cluster: an ordinary TensorFlow script, started once per task.
+"""Train on handwritten digits on a parameter-server cluster: an ordinary TensorFlow script, started once per task.
 
     tf4slurm run --ps 1 --workers 2 -- python TUTORIALS/train_digits.py
 
-What to learn here:
+What this script shows:
 
-* Every task runs this file. TF_CONFIG tells it the addresses of all tasks and which of them it is.
+* Every task runs this file. TF_CONFIG holds the addresses of all tasks, and the role and index of this one.
 * A ps or a worker only starts a server and waits: it runs no line of the training code below `serve`. The chief
   builds model and data, and sends them to the others as graphs, so only the chief loads scikit-learn.
-* Variables made in `strategy.scope()` live on the ps. A `tf.function` given to `coordinator.schedule` runs on whichever
-  worker is free; when a worker is lost in the middle of one, it runs again on another. So some steps may be applied
-  twice, never fewer than asked for.
-* `--seed` fixes initial weights and shuffling; whose update arrives first differs from run to run, so asynchronous
+* Variables created in `strategy.scope()` are on the ps. A `tf.function` given to `coordinator.schedule` runs on any
+  free worker. When a worker is lost during a function, the function runs again on another. So some steps may be
+  applied twice, never fewer than requested.
+* `--seed` fixes initial weights and shuffling. The order of updates differs from run to run, so asynchronous
   training is not deterministic. The held-out test images are the same whatever the seed.
-* The learning rate falls to almost nothing. A worker that was held up applies what it computed from variables of long
-  ago, which can spoil the net for some dozens of steps: so the last ones should be small. (Measured in trainings of 480
-  steps on a busy machine: with a constant rate the accuracy fell from 0.98 to 0.94 for a while after step 384 in one of
-  13, with a falling one in none of 12.)
-* With `--checkpoint-dir`, the same command started again goes on after the last finished epoch. The ps write their own
-  variables, so chief and ps must see that directory under the same name.
+* The learning rate falls almost to zero. A delayed worker applies gradients of old variables, which can reduce the
+  accuracy for some dozens of steps: so the last steps should be small. (Measured in trainings of 480 steps on a busy
+  machine: with a constant rate the accuracy fell from 0.98 to 0.94 for a while after step 384 in one of 13, with a
+  falling one in none of 12.)
+* With `--checkpoint-dir`, the same command started again resumes after the last finished epoch. The ps write their own
+  variables, so chief and ps must see that directory at the same path.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it while it is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it at import
 
 import numpy as np
 import tensorflow as tf
 
 # Steps in one scheduled function. Scheduling is a round trip from the chief to a worker (measured with one worker: 57
-# steps/s one by one, 124 by sixes). With too many, workers idle at the end of an epoch until the last has finished.
+# steps/s one by one, 124 in groups of six). With too many, workers idle at the end of an epoch.
 STEPS_PER_CLOSURE = 6
 
 
@@ -50,7 +50,7 @@ class Digits(NamedTuple):
 
 
 class Trainable(NamedTuple):
-    """What lives on the ps and is saved in a checkpoint."""
+    """The variables on the ps, which a checkpoint saves."""
 
     model: tf.keras.Model
     optimizer: tf.keras.optimizers.Optimizer
@@ -58,7 +58,7 @@ class Trainable(NamedTuple):
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Learn handwritten digits on a parameter-server cluster.")
+    parser = argparse.ArgumentParser(description="Train on handwritten digits on a parameter-server cluster.")
     parser.add_argument("--epochs", type=int, default=30, help="passes over the training images (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="images per step (default: %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=0.003, help="of Adam at first (default: %(default)s)")
@@ -75,7 +75,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
-    """Be a ps or a worker: carry out what the chief sends. Never returns; whoever started this process ends it."""
+    """Run the server of a ps or a worker. Never returns; the launcher ends this process."""
     # TensorFlow's guide sets this on ps and workers, so that the failure of one of them is reported to the chief.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     server = tf.distribute.Server(
@@ -85,9 +85,9 @@ def serve(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
 
 
 def load_data() -> Digits:
-    """Load the 1,797 images that come with scikit-learn; every fifth is held out, the same ones in every run.
+    """Load the 1,797 images that come with scikit-learn; a fifth is held out, the same images in every run.
 
-    A split that followed `--seed` would, after a resume with another seed, test on images it has learned from.
+    If the split depended on `--seed`, a resume with another seed would test on training images.
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -99,9 +99,9 @@ def load_data() -> Digits:
 
 
 def build_trainable(learning_rate: float, steps: int) -> Trainable:
-    """Make the variables. To be called in the strategy's scope, which places them on the ps.
+    """Create the variables. Call it in the strategy's scope, which places them on the ps.
 
-    The learning rate falls to zero in so many steps, as the optimizer counts them, which loses some (see below).
+    The learning rate falls to zero in `steps` steps of the optimizer's own counter, which loses some (see below).
     """
     layers = tf.keras.layers
     model = tf.keras.Sequential(
@@ -115,20 +115,20 @@ def build_trainable(learning_rate: float, steps: int) -> Trainable:
         ]
     )
     optimizer = tf.keras.optimizers.Adam(tf.keras.optimizers.schedules.CosineDecay(learning_rate, steps))
-    optimizer.build(model.trainable_variables)  # now: no variable can be made inside a scheduled function
-    # Our own counter: Keras 3 reads optimizer.iterations, adds 1 and writes it back, so that of two workers doing so at
-    # once one is lost (measured: 733 after 1,000 steps). assign_add adds on the ps, in one piece.
+    optimizer.build(model.trainable_variables)  # now: a scheduled function cannot create variables
+    # Our own counter: Keras 3 reads optimizer.iterations, adds 1 and writes it back, and loses a step when two workers
+    # do so at once (measured: 733 after 1,000 steps). assign_add adds on the ps, atomically.
     step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
     return Trainable(model, optimizer, step)
 
 
 def count_steps_per_epoch(data: Digits, batch_size: int) -> int:
-    """Return how many whole batches of images there are; one at least."""
+    """Return the number of whole batches of images; at least one."""
     return max(1, len(data.train_labels) // batch_size)
 
 
 def make_train_steps(strategy: tf.distribute.ParameterServerStrategy, trainable: Trainable) -> Callable[..., tf.Tensor]:
-    """Return the function that a worker runs: several steps, giving the sum of their losses."""
+    """Return the function that a worker runs: several steps; it returns the sum of their losses."""
     model, optimizer, step = trainable
 
     def train_step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -152,12 +152,12 @@ def make_train_steps(strategy: tf.distribute.ParameterServerStrategy, trainable:
 
 
 def make_iterator(coordinator: Any, data: Digits, batch_size: int, seed: int) -> Any:
-    """Return an iterator that stands for one endless, separately shuffled dataset on each worker."""
+    """Return an iterator over one endless, separately shuffled dataset on each worker."""
 
     def make_dataset() -> tf.data.Dataset:
-        # All workers get all images, each in its own order: with one order for all they would learn the same batches
-        # at the same time. The index is known only when a worker runs this function, so it is a tensor here, and
-        # shuffle() takes no tensor as its seed when the global seed is 0; hence the permutation beforehand.
+        # All workers get all images, each in its own order: with the same order they would train on the same
+        # batches at the same time. The index is known only when a worker runs this function, so it is a tensor here,
+        # and shuffle() takes no tensor as its seed when the global seed is 0; hence the permutation beforehand.
         worker_index = tf.distribute.coordinator.experimental_get_current_worker_index()
         count = len(data.train_labels)
         order = tf.random.experimental.stateless_shuffle(tf.range(count), seed=[seed, worker_index])
@@ -209,17 +209,17 @@ def train(arguments: argparse.Namespace, data: Digits, trainable: Trainable, coo
 
 
 def evaluate(model: tf.keras.Model, data: Digits) -> float:
-    """Return the share of held-out images that are recognised. Runs on the chief, with the variables of the ps."""
+    """Return the accuracy on the held-out images. Runs on the chief, with the variables of the ps."""
     predictions = tf.argmax(model(data.test_images, training=False), axis=1)
     return float(np.mean(predictions.numpy() == data.test_labels))
 
 
 def lead(arguments: argparse.Namespace, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
-    """Be the chief: train, evaluate, report."""
+    """Run the chief: train, evaluate, report."""
     tf.get_logger().setLevel("ERROR")  # else every checkpoint saved to a ps warns that it traces a function
     data = load_data()
     tf.keras.utils.set_random_seed(arguments.seed)
-    # Waits until every server answers, and keeps workers from talking to each other (device filters) by itself.
+    # Waits until every server answers, and sets device filters, so that workers do not connect to each other.
     # No variable_partitioner: Keras 3 layers cannot use a variable that is split over several ps.
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

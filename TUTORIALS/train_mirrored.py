@@ -1,4 +1,4 @@
-"""Learn handwritten digits synchronously, without a ps: every worker has all variables, and they stay the same.
+"""Train synchronously, without a ps: every worker has all variables, and they stay equal.
 
     tf4slurm run --no-chief --ps 0 --workers 2 -- python train_mirrored.py
 
@@ -11,7 +11,7 @@ import argparse
 import os
 import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it while it is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it at import
 
 import digits
 import tensorflow as tf
@@ -28,7 +28,7 @@ workers = strategy.num_replicas_in_sync
 is_leader = strategy.cluster_resolver.task_id == 0
 data = digits.load()
 
-tf.keras.utils.set_random_seed(0)  # all workers begin with the same variables
+tf.keras.utils.set_random_seed(0)  # all workers start with the same variables
 with strategy.scope():
     model = digits.make_model(data)
     optimizer = tf.keras.optimizers.Adam(0.003)
@@ -67,9 +67,9 @@ for step in range(1, arguments.steps + 1):
         if is_leader:
             print(f"second {time.monotonic() - started:.2f} step {step} loss {float(loss):.4f}", flush=True)
 
-# The variables are the same everywhere, so every worker could tell the accuracy. Each tells the sum of its variables.
+# All workers have the same variables, so all print the same accuracy. Their sum shows that they are equal.
 total = sum(float(tf.reduce_sum(variable)) for variable in model.trainable_variables)
 right = float(tf.reduce_mean(tf.cast(tf.argmax(model(data.test_images), axis=1) == data.test_labels, tf.float32)))
 print(f"sum of the variables {total:.4f}, test accuracy: {right:.4f}", flush=True)
-tf4slurm.barrier("trained")  # all leave together, and at once: TensorFlow would look for those that have left
+tf4slurm.barrier("trained")  # all exit together: TensorFlow would connect to those that have exited
 os._exit(0)

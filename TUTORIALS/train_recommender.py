@@ -1,20 +1,21 @@
-"""Learn who clicks what, with two tables that are too large for one place: 10 million rows, split over the ps.
+"""Predict clicks with two embedding tables that are too large for one host: 10 million rows, split over the ps.
 
     tf4slurm run --ps 2 --workers 2 --max-attempts 3 -- python TUTORIALS/train_recommender.py
 
-What to learn here:
+What this script shows:
 
-* A step looks up the few thousand rows that its batch names, and changes these: workers never see a whole table. So the
-  tables may be as large as the memory of all ps together, and a step costs the same.
-* `sharding="fixed-shards"` splits each table by its rows. Popular rows should be spread over all ps, or the first would
-  do the work of all; here, as with ids that were hashed, they are.
-* Each row has a learning rate of its own (Adagrad, with one number per row in place of sixteen), as popular rows are
-  seen in every step and others once a day. It is written out below: optimizers of Keras 3 cannot use split variables.
-* A ps that dies takes its rows with it. `Checkpoints` saves the parts where they are, each ps its own, and the next
-  attempt goes on from there: so give the job --max-attempts, and a directory that all ps see.
+* A step looks up and updates only the few thousand rows of its batch: workers never receive a whole table. So the
+  tables may be as large as the memory of all ps together, and the cost of a step does not grow with them.
+* `sharding="fixed-shards"` splits each table by its rows. Popular rows should be spread over all ps, or the first ps
+  would do most of the work; here, as with hashed ids, they are.
+* Each row has a learning rate of its own (Adagrad, with one number per row in place of sixteen), because popular
+  rows occur in every step and others once a day. It is written out below: optimizers of Keras 3 cannot use split
+  variables.
+* When a ps fails, its rows are lost. `Checkpoints` lets each ps save its own part, and the next attempt resumes from
+  there: so give the job --max-attempts, and a directory that all ps see.
 
-The clicks follow a rule that is known (`log_odds`), so it is also known how well anybody could predict them: the AUC of
-the rule itself. Both are printed at the end. AUC is the chance that a click gets a higher score than a non-click.
+The clicks follow a known rule (`log_odds`), so the best possible prediction is known too: the AUC of the rule itself.
+Both are printed at the end. AUC is the chance that a click gets a higher score than a non-click.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it while it is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it at import
 
 import numpy as np
 import tensorflow as tf
 
 from tf4slurm.tensorflow import Checkpoints, parameter_server_strategy, run_steps
 
-WIDTH = 16  # numbers in a row: the first is what the row adds to every score, the others meet those of the other table
+WIDTH = 16  # numbers in a row: the first is the bias of the row, the others form a dot product with the other table
 LEARNING_RATE = 0.3
-FIRST_SQUARE = 0.1  # what Adagrad begins with: the smaller, the larger the first changes of a row
+FIRST_SQUARE = 0.1  # initial sum of squares: the smaller, the larger the first updates of a row
 SPREAD = 15_485_863  # a prime, so that ids of neighbouring popularity are far apart
 
 
 class Impressions(NamedTuple):
-    """Who was shown what, and clicked or not: three tensors of shape (count,), the clicks 0.0 or 1.0."""
+    """Users, the items shown to them, and clicks (0.0 or 1.0): three tensors of shape (count,)."""
 
     users: tf.Tensor
     items: tf.Tensor
@@ -54,51 +55,53 @@ class Table(NamedTuple):
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Learn who clicks what, on parameter servers.")
+    parser = argparse.ArgumentParser(description="Train a model of clicks on parameter servers.")
     parser.add_argument("--users", type=int, default=6_000_000, help="rows of the first table (default: %(default)s)")
     parser.add_argument("--items", type=int, default=4_000_000, help="rows of the second table (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=2_000, help="in all (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=8_192, help="impressions a step (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=2_000, help="steps in total (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=8_192, help="impressions per step (default: %(default)s)")
     parser.add_argument(
-        "--checkpoints", type=Path, default=Path("recommender-checkpoints"), help="where (default: %(default)s)"
+        "--checkpoints", type=Path, default=Path("recommender-checkpoints"), help="directory (default: %(default)s)"
     )
-    parser.add_argument("--save-every", type=int, default=1_000, metavar="STEPS", help="(default: %(default)s)")
+    parser.add_argument(
+        "--save-every", type=int, default=1_000, metavar="STEPS", help="save every so many steps (default: %(default)s)"
+    )
     parser.add_argument("--report-json", type=Path, help="write steps, seconds and both AUCs to this file")
     return parser.parse_args()
 
 
 def popular(count: int, uniform: tf.Tensor) -> tf.Tensor:
-    """Return ids below `count`: how often one comes goes down as 1 / its rank, and ranks are spread over the table."""
+    """Return ids below `count`: the frequency of an id falls as 1 / its rank, and ranks are spread over the table."""
     rank = tf.cast(tf.pow(tf.cast(count + 1, tf.float64), uniform), tf.int64) - 1
     return tf.minimum(rank, count - 1) * SPREAD % count
 
 
 def trait(ids: tf.Tensor, number: float) -> tf.Tensor:
-    """Return for each id a number from -1 to 1 that looks like chance, and is always the same."""
+    """Return a pseudo-random number from -1 to 1 for each id, always the same."""
     product = tf.sin(tf.cast(ids, tf.float64) * 12.9898 + number * 78.233) * 43_758.5453
     return 2 * (product - tf.floor(product)) - 1
 
 
 def log_odds(users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
-    """The rule: who clicks much, what is clicked much, and two tastes in which user and item agree or not."""
+    """Return the log odds of a click: a bias per user, a bias per item, and the agreement of two tastes."""
     tastes = sum(trait(users, number) * trait(items, number + 0.5) for number in (2, 3))
     return 1.5 * (trait(users, 1) + trait(items, 1.5)) + 3 * tastes
 
 
 def make_impressions(users: int, items: int, count: int, seed: tf.Tensor) -> Impressions:
-    """Show `count` items, and let the rule decide who clicks; the same for the same two numbers of `seed`."""
+    """Return `count` impressions with clicks drawn from the rule; the same for the same two numbers of `seed`."""
     chance = tf.random.stateless_uniform([3, count], seed, dtype=tf.float64)
     who, what = popular(users, chance[0]), popular(items, chance[1])
     return Impressions(who, what, tf.cast(chance[2] < tf.sigmoid(log_odds(who, what)), tf.float32))
 
 
 def make_table(rows: int, seed: int) -> Table:
-    """Make the variables. To be called in the strategy's scope, which splits them: each ps makes its own part.
+    """Create the variables. Call it in the strategy's scope, which splits them: each ps creates its own part.
 
-    One ps alone has the whole, and TensorFlow then says nothing of parts.
+    A single ps has the whole table, and TensorFlow then passes no shard_info.
     """
 
-    @tf.function  # so that the part is in memory once: one by one, each operation would make another copy of it
+    @tf.function  # keeps the part in memory once: without it each operation would make another copy
     def small(shard_info: Any = None) -> tf.Tensor:
         shape, first_row = (shard_info.shape, shard_info.offset[0]) if shard_info else ((rows, WIDTH), 0)
         return tf.random.stateless_uniform(shape, [seed, first_row], -0.2, 0.2)
@@ -113,12 +116,12 @@ def make_table(rows: int, seed: int) -> Table:
 
 
 def scores(user_rows: tf.Tensor, item_rows: tf.Tensor) -> tf.Tensor:
-    """Return the log odds that are predicted, from rows of shape (count, WIDTH)."""
+    """Return the predicted log odds, from rows of shape (count, WIDTH)."""
     return user_rows[:, 0] + item_rows[:, 0] + tf.reduce_sum(user_rows[:, 1:] * item_rows[:, 1:], axis=1)
 
 
 def change(table: Table, ids: tf.Tensor, gradient: tf.Tensor) -> None:
-    """Take one step of Adagrad in these rows, each named once."""
+    """Apply one step of Adagrad to these rows; `ids` are unique."""
     square = tf.reduce_mean(gradient**2, axis=1, keepdims=True)
     squares = square + tf.nn.embedding_lookup(table.squares, ids)
     table.squares.scatter_add(tf.IndexedSlices(square, ids))
@@ -126,8 +129,8 @@ def change(table: Table, ids: tf.Tensor, gradient: tf.Tensor) -> None:
 
 
 def train_step(users: Table, items: Table, impressions: Impressions) -> tf.Tensor:
-    """Learn from one batch, on a worker; return the mean loss."""
-    user_ids, user_places = tf.unique(impressions.users)  # a row that comes a thousand times is fetched once
+    """Train on one batch, on a worker; return the mean loss."""
+    user_ids, user_places = tf.unique(impressions.users)  # a row that occurs a thousand times is fetched once
     item_ids, item_places = tf.unique(impressions.items)
     user_rows = tf.nn.embedding_lookup(users.rows, user_ids)
     item_rows = tf.nn.embedding_lookup(items.rows, item_ids)
@@ -143,7 +146,7 @@ def train_step(users: Table, items: Table, impressions: Impressions) -> tf.Tenso
 
 
 def area_under_curve(scores: np.ndarray, clicks: np.ndarray) -> float:
-    """Return the AUC: the share of pairs of a click and a non-click of which the click has the higher score."""
+    """Return the AUC: the share of pairs of a click and a non-click in which the click has the higher score."""
     ranks = np.empty(len(scores))
     ranks[np.argsort(scores)] = np.arange(1, len(scores) + 1)
     positive = clicks > 0.5
@@ -154,7 +157,7 @@ def area_under_curve(scores: np.ndarray, clicks: np.ndarray) -> float:
 def evaluate(users: Table, items: Table, sizes: tuple[int, int]) -> tuple[float, float]:
     """Return the AUC on impressions that no step has seen, and that of the rule itself."""
     test = make_impressions(*sizes, 200_000, tf.constant([0, 0]))
-    # In a function the ps look the rows up; outside of one, the chief would fetch whole tables.
+    # In a function the ps look up the rows; outside of one, the chief would fetch whole tables.
     predict = tf.function(lambda: scores(*map(tf.nn.embedding_lookup, (users.rows, items.rows), test[:2])))
     clicks = test.clicks.numpy()
     return area_under_curve(predict().numpy(), clicks), area_under_curve(log_odds(*test[:2]).numpy(), clicks)
@@ -163,7 +166,7 @@ def evaluate(users: Table, items: Table, sizes: tuple[int, int]) -> tuple[float,
 def main() -> None:
     arguments = parse_arguments()
     sizes = (arguments.users, arguments.items)
-    strategy, coordinator = parameter_server_strategy(sharding="fixed-shards")  # ps and workers stay here
+    strategy, coordinator = parameter_server_strategy(sharding="fixed-shards")  # never returns on a ps or worker
     tf.get_logger().setLevel("ERROR")  # else every checkpoint saved to a ps warns that it traces a function
     with strategy.scope():
         users, items = (make_table(rows, seed) for seed, rows in enumerate(sizes))
@@ -176,7 +179,7 @@ def main() -> None:
         print(f"going on from step {first_step}", flush=True)
 
     def make_dataset() -> tf.data.Dataset:
-        # New impressions for ever, other ones on each worker; the seed [0, 0] is kept for the test.
+        # Endless new impressions, different on each worker; the seed [0, 0] is reserved for the test.
         worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64) + 1
         numbers = tf.data.Dataset.counter(first_step)
         return numbers.map(lambda n: make_impressions(*sizes, arguments.batch_size, tf.stack([worker, n]))).prefetch(4)

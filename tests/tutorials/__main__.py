@@ -1,4 +1,4 @@
-"""`make notebooks`: execute the notebooks in place, and type what they show of a cluster again on a real Slurm.
+"""`make notebooks`: execute the notebooks in place, and run their console commands again on a real Slurm.
 
 python -m tests.tutorials [NAME…] [--no-slurm]
 """
@@ -22,17 +22,17 @@ from tests.tutorials.session import NODES, session_of, type_again
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--slurm/--no-slurm", default=True, help="Whether to type the blocks marked console again.")
+@click.option("--slurm/--no-slurm", default=True, help="Whether to run the blocks marked console again.")
 def main(names: tuple[str, ...], slurm: bool) -> None:
-    """Execute the notebooks whose file names begin with NAMES; all by default."""
+    """Execute the notebooks whose file names begin with one of NAMES (default: all)."""
     chosen = [path for path in NOTEBOOKS if path.name.startswith(names or "")]
     if slurm and (reason := missing_slurm()):
-        raise click.UsageError(f"{reason} Or leave it out: --no-slurm")
+        raise click.UsageError(f"{reason} Or omit these blocks: --no-slurm")
     os.environ[MARK_VARIABLE] = mark = uuid.uuid4().hex
     try:
         for path in chosen:
             remake(path, slurm)
-    finally:  # what a notebook started that failed half-way
+    finally:  # processes that a failed notebook started
         kill_leftovers(mark, timeout_seconds=3)
 
 
@@ -47,7 +47,7 @@ def remake(path: Path, slurm: bool) -> None:
                 type_again(notebook, lab, directory)
         clean(notebook, directory)
     nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
-    click.echo(f"{path.name}: executed in {seconds:.0f} s, all in {time.monotonic() - started:.0f} s")
+    click.echo(f"{path.name}: executed in {seconds:.0f} s, in total {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A notebook of TUTORIALS: executed in a copy of that directory, as its reader would, and cleaned of this machine."""
+"""Execute a notebook in a copy of TUTORIALS, as a reader would, and remove traces of this machine from its outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TUTORIALS = Path(__file__).parents[2] / "TUTORIALS"
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 CELL_SECONDS = 300
 HOME = "/home/you"
-"""What stands in a notebook in place of the directory it was executed in."""
+"""Replaces the directory of the execution in the outputs."""
 
 _PACKAGES = re.compile(r"/[\w./-]+(?=/lib/python3)")
 _ADDRESS_IN_MEMORY = re.compile(r" at 0x[0-9a-f]+")
@@ -31,7 +31,7 @@ class NotebookError(Exception):
 
 
 def lay_out(directory: Path) -> Path:
-    """Make `directory` a reader's home: a copy of TUTORIALS, and a virtual environment `tf` in it. Return the copy."""
+    """Copy TUTORIALS into `directory`, with a virtual environment `tf` in the copy, and return the path of the copy."""
     copy = directory / "TUTORIALS"
     shutil.copytree(TUTORIALS, copy, ignore=shutil.ignore_patterns("runs", "__pycache__", ".ipynb_checkpoints"))
     activate = copy / "tf" / "bin" / "activate"
@@ -41,7 +41,7 @@ def lay_out(directory: Path) -> Path:
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Return what is added to the environment, so that nobody's settings count, and none are written."""
+    """Return the variables that keep a notebook from reading or writing the settings of this user."""
     return {
         "HOME": str(directory),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -56,14 +56,14 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def execute(path: Path, directory: Path) -> Any:
-    """Execute a notebook that lies in `directory`/TUTORIALS from top to bottom, in a kernel of its own that is ended.
+    """Execute a notebook of `directory`/TUTORIALS from top to bottom in its own kernel, and return it with its outputs.
 
     Raises:
-        NotebookError: A cell raised; the text holds what all had printed, and its traceback.
+        NotebookError: A cell raised; the text holds the output of all cells and the traceback.
         nbclient.exceptions.CellTimeoutError: A cell took longer than CELL_SECONDS.
     """
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-    with tempfile.TemporaryDirectory() as sockets:  # ports may be taken before the kernel has them
+    with tempfile.TemporaryDirectory() as sockets:  # another process could take a TCP port before the kernel
         client = NotebookClient(
             notebook,
             timeout=CELL_SECONDS,
@@ -80,7 +80,7 @@ def execute(path: Path, directory: Path) -> Any:
 
 
 def text_of(notebook: Any) -> str:
-    """Return all text that the cells of an executed notebook printed or gave."""
+    """Return all text in the outputs of an executed notebook."""
     texts = []
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
@@ -89,7 +89,7 @@ def text_of(notebook: Any) -> str:
 
 
 def clean(notebook: Any, directory: Path) -> None:
-    """Take this machine out of a notebook's outputs, and what differs each time without meaning anything."""
+    """Remove from the outputs what identifies this machine or changes with each execution."""
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
         cell["metadata"] = {}
@@ -116,7 +116,7 @@ def clean_text(text: str, directory: Path) -> str:
 
 
 def _joined(outputs: list[Any]) -> list[Any]:
-    """Return the outputs with the pieces of one stream that follow each other as one: how it was cut is chance."""
+    """Return the outputs with adjacent pieces of the same stream joined, because their boundaries are random."""
     joined: list[Any] = []
     for output in outputs:
         if (

@@ -1,7 +1,7 @@
-"""What a notebook shows of a cluster: its blocks marked `console`, typed again on the login host of a real Slurm.
+"""Run the blocks of a notebook marked `console` again, on the login host of a real Slurm.
 
-A line that begins with `$ ` is a command; what follows is what it printed. The tool types the commands, in the
-directory of the notebook, in a fresh lab of four hosts, and writes their output. `# some time later` waits until no job
+A line that begins with `$ ` is a command, and the following lines are its output. The commands run in the directory of
+the notebook, in a new lab of four hosts, and their output replaces the old one. `# some time later` waits until no job
 is left, `# when all its tasks run` until each task of the last job runs its script.
 """
 
@@ -21,37 +21,37 @@ NODES = ("n1", "n2", "n3", "n4")
 LATER = "# some time later"
 ALL_RUN = "# when all its tasks run"
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
-_TYPING_SECONDS = 1.0  # Slurm shows a job as it is after a person's pause, not in its first millisecond
+_TYPING_SECONDS = 1.0  # a pause before each command, as a person makes, so that Slurm shows the job's settled state
 _COMMAND_SECONDS = 300
 _QUEUE_SECONDS = 300
 _USER = re.compile(r"\broot\b")
 
 
 def session_of(notebook: Any) -> str:
-    """Return all that was typed and answered; empty if the notebook needs no cluster."""
+    """Return the text of all console blocks; empty if the notebook has none."""
     return "".join(
         text for cell in notebook.cells if cell.cell_type == "markdown" for text in _BLOCK.findall(cell.source)
     )
 
 
 def type_again(notebook: Any, lab: SlurmLab, directory: Path) -> None:
-    """Type all commands of a notebook, in their order, and put what they print in their place."""
+    """Run all console commands of a notebook in order, and replace their outputs."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _BLOCK.sub(lambda block: f"```console\n{_type(block[1], lab, directory)}```", cell.source)
 
 
 def _type(block: str, lab: SlurmLab, directory: Path) -> str:
-    said = []
+    lines = []
     for line in block.splitlines():
         if line == LATER:
             if not wait_until(lambda: not lab.queue(), _QUEUE_SECONDS, poll_seconds=0.5):
                 raise TimeoutError(f"Jobs are left after {_QUEUE_SECONDS} s: {lab.queue()}")
-            said.append(line)
+            lines.append(line)
         elif line == ALL_RUN:
             if not wait_until(lambda: _all_run(directory), _QUEUE_SECONDS, poll_seconds=0.5):
                 raise TimeoutError(f"Not all tasks of the last job run their script after {_QUEUE_SECONDS} s.")
-            said.append(line)
+            lines.append(line)
         elif line.startswith("$ "):
             time.sleep(_TYPING_SECONDS)
             done = lab.run(
@@ -61,12 +61,12 @@ def _type(block: str, lab: SlurmLab, directory: Path) -> str:
                 timeout_seconds=_COMMAND_SECONDS,
                 check=False,
             )
-            said += [line, *_clean(done.stdout, directory).splitlines()]
-    return "".join(f"{line.rstrip()}\n" for line in said)
+            lines += [line, *_clean(done.stdout, directory).splitlines()]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def _all_run(directory: Path) -> bool:
-    """Whether each task of the last job runs its script, as that job's status.json has it."""
+    """Whether each task of the last job runs its script, according to the job's status.json."""
     last = max(directory.glob("TUTORIALS/runs/*/status.json"), key=lambda path: path.stat().st_mtime, default=None)
     tasks = json.loads(last.read_text(encoding="utf-8"))["tasks"] if last else []
     return bool(tasks) and all(task["state"] == "running" for task in tasks)

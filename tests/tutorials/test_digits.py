@@ -1,4 +1,4 @@
-"""The data of the tutorials. MNIST is not downloaded here: a fake stands for what Keras gives or raises."""
+"""Test the data of the tutorials. MNIST is not downloaded: a fake replaces the loader of Keras."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_failed_download_and_unknown_data_are_errors(digits: Any, monkeypatch: p
         raise Exception("URL fetch failure")
 
     monkeypatch.setattr(tf.keras.datasets.mnist, "load_data", refuse)
-    with pytest.raises(ConnectionError, match="Load it once where there is one"):
+    with pytest.raises(ConnectionError, match="Load it once on a host that has"):
         digits.load("mnist")
-    with pytest.raises(ValueError, match="'cifar' is not known"):
+    with pytest.raises(ValueError, match="'cifar' does not exist"):
         digits.load("cifar")

@@ -1,4 +1,4 @@
-"""The notebooks do what they say: what they keep, what they print when executed, what a real Slurm answers."""
+"""Test the notebooks: their stored outputs, their outputs when executed, and their commands on a real Slurm."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ PRINTED: Mapping[str, tuple[str, ...]] = {
         "#SBATCH --exclusive",
     ),
 }
-"""What the cells of each notebook print, whenever it is executed."""
+"""Patterns in the output of the cells of each notebook."""
 
 TYPED: Mapping[str, tuple[str, ...]] = {
     "01": (r"1 +debug first_jo +you +R ", rf"n1: \d+ CPUs.*\ntest accuracy: {ACCURATE}", r"slurm-2.out\n.*accuracy"),
@@ -78,10 +78,10 @@ TYPED: Mapping[str, tuple[str, ...]] = {
     "08": (r"worker/1 +n4 +172\.29\.0\.4:\d+ +running", r"worker/\d \| on n\d, GPU [0-3]", "COMPLETED in"),
     "09": (r"0: ps 0 received done 2", r"3: worker 2 ended with loss 0\.0"),
 }
-"""What its blocks marked `console` show, whenever they are typed."""
+"""Patterns in the blocks marked `console` of each notebook."""
 
 FAST = ("05",)
-"""Those that `make test` executes; `make test-long` executes all, and types what they show of a cluster again."""
+"""The notebooks that `make test` executes; `make test-long` executes all, and runs their console commands again."""
 
 
 def read(path: Path) -> Any:
@@ -118,10 +118,10 @@ def test_notebook_contains_nothing_of_the_machine_that_executed_it(path: Path) -
 
 
 @each
-def test_notebook_begins_with_its_result_and_ends_with_the_next(path: Path) -> None:
+def test_notebook_has_a_summary_and_valid_links(path: Path) -> None:
     cells = read(path).cells
     assert cells[0].source.startswith(f"# {int(number(path))}. ")
-    assert "**At its end**" in cells[0].source
+    assert "**In this tutorial**" in cells[0].source
     assert "## Read next" in cells[-1].source
     for link in re.findall(r"\]\(([\w./-]+)\)", "".join(cell.source for cell in cells)):
         assert (TUTORIALS / link).exists(), link
@@ -146,7 +146,7 @@ def test_notebook_runs_and_its_console_blocks_match_a_real_slurm(
 ) -> None:
     notebook = execute(lay_out(tmp_path) / path.name, tmp_path)
     check(text_of(notebook), PRINTED[number(path)])
-    request.getfixturevalue("slurm")  # skips only from here
+    request.getfixturevalue("slurm")  # without Slurm, skip the test only here
     with SlurmLab(NODES) as lab:
         type_again(notebook, lab, tmp_path)
     check(session_of(notebook), TYPED[number(path)])
