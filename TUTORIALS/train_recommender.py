@@ -1,4 +1,4 @@
-"""Predict clicks with two embedding tables that are too large for one host: 10 million rows, split over the ps.
+"""Predict clicks with two large embedding tables, of 10 million rows together, that are split over the ps.
 
     tf4slurm run --ps 2 --workers 2 --max-attempts 3 -- python TUTORIALS/train_recommender.py
 
