@@ -1,7 +1,7 @@
-"""`python -m benchmarks [quick | NAME…]`: measure, print one table, keep it with the machine's facts under results/,
-and say how far it agrees with the run that was kept there.
+"""`python -m benchmarks [quick | NAME…]`: measure, print one table, store it with the machine's facts in results/, and
+compare it with the run that was stored there.
 
-`quick` takes under 5 minutes and keeps nothing, like a choice of names. `python -m benchmarks faults` runs the fault
+`quick` takes under 5 minutes. Runs with `quick` or names store nothing. `python -m benchmarks faults` runs the fault
 matrix instead, which takes 20 minutes.
 """
 
@@ -81,12 +81,12 @@ QUICK: dict[str, Measurement] = {
 
 
 def main(names: list[str]) -> int:
-    """Return how many measurements failed, or with "faults" how many faults."""
+    """Return the number of failed measurements; with "faults", of failed or late cases."""
     if names[:1] == ["faults"]:
         return measure_faults(names[1:])
     chosen = QUICK if names == ["quick"] else {name: MEASUREMENTS[name] for name in names or MEASUREMENTS}
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it tells of each connection that has to wait
-    facts = {**machine(), **peer_versions()}  # before the load is our own
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC logs each connection that has to wait
+    facts = {**machine(), **peer_versions()}  # before the benchmarks add their own load
     figures, failed = measure(chosen)
     figures += growth_of(figures)
     print(text_table(figures))
@@ -100,9 +100,9 @@ def main(names: list[str]) -> int:
 
 
 def measure(chosen: Mapping[str, Measurement]) -> tuple[list[Figure], list[str]]:
-    """Return the figures of all, and the names of those that failed: their errors are told, and the rest goes on.
+    """Return the figures of all measurements, and the names of those that failed.
 
-    After Ctrl-C the rest counts as failed.
+    Prints the traceback of a failed measurement and continues. After Ctrl-C the rest counts as failed.
     """
     figures, waiting, failed = [], list(chosen), []
     try:

@@ -1,4 +1,4 @@
-"""What asynchronous training costs in accuracy: the tutorial's digits on a ps and 2 workers, and in one process."""
+"""Accuracy of asynchronous training: the tutorial's digits on a ps and 2 workers, and in one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALONE = Path(__file__).with_name("train_alone.py")
 
 
 def measure_accuracy(directory: Path, seeds: int) -> list[Figure]:
-    """Accuracy on the held-out images, after the same number of steps, for each seed both ways."""
+    """Measure the accuracy on the held-out images after the same number of steps, for each seed both ways."""
     ours: list[float] = []
     alone: list[float] = []
     for seed in range(seeds):

@@ -1,4 +1,7 @@
-"""What people do under srun without a launcher: write TF_CONFIG from Slurm's variables, be the script. ROLES COMMAND"""
+"""Set TF_CONFIG from Slurm's variables and execute the command, as users do under srun without a launcher.
+
+python by_hand.py ROLES COMMAND
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control plane alone: a job of N simulated tasks from the rendezvous to its outcome, and what it costs."""
+"""Time and cost of the control plane alone: a job of N simulated tasks, from the rendezvous to its outcome."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def measure_control_plane(num_tasks: int, runs: int) -> list[Figure]:
 
 
 def measure_launcher(directory: Path, num_tasks: int, runs: int) -> list[Figure]:
-    """The same by a whole launcher, which keeps events, samples and status of all tasks: its memory and its share."""
+    """Measure the memory and processor time of a launcher, which records events, samples and status of all tasks."""
     memory, share, rendezvous = [], [], []
     for number in range(runs):
         place = directory / f"{num_tasks}-{number}"
@@ -61,7 +61,7 @@ def measure_launcher(directory: Path, num_tasks: int, runs: int) -> list[Figure]
 
 
 def live(num_tasks: int, launcher_directory: Path | None = None) -> dict[str, float]:
-    """Let one job live through all; return what each part took."""
+    """Run one job through all phases; return the time or cost of each."""
     found: dict[str, float] = {}
     with Simulation(num_tasks, launcher_directory) as job:
         before = job.load()

@@ -1,4 +1,4 @@
-"""The figures that were kept before these, and how far both agree."""
+"""Comparison of the figures with those that were stored before."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from benchmarks.measure import Figure
 from benchmarks.table import number
 
 _SAME = ("processors", "model", "memory_gigabytes")
-"""What two runs on one machine have in common."""
+"""Facts that are equal for two runs on the same machine."""
 
 Spreads = dict[tuple[str, int | None], tuple[float, float]]
 
 
 class EarlierRun(NamedTuple):
-    """When it was, and the least and the most of each quantity that was measured more than once."""
+    """Date of an earlier run, and the minimum and maximum of each quantity that was measured more than once."""
 
     date: str
     spreads: Spreads
 
 
 def read_earlier(file: Path, facts: Mapping[str, Any]) -> EarlierRun | None:
-    """Return the run that is kept there, if it was made on a machine with these facts."""
+    """Return the run stored in `file`, if its machine had the same facts; else None."""
     if not file.exists():
         return None
     content = json.loads(file.read_text())
@@ -38,7 +38,7 @@ def read_earlier(file: Path, facts: Mapping[str, Any]) -> EarlierRun | None:
 
 
 def agreement(figures: Sequence[Figure], earlier: EarlierRun) -> str:
-    """Say of which quantities the spreads of both runs overlap, and name the others."""
+    """Return a text with the number of quantities whose spreads overlap in both runs, and the names of the others."""
     both = [each for each in figures if len(each.values) > 1 and (each.what, each.at) in earlier.spreads]
     inside, apart = 0, []
     for figure in both:

@@ -22,7 +22,7 @@ _RESULTS = Path(__file__).with_name("results")
 
 @dataclass(frozen=True)
 class Row:
-    """One case: what was measured, or what went wrong with it."""
+    """Result of one case: the measured times, or its failure."""
 
     case: Case
     measured: Sequence[Measured]
@@ -56,10 +56,10 @@ class Row:
 
 
 def measure_faults(words: Sequence[str]) -> int:
-    """Run the cases that have one of these words in their name (all without words), print them and keep them.
+    """Run the cases that have one of these words in their name (without words, all), print and store them.
 
-    The table under results/ gets their rows; those of other cases stay as they were measured before. Returns how many
-    cases failed or were late.
+    Replaces their rows in the table in results/; the rows of other cases stay. Returns the number of cases that failed
+    or were late.
     """
     cases = [case for case in CASES if not words or any(word in case.name for word in words)]
     rows = []
@@ -87,7 +87,7 @@ def _keep(fresh: Sequence[Row]) -> None:
 
 
 def _kept_rows() -> list[Row]:
-    """Return the rows of earlier runs, of cases that there still are."""
+    """Return the rows of earlier runs for cases that still exist."""
     path = _RESULTS / "faults.json"
     cases = {case.name: case for case in CASES}
     content = json.loads(path.read_text()) if path.exists() else {"cases": []}

@@ -1,4 +1,4 @@
-"""How the control plane grows with the number of tasks."""
+"""Growth of the control plane's costs with the number of tasks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def measure_growth() -> list[Figure]:
 
 
 def growth_of(figures: Sequence[Figure], low: int = 1_000, high: int = 5_000) -> list[Figure]:
-    """Return by how much each quantity grows between two sizes, for each task more: 1 is as fast as the tasks do.
+    """Return the growth of each quantity between two sizes, relative to the number of tasks: 1 is linear growth.
 
-    The spread is that of the runs at the larger size, beside the median at the smaller one.
+    The spread is that of the runs at the larger size, divided by the median at the smaller one.
 
-    What all tasks receive together has no bound: each of N tasks receives a cluster spec of N. Nor has the cluster spec
-    without compression, which is never sent: it shows what compression saves, and the names of more tasks are longer.
+    The bytes that all tasks receive together have no bound: each of N tasks receives a cluster spec of N. Nor has the
+    cluster spec without compression, which is never sent: it shows the effect of compression, and the names of more
+    tasks are longer.
     """
     grown = []
     for small in (figure for figure in figures if figure.at == low):

@@ -1,4 +1,7 @@
-"""The script whose imports are timed: import TensorFlow, tell when, stay until all have. DIRECTORY NUM_TASKS [NAME]"""
+"""Script of the import benchmark: import TensorFlow, write the time to a file, exit when all tasks have.
+
+python import_and_tell.py DIRECTORY NUM_TASKS [NAME]
+"""
 
 from __future__ import annotations
 

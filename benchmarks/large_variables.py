@@ -1,4 +1,4 @@
-"""Training that is all network: each step reads 40 MB of variables from the ps and adds 40 MB to them.
+"""Training limited by the network: each step reads 40 MB of variables from the ps and adds 40 MB to them.
 
 python large_variables.py SECONDS REPORT.json
 """
@@ -38,7 +38,7 @@ def main(seconds: float, report: Path) -> None:
 
     for _ in range(2):
         coordinator.schedule(step)
-    coordinator.join()  # traced, and both workers have their connections
+    coordinator.join()  # the step is traced, and both workers are connected
     started, steps = time.monotonic(), 0
     while time.monotonic() - started < seconds:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""The costs of the map of a large step and of a long nodelist, each beside its peers in the same run."""
+"""Time to compute the layout of a large step and to expand a long nodelist, beside peers in the same run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print(json.dumps(times))
 
 
 def measure_map(directory: Path, runs: int) -> list[Figure]:
-    """The node of each of 80,000 ranks on 10,000 nodes, checked against the own place; TensorFlow's cluster spec."""
+    """Compute the node of each of 80,000 ranks on 10,000 nodes, with its checks; and TensorFlow's cluster spec."""
     from tf4slurm.slurm.step import SlurmStep
 
     num_tasks = _NODES * _TASKS_PER_NODE
@@ -62,7 +62,7 @@ def measure_map(directory: Path, runs: int) -> list[Figure]:
 
 
 def measure_nodelist(directory: Path, runs: int) -> list[Figure]:
-    """All names of n[1-10000] in a sequence."""
+    """Expand n[1-10000] to a sequence of names."""
     import hostlist  # type: ignore[import-untyped]  # it ships no types, and is in the bench extra only
     from ClusterShell.NodeSet import NodeSet  # type: ignore[import-untyped]
 

@@ -1,4 +1,4 @@
-"""The costs of the main job: its start, its end, its agents."""
+"""Start and end of a job in seconds, and the memory of its agents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROLES = ("--ps", "1", "--workers", "2")
 
 
 def measure_end_on_slurm(directory: Path, runs: int) -> list[Figure]:
-    """Chief's exit to the return of `tf4slurm run`, on four hosts."""
+    """Measure from the chief's exit to the return of `tf4slurm run`, on four hosts."""
     exit_times, return_times = directory / "exit_times", directory / "return_times"
     command = [TF4SLURM, "run", "--runs-directory", str(directory / "runs"), *ROLES, "--"]
     line = shlex.join([*command, sys.executable, str(SERVE_AND_LEAVE), str(exit_times)])
@@ -40,7 +40,7 @@ def measure_end_on_slurm(directory: Path, runs: int) -> list[Figure]:
 
 
 def measure_shutdown(directory: Path, runs: int) -> list[Figure]:
-    """The last worker's signal to the end of the ps process, plain srun on four hosts."""
+    """Measure from the last worker's signal to the end of the ps process, under plain srun on four hosts."""
     figures = []
     with SlurmLab() as lab:
         for method, bound in (("barrier", "< 0.3"), ("queue", "< 2")):
@@ -70,7 +70,7 @@ def measure_shutdown(directory: Path, runs: int) -> list[Figure]:
 
 
 def measure_start(directory: Path, runs: int) -> list[Figure]:
-    """Start of `tf4slurm run` to the first child's start, four local tasks."""
+    """Measure from the start of `tf4slurm run` to the first child's start, with four local tasks."""
     values = []
     for number in range(runs):
         mark = directory / f"start-{number}"
@@ -99,7 +99,7 @@ def measure_imports(runs: int) -> list[Figure]:
 
 
 def measure_memory(directory: Path) -> list[Figure]:
-    """Resident memory of agents while they look after a child, forked here and started by srun; of their launcher."""
+    """Measure the resident memory of the launcher and of agents with a running child, local and started by srun."""
     figures = []
     with SlurmLab() as lab:
         for where in ("local", "Slurm"):
@@ -126,7 +126,7 @@ def measure_memory(directory: Path) -> list[Figure]:
 
 
 def _launcher_memory(job: Job) -> float:
-    """Return the memory in MB of the process that is `tf4slurm run`; around it may be salloc, below it its forks."""
+    """Return the memory in MB of the process `tf4slurm run`; its parent may be salloc, its children are its forks."""
     assert job.process is not None
     outermost = psutil.Process(job.process.pid)
     family = (outermost, *outermost.children(recursive=True))

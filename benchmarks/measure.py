@@ -22,10 +22,10 @@ class Figure:
     """One measured quantity.
 
     Attributes:
-        values: All of them, in `unit`.
-        bound: What was asked of the median, such as "< 0.5"; empty if nothing was.
-        beside: Whom or what the value is compared with, in words.
-        at: The number of tasks at which it was measured. The same `what` at several numbers makes a curve.
+        values: The measured values, in `unit`.
+        bound: Bound of the median, such as "< 0.5"; empty for none.
+        beside: What the value is compared with.
+        at: Number of tasks. Figures with the same `what` at several numbers form a curve.
     """
 
     what: str
@@ -49,7 +49,7 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """What was measured, and at how many tasks."""
+        """The quantity, with the number of tasks."""
         return self.what if self.at is None else f"{self.at:,} tasks: {self.what}"
 
     def to_json(self) -> dict[str, Any]:
@@ -70,12 +70,12 @@ class Figure:
 def ratio(
     what: str, ours: Sequence[float], theirs: Sequence[float], bound: str, *, beside: str = "", at: int | None = None
 ) -> Figure:
-    """Return ours over theirs, pair by pair: the two of a pair ran one after the other."""
+    """Return ours divided by theirs, pair by pair: the two of a pair ran one after the other."""
     return Figure(what, "x", tuple(a / b for a, b in zip(ours, theirs, strict=True)), bound, beside, at)
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on: the processors, their load, the memory, the versions."""
+    """Return the facts that the figures depend on: processors, load, memory, versions."""
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     kilobytes = re.search(r"^MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
     return {

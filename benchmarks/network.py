@@ -1,4 +1,4 @@
-"""What the choice of the network is worth: InfiniBand against a slow Ethernet, on four hosts of the lab."""
+"""Effect of the choice of the network: InfiniBand against a slow Ethernet, on four hosts of the lab."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLOW = "tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms"
 
 
 def measure_infiniband(directory: Path) -> list[Figure]:
-    """Steps per second with 40 MB of variables over ib0 and over slow eth0, and whose cable the bytes crossed."""
+    """Measure steps per second with 40 MB of variables over ib0 and slow eth0, and the bytes on each network."""
     rates: dict[str, float] = {}
     shares: dict[str, float] = {}
     with SlurmLab() as lab:

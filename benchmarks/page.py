@@ -1,4 +1,4 @@
-"""The results as files: figures.json, and a page of the table and of curves against the number of tasks."""
+"""The results as files: figures.json, and a page with the table and curves over the number of tasks."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _PLOTS = {
     ),
     "steady": ("kilobytes a second", ("bytes on the network in steady state",)),
 }
-"""What is drawn together."""
+"""Plots: name, label of the axis, and the quantities drawn together."""
 
 
 def write_results(figures: Sequence[Figure], failed: Sequence[str], facts: dict[str, Any], comparison: str) -> None:
-    """Write figures.json, the plots and README.md; `facts` are those of the machine, compared is with a run before."""
+    """Write figures.json, the plots and README.md; `facts` describe the machine, `comparison` is a text."""
     RESULTS.mkdir(exist_ok=True)
     content = {"machine": facts, "figures": [figure.to_json() for figure in figures], "not_measured": list(failed)}
     FIGURES.write_text(json.dumps(content, indent=1) + "\n")
@@ -52,7 +52,7 @@ def write_results(figures: Sequence[Figure], failed: Sequence[str], facts: dict[
 
 
 def curves_of(figures: Sequence[Figure], names: Sequence[str]) -> Curves:
-    """Return what was measured under these names at several numbers of tasks, in the order of the numbers."""
+    """Return the figures with these names that were measured at several numbers of tasks, sorted by that number."""
     curves: Curves = {}
     for what in names:
         points = sorted({f.at: f for f in figures if f.what == what and f.at is not None}.items())
@@ -84,7 +84,7 @@ def _fact(value: object) -> str:
 
 
 def _draw(curves: Curves, label: str, name: str) -> bool:
-    """Draw the curves as growth-NAME.svg; return whether there was any."""
+    """Draw the curves as growth-NAME.svg; return whether there were any."""
     if not curves:
         return False
     import matplotlib  # type: ignore[import-not-found,unused-ignore]  # in the extra [bench] only
@@ -113,7 +113,7 @@ def _draw(curves: Curves, label: str, name: str) -> bool:
 
 
 def _draw_line_of_n(axes: Any, curves: Curves) -> None:
-    """Draw what grows as the number of tasks, through the end of the highest curve."""
+    """Draw linear growth, through the last point of the highest curve."""
     points = max(curves.values(), key=lambda points: points[-1][1].median)
     first, last = points[0][0], points[-1][0]
     top = points[-1][1].median

@@ -1,4 +1,4 @@
-"""A peer's service and its N tasks, in the peers' own environment: a process for the service, as many for the tasks."""
+"""A peer's service and its N tasks, in the peers' environment: one process for the service, four for the tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "GLOG_minloglevel": "3", "GRPC_VERBOSITY"
 
 
 class PeerProcesses:
-    """A context: the peer ("jax" or "torch") is there inside, and gone outside."""
+    """Context manager in which the peer ("jax" or "torch") runs."""
 
     def __init__(self, peer: str, num_tasks: int) -> None:
         self._script = _HERE / "peers" / f"{peer}_tasks.py"
@@ -45,7 +45,7 @@ class PeerProcesses:
         self._end()
 
     def ask(self, what: str) -> float:
-        """Let all tasks do something at once; return the seconds until the last is done."""
+        """Start an operation in all tasks at once; return the seconds until the last is done."""
         started = time.monotonic()
         for process in self._processes[1:]:
             assert process.stdin is not None
@@ -54,7 +54,7 @@ class PeerProcesses:
         return max(float(_hear(process)) for process in self._processes[1:]) - started
 
     def ask_to_leave(self) -> float:
-        """Let all but one ask to leave, then that one; return the seconds from there until all are told."""
+        """Let all tasks but one leave, then that one; return the seconds from then until all have left."""
         self.ask("part")
         time.sleep(_SETTLE_SECONDS)
         return self.ask("leave")
@@ -82,7 +82,7 @@ class PeerProcesses:
 
 
 def peer_versions() -> dict[str, str]:
-    """Return the versions of what is installed of the peers."""
+    """Return the versions of the installed peers."""
     if not PYTHON.exists():
         return {}
     code = f"import importlib.metadata as m; print(*map(m.version, {_REQUIREMENTS!r}))"
@@ -91,7 +91,7 @@ def peer_versions() -> dict[str, str]:
 
 
 def _hear(process: subprocess.Popen[str]) -> str:
-    """Return the next line of a process; it is waited for so long, and no longer."""
+    """Return the next line of a process; raise TimeoutError if it does not come in time."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], PATIENCE_SECONDS)
     line = process.stdout.readline().strip() if ready else ""

@@ -1,4 +1,4 @@
-"""Real jobs beside the same started by hand: the start on Slurm, eight imports at once."""
+"""Real jobs, compared with the same started by hand: the start on Slurm, eight imports at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ for turn in $(seq 100); do
   sleep 0.2
 done
 exit 1
-"""  # the time, what the agent has used so far; and no task leaves before all have started
+"""  # writes the time and the processor time of the agent so far; no task exits before all have started
 _SRUN = '#!/bin/sh\ndate +%s.%N > "$MARKS/srun"\nexec {srun} "$@"\n'
 _ROUNDS = """
 export PATH={shims}:"$PATH"
@@ -42,7 +42,7 @@ done
 
 
 def measure_start_on_slurm(directory: Path, rounds: int) -> list[Figure]:
-    """The start of srun to the start of the last of 8 children on 4 hosts, beside bare srun; and what agents use."""
+    """Measure from srun's start to the last of 8 children's on 4 hosts, beside bare srun; and the agents' cpu time."""
     shims = directory / "shims"
     shims.mkdir()
     srun = subprocess.run(["sh", "-c", "command -v srun"], capture_output=True, text=True, check=True).stdout.strip()
@@ -79,7 +79,7 @@ def measure_start_on_slurm(directory: Path, rounds: int) -> list[Figure]:
 
 
 def measure_import_storm(directory: Path, rounds: int) -> list[Figure]:
-    """The start of a job of 8 tasks on this host until all have imported TensorFlow, beside 8 bare processes."""
+    """Measure until all 8 tasks of a local job have imported TensorFlow, beside 8 bare processes."""
     values: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds):
         for kind in ("ours", "bare") if number % 2 == 0 else ("bare", "ours"):

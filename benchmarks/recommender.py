@@ -1,7 +1,7 @@
-"""The recommender of the tutorial at its full size: 10 million rows of 16 numbers on 2 ps, with 2 workers, here.
+"""The tutorial's recommender at full size: 10 million rows of 16 numbers on 2 ps, with 2 workers, on this host.
 
-Three jobs: a tiny one, for what a ps takes without tables; a whole one; and one that goes on from its checkpoints for
-half as many steps more, of which a ps is killed in the middle.
+Three jobs: a tiny one, for the memory of a ps without tables; a full one; and one that continues from its checkpoints
+for half as many steps, during which a ps is killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE_SECONDS = 900.0
 
 
 def measure_recommender(directory: Path) -> list[Figure]:
-    os.environ[MARK_VARIABLE] = mark = uuid.uuid4().hex  # what `child_of` finds a ps by
+    os.environ[MARK_VARIABLE] = mark = uuid.uuid4().hex  # `child_of` finds a ps by it
     try:
         return _measure(directory)
     finally:
@@ -84,7 +84,7 @@ def _finish(job: Job) -> dict[str, float]:
 
 
 def _ps_memory(job: Job) -> list[float]:
-    """Return the highest resident memory of each ps that was sampled, in MB."""
+    """Return the highest sampled resident memory of each ps, in MB."""
     ranks = [rank for rank, task in enumerate(job.result["tasks"]) if re.match("ps/", task["task"])]
     samples = [json.loads(line) for line in (job.run_directory / "samples.jsonl").read_text().splitlines()]
     return [max(sample["memory"][rank] or 0 for sample in samples) / 1e6 for rank in ranks]

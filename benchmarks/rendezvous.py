@@ -1,7 +1,7 @@
-"""The control plane beside its peers: rendezvous, barrier and leave of N tasks, in turns on the same machine.
+"""The control plane compared with its peers: rendezvous, barrier and leave of N tasks, in turns on the same machine.
 
-Of each, as many processes hold the tasks. Every task receives the whole cluster spec and it is verified in all of
-them. Ours uses TLS and authentication; JAX's and torch's services have neither.
+Each uses the same number of processes for the tasks. Every task receives the whole cluster spec, and each verifies it.
+Ours uses TLS and authentication; JAX's and torch's services have neither.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Times = dict[tuple[str, str], list[float]]
 
 
 def measure_rendezvous(num_tasks: int, rounds: int) -> list[Figure]:
-    """Return the figures of `rounds` rounds, each of them ours, JAX's coordination service and torch's TCPStore."""
+    """Return the figures of `rounds` rounds; each runs tf4slurm, JAX's coordination service and torch's TCPStore."""
     times: _Times = defaultdict(list)
     for _ in range(rounds):
         for name, seconds in _run_ours(num_tasks).items():

@@ -1,4 +1,4 @@
-"""The cost of a large job's report: 1,000 tasks for an hour, as a launcher would have written them down."""
+"""Time and size of a large job's report: 1,000 tasks for an hour, as a launcher would record them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ["chief/0", *(f"ps/{index}" for index in range(_PS)), *(f"worker/{index}
 
 
 def measure_report(directory: Path, runs: int) -> list[Figure]:
-    """`tf4slurm report`, whole command, and the size of what it writes."""
+    """Measure the whole command `tf4slurm report`, and the size of its file."""
     run = write_large_run(directory)
     seconds, megabytes = [], []
     for _ in range(runs):
@@ -35,7 +35,7 @@ def measure_report(directory: Path, runs: int) -> list[Figure]:
 
 
 def write_large_run(parent: Path) -> RunDirectory:
-    """Make up the run directory of such a job: workers come late, are restarted and fall silent, by chance."""
+    """Write the run directory of such a job: workers register late, are restarted and disconnect at random."""
     chance = random.Random(1)
     run = RunDirectory.create(parent, "large-1000")
     run.write(JobFile(name="large", command=("python", "train.py"), job_id="4711", host="n1"))

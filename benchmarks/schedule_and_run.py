@@ -1,10 +1,10 @@
-"""One step reads a variable of the ps and adds as much to it: by run_steps, one by one, or between-graph as in TF1.
+"""Steps that read a variable of the ps and add as much to it: by run_steps, one by one, or between-graph as in TF1.
 
     python schedule_and_run.py FLOATS SECONDS ROUNDS REPORT.json
 
 The chief writes the steps per second of each round, {"run_steps": […], "one by one": […], "between-graph": […]}. The
-ways take turns in one cluster, on the same ps and workers. Between-graph, each worker leads itself, by a session in its
-own process on its own server; the chief only tells it when, by a file.
+methods take turns in one cluster, on the same ps and workers. Between-graph, each worker runs its own session on its
+own server; the chief only starts it, by a file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(floats: int, seconds: float, rounds: int, report: Path) -> None:
         "one by one": one_by_one,
         "between-graph": lambda seconds: between_graph(orders, seconds, spec.num_tasks("worker")),
     }
-    for way in ways.values():  # traced, and every worker has its connections
+    for way in ways.values():  # the steps are traced, and every worker is connected
         way(seconds)
     way_names = list(ways)
     found: dict[str, list[float]] = {name: [] for name in ways}
@@ -81,7 +81,7 @@ def main(floats: int, seconds: float, rounds: int, report: Path) -> None:
 
 
 def between_graph(orders: Path, seconds: float, workers: int) -> float:
-    """Let the workers train by themselves for so long; return their steps per second together."""
+    """Let the workers train between-graph for `seconds`; return the sum of their steps per second."""
     number = len(list(orders.glob("*.order")))
     write(orders / f"{number}.order", str(seconds))
     answers = [orders / f"{number}.{index}" for index in range(workers)]
@@ -93,7 +93,7 @@ def between_graph(orders: Path, seconds: float, workers: int) -> float:
 
 
 def obey(server: Any, index: int, floats: int, orders: Path) -> None:
-    """Be a worker of TF1 whenever there is an order to; never returns."""
+    """Train as a worker of TF1 each time the chief orders it; never returns."""
     graph = tf.Graph()
     with graph.as_default():
         with tf.device("/job:ps/task:0"):
@@ -112,7 +112,7 @@ def obey(server: Any, index: int, floats: int, orders: Path) -> None:
             time.sleep(_LOOK_SECONDS)
         if session is None:
             session = tf.compat.v1.Session(server.target, graph, config)
-            session.run(initialize)  # both do: what counts is the time
+            session.run(initialize)  # all workers initialize; only the time matters
         started, steps, seconds = time.monotonic(), 0, float(order.read_text())
         while time.monotonic() - started < seconds:
             session.run(train)

@@ -1,4 +1,4 @@
-"""The script whose end is timed: ps and workers sit in server.join(), the chief leaves once all of them answer."""
+"""Script of the exit benchmark: ps and workers wait in server.join(), the chief exits once all accept connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(exit_times: Path) -> None:
     if task["type"] == "chief":
         while not all(answers(address) for role in ("ps", "worker") for address in cluster[role]):
             time.sleep(0.1)
-        time.sleep(0.5)  # let the others come to rest in join()
+        time.sleep(0.5)  # let the other tasks reach join()
         with exit_times.open("a") as file:
             file.write(f"{time.time()}\n")
         os._exit(0)

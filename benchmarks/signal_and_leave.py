@@ -1,4 +1,7 @@
-"""The script whose ps are timed, by plain srun: they serve until the workers have signalled. DIRECTORY METHOD"""
+"""Script of the shutdown benchmark under plain srun: the ps serve until the workers have signalled completion.
+
+python signal_and_leave.py DIRECTORY METHOD
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import tf4slurm
 def main(directory: Path, method: str) -> None:
     cluster, role, index = tf4slurm.get_server_dictionary(["ps", "worker", "worker", "worker"])
     held = os.open(directory / f"{role}-{index}", os.O_WRONLY | os.O_CREAT)
-    fcntl.flock(held, fcntl.LOCK_EX)  # never given back: until the kernel has taken this process away
+    fcntl.flock(held, fcntl.LOCK_EX)  # held until the kernel removes this process
     if role == "ps":
         server = tf.distribute.Server(cluster, job_name=role, task_index=index)
         (directory / "serves").touch()
@@ -25,7 +28,7 @@ def main(directory: Path, method: str) -> None:
         return
     while not (directory / "serves").exists():
         time.sleep(0.05)
-    time.sleep(1 + 3 * index)  # the last is alone: TensorFlow takes a second to end
+    time.sleep(1 + 3 * index)  # the last exits alone: TensorFlow takes a second to exit
     if index == 2:
         (directory / "done").write_text(str(time.time()))
     tf4slurm.shutdown.signal_done(method=method)

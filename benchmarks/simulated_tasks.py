@@ -1,4 +1,4 @@
-"""The tasks of a simulated job: some of them in one process, each with its own connection."""
+"""The tasks of a simulated job: many in one process, each with its own connection."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tf4slurm.control.messages import BarrierArrival, Registration, ScriptState,
 from tf4slurm.spec import JobSpec
 
 PATIENCE_SECONDS = 120.0
-_CROWD = 1_000  # of more, those of one process get no turn within the usual dead time
-_USAGE_SECONDS, _USAGES_PER_SECOND = 5.0, 100  # those of agents: see tf4slurm.usage
-_STEADY_SECONDS = 20.0  # or one pause of the tasks, if that is longer
+_CROWD = 1_000  # with more, the tasks of one process may exceed the default heartbeat timeout
+_USAGE_SECONDS, _USAGES_PER_SECOND = 5.0, 100  # as in agents: see tf4slurm/agent/usage.py
+_STEADY_SECONDS = 20.0  # or one interval between usage reports, if longer
 
 
 def limits_of(num_tasks: int) -> JobSpec:
-    """Return the usual limits, but for what so many tasks in so few processes need."""
+    """Return the default limits, raised where so many tasks in so few processes need it."""
     limits = JobSpec(start_timeout_seconds=PATIENCE_SECONDS, max_attempts=2)
     return limits if num_tasks <= _CROWD else dataclasses.replace(limits, heartbeat_timeout_seconds=60.0)
 
 
 def be_tasks(pipe: Connection, port: int, credentials: Credentials, ranks: range, num_tasks: int) -> None:
-    gc.disable()  # no host has so many tasks to look through; the service's collector is left as it is
+    gc.disable()  # no real process has so many tasks; the service's collector stays on
     asyncio.run(_Tasks(pipe, port, credentials, ranks, num_tasks).live())
 
 
@@ -77,7 +77,7 @@ class _Tasks:
                 await asyncio.gather(*map(do, self._members))
             except RuntimeError as error:
                 self._pipe.send(error)
-                os._exit(1)  # without a word of each of its tasks
+                os._exit(1)  # skips the exit messages of its tasks
             self._pipe.send(time.monotonic())
         del running
 
@@ -88,7 +88,7 @@ class _Tasks:
         assert member.cluster is not None
 
     async def _decode_one(self, member: ControlClient) -> None:
-        """One task of each process decodes the cluster spec."""
+        """Decode the cluster spec in one task of each process."""
         if member is self._members[0]:
             await self._decode(member)
 
@@ -104,14 +104,14 @@ class _Tasks:
         await _wait(member, lambda: member.desired.released_barrier == "here")
 
     async def _steady(self, member: ControlClient) -> None:
-        """Only run, and send what the child uses as often as agents do."""
+        """Run without events, and send resource usage as often as agents do."""
         pause = max(_USAGE_SECONDS, self._num_tasks / _USAGES_PER_SECOND)
         for sample in range(max(1, round(_STEADY_SECONDS / pause))):
             member.update_usage(Usage(1_500_000_000 + sample, 1000.5 + sample, 10**10 + sample, 10**11 + sample))
             await asyncio.sleep(pause)
 
     async def _restart(self, member: ControlClient) -> None:
-        """The chief fails; all take another port, and the cluster forms again until all may start."""
+        """Let the chief fail; all tasks choose another port, and the cluster forms again until all may start."""
         if member is self._chief:
             member.update(state="exited", returncode=1)
         before = member.encoded_cluster
@@ -127,7 +127,7 @@ class _Tasks:
         await self._end(member, 0)
 
     async def _end(self, member: ControlClient, returncode: int) -> None:
-        """Let the chief's child exit, and wait until all tasks are to terminate."""
+        """Let the chief's child exit, and wait until the desired state is to terminate."""
         if member is self._chief:
             member.update(state="exited", returncode=returncode)
         while not member.desired.terminate:
@@ -135,7 +135,7 @@ class _Tasks:
 
 
 def _port() -> int:
-    """Return a port as the system gives them, which compresses as badly as real ones do."""
+    """Return a random port, which compresses as badly as real ones."""
     return random.randrange(32_768, 61_000)
 
 

@@ -1,9 +1,8 @@
-"""A job of N tasks without children and without Slurm: each task has its own connection, all live in a few processes.
+"""A job of N tasks without children and without Slurm: each task has its own connection; a few processes run them.
 
-The service has a process of its own, as the launcher has it, and creates the credentials; the tasks check its
-certificate and send its token as agents do. Times are of CLOCK_MONOTONIC, which all processes of a machine share.
-A task has the cluster spec when its message has arrived. Decoding it is a step of its own: real hosts decode it side
-by side.
+The service runs in its own process, as in a launcher, and creates the credentials; the tasks check its certificate and
+send its token as agents do. Times are from CLOCK_MONOTONIC, which all processes of a machine share. A task has the
+cluster spec when its message has arrived. Decoding it is measured separately: real hosts decode it in parallel.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from tf4slurm.launch.result import Reporter
 from tf4slurm.launch.spawner import SpawnerListener
 
 PROCESSES = 4
-"""Over so many the tasks are spread, ours as those of the peers."""
+"""Number of processes for the tasks, for tf4slurm and its peers."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 class Load(NamedTuple):
-    """What the service has used by now: processor seconds, resident bytes, messages and bytes both ways.
+    """Totals of the service so far: processor seconds, resident bytes, messages and bytes in both directions.
 
-    `message_bytes` are those of its messages, without what gRPC, TLS and TCP add; `loopback_bytes` are all that crossed
-    the loopback, headers included.
+    `message_bytes` counts payloads, without the overhead of gRPC, TLS and TCP; `loopback_bytes` counts all bytes on the
+    loopback, with headers.
     """
 
     cpu_seconds: float
@@ -51,15 +50,15 @@ class Load(NamedTuple):
 
 
 class Simulation:
-    """A context: the service and its tasks are there inside, and gone outside.
+    """Context manager in which the service and its tasks run.
 
-    What `ask` names is done by all tasks at once: rendezvous, start, barrier, steady, restart, then either leave or
-    fail. Last may come decode, or decode_one in each process: a process that decodes hundreds of cluster specs sends
+    `ask` starts an operation in all tasks at once: rendezvous, start, barrier, steady, restart, then either leave or
+    fail. The last may be decode, or decode_one in each process: a process that decodes hundreds of cluster specs sends
     nothing meanwhile.
     """
 
     def __init__(self, num_tasks: int, launcher_directory: Path | None = None) -> None:
-        """With a directory a whole launcher holds the service: its record, its status and its events are kept there."""
+        """With a directory, run a whole launcher, which stores its record, status and events there."""
         self._num_tasks = num_tasks
         self._directory = launcher_directory
         self._processes: list[Any] = []
@@ -75,7 +74,7 @@ class Simulation:
                 ranks = range(index, self._num_tasks, PROCESSES)
                 self._pipes.append(self._start(be_tasks, port, credentials, ranks, self._num_tasks))
             for pipe in self._pipes:
-                _hear(pipe)  # its imports are over
+                _hear(pipe)  # its imports are done
         except BaseException:
             self._end()
             raise
@@ -85,7 +84,7 @@ class Simulation:
         self._end()
 
     def ask(self, what: str) -> float:
-        """Let all tasks do something at once; return the seconds until the last is done."""
+        """Start an operation in all tasks at once; return the seconds until the last is done."""
         started = time.monotonic()
         for pipe in self._pipes:
             pipe.send(what)
@@ -98,7 +97,7 @@ class Simulation:
         return found
 
     def map_bytes(self) -> tuple[int, int]:
-        """Return the size of the cluster spec's message, and what it would be without compression."""
+        """Return the size in bytes of the cluster spec's message, with and without compression."""
         self._pipes[0].send("map_bytes")
         compressed, plain = _hear(self._pipes[0])
         return compressed, plain
@@ -118,7 +117,7 @@ class Simulation:
 
 
 def raise_files(needed: int) -> None:
-    """Raise this process's soft limit of open files, and so that of those it starts.
+    """Raise the soft limit of open files of this process and of the processes that it starts.
 
     Raises:
         SystemExit: The hard limit is lower.
@@ -167,7 +166,7 @@ async def _launch(pipe: Connection, num_tasks: int, directory: Path, counts: Cou
 
 
 class _NoSpawner:
-    """Starts nothing: the tasks are told where the launcher is."""
+    """Spawner that starts nothing, and sends the address of the launcher to the tasks."""
 
     is_local = True
 
@@ -192,12 +191,12 @@ async def _send_loads(pipe: Connection, counts: Counter[str]) -> None:
 
 
 def _count_messages() -> Counter[str]:
-    """Count the messages of all calls from now on, heartbeats included, where the service reads and writes them."""
+    """Count all messages that the service reads and writes from now on, including heartbeats."""
     counts = Counter[str]()
     serve = ControlService._serve
 
     def count(payload: object) -> None:
-        if isinstance(payload, bytes):  # else the end of the call
+        if isinstance(payload, bytes):  # otherwise the end of the call
             counts["messages"] += 1
             counts["bytes"] += len(payload)
 

@@ -1,4 +1,4 @@
-"""Figures as one table: what, beside whom, what was asked, what was measured, and the outcome."""
+"""Figures as one table: quantity, peer, bound, measured values, and outcome."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.measure import Figure
 
-_SMALLEST = 100  # tasks; what is measured with fewer is for the curves
+_SMALLEST = 100  # tasks; figures with fewer are only in the curves
 _HEADS = ("what", "beside", "asked", "median", "spread", "runs", "outcome")
 
 
@@ -19,7 +19,7 @@ def text_table(figures: Sequence[Figure]) -> str:
 
 
 def markdown_table(figures: Sequence[Figure]) -> str:
-    """Return the table for a page; what misses its bound is bold."""
+    """Return the table for a page; missed bounds are bold."""
     rows = [_HEADS, ("---",) * len(_HEADS)]
     for figure in _told(figures):
         *others, outcome = _cells(figure)
@@ -28,7 +28,7 @@ def markdown_table(figures: Sequence[Figure]) -> str:
 
 
 def summary(figures: Sequence[Figure]) -> str:
-    """Return how many bounds are kept, in a sentence."""
+    """Return a sentence with the number of met bounds."""
     outcomes = [figure.outcome for figure in figures]
     met, missed = outcomes.count("met"), outcomes.count("not met")
     return f"{met} of {met + missed} bounds are met."

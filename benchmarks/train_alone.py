@@ -1,4 +1,7 @@
-"""The tutorial's digits in one process, with as many steps of as many images: python train_alone.py SEED REPORT.json"""
+"""The tutorial's digits in one process, with the same number and size of steps.
+
+python train_alone.py SEED REPORT.json
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps per second of the tutorials' scripts under tf4slurm, beside the same started by hand."""
+"""Training steps per second of the tutorials' scripts, under tf4slurm and started by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PATIENCE_SECONDS = 300
 
 
 class _Script(NamedTuple):
-    """A script that trains, its roles, and its options; {report} in them is where its report goes."""
+    """A training script, its roles and its options; {report} in them is the path of its report."""
 
     name: str
     path: Path
@@ -66,7 +66,7 @@ def measure_training(directory: Path, rounds: int) -> list[Figure]:
 
 
 def measure_training_on_slurm(directory: Path, rounds: int) -> list[Figure]:
-    """Train on four hosts of a real Slurm, by hand with a TF_CONFIG that each task makes of Slurm's variables."""
+    """Train on four hosts of a real Slurm; by hand, each task makes TF_CONFIG from Slurm's variables."""
     with SlurmLab() as lab:
 
         def train(script: _Script, report: Path, is_ours: bool) -> None:
@@ -75,7 +75,7 @@ def measure_training_on_slurm(directory: Path, rounds: int) -> list[Figure]:
             else:
                 one = [sys.executable, str(_BY_HAND), ",".join(script.roles), *script.command(report)]
                 by_hand = shlex.join(["srun", "-Q", f"-n{len(script.roles)}", *one])
-                # ps and workers never end: the end of the allocation takes them away.
+                # ps and workers never exit: the end of the allocation kills them.
                 wait = f"for i in $(seq 2000); do sleep 0.1; [ -s {report} ] && exit 0; done; exit 1"
                 job = ["bash", "-c", f"{by_hand} & {wait}"]
             lab.run("salloc", "-Q", "-N4", "-n4", *job, timeout_seconds=_PATIENCE_SECONDS)
@@ -87,7 +87,7 @@ def measure_training_on_slurm(directory: Path, rounds: int) -> list[Figure]:
 def _compare(
     script: _Script, where: str, directory: Path, rounds: int, train: Callable[[_Script, Path, bool], None]
 ) -> list[Figure]:
-    """Let one script train, in turn under tf4slurm and by hand."""
+    """Train with one script, in turns under tf4slurm and by hand."""
     rates: dict[bool, list[float]] = {True: [], False: []}
     for number in range(rounds):
         for is_ours in (True, False) if number % 2 == 0 else (False, True):
@@ -104,7 +104,7 @@ def _compare(
 
 
 def _start_by_hand(roles: Sequence[str], command: list[str]) -> None:
-    """Do what people do without a launcher: write TF_CONFIG, start all processes, kill those that never end."""
+    """Write TF_CONFIG, start all processes, and kill those that never exit, as users do without a launcher."""
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in roles]
     processes = [

@@ -1,4 +1,4 @@
-"""run_steps beside one scheduled step after another, and beside TF1's between-graph way, on the same servers."""
+"""run_steps compared with one scheduled step after another, and with TF1's between-graph, on the same servers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SIZES = (
     ("1 MB", 262_144, 3.0, ">= 1.5", ">= 1"),
     ("40 MB", 10_000_000, 8.0, "", ">= 1"),
 )
-"""Name, floats, seconds of a round, bound beside one by one, bound beside between-graph."""
+"""Name, floats, seconds of a round, bound of the ratio to one by one, and to between-graph."""
 
 
 def measure_steps(directory: Path, rounds: int) -> list[Figure]:
-    """Steps per second with 1 ps and 2 workers here, in rounds that take turns."""
+    """Measure steps per second with 1 ps and 2 local workers; the methods take turns."""
     figures = []
     for name, floats, seconds, by_one_bound, between_bound in _SIZES:
         report = directory / f"{floats}.json"

@@ -1,4 +1,4 @@
-"""How long a person waits for an answer: help, completion, and the status of a job of 1,000 tasks."""
+"""Response times of the command line: help, completion, and the status of a job of 1,000 tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TASKS = 1_000
 
 
 def measure_status(directory: Path, runs: int) -> list[Figure]:
-    """Whole commands, from the start of the process to its end, with their output in a pipe."""
+    """Measure whole commands, from the start of the process to its end, with their output in a pipe."""
     environ = {**os.environ, "XDG_STATE_HOME": str(directory / "state")}
     run = RunDirectory.create(directory / "runs", "large")
     run.write(JobFile(name="large", command=("true",), counts={"chief": 1, "ps": 99, "worker": 900}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from jaxlib import _jax  # type: ignore[import-not-found]  # in the peers' own environment
+from jaxlib import _jax  # type: ignore[import-not-found]  # in the peers' environment
 from stage import PATIENCE_SECONDS, address_of, begin, serve_until_told  # type: ignore[import-not-found]
 
 

@@ -1,7 +1,8 @@
-"""Some tasks of a peer in one process, each in a thread of its own. Imports nothing of tf4slurm.
+"""Some tasks of a peer in one process, each in its own thread. Imports nothing of tf4slurm.
 
-A word on standard input is done by all tasks; the time at which the last was done (CLOCK_MONOTONIC, which all processes
-of a machine share) goes to standard output. With the end of standard input the process ends.
+Each line on standard input names an operation, which all tasks run; the time at which the last was done
+(CLOCK_MONOTONIC, which all processes of a machine share) goes to standard output. The process exits at the end of
+standard input.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ class Task(Protocol):
     rank: int
 
     def rendezvous(self) -> None:
-        """Tell the own address; return with those of all."""
+        """Publish the own address; return when those of all tasks have arrived."""
 
     def verify(self) -> None:
-        """Fail if the map is not whole."""
+        """Fail if an address is missing or wrong."""
 
     def barrier(self) -> None:
-        """Return when all tasks have come."""
+        """Return when all tasks have arrived."""
 
     def leave(self) -> None:
         """Return when all tasks have asked to leave."""
 
 
 def address_of(rank: int) -> str:
-    """Return what a task says of itself: its host's name, its address and port."""
+    """Return what a task publishes: its host name, address and port."""
     return f"node{rank:05} 10.{rank >> 16}.{rank >> 8 & 255}.{rank & 255}:40001"
 
 
 def _leave_out_dns() -> None:
-    """Let this process look names up in /etc/hosts only.
+    """Make this process look up names in /etc/hosts only.
 
-    torch asks for the name of every peer's address. Where DNS is slow to say that 127.0.0.1 has none, that was seen to
-    cost 5 to 15 s of a rendezvous of 100, which is the machine's and not torch's.
+    torch looks up the name of every peer's address. Where DNS answers slowly for 127.0.0.1, this took 5 to 15 s of a
+    rendezvous of 100, which is a cost of the machine and not of torch.
     """
     ctypes.CDLL("libc.so.6").__nss_configure_lookup(b"hosts", b"files")
 
 
 def begin(serve: Callable[[int], None], make_task: Callable[[int, int, int], Task]) -> None:
-    """Be what the command line says: the service of so many tasks, or some of them, made by (tasks, port, rank)."""
+    """Run what the command line names: the service, or some tasks, made by make_task(num_tasks, port, rank)."""
     _leave_out_dns()
     if sys.argv[1] == "serve":
         serve(int(sys.argv[2]))
@@ -59,16 +60,16 @@ def begin(serve: Callable[[int], None], make_task: Callable[[int, int, int], Tas
 
 
 def serve_until_told(port: int) -> None:
-    """Tell where the service listens, and let it live until standard input ends."""
+    """Print the port of the service, and keep it running until standard input ends."""
     say(port)
     sys.stdin.read()
     os._exit(0)  # some services wait for their tasks, which are gone
 
 
 def _play(tasks: Sequence[Task]) -> None:
-    """Do what is asked until standard input ends.
+    """Run the operations from standard input until it ends.
 
-    `part` lets all but rank 0 ask to leave, and answers at once; `leave` lets rank 0 ask too, and waits for all.
+    `part` starts to leave in all ranks but 0, and answers at once; `leave` starts it in rank 0 too, and waits for all.
     """
     pool = ThreadPoolExecutor(len(tasks))
     together = threading.Barrier(len(tasks))

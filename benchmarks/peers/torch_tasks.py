@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from stage import PATIENCE_SECONDS, address_of, begin, serve_until_told  # type: ignore[import-not-found]
-from torch.distributed import TCPStore  # type: ignore[import-not-found]  # in the peers' own environment
+from torch.distributed import TCPStore  # type: ignore[import-not-found]  # in the peers' environment
 
 _PATIENCE = timedelta(seconds=PATIENCE_SECONDS)
 
@@ -38,7 +38,7 @@ class TorchTask:
         raise NotImplementedError("a TCPStore knows no leaving")
 
     def _meet(self, name: str) -> None:
-        """Count up; the last to come says so, and all wait for that."""
+        """Increase a counter; the last task sets a key, and all wait for it."""
         if self._store.add(f"{name}/come", 1) == self._num_tasks:
             self._store.set(f"{name}/all", "1")
         self._store.wait([f"{name}/all"])
