@@ -27,12 +27,12 @@ _OPTIONS = (
     "--disable-background-networking",
     "--no-first-run",
     "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",  # no page can load anything else
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",  # pages can load nothing else
 )
 
 
 class Browser:
-    """Starts Chromium for each call with an own profile, and kills all its processes afterwards."""
+    """Starts Chromium for each call with its own profile, and kills all its processes afterwards."""
 
     def __init__(self, program: str, directory: Path) -> None:
         self._program = program

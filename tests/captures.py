@@ -1,7 +1,7 @@
-"""Environments of real steps, recorded on Slurm 22.05 and 26.05, each with the truth that `srun -l` told.
+"""Environments of real steps, recorded on Slurm 22.05 and 26.05, with the node of each rank as printed by `srun -l`.
 
-`common` are the variables that all tasks of a step share. Batch scripts and interactive shells are there too; they have
-no rank.
+`common` are the variables that all tasks of a step share. Batch scripts and interactive shells are included, without
+a rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A child for tests: reads TF_CONFIG and listens on its own port as TensorFlow does, and waits.
+"""A child for tests: it reads TF_CONFIG, listens on its own port as TensorFlow does, and waits.
 
     python child.py DIRECTORY
 
-It writes DIRECTORY/<role>-<index>.<number> when it runs; DIRECTORY/<role>-<index>.exit tells it to end, with what code.
+It writes DIRECTORY/<role>-<index>.<number> when it runs; it exits with the code in DIRECTORY/<role>-<index>.exit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The leak check: a test that leaves a process behind, on whatever host, fails."""
+"""The leak check: a test that leaves a process behind on any host fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import settings
 from tests.jobs import Job
 from tests.processes import MARK_VARIABLE, kill_leftovers
 
-pytest_plugins = ("tests.slurm.fixtures", "tests.browser")  # they are of use in several directories
+pytest_plugins = ("tests.slurm.fixtures", "tests.browser")  # used in several directories
 
 settings.register_profile("normal", max_examples=100, deadline=None, database=None)
 settings.register_profile("long", max_examples=100_000, deadline=None, database=None)
@@ -23,14 +23,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "normal"))
 
 @pytest.fixture(autouse=True, scope="session")
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Remember the jobs of the tests elsewhere than those of whoever runs them."""
+    """Keep the registry of the tests' jobs separate from that of the user who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 
 
 def pytest_configure() -> None:
-    """Let what the tests start get signals as from a terminal, also where the suite runs in the background."""
+    """Restore default signal handling for processes of tests, since a suite in the background ignores signals."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -51,16 +51,16 @@ def process_mark() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def lean_tensorflow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let TensorFlow leave Keras out, but in tests marked `keras`: it takes as long to import as all the rest."""
+    """Make TensorFlow import without Keras, which doubles the import time, except in tests marked `keras`."""
     if request.node.get_closest_marker("keras") is None:
         monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    """One job of this host."""
+    """One job on this host."""
     job = Job(tmp_path)
     yield job
-    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
+    if job.process is not None and job.process.poll() is None:  # the test has failed
         job.process.kill()
         job.process.wait()

@@ -1,4 +1,4 @@
-"""A running `tf4slurm run` as tests see it: its children, its events, its end."""
+"""A running `tf4slurm run` for tests: its children, its events, its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ secrets.token_hex = lambda size=None: {_KNOWN_TOKEN!r} if size == 32 else make(s
 
 
 def know_secret(patch: pytest.MonkeyPatch, directory: Path) -> str:
-    """Give the jobs of a test a token that the test knows, and return it; no file of theirs contains it."""
+    """Give the jobs of a test a known token and return it; no file of the jobs contains it."""
     place = directory / "known-secret"
     place.mkdir()
     (place / "sitecustomize.py").write_text(_SITECUSTOMIZE)
@@ -42,7 +42,7 @@ def know_secret(patch: pytest.MonkeyPatch, directory: Path) -> str:
 
 
 class Job:
-    """One job of test children (child.py) in a directory of its own."""
+    """One job of test children (child.py) in its own directory."""
 
     def __init__(self, directory: Path, start: Callable[..., subprocess.Popen[str]] = subprocess.Popen) -> None:
         """`start` is subprocess.Popen, or starts the command on a host of the lab with the same arguments."""
@@ -64,7 +64,7 @@ class Job:
             )
 
     def wait_for_child(self, name: str, number: int = 1, timeout_seconds: float = 30) -> dict[str, Any]:
-        """Wait until the child "worker-0" runs for the given time; return what it said of itself."""
+        """Wait until the child "worker-0" has started for the given time; return the facts that it wrote."""
         path = self.children / f"{name}.{number}"
         assert wait_until(path.exists, timeout_seconds), f"{name} did not start; {self.stderr}"
         found: dict[str, Any] = json.loads(path.read_text())
@@ -97,16 +97,18 @@ class Job:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        whole, _, _ = (self.run_directory / "events.jsonl").read_text().rpartition("\n")  # a line may be half written
+        whole, _, _ = (
+            (self.run_directory / "events.jsonl").read_text().rpartition("\n")
+        )  # the last line may be incomplete
         return [json.loads(line) for line in whole.splitlines()]
 
     def wait_for_event(self, kind: str, task: str | None = None, timeout_seconds: float = 30) -> None:
-        """Wait until events.jsonl has this change of life."""
+        """Wait until events.jsonl has this event."""
 
-        def happened() -> bool:
+        def has_event() -> bool:
             return any(event["kind"] == kind and event["task"] == task for event in self.events)
 
-        assert wait_until(happened, timeout_seconds), f"no {kind} of {task}: {self.events}"
+        assert wait_until(has_event, timeout_seconds), f"no {kind} of {task}: {self.events}"
 
     @property
     def stdout(self) -> str:

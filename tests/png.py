@@ -1,4 +1,4 @@
-"""A reader of PNG files, as far as a screenshot needs one: 8 bits a channel, with or without transparency."""
+"""A reader of the PNG files of screenshots: 8 bits per channel, with or without transparency."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def count_colors(path: Path) -> Counter[bytes]:
 
 
 def _unfilter(kind: int, row: bytearray, above: bytearray, step: int) -> bytearray:
-    """Undo one of the five ways in which a row is told by its neighbours (https://www.w3.org/TR/png/#9Filters)."""
+    """Undo one of the five filters, which encode a row relative to its neighbours (https://www.w3.org/TR/png/#9Filters)."""
     for position in range(len(row)) if kind else ():
         left = row[position - step] if position >= step else 0
         up = above[position]

@@ -1,6 +1,6 @@
-"""Which processes has a test started, on whatever host of the lab? Those that carry its mark in their environment.
+"""The processes that a test has started, on any host of the lab: those with its mark in their environment.
 
-A child that was forked without an exec shows the environment of its parent's start, so it is not seen.
+A child that was forked without an exec shows the environment of its parent's start, so it is not found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MARK_VARIABLE = "TF4SLURM_TEST_MARK"
 
 @dataclass(frozen=True)
 class MarkedProcess:
-    """A living process; `host` is the host name it sees, "?" if that cannot be asked."""
+    """A running process; `host` is its host name, "?" if that cannot be read."""
 
     pid: int
     command: str
@@ -44,7 +44,7 @@ def child_of(task: str) -> int:
 
 
 def wait_until_gone(mark: str, timeout_seconds: float) -> list[MarkedProcess]:
-    """Wait until no process carries the mark; return those that still do when the time is over."""
+    """Wait until no process carries the mark; return those that still do at the timeout."""
     wait_until(lambda: not _marked_ids(mark), timeout_seconds)
     return marked_processes(mark)
 
@@ -58,7 +58,7 @@ def kill_leftovers(mark: str, timeout_seconds: float) -> list[MarkedProcess]:
 
 
 def wait_until(condition: Callable[[], bool], timeout_seconds: float, poll_seconds: float = 0.05) -> bool:
-    """Ask until the condition holds or the time is over; return whether it holds."""
+    """Check the condition until it holds or the timeout expires; return whether it holds."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         if time.monotonic() >= deadline:
@@ -68,7 +68,7 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float, poll_secon
 
 
 def _kill_marked(mark: str) -> bool:
-    """Kill each marked process; return whether there was any."""
+    """Kill each marked process; return whether any was found."""
     pids = _marked_ids(mark)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

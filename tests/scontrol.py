@@ -1,4 +1,4 @@
-"""Slurm's own opinion on nodelists: `scontrol show hostnames`, which needs no daemon, only a slurm.conf."""
+"""Nodelists as Slurm expands and folds them: `scontrol show hostnames`, which needs no daemon, only a slurm.conf."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Scontrol:
         self._environ: Mapping[str, str] = {**os.environ, "SLURM_CONF": str(conf)}
 
     def expand(self, nodelist: str) -> tuple[str, ...] | None:
-        """Return what Slurm expands it to; None if it refuses or says nothing, both with exit code 0."""
+        """Return the names in the nodelist; None if Slurm refuses it or prints nothing, both with exit code 0."""
         done = self._show("hostnames", nodelist)
         return None if "rror" in done.stderr or "Invalid" in done.stderr else tuple(done.stdout.split()) or None
 
@@ -28,14 +28,14 @@ class Scontrol:
         """Return the nodelist that Slurm makes of names separated by commas."""
         return self._show("hostlist", nodes).stdout.strip()
 
-    def _show(self, what: str, argument: str) -> subprocess.CompletedProcess[str]:
-        command = ["scontrol", "show", what, argument]
+    def _show(self, kind: str, argument: str) -> subprocess.CompletedProcess[str]:
+        command = ["scontrol", "show", kind, argument]
         return subprocess.run(command, env=self._environ, capture_output=True, text=True, timeout=10, check=True)
 
 
 @pytest.fixture(scope="session")
 def scontrol(tmp_path_factory: pytest.TempPathFactory) -> Scontrol:
-    """Skip, or fail if TF4SLURM_REQUIRE_SLURM=1, where there is no scontrol."""
+    """Skip, or fail if TF4SLURM_REQUIRE_SLURM=1, without scontrol."""
     if shutil.which("scontrol") is None:
         reason = "No scontrol on PATH: apt-get install slurm-wlm."
         if os.environ.get("TF4SLURM_REQUIRE_SLURM") == "1":

@@ -1,4 +1,4 @@
-"""A server that answers as a gRPC server does, and nothing more."""
+"""A server that only sends the first answer of a gRPC server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tf4slurm submit` makes of its arguments, as tests see it."""
+"""The BatchSpec that `tf4slurm submit` makes of its arguments, for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAM = "/opt/tf4slurm/bin/tf4slurm"
 
 
 def job_of(*arguments: str, program: str | Path = PROGRAM) -> BatchSpec:
-    """Return the job of these arguments, without any settings; `program` is the tf4slurm that the script names."""
+    """Return the job of these arguments, without any settings; `program` is the tf4slurm that the script runs."""
     jobs: list[BatchSpec] = []
 
     @click.command(cls=_RecordedCommand)

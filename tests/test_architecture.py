@@ -1,4 +1,4 @@
-"""What ARCHITECTURE.md promises: layers, light imports, one reader of Slurm's variables."""
+"""The rules of ARCHITECTURE.md: layers, imports that load few modules, one reader of Slurm's variables."""
 
 from __future__ import annotations
 

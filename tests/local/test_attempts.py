@@ -1,4 +1,4 @@
-"""`tf4slurm run` on this host: attempts after the loss of a ps or the chief, and children that are silent."""
+"""`tf4slurm run` on this host: attempts after the loss of a ps or the chief, and unresponsive children."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_failure_of_last_attempt_ends_job_with_its_cause(job: Job) -> None:
 
 
 def test_narrow_range_of_ports_suffices_for_second_attempt(job: Job) -> None:
-    first = 20000 + os.getpid() % 10000  # below those that the system may meanwhile give to somebody else
+    first = 20000 + os.getpid() % 10000  # below the ephemeral ports, which other processes may get
     job.start(*ROLES, "--max-attempts", "2", "--ports", f"{first}-{first + 4}")
     children = {name: job.wait_for_child(name) for name in NAMES}
     os.kill(children["ps-0"]["pid"], signal.SIGKILL)
@@ -87,7 +87,7 @@ role, index = config["task"]["type"], config["task"]["index"]
 port = int(config["cluster"][role][index].rpartition(":")[2])
 listener = socket.create_server(("", port), reuse_port=True)
 open(f"{sys.argv[1]}/{role}-{index}", "w").close()
-while not (role == "ps" and os.path.exists(f"{sys.argv[1]}/silent")):  # a server that answers as HTTP/2 does
+while not (role == "ps" and os.path.exists(f"{sys.argv[1]}/unresponsive")):  # a server that answers as HTTP/2 does
     if select.select([listener], [], [], 0.05)[0]:
         connection, _ = listener.accept()
         if connection.recv(100):
@@ -100,8 +100,8 @@ def test_server_that_stops_answering_counts_as_failed(job: Job) -> None:
     command = (sys.executable, "-c", ANSWERING, str(job.children))
     job.start("--ps", "1", "--workers", "1", "--heartbeat-timeout", "4", "--heartbeat-interval", "0.2", command=command)
     assert wait_until((job.children / "ps-0").exists, 30), job.stderr
-    job.wait_for_event("serving", "ps/0")  # its agent has had the answer in time
-    (job.children / "silent").touch()
+    job.wait_for_event("serving", "ps/0")  # the liveness probe has succeeded
+    (job.children / "unresponsive").touch()
     assert job.wait() == 7
     assert "did not answer at its port for 4 s." in job.stderr.partition("Root cause:")[2]
 

@@ -1,4 +1,4 @@
-"""What a person may get wrong: a clear error at once, exit 2 or 3, and nothing started."""
+"""Invalid input: a clear error at once, exit code 2 or 3, and nothing started."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SECRET = "hunter2"
 
 @pytest.fixture(autouse=True)
 def no_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide this machine's Slurm, as on a laptop."""
+    """Hide the Slurm of this machine, as on a laptop."""
     for name in [*os.environ]:
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -97,7 +97,7 @@ def test_proxy_is_named_without_its_password() -> None:
         ({"no_proxy": addresses}, "ok"),
         ({"no_proxy": "0.0.0.0/0,::/0"}, "ok"),
         ({"NO_PROXY": addresses}, "warn"),  # gRPC does not read it
-        ({"no_proxy": addresses, "no_grpc_proxy": "example.org"}, "warn"),  # but this instead of no_proxy
+        ({"no_proxy": addresses, "no_grpc_proxy": "example.org"}, "warn"),  # it reads this variable instead of no_proxy
     ):
         assert findings(doctor("--quick", "--json", env=proxy | variables), "proxy")[0]["level"] == level
 
@@ -117,7 +117,7 @@ def test_broken_tensorflow(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_conflicting_packages(tmp_path: Path) -> None:
-    """A package with metadata only, which is all that pip reads; TensorFlow is hidden to save time."""
+    """Create a package with metadata only, since pip reads nothing else; hide TensorFlow to save time."""
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise ImportError('not for this test')")
     written = tmp_path / "tensorflow_text-1.0.dist-info"

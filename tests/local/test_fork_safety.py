@@ -1,4 +1,4 @@
-"""Many local jobs, one after the other: gRPC's threads and the forks of the launcher do not disturb each other.
+"""Many local jobs: the forks of the launcher are safe beside gRPC's threads.
 
 Earlier versions forked agents from processes with gRPC's threads, and some of them ended with SIGSEGV or SIGABRT.
 """

@@ -18,7 +18,7 @@ SCRIPT = """
 import os, time, tf4slurm
 task = os.environ["TF4SLURM_TASK"]
 print("hello from", task, "<b>")
-tf4slurm.barrier("all have said it")
+tf4slurm.barrier("all have printed")
 if task.startswith("ps"):
     time.sleep(1000)
 for step in range(5):
@@ -67,7 +67,7 @@ def test_script_equals_that_of_command_line(script: Path) -> None:
     more = ("--exclusive", "--no-chief", "--site", "none")
     command = [TF4SLURM, "script", *words, *more, "--", sys.executable, str(script), "two words"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert job.script().splitlines()[2:] == printed.splitlines()[3:]  # but for the line that says how it was made
+    assert job.script().splitlines()[2:] == printed.splitlines()[3:]  # without the line that has the command
     assert "not started" in repr(job)
 
 
@@ -78,7 +78,9 @@ def test_command_line_is_split_as_in_a_shell(script: Path) -> None:
 def test_local_job_runs_and_has_status_logs_and_report(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = tf4slurm.Job([sys.executable, str(script)], ps=1, workers=1, nodes=4, time="1:00")  # nodes are sbatch's
+    job = tf4slurm.Job(
+        [sys.executable, str(script)], ps=1, workers=1, nodes=4, time="1:00"
+    )  # nodes is an option of sbatch
     assert job.run() == 0
     assert "chief/0 | hello from chief/0 <b>" in capsys.readouterr().out
     assert job.wait() == 0
@@ -91,7 +93,7 @@ def test_local_job_runs_and_has_status_logs_and_report(
     assert job.plot()._repr_svg_().startswith("<svg")
     again = Job.find(job.status().name)
     assert again.status().exit_code == 0
-    job.cancel()  # it has ended: nothing to do
+    job.cancel()  # already ended: no effect
 
 
 def test_invalid_options_and_unknown_jobs_are_errors(script: Path) -> None:

@@ -38,11 +38,11 @@ def test_status_and_samples_are_written_while_a_job_runs(job: Job, tmp_path: Pat
     def read() -> StatusFile:
         return run.read(StatusFile) or StatusFile(tasks=(TaskStatus(),))
 
-    def is_told() -> bool:  # memory may have been measured before it held anything, and the first steps be told late
+    def is_complete() -> bool:  # early samples have little memory, and the first steps may be reported late
         chief = read().tasks[0]
         return chief.memory_bytes > 30_000_000 and 1 < (chief.steps_per_second or 0) <= 20
 
-    assert wait_until(is_told, 40), read()
+    assert wait_until(is_complete, 40), read()
     status = read()
     assert (status.phase, status.attempt) == ("training", 1)
     assert [task.task for task in status.tasks] == ["chief/0", "ps/0", "worker/0", "worker/1"]
@@ -60,8 +60,8 @@ def test_status_and_samples_are_written_while_a_job_runs(job: Job, tmp_path: Pat
 
 
 def read_strictly(text: str) -> Any:
-    def refuse(word: str) -> None:
-        raise ValueError(f"{word} is not JSON")
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
 

@@ -1,4 +1,4 @@
-"""`tf4slurm nodes`: what it writes, from arguments and from standard input."""
+"""The output of `tf4slurm nodes`, from arguments and from standard input."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_text_of_a_job_is_never_run_as_script(browser: Browser, tmp_path: Path) 
     dom = browser.dom(write_page(run, tmp_path / "evil.html"))
     assert "<title>run: failed</title>" in dom
     assert "&lt;script&gt;" in dom
-    planted = tmp_path / "planted.html"  # even if markup got into the page, its policy forbids scripts
+    planted = tmp_path / "planted.html"  # the page's policy forbids scripts even if markup got into it
     planted.write_text((tmp_path / "evil.html").read_text().replace("<main>", f"<main>{evil}", 1))
     dom = browser.dom(planted.as_uri())
     assert "<img src" in dom
@@ -131,7 +131,7 @@ def test_live_page_updates_itself_and_ends_with_the_job(browser: Browser, job: J
         return int(re.findall(r"<dt>step</dt><dd>([\d,]+)</dd>", dom)[0].replace(",", ""))
 
     with served(run) as (address, ends):
-        first = browser.dom(address, 40)  # the page updates every 30 s at least
+        first = browser.dom(address, 40)  # the page updates at least every 30 s
         assert int(re.findall(r'data-updates="(\d+)"', first)[0]) >= 2
         assert "Training</p>" in first
         assert "Live: updated at" in first
@@ -139,7 +139,7 @@ def test_live_page_updates_itself_and_ends_with_the_job(browser: Browser, job: J
         assert browser.colors(address)[TRAINING] > 100
         end.touch()
         assert job.wait() == 0
-        words: list[str] = []  # the first request may get the page made a moment ago
+        words: list[str] = []  # the first request may get a page that was made before
 
         def is_completed() -> bool:
             words.append(browser.words(address))

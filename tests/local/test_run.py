@@ -1,4 +1,4 @@
-"""`tf4slurm run` on this host, with real processes: how jobs go and end."""
+"""`tf4slurm run` on this host, with real processes: how jobs run and end."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_worker_that_exits_with_0_before_its_chief_is_not_restarted(job: Job) ->
 
 
 def test_worker_that_signals_completion_and_exits_at_once_is_not_restarted(job: Job) -> None:
-    """Its agent, held up, sees neither its connection nor its word before its end."""
+    """Its delayed agent receives the connection and the completion signal only after the exit."""
     code = """
 import json, os, pathlib, sys, time
 import tf4slurm.shutdown
@@ -236,10 +236,10 @@ def test_job_whose_launcher_was_killed_is_lost_with_the_time_and_the_exit_codes(
     job.end_child("chief-0", 0)
     assert wait_until_gone(process_mark, timeout_seconds=15) == []
 
-    def ask(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([TF4SLURM, *words, job.run_directory], capture_output=True, text=True, timeout=60)
+    def run_verb(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([TF4SLURM, *arguments, job.run_directory], capture_output=True, text=True, timeout=60)
 
-    (status,) = json.loads(ask("status", "--json").stdout)
+    (status,) = json.loads(run_verb("status", "--json").stdout)
     assert (status["state"], status["exit_code"]) == ("LOST", 1)
     assert {task["task"]: task["state"] for task in status["tasks"]} == {
         "chief/0": "exited 0",
@@ -250,9 +250,9 @@ def test_job_whose_launcher_was_killed_is_lost_with_the_time_and_the_exit_codes(
     reason = status["reason"]
     assert re.search(r"Last recorded state, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: training", reason)
     assert "chief/0 exited with code 0, worker/0 exited with code 3" in reason
-    waited = ask("wait")
+    waited = run_verb("wait")
     assert (waited.returncode, reason in waited.stderr) == (1, True)
-    page = Path(ask("report").stdout.strip()).read_text()
+    page = Path(run_verb("report").stdout.strip()).read_text()
     assert ">Lost</p>" in page
     assert "worker/0 exited with code 3" in page
     assert "the job still runs" not in page
@@ -438,7 +438,7 @@ def test_children_see_gpus_only_if_their_role_uses_them(job: Job) -> None:
 
 def test_no_proxy_covers_the_hosts_of_the_cluster(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("no_grpc_proxy", "example.org")  # gRPC reads it in place of no_proxy
+    monkeypatch.setenv("no_grpc_proxy", "example.org")  # gRPC reads this instead of no_proxy
     job.start(*ROLES)
     environ = job.wait_for_child("ps-0")["environ"]
     job.end_child("chief-0")
@@ -448,7 +448,7 @@ def test_no_proxy_covers_the_hosts_of_the_cluster(job: Job, monkeypatch: pytest.
 
 
 def test_early_ctrl_c_ends_job(tmp_path: Path) -> None:
-    """Whenever it comes after the run directory is there: the job does not go on, and the exit code says so."""
+    """At any moment after the run directory exists, Ctrl-C ends the job, and the exit code shows it."""
     for number in range(12):
         directory = tmp_path / str(number)
         directory.mkdir()
@@ -491,17 +491,19 @@ LATE = """
 import asyncio
 from tf4slurm.system.child_process import Child
 start = Child.start
-async def start_late(*words, **options):
-    child = await start(*words, **options)
+async def start_late(*arguments, **options):
+    child = await start(*arguments, **options)
     await asyncio.sleep(0.5)
     return child
 Child.start = start_late
 """
 
 
-@pytest.mark.parametrize("knows_its_child", ["at once", "late"])
-def test_orphans_are_reaped(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows_its_child: str) -> None:
-    if knows_its_child == "late":  # as an agent that is held up; the orphans have ended by then
+@pytest.mark.parametrize("child_is_registered", ["at once", "late"])
+def test_orphans_are_reaped(
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, child_is_registered: str
+) -> None:
+    if child_is_registered == "late":  # a delayed agent, whose orphans have already exited
         (tmp_path / "sitecustomize.py").write_text(LATE)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     orphans = 'for i in 1 2 3 4 5 6 7 8; do (sleep 0.05 &) ; done; exec "$@"'
@@ -544,7 +546,7 @@ def test_result_on_full_disk_has_exit_code_and_reason_and_user_is_warned(job: Jo
         wait_until(lambda: "status.json" in os.listdir(next((job.directory / "runs").glob("*-*"))), 20)
         fill(job.directory / "runs")
         assert wait_until(lambda: "is not recorded" in job.stderr, 20)
-        fill(job.directory / "runs")  # what the last status.json has left
+        fill(job.directory / "runs")  # the space freed by the last status.json
         job.end_child("chief-0")
         assert job.wait() == 0
         run = next((job.directory / "runs").glob("*-*"))
@@ -598,7 +600,7 @@ def test_log_file_that_cannot_be_closed_is_reported(tmp_path: Path) -> None:
     log = ChildLog(tmp_path / "logs" / "worker-0.1.log", "worker/0", writer)
     log.write(b"one line\n")
     assert log._file is not None
-    os.close(log._file.fileno())  # then closing it fails, as on NFS without space
+    os.close(log._file.fileno())  # closing it then fails, as on NFS without space
     log.write(b"")
     writer.close()
     assert "worker/0 | [tf4slurm: the log file may be incomplete: [Errno 9] Bad file descriptor]" in "".join(shown)

@@ -1,4 +1,4 @@
-"""Agents as forks: one that dies before it has its environment is reported like any other."""
+"""Agents as forks: the exit of an agent is reported even before it has its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs on a file system that does not answer for a while, as parallel ones do not at a failover."""
+"""Jobs on a file system that does not answer for a while, as parallel file systems do during a failover."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ sys.addaudithook(_hook)
 
 @pytest.fixture
 def runs(job: Job) -> Iterator[Path]:
-    """The job's runs directory, on a file system of its own."""
+    """The job's runs directory, on its own file system."""
     path = job.directory / "runs"
     with freezable_disk(path):
         yield path
@@ -75,7 +75,7 @@ def test_job_stopped_during_stall_ends_its_tasks_and_is_recorded_after_it(job: J
     children = {name: job.wait_for_child(name) for name in NAMES}
     job.wait_for_event("started", "worker/1")
     freeze(runs)
-    os.kill(children["worker-1"]["pid"], signal.SIGKILL)  # its restart waits for a log file
+    os.kill(children["worker-1"]["pid"], signal.SIGKILL)  # the restart waits for a log file
     assert wait_until(lambda: "restart 1 in place" in job.stderr, 10)
     assert job.process is not None
     job.process.terminate()
@@ -102,7 +102,7 @@ def test_job_whose_file_system_never_recovers_ends_at_a_signal(job: Job, runs: P
     job.process.terminate()
     assert wait_until(lambda: "COMPLETED" in job.stderr, 10), job.stderr
     assert "may be missing" in job.stderr
-    thaw(runs)  # no process ends while the kernel waits for the file system on its behalf
+    thaw(runs)  # no process can exit while it waits in the kernel for the file system
     assert job.wait() == 0
 
 

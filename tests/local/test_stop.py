@@ -1,4 +1,4 @@
-"""`tf4slurm run` on this host: what a script says to its job, and how it saves and stops."""
+"""`tf4slurm run` on this host: reports, barriers, and how a script saves and stops."""
 
 from __future__ import annotations
 

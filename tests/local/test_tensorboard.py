@@ -18,7 +18,7 @@ EVENTS = "events.out.tfevents.1"
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A job that was started in tmp_path/home, where older event files lie too."""
+    """A job that was started in tmp_path/home, with older event files in the same directory."""
     old = tmp_path / "home" / "old" / EVENTS
     old.parent.mkdir(parents=True)
     old.touch()
@@ -42,11 +42,11 @@ def write_events(directory: Path) -> None:
 def test_command_is_printed_if_tensorboard_is_not_installed(run: RunDirectory, tmp_path: Path) -> None:
     write_events(tmp_path / "home" / "my logs" / "train")
     write_events(tmp_path / "home" / "my logs" / "test")
-    said = call(str(run.path), "--port", "7007")
+    result = call(str(run.path), "--port", "7007")
     logs = tmp_path / "home" / "my logs"
-    assert (said.returncode, said.stdout) == (0, f"tensorboard --logdir '{logs}' --host 127.0.0.1 --port 7007\n")
-    assert "ssh -N -L 7007:127.0.0.1:7007 " in said.stderr
-    assert "pip install tensorboard" in said.stderr
+    assert (result.returncode, result.stdout) == (0, f"tensorboard --logdir '{logs}' --host 127.0.0.1 --port 7007\n")
+    assert "ssh -N -L 7007:127.0.0.1:7007 " in result.stderr
+    assert "pip install tensorboard" in result.stderr
 
 
 def test_tensorboard_is_started_if_installed(run: RunDirectory, tmp_path: Path) -> None:
@@ -56,16 +56,16 @@ def test_tensorboard_is_started_if_installed(run: RunDirectory, tmp_path: Path) 
     programs.mkdir()
     (programs / "tensorboard").write_text('#!/bin/sh\necho "called: $*"\nexit 3\n')
     (programs / "tensorboard").chmod(0o755)
-    said = call(str(run.path), programs=programs)
+    result = call(str(run.path), programs=programs)
     expected = f"called: --logdir {run.path / 'board'} --host 127.0.0.1 --port 6006\n"
-    assert (said.returncode, said.stdout) == (3, expected)
-    said = call(str(run.path), "--print", programs=programs)
-    assert (said.returncode, said.stdout.startswith("tensorboard --logdir ")) == (0, True)
+    assert (result.returncode, result.stdout) == (3, expected)
+    result = call(str(run.path), "--print", programs=programs)
+    assert (result.returncode, result.stdout.startswith("tensorboard --logdir ")) == (0, True)
 
 
 def test_error_without_event_files_names_the_searched_directories(run: RunDirectory, tmp_path: Path) -> None:
-    said = call(str(run.path))
-    assert said.returncode == 3
-    assert str(tmp_path / "home") in said.stderr
-    assert "give --logdir" in said.stderr
+    result = call(str(run.path))
+    assert result.returncode == 3
+    assert str(tmp_path / "home") in result.stderr
+    assert "give --logdir" in result.stderr
     assert call("no-such-job").returncode == 5

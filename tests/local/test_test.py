@@ -38,10 +38,10 @@ def test_task_whose_agent_holds_the_port_is_retried(
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            for word in (b"", b"ps/0"):
+            for data in (b"", b"ps/0"):
                 connection, _ = listener.accept()
                 with connection:
-                    connection.sendall(word)
+                    connection.sendall(data)
 
         cluster = {"chief": ["127.0.0.1:1"], "ps": [f"127.0.0.1:{listener.getsockname()[1]}"]}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
@@ -53,7 +53,7 @@ def test_task_whose_agent_holds_the_port_is_retried(
 
 
 def test_reset_connection_does_not_end_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as holder:  # so that no other process gets the port
+    with socket.socket() as holder:  # so that no other process takes the port
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
         address = holder.getsockname()
@@ -69,9 +69,9 @@ def test_reset_connection_does_not_end_a_task(monkeypatch: pytest.MonkeyPatch) -
 
             try:
                 assert wait_until(lambda: answer() == b"ps/0", 20)
-                stranger = socket.create_connection(address, 10)
-                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                stranger.close()  # with a reset
+                other_client = socket.create_connection(address, 10)
+                other_client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                other_client.close()  # with a reset
                 assert answer() == b"ps/0"
             finally:
                 task.kill()
@@ -90,7 +90,7 @@ def test_user_module_does_not_replace_a_standard_one(tmp_path: Path) -> None:
 
 
 def test_failure_names_its_step_and_the_next_command(tmp_path: Path) -> None:
-    done = run_test(tmp_path, "--timeout", "1")  # TensorFlow takes longer to import, and then to form
+    done = run_test(tmp_path, "--timeout", "1")  # importing TensorFlow and the rendezvous take longer
     assert done.returncode not in (0, 2)
     assert done.stdout == ""
     assert "while importing TensorFlow" in done.stderr or "within 1 s" in done.stderr, done.stderr

@@ -23,7 +23,7 @@ SCRIPT = """
 import os, pathlib, sys, time, tf4slurm
 task = os.environ["TF4SLURM_TASK"]
 print("hello from", task)
-tf4slurm.barrier("all have said it")
+tf4slurm.barrier("all have printed")
 if task.startswith("ps"):
     time.sleep(1000)
 for step in range(10**6):
@@ -155,7 +155,7 @@ def test_job_with_a_killed_launcher_is_lost(watched: Watched, process_mark: str)
     status = watched.status()
     assert (status["state"], status["exit_code"]) == ("LOST", 1)
     assert watched.run("wait").returncode == 1
-    assert not wait_until_gone(process_mark, 15)  # its agents ended by themselves
+    assert not wait_until_gone(process_mark, 15)  # its agents exited by themselves
 
 
 def test_job_is_resumed_with_the_same_command_in_the_same_directory(watched: Watched) -> None:
@@ -207,7 +207,7 @@ def test_state_is_coloured_on_a_terminal_unless_no_color_is_set(watched: Watched
 
 
 def on_terminal(arguments: list[str], environ: dict[str, str], stop_at: str = "") -> str:
-    """Run a verb under a pseudo-terminal; return what it showed. It is interrupted once `stop_at` has been shown."""
+    """Run a verb under a pseudo-terminal; return its output. It is interrupted once `stop_at` is in the output."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [TF4SLURM, *arguments],

@@ -24,7 +24,7 @@ Kinds that complete it (any certificate is accepted, ALPN is h2), and then:
     bomb             open a call whose metadata are 16,000 references to one entry of 4 KB (HPACK)
     rst              open and reset calls as fast as possible
     pings            send PING frames as fast as possible
-    deaf             open a call, send SETTINGS frames as fast as possible, and never read
+    never-reads      open a call, send SETTINGS frames as fast as possible, and never read
     reopen           open a call without a token every second
     stubborn         the same, and acknowledge no PING
     reconnect        open a call with a wrong token, wait for the answer, reset the connection, connect again
@@ -106,7 +106,7 @@ _GARBAGE = os.urandom(64)
 
 
 def _next_call(number: int) -> bytes:
-    """Return what ends the call before and opens another."""
+    """Return the frames that end the previous call and open another."""
     return frame(_RST_STREAM, 0, bytes(4), 2 * number + 1) + _call(_BLOCK, 2 * number + 3)
 
 
@@ -117,12 +117,12 @@ def _resets(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class Kind:
-    """What the connections of a kind do.
+    """The behaviour of the connections of a kind.
 
     Attributes:
-        first: What each sends first: inside TLS if `is_tls`.
-        then: What it sends once it has acknowledged the service's SETTINGS.
-        more: What it sends then, by number: every second, or as fast as possible if `is_fast`.
+        first: First bytes of each connection: inside TLS if `is_tls`.
+        then: Bytes sent after it has acknowledged the service's SETTINGS.
+        more: Further bytes, by number: every second, or as fast as possible if `is_fast`.
         reads: It reads what the service sends, after the handshake too.
         acknowledges: It acknowledges PING frames.
     """
@@ -180,7 +180,7 @@ KINDS = {
     "bomb": Kind(START, _call(_BOMB, 1)),
     "rst": Kind(START, more=_resets, is_fast=True),
     "pings": Kind(START, more=lambda _: frame(_PING, 0, bytes(8)) * 500, is_fast=True),
-    "deaf": Kind(START + _call(_BLOCK, 1), more=lambda _: frame(_SETTINGS, 0) * 500, is_fast=True, reads=False),
+    "never-reads": Kind(START + _call(_BLOCK, 1), more=lambda _: frame(_SETTINGS, 0) * 500, is_fast=True, reads=False),
     "reopen": Kind(START, _call(_BLOCK, 1), more=_next_call),
     "stubborn": Kind(START, _call(_BLOCK, 1), more=_next_call, acknowledges=False),
     "handshake-again": Kind(reconnects=True),
@@ -208,7 +208,7 @@ class Connection:
             self.socket.connect(address)
 
     def step(self, event: int) -> bool:
-        """Do what an event allows; return whether the connection is still open."""
+        """Handle an event; return whether the connection is still open."""
         try:
             if event & (select.EPOLLERR | select.EPOLLHUP):
                 return False
@@ -223,7 +223,7 @@ class Connection:
             return False
 
     def send_more(self) -> None:
-        """Send what the kind sends next, unless the service takes nothing."""
+        """Send the next bytes of the kind, unless the service reads nothing."""
         if self._kind.more is not None and self.is_ready and self._has_started and not self._unsent:
             with contextlib.suppress(OSError, ssl.SSLError):
                 self._send(self._kind.more(self._number))
@@ -235,7 +235,7 @@ class Connection:
         self.socket.close()
 
     def _advance(self) -> None:
-        """Go on with the handshake, then send the first bytes."""
+        """Continue the handshake, then send the first bytes."""
         if self._tls is not None:
             try:
                 self._tls.do_handshake()
@@ -260,7 +260,7 @@ class Connection:
                 self._unsent = self._unsent[self.socket.send(self._unsent) :]
 
     def _read(self) -> bool:
-        """Read all there is; return whether the connection is still open."""
+        """Read all available bytes; return whether the connection is still open."""
         while True:
             try:
                 data = self.socket.recv(65536)
@@ -309,7 +309,7 @@ class Flood:
         return len(self._connections)
 
     def connect(self) -> None:
-        """Begin one connection."""
+        """Open one connection."""
         connection = Connection(self._kind, self._context, self._address)
         number = connection.socket.fileno()
         self._connections[number] = connection
@@ -317,7 +317,7 @@ class Flood:
         self.opened += 1
 
     def step(self) -> None:
-        """Handle what happens within 0.1 s."""
+        """Handle the events of 0.1 s."""
         for number, event in self._poll.poll(0 if self._kind.is_fast else 0.1):
             connection = self._connections[number]
             was_ready, was_answered = connection.is_ready, connection.is_answered
@@ -341,7 +341,7 @@ class Flood:
             self.connect()
 
     def report(self) -> dict[str, float]:
-        """Return the numbers of connections, and how long those lasted that are closed."""
+        """Return the numbers of connections and the durations of the closed ones."""
         seconds = self._seconds or [0.0]
         return {
             "opened": self.opened,
@@ -356,7 +356,7 @@ class Flood:
 
 def main(kind: str, host: str, port: str, connections: str, seconds: str) -> None:
     """Open the connections and keep them."""
-    os.nice(19)  # other tests, and the service, get the processor first, as they do if the attacker has another host
+    os.nice(19)  # lower priority than other tests and the service: a real attacker uses the processor of another host
     flood = Flood(KINDS[kind], (host, int(port)))
     began = time.monotonic()
     end, next_more = began + float(seconds), began + 1

@@ -1,6 +1,6 @@
 """Floods of unauthenticated connections from several processes, over real sockets.
 
-The control service has a process of its own, so that its memory, files and processor time are measured alone. The
+The control service has its own process, so that its memory, files and processor time are measured alone. The
 figures are printed: `pytest -s` shows them.
 """
 
@@ -50,7 +50,7 @@ def serve(num_tasks: int) -> None:
     """Serve a job until stdin ends; print its address and credentials, then its events, as lines of JSON."""
     began = asyncio.run(_serve(num_tasks))
     print(f"closed after {time.monotonic() - began:.2f} s", file=sys.stderr, flush=True)
-    os._exit(0)  # as a launcher ends: the interpreter would wait for gRPC's connections
+    os._exit(0)  # as a launcher exits: the interpreter would wait for gRPC's connections
 
 
 async def _serve(num_tasks: int) -> float:
@@ -79,7 +79,7 @@ def _print_line(**content: Any) -> None:
 
 
 class Meter:
-    """The most memory and open files that a process has had, beyond those at the start."""
+    """The peak memory and open files of a process, minus those at the start."""
 
     def __init__(self, process_id: int) -> None:
         self._process = psutil.Process(process_id)
@@ -159,7 +159,7 @@ class Served:
         await until(lambda: self.kinds().count("started") == self._num_tasks)
 
     async def check_that_the_job_ends(self) -> None:
-        """End the chief's child; the service must then let all tasks leave."""
+        """End the chief's child; the service must then terminate all tasks."""
         self.members[0].update(state="exited", starts=1, returncode=0)
         await until(lambda: all(member.desired.terminate for member in self.members), timeout_seconds=15)
 
@@ -200,10 +200,10 @@ async def serving(num_tasks: int = 2) -> AsyncIterator[Served]:
 
 
 class Floods:
-    """The processes of floods; they end with the test, because their stdin does."""
+    """The processes of floods; they end with the test, when their stdin is closed."""
 
     def __init__(self, port: int, seconds: float, *parts: tuple[str, int]) -> None:
-        """`parts` are kind and connections of each process."""
+        """`parts` are the kind and the number of connections of each process."""
         self._processes = [
             subprocess.Popen(
                 [sys.executable, str(FLOOD), kind, "127.0.0.1", str(port), str(connections), str(seconds)],
@@ -224,7 +224,7 @@ class Floods:
         return all(process.poll() is not None for process in self._processes)
 
     def reports(self) -> list[dict[str, float]]:
-        """Wait for the end of all; return what each reports of its connections."""
+        """Wait for the end of all processes; return the report of each."""
         answers = [process.communicate(timeout=100)[0] for process in self._processes]
         return [json.loads(answer.splitlines()[-1]) for answer in answers]
 
@@ -254,7 +254,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def in_normal_suite(*kinds: str, of: list[str]) -> list[Any]:
-    """Return kinds of floods as parameters, all but some of them only for `make test-long`."""
+    """Return kinds of floods as parameters, most of them for `make test-long` only."""
     return [*kinds, *(pytest.param(kind, marks=pytest.mark.long) for kind in of if kind not in kinds)]
 
 
@@ -287,7 +287,7 @@ async def check_flood(kind: str, connections: int) -> None:
         assert meter.memory < MEMORY
         assert meter.files < _UNAUTHENTICATED_CONNECTIONS + OWN_FILES
         assert set(job.kinds()) == before
-        await until(lambda: meter.current_files() < OWN_FILES, timeout_seconds=30)  # the clients are gone
+        await until(lambda: meter.current_files() < OWN_FILES, timeout_seconds=30)  # the clients have exited
         await job.check_that_the_job_ends()
 
 
@@ -303,7 +303,7 @@ def test_rendezvous_completes_under_flood(kind: str) -> None:
     run(scenario)
 
 
-# Registered tasks that lose their connection meanwhile
+# Registered tasks that lose their connection during a flood
 
 
 @pytest.mark.parametrize(

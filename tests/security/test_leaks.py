@@ -26,7 +26,7 @@ def test_token_and_private_key_are_in_no_file_log_argument_or_environ(
     for name in ("chief-0", "ps-0", "worker-0"):
         job.wait_for_child(name)
     assert trace.items() <= job.wait_for_child("chief-0")["environ"].items()
-    job.end_child("worker-1", 3)  # so that the ends of logs are reported, too
+    job.end_child("worker-1", 3)  # so that the ends of logs are reported too
     job.wait_for_child("worker-1", 2)
     assert len(token) == 64
     assert job.run_directory.stat().st_mode & 0o777 == 0o700

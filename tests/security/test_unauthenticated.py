@@ -1,4 +1,4 @@
-"""What a client without the job's token learns or can do, and what a task sends to another server: nothing."""
+"""Clients without the job's token learn nothing and change nothing; tasks send nothing to other servers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def call_without_token(
 ) -> tuple[grpc.StatusCode, str, int]:
     """Send one message without the token; return the call's code and detail, and how many messages came back.
 
-    By the synchronous API: in grpc.aio a message that is being sent when the call is refused hides the call's code.
+    It uses the synchronous API: in grpc.aio, a message in transit when the call is refused hides the call's code.
     """
     tls = grpc.ssl_channel_credentials(SHARED.certificate.encode())
     options = (("grpc.ssl_target_name_override", TLS_NAME), ("grpc.max_send_message_length", -1))
@@ -94,7 +94,7 @@ def call_without_token(
 @pytest.mark.parametrize("size", [0, 1, 10_000_000])
 @pytest.mark.parametrize("compression", list(grpc.Compression))
 def test_message_of_a_call_without_the_token_is_not_read(size: int, compression: grpc.Compression) -> None:
-    """A message that is read would be refused for its length or its content, by another code."""
+    """A message that was read would be refused with another code, for its length or its content."""
 
     async def scenario() -> None:
         async with serving() as job:
@@ -107,7 +107,7 @@ def test_message_of_a_call_without_the_token_is_not_read(size: int, compression:
 
 @pytest.mark.parametrize("first", [{"version": "0.0.9"}, {"rank": 7}, {"failure": "it has no GPU"}])
 def test_registration_without_the_token_does_not_end_the_job_during_rendezvous(first: dict[str, Any]) -> None:
-    """With the token, each of these would."""
+    """With the token, each of these messages would end the job."""
 
     async def scenario() -> None:
         async with serving() as job:
@@ -158,7 +158,7 @@ def test_metadata_above_the_limit_is_refused_by_grpc(has_token: bool) -> None:
 
 
 def test_compressed_message_is_limited_by_its_full_length() -> None:
-    """Of a client with the token: 60 MB of zeros, compressed to 58 KB, which is less than a message may have."""
+    """A client with the token sends 60 MB of zeros, compressed to 58 KB, which is below the limit of a message."""
 
     async def scenario() -> None:
         async with serving() as job:
@@ -175,7 +175,7 @@ def test_compressed_message_is_limited_by_its_full_length() -> None:
 
 
 def test_registration_with_other_fields_is_refused_with_the_reason() -> None:
-    """It has the token, so it is a task: of another version, most likely."""
+    """A client with the token is a task, most likely of another version."""
 
     async def scenario() -> None:
         async with serving() as job, raw_client(job.port) as raw:
@@ -188,7 +188,7 @@ def test_registration_with_other_fields_is_refused_with_the_reason() -> None:
     run_scenario(scenario)
 
 
-# Connections that take their time
+# Slow connections
 
 
 async def open_tls(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -207,7 +207,7 @@ def test_tls_connection_without_a_call_is_closed(first: bytes) -> None:
             reader, writer = await open_tls(job.port)
             writer.write(first)
             with contextlib.suppress(OSError):
-                await asyncio.wait_for(reader.read(-1), 15)  # to the end that the service makes
+                await asyncio.wait_for(reader.read(-1), 15)  # until the service closes the connection
             writer.close()
             await job.check_undisturbed(members)
 
@@ -220,20 +220,20 @@ def test_connection_that_sends_a_byte_per_second_is_closed(inside_tls: bool) -> 
         async with serving() as job:
             members = await job.form(2)
             if inside_tls:
-                (reader, writer), words = await open_tls(job.port), HTTP2_PREFACE
+                (reader, writer), data = await open_tls(job.port), HTTP2_PREFACE
             else:
-                (reader, writer), words = await asyncio.open_connection("127.0.0.1", job.port), client_hello()
+                (reader, writer), data = await asyncio.open_connection("127.0.0.1", job.port), client_hello()
 
             async def dribble() -> None:
                 with contextlib.suppress(OSError):
-                    for byte in words:
+                    for byte in data:
                         writer.write(bytes([byte]))
                         await writer.drain()
                         await asyncio.sleep(1)
 
             dribbling = asyncio.create_task(dribble())
             with contextlib.suppress(OSError):
-                await asyncio.wait_for(reader.read(-1), 15)  # to the end that the service makes
+                await asyncio.wait_for(reader.read(-1), 15)  # until the service closes the connection
             assert not dribbling.done()
             await cancel(dribbling)
             writer.close()
@@ -243,7 +243,7 @@ def test_connection_that_sends_a_byte_per_second_is_closed(inside_tls: bool) -> 
 
 
 def test_failed_tls_handshakes_are_not_written_to_the_launchers_stderr(tmp_path: Path) -> None:
-    """Else any client on the network fills the disk with the launcher's log."""
+    """Otherwise any client on the network could fill the disk with the launcher's log."""
     job = Job(tmp_path)
     job.start("--ps", "1", "--workers", "1")
     assert job.process is not None
@@ -260,7 +260,7 @@ def test_failed_tls_handshakes_are_not_written_to_the_launchers_stderr(tmp_path:
     assert "SSL" not in job.stderr
 
 
-# Another server in place of the service
+# Another server instead of the service
 
 
 Received = list[bytes]
@@ -270,7 +270,7 @@ Impostor = Callable[[Received], contextlib.AbstractAsyncContextManager[Address]]
 def grpc_impostor(
     credentials: ServiceCredentials | None, answer: Callable[[Any], Coroutine[Any, Any, None]]
 ) -> Impostor:
-    """Return a gRPC server that records what it gets: metadata and messages."""
+    """Return a gRPC server that records the metadata and messages that it receives."""
 
     def start(received: Received) -> contextlib.AbstractAsyncContextManager[Address]:
         async def handle(context: Any) -> None:
@@ -283,7 +283,7 @@ def grpc_impostor(
 
 
 class Recording:
-    """The context of a call, which also keeps what is read."""
+    """The context of a call, which also records the messages read."""
 
     def __init__(self, context: Any, received: Received) -> None:
         self._context = context
@@ -320,7 +320,7 @@ async def send_much(context: Any) -> None:
 
 
 def tcp_impostor(answer: bytes | None) -> Impostor:
-    """Return a TCP server that records what it gets, and answers: with the same if None."""
+    """Return a TCP server that records the received bytes and answers; it echoes them if `answer` is None."""
 
     @contextlib.asynccontextmanager
     async def start(received: Received) -> AsyncIterator[Address]:
@@ -398,7 +398,7 @@ def test_grpc_server_without_the_jobs_key_gets_no_call(impostor: Impostor) -> No
 
 
 def test_impostor_that_has_the_key_gets_the_registration() -> None:
-    """So that the tests above would notice."""
+    """Control experiment for the tests above."""
     received: Received = []
 
     async def scenario() -> None:
@@ -439,7 +439,7 @@ def test_task_registers_at_another_address_despite_an_impostor(impostor: Imposto
 
 
 def test_token_of_one_job_is_not_sent_to_another_job_of_the_same_user() -> None:
-    """A stale address, at which another job's service listens by now."""
+    """A stale address, where the service of another job listens now."""
 
     async def scenario() -> None:
         async with serving() as job, serving(credentials=OTHER_JOB) as other:
@@ -464,7 +464,7 @@ def test_file_limit_is_raised_as_far_as_needed_and_never_above_the_hard_limit() 
         found = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert _raise_file_limit(4) == _UNAUTHENTICATED_CONNECTIONS + 8
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == found  # it is never lowered
-        assert _raise_file_limit(10**6) >= 2 * 10**6  # more than there can be: the tasks come first
+        assert _raise_file_limit(10**6) >= 2 * 10**6  # above the hard limit: the tasks have priority
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -33,7 +33,7 @@ def doctor(
 
 
 def findings(done: subprocess.CompletedProcess[str], topic: str, level: str | None = None) -> list[dict[str, Any]]:
-    """The findings of a topic, of one level or all."""
+    """Return the findings of a topic, of one level or all."""
     assert done.stdout.startswith("{"), done.stderr
     shown = json.loads(done.stdout)
     assert shown["exit_code"] == done.returncode
@@ -43,7 +43,7 @@ def findings(done: subprocess.CompletedProcess[str], topic: str, level: str | No
 
 @contextlib.contextmanager
 def hidden(lab: SlurmLab, node: str, directory: Path) -> Iterator[None]:
-    """Put an empty directory over this one, on that node alone."""
+    """Mount an empty directory over this one on one node only."""
     lab.on(node, "mount", "-t", "tmpfs", "tmpfs", directory)
     try:
         yield
@@ -53,7 +53,7 @@ def hidden(lab: SlurmLab, node: str, directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def changed(lab: SlurmLab, node: str, *commands: str) -> Iterator[None]:
-    """Run the first command on a node, and the second when done."""
+    """Run the first command on a node, and the second at the end of the block."""
     lab.on(node, *commands[0].split())
     try:
         yield
@@ -66,7 +66,7 @@ def test_intact_cluster(lab: SlurmLab, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert findings(done, "slurm")[0]["text"] == "Slurm 22.05.8"
     assert findings(done, "step ports")[0]["text"].startswith("Slurm reserves ports of 23000-23999")
-    assert findings(done, "kill wait", "warn"), "the lab kills after 5 s, the grace is 25 s"
+    assert findings(done, "kill wait", "warn"), "the lab kills after 5 s, the grace period is 25 s"
     assert findings(done, "shared", "ok")
     assert findings(done, "clocks", "ok")
     assert findings(done, "munge between nodes", "ok")
@@ -158,7 +158,7 @@ def test_node_whose_interface_is_down(lab: SlurmLab, tmp_path: Path) -> None:
     (found,) = findings(asked, "interfaces", "fail")
     assert (asked.returncode, found["nodes"]) == (3, ["r1-n9"])
     assert "'ib0' has no address or is down" in found["text"]
-    assert not findings(asked, "reach", "fail"), "its own fault is not told of the others too"
+    assert not findings(asked, "reach", "fail"), "the fault of a node is not reported for the others"
     assert not_asked.returncode == 0
     assert {tuple(each["nodes"]): each["text"] for each in findings(not_asked, "interfaces")} == {
         ("gpu-09", "r1-n2", "r1-n10"): "up: eth0, ib0",
@@ -168,7 +168,7 @@ def test_node_whose_interface_is_down(lab: SlurmLab, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_node_that_does_not_reach_another(lab: SlurmLab, tmp_path: Path) -> None:
-    route = "unreachable 172.29.0.4/32"  # that of gpu-09 in ib0
+    route = "unreachable 172.29.0.4/32"  # the address of gpu-09 in ib0
     with changed(lab, "r1-n10", f"ip route add {route}", f"ip route del {route}"):
         used, not_used = doctor(lab, tmp_path, "--quick", "--interface", "ib0"), doctor(lab, tmp_path, "--quick")
     (found,) = [each for each in findings(used, "reach", "fail") if each["text"].startswith("gpu-09")]
@@ -180,7 +180,7 @@ def test_node_that_does_not_reach_another(lab: SlurmLab, tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_node_without_munge(lab: SlurmLab, tmp_path: Path) -> None:
-    away = ("mount -t tmpfs tmpfs /run/munge", "umount --lazy /run/munge")  # slurmd uses another path of its own
+    away = ("mount -t tmpfs tmpfs /run/munge", "umount --lazy /run/munge")  # slurmd uses another path
     with changed(lab, "r1-n9", *away):
         done = doctor(lab, tmp_path, "--quick")
     (found,) = findings(done, "munge between nodes", "warn")
@@ -193,7 +193,7 @@ def test_node_without_python_is_a_failure(lab: SlurmLab, tmp_path: Path) -> None
     started = time.monotonic()
     with hidden(lab, "r1-n9", Path(sys.executable).parent):
         done = doctor(lab, tmp_path, "--quick")
-    assert time.monotonic() - started < 60, "srun says that it has failed: the time for an answer is not waited for"
+    assert time.monotonic() - started < 60, "a failure of srun ends the wait for answers"
     (found,) = findings(done, "nodes", "fail")
     assert done.returncode == 3
     assert found["text"].startswith("1 node did not answer, only gpu-09, r1-n10, r1-n2 did")
@@ -202,7 +202,7 @@ def test_node_without_python_is_a_failure(lab: SlurmLab, tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_step_ends_when_doctor_is_terminated(lab: SlurmLab, tmp_path: Path) -> None:
-    """The leak check of the fixtures sees whatever is left on the nodes."""
+    """The leak check of the fixtures finds leftovers on the nodes."""
     script = 'echo $$ > pid; exec "$0" doctor --on-nodes --runs-directory runs'
     salloc = lab.popen(*SALLOC, "sh", "-c", script, TF4SLURM, cwd=tmp_path, stdout=subprocess.DEVNULL)
     try:

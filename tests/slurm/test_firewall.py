@@ -1,4 +1,4 @@
-"""The packets between the hosts of the lab: those that a packet filter lets through, and what they show."""
+"""Packets between the hosts of the lab: those that a packet filter accepts, and their content."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_job_whose_ports_are_open_forms_and_completes(
     assert dropped(filtered_lab) == before
 
 
-def test_job_on_any_free_port_does_not_form(tmp_path: Path, filtered_lab: SlurmLab) -> None:
-    """Without it the test above would prove nothing."""
+def test_job_on_any_free_port_fails_to_register(tmp_path: Path, filtered_lab: SlurmLab) -> None:
+    """Control experiment for the test above."""
     job = run_job(tmp_path, filtered_lab, "--start-timeout", "4")
     assert job.wait() == 6, job.stderr
     assert "did not register" in job.stderr
@@ -92,14 +92,14 @@ def test_capture_of_the_network_shows_no_name_address_or_log_line(tmp_path: Path
     addresses = job.wait_for_child("chief-0")["config"]["cluster"]
     for name in NAMES:
         job.wait_for_child(name)
-    job.end_child("worker-1", 3)  # its last lines go to the launcher
+    job.end_child("worker-1", 3)  # its last lines are sent to the launcher
     job.wait_for_child("worker-1", 2)
     job.end_child("worker-1")
     job.end_child("chief-0")
     assert job.wait() == 0, job.stderr
     capture.communicate(timeout=30)
     captured = (tmp_path / "capture").read_bytes()
-    assert captured.count(TLS_NAME.encode()) >= 4  # each task's ClientHello names it: the capture can find words
+    assert captured.count(TLS_NAME.encode()) >= 4  # each task's ClientHello contains it, so the capture works
     words = ["worker", "chief", "listens on", *filtered_lab.nodes, *(a for role in addresses.values() for a in role)]
     hosts = {word.partition(":")[0] for word in words}
     assert len(hosts) >= 7

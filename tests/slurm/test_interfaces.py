@@ -1,4 +1,4 @@
-"""Addresses of interfaces on hosts of the lab. All have eth0 and ib0, one also a tap of InfiniBand's hardware type."""
+"""Addresses of interfaces on hosts of the lab: eth0 and ib0, on one also a tap of the hardware type InfiniBand."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ DICTIONARY = (
 
 
 def test_host_name_pattern_uses_slurms_node_name(slurm: None, tmp_path: Path) -> None:
-    """Where host names are others: launcher, agents, plain srun, doctor and `tf4slurm env` agree."""
+    """With host names that differ from node names: launcher, agents, plain srun, doctor and `tf4slurm env` agree."""
     with SlurmLab(["x1", "x2"], host_suffix=".lab.example", resolve_names=False) as lab:
         step, pattern = ("srun", "-Q", "-N2", "-n2"), ("--interface", "{host}-ib")
         show = ("sh", "-c", 'echo "$TF_CONFIG"')

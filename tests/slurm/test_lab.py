@@ -1,4 +1,4 @@
-"""The lab is real, and leaves nothing. What fails here would make all other tests of this folder worthless."""
+"""The lab is a real Slurm and leaves nothing. All other tests of this directory depend on it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def connects(lab: SlurmLab, node: str, host: str) -> bool:
 
 
 def namespaces(command_part: str = "", kept: contextlib.ExitStack | None = None) -> set[str]:
-    """The namespaces other than ours that processes with such a command line are in.
+    """Return the namespaces, other than ours, of processes with such a command line.
 
-    While they are `kept` open, no other lab's get their numbers.
+    While they are `kept` open, their numbers are not reused by another lab.
     """
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended
+        with contextlib.suppress(OSError):  # it has exited
             if command_part.encode() in (process / "cmdline").read_bytes():
                 for path in (process / "ns").iterdir():
                     if kept is not None:
@@ -89,7 +89,7 @@ def test_failed_command_is_an_error_with_its_output(lab: SlurmLab) -> None:
 def test_signal_reaches_the_command_and_not_its_wrapper(lab: SlurmLab) -> None:
     with lab.popen("srun", "-v", "-wgpu-09", "sleep", "300", stderr=subprocess.PIPE) as srun:
         assert srun.stderr is not None
-        try:  # a signal before srun knows that its step has started may be no error to it: it exits with 0
+        try:  # srun may exit with 0 if signalled before it knows that its step has started
             assert any("1 tasks started" in line for line in srun.stderr)
         finally:
             srun.terminate()
@@ -146,9 +146,9 @@ def test_second_lab_runs_beside_the_first_and_leaves_nothing(lab: SlurmLab, kept
         added = namespaces(str(other.directory), kept)
         assert len(added) == 3 * 4  # network, UTS, PID and mount of ctl, alpha and beta
     assert sleeper.wait(timeout=5) != 0
-    assert wait_until(lambda: not added & namespaces(), timeout_seconds=5)  # what was killed ends a moment later
+    assert wait_until(lambda: not added & namespaces(), timeout_seconds=5)  # killed processes exit a moment later
     assert not other.directory.exists()
-    assert wait_until(lambda: mounts() <= mounted, timeout_seconds=120)  # a test beside this one may have a disk
+    assert wait_until(lambda: mounts() <= mounted, timeout_seconds=120)  # a test in parallel may have mounted a disk
     assert names_in(*folders, "/sys/fs/cgroup/freezer") == names
 
 
@@ -192,7 +192,7 @@ def test_lab_that_does_not_start_is_an_error_with_the_reason_and_leaves_nothing(
 
 
 def test_lab_ends_with_the_process_that_holds_it(slurm: None) -> None:
-    """As when pytest is killed: nobody calls `down`, but the pipe's end is gone."""
+    """As when pytest is killed: `down` is not called, but the pipe is closed."""
     lab = SlurmLab(["alpha"])
     lab.up()
     try:

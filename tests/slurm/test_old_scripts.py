@@ -1,4 +1,4 @@
-"""Scripts for tf4slurm as it was before 0.1, under plain srun with the old sbatch lines, to the end of every task."""
+"""Scripts for tf4slurm before 0.1, under plain srun with the old sbatch lines, to the end of every task."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ srun -n $SLURM_NTASKS -c $SLURM_CPUS_PER_TASK --resv-ports=$SLURM_NTASKS_PER_NOD
 
 
 def check_end(output: str, ps: int, workers: int) -> None:
-    """Every ps has been told by every worker; every worker got to its last line."""
-    told = re.findall(r"ps (\d) received done (\d)", output)
-    assert sorted(told) == sorted((str(i), str(j)) for i in range(ps) for j in range(workers)), output
+    """Check that every ps received the signal of every worker, and that every worker reached its last line."""
+    received = re.findall(r"ps (\d) received done (\d)", output)
+    assert sorted(received) == sorted((str(i), str(j)) for i in range(ps) for j in range(workers)), output
     assert sorted(re.findall(r"worker (\d) (?:made|stopped)", output)) == [str(index) for index in range(workers)]
 
 

@@ -1,4 +1,4 @@
-"""The Python of README: each snippet, made a program by the least that it lacks, ends by itself on a real Slurm."""
+"""The Python snippets of README: each, completed to a program, ends by itself on a real Slurm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print("total", total.numpy(), flush=True)
 
 @dataclass(frozen=True)
 class Program:
-    """Snippets of README, by a piece of each, with what stands before, between and after them; and what it prints."""
+    """Snippets of README (a part of each), the code before, between and after them, and the expected output."""
 
     snippets: tuple[str, ...]
     prints: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""SlurmClusterResolver in the tasks of real steps: nothing but srun and a script that asks for the map."""
+"""SlurmClusterResolver in the tasks of real steps: only srun and a script that prints the cluster spec."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slur
 @pytest.mark.parametrize(
     "options",
     [
-        ("-N3", "-w", "r1-n9,r1-n10,gpu-09"),  # Slurm puts two on the first; TensorFlow would sort gpu-09 before it
+        (
+            "-N3",
+            "-w",
+            "r1-n9,r1-n10,gpu-09",
+        ),  # Slurm puts two tasks on the first node; TensorFlow would sort gpu-09 before it
         ("-N2", "-w", "r1-n2,r1-n10", "--ntasks-per-node=2", "-m", "cyclic"),
     ],
 )

@@ -32,7 +32,7 @@ def make_job(directory: Path, lab: SlurmLab) -> Job:
 def job(tmp_path: Path, lab: SlurmLab) -> Iterator[Job]:
     job = make_job(tmp_path, lab)
     yield job
-    if job.process is not None and job.process.poll() is None:  # a test that failed half-way
+    if job.process is not None and job.process.poll() is None:  # the test has failed
         job.process.kill()
         job.process.wait()
 
@@ -120,14 +120,14 @@ def kill_child(name: str) -> None:
 
 
 def child_id(name: str) -> int:
-    """Return the id of a test child wherever it runs: on a lab host it has another one than it sees itself."""
+    """Return the process id of a test child on this host, which differs from the id on its lab host."""
     task = f"TF4SLURM_TASK={name.replace('-', '/')}".encode()
-    (victim,) = [
+    (found,) = [
         process.pid
         for process in marked_processes(os.environ["TF4SLURM_TEST_MARK"])
         if task in read_process(process.pid, "environ").split(b"\0") and "child.py" in process.command
     ]
-    return victim
+    return found
 
 
 def test_killed_launcher_leaves_no_process_on_any_host(job: Job, process_mark: str) -> None:
@@ -156,7 +156,7 @@ def test_task_on_disconnected_host_is_lost_and_its_agent_ends_its_child(
 
 
 def test_unreachable_node_is_found_before_the_children_start(job: Job, lab: SlurmLab) -> None:
-    """The hosts reach the launcher, but not each other on the asked network."""
+    """The hosts reach the launcher, but not each other on the requested network."""
     lab.on("gpu-09", "ip", "addr", "del", "172.29.0.4/16", "dev", "ib0")
     lab.on("gpu-09", "ip", "addr", "add", "192.0.2.4/24", "dev", "ib0")
     try:
@@ -170,7 +170,7 @@ def test_unreachable_node_is_found_before_the_children_start(job: Job, lab: Slur
 
 
 def test_task_that_never_registers_is_named(job: Job) -> None:
-    """One host's Python is not there: its agent cannot start."""
+    """One host has no Python, so its agent cannot start."""
     broken = 'if [ "$SLURMD_NODENAME" = r1-n10 ]; then exec sleep 1000; fi; exec "$@"'
     wrapper = job.directory / "bin" / "srun"
     wrapper.parent.mkdir()
@@ -318,9 +318,9 @@ def wait_for_leftovers(mark: str, host: str) -> None:
     assert wait_until(lambda: len(left_behind(mark, host)) >= 5, 10), left_behind(mark, host)
 
 
-@pytest.mark.parametrize("victim", ["agent", "guard"])
+@pytest.mark.parametrize("target", ["agent", "guard"])
 def test_killed_agent_or_guard_leaves_no_process_of_its_script_before_the_step_ends(
-    job: Job, process_mark: str, victim: str
+    job: Job, process_mark: str, target: str
 ) -> None:
     command = ("bash", "-c", LEAVES_PROCESSES, "bash", sys.executable, str(CHILD), str(job.children))
     job.start(*ROLES, prefix=SALLOC, command=command)
@@ -329,9 +329,9 @@ def test_killed_agent_or_guard_leaves_no_process_of_its_script_before_the_step_e
     agent = psutil.Process(child_id("worker-1")).parent()
     assert agent is not None
     (launcher,) = [p for p in marked_processes(process_mark) if p.command.split()[1:3] == [TF4SLURM, "run"]]
-    os.kill(launcher.pid, signal.SIGSTOP)  # the step goes on
+    os.kill(launcher.pid, signal.SIGSTOP)  # the step continues
     try:
-        (agent if victim == "agent" else psutil.Process(agent.ppid())).kill()
+        (agent if target == "agent" else psutil.Process(agent.ppid())).kill()
         assert wait_until(lambda: not left_behind(process_mark, host), 5), left_behind(process_mark, host)
     finally:
         os.kill(launcher.pid, signal.SIGCONT)
@@ -339,9 +339,9 @@ def test_killed_agent_or_guard_leaves_no_process_of_its_script_before_the_step_e
     assert f"worker/1 on {host} is lost" in job.stderr.partition("Root cause:")[2]
 
 
-@pytest.mark.parametrize("victim", ["chief-0", "worker-1"])
+@pytest.mark.parametrize("target", ["chief-0", "worker-1"])
 def test_killed_agent_of_a_task_without_a_launcher_leaves_no_process(
-    job: Job, lab: SlurmLab, process_mark: str, victim: str
+    job: Job, lab: SlurmLab, process_mark: str, target: str
 ) -> None:
     options = (
         "--runs-directory",
@@ -355,13 +355,13 @@ def test_killed_agent_of_a_task_without_a_launcher_leaves_no_process(
     )
     command = (TF4SLURM, "task", *options, "--", "bash", "-c", LEAVES_PROCESSES, "bash", sys.executable, str(CHILD))
     step = lab.popen("srun", "-Q", "-N4", "-n4", *command, str(job.children), stdout=subprocess.DEVNULL)
-    host = children_by_host(job)[victim]
+    host = children_by_host(job)[target]
     wait_for_leftovers(process_mark, host)
-    os.kill(psutil.Process(child_id(victim)).ppid(), signal.SIGKILL)
+    os.kill(psutil.Process(child_id(target)).ppid(), signal.SIGKILL)
     assert wait_until(lambda: not left_behind(process_mark, host), 5), left_behind(process_mark, host)
     assert step.wait(30) == 7
     assert job.result["exit_code"] == 7
-    assert job.result["cause"] == victim.replace("-", "/")  # rank 0: written by another task
+    assert job.result["cause"] == target.replace("-", "/")  # for rank 0, another task writes the result
     assert not (job.run_directory / "control.json").exists()
 
 

@@ -1,4 +1,4 @@
-"""Credentials of a job on a real Slurm with MUNGE: its own tasks get them, and no other user does."""
+"""Credentials of a job on a real Slurm with MUNGE: its own tasks get them, other users do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
 
 
 class Step:
-    """A job of four hosts without a launcher: `srun tf4slurm task`, with its output kept."""
+    """A job of four hosts without a launcher (`srun tf4slurm task`), with its output in a file."""
 
     def __init__(self, directory: Path, lab: SlurmLab, *prefix: str) -> None:
         self.job = Job(directory)

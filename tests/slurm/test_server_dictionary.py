@@ -1,4 +1,4 @@
-"""get_server_dictionary() on the lab: scripts under plain srun agree on a map, on every layout."""
+"""get_server_dictionary() on the lab: scripts under plain srun get the same cluster spec, on every layout."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def answers(result: subprocess.CompletedProcess[str]) -> list[list[Any]]:
     return found
 
 
-def check_truth(lab: SlurmLab, found: list[list[Any]], network: str = "10.78.0.") -> None:
-    """Each task's address in the map is one of the node it really runs on, and no two are the same."""
+def check_addresses(lab: SlurmLab, found: list[list[Any]], network: str = "10.78.0.") -> None:
+    """Check that each task's address belongs to the node it runs on, and that no two are equal."""
     numbers = {node: number for number, node in enumerate(lab.nodes, 1)}
     for _, node, cluster, task_type, index in found:
         assert cluster[task_type][index].rpartition(":")[0] == f"{network}{numbers[node]}"
@@ -62,7 +62,7 @@ def test_cluster_spec_is_correct_on_every_layout(tmp_path: Path, lab: SlurmLab, 
     count = int(next(option for option in options if option.startswith("-n"))[2:])
     roles = ["ps"] + ["worker"] * (count - 1)
     found = answers(run(lab, tmp_path, f"get_server_dictionary({roles})", *options))
-    check_truth(lab, found)
+    check_addresses(lab, found)
     assert [answer[3] for answer in found] == roles
 
 
@@ -74,13 +74,13 @@ def test_cluster_spec_is_correct_over_the_components_of_a_heterogeneous_step(tmp
     other = ("-N2", "-n3", "-m", "cyclic", "-w", "gpu-09,r1-n2", sys.executable, script)
     result = lab.run("srun", "-Q", *one, ":", *other, cwd=tmp_path, check=False)
     found = answers(result)
-    check_truth(lab, found)
+    check_addresses(lab, found)
     assert [answer[1] for answer in found if answer[3] == "ps"] == ["r1-n10", "r1-n10"]
 
 
 def test_infiniband_interface_gives_the_addresses_of_its_network(tmp_path: Path, lab: SlurmLab) -> None:
     found = answers(run(lab, tmp_path, f"get_server_dictionary({ROLES}, infiniband=True)", "-N4", "-n4"))
-    check_truth(lab, found, network="172.29.0.")
+    check_addresses(lab, found, network="172.29.0.")
 
 
 @pytest.mark.long
@@ -94,7 +94,7 @@ def test_interface_missing_on_all_hosts_is_an_error_in_every_task(tmp_path: Path
 def test_counts_of_roles_may_be_spread_over_nodes(tmp_path: Path, lab: SlurmLab) -> None:
     call = "get_server_dictionary({'ps': 4, 'worker': 4}, placement='spread')"
     found = answers(run(lab, tmp_path, call, "-N4", "-n8"))
-    check_truth(lab, found)
+    check_addresses(lab, found)
     assert sorted(answer[1] for answer in found if answer[3] == "ps") == sorted(lab.nodes)
     assert [path.name for path in tmp_path.glob("runs/step-*/*")] == ["logs"]
 
@@ -134,7 +134,7 @@ def test_old_name_gives_the_correct_order(
     call = f"tf4slurm.ServerDictionary.GetServerDictionary({arguments})"
     result = run(lab, tmp_path, call, "-N4", "-n4", imports=imports, **environ)
     found = answers(result)
-    check_truth(lab, found, network)
+    check_addresses(lab, found, network)
     assert result.stderr.count("DeprecationWarning") == 4
 
 
@@ -159,7 +159,7 @@ while len(list(pathlib.Path().glob("printed-*"))) < 4:  # the ps is ended once t
     result = lab.run("salloc", "-Q", "-N4", "-n4", *command, cwd=tmp_path)
     lines = [line.partition(" | ")[2] for line in result.stdout.splitlines() if " | [" in line]
     assert len(lines) == 4
-    check_truth(lab, sorted(json.loads(line) for line in lines))
+    check_addresses(lab, sorted(json.loads(line) for line in lines))
 
 
 def test_cluster_spec_without_rendezvous_is_computed_from_the_environment(tmp_path: Path, lab: SlurmLab) -> None:
@@ -206,10 +206,10 @@ def test_env_prints_the_cluster_spec_of_a_task(tmp_path: Path, lab: SlurmLab) ->
 
 
 def test_node_names_that_are_no_host_names_are_supported(tmp_path: Path, slurm: None) -> None:
-    """The names of Slurm resolve nowhere, and the hosts call themselves otherwise."""
+    """Node names do not resolve, and host names differ from them."""
     with SlurmLab(host_suffix=".lab.example", resolve_names=False) as lab:
         found = answers(run(lab, tmp_path, f"get_server_dictionary({ROLES})", "-N4", "-n4"))
-        check_truth(lab, found)
+        check_addresses(lab, found)
 
 
 OUTLIVES = """
@@ -231,7 +231,7 @@ def test_task_whose_script_outlives_that_of_rank_0_ends_with_its_script(tmp_path
     result = lab.run("srun", "-Q", "-N2", "-n2", "bash", "-c", shell, cwd=tmp_path)
     seconds = list(map(float, result.stdout.split()))
     assert len(seconds) == 2
-    assert max(seconds) < 5  # from the end of a script to that of its process
+    assert max(seconds) < 5  # from the end of a script to the exit of its process
 
 
 def test_two_simultaneous_steps_have_separate_cluster_specs(tmp_path: Path, lab: SlurmLab) -> None:
@@ -240,9 +240,9 @@ def test_two_simultaneous_steps_have_separate_cluster_specs(tmp_path: Path, lab:
     step = f"srun -Q --overlap -N4 -n4 {sys.executable} {script}"
     result = lab.run("salloc", "-Q", "-N4", "-n4", "bash", "-c", f"{step} >one & {step} >two; wait", cwd=tmp_path)
     assert result.returncode == 0
-    maps = []
+    addresses_of_steps = []
     for name in ("one", "two"):
         found = sorted(json.loads(line) for line in (tmp_path / name).read_text().splitlines())
-        check_truth(lab, found)
-        maps.append({address for role in found[0][2].values() for address in role})
-    assert not maps[0] & maps[1]
+        check_addresses(lab, found)
+        addresses_of_steps.append({address for role in found[0][2].values() for address in role})
+    assert not addresses_of_steps[0] & addresses_of_steps[1]

@@ -1,4 +1,4 @@
-"""tf4slurm.shutdown under plain srun, by the control service: the ps leave when the last worker is done, or dead."""
+"""tf4slurm.shutdown under plain srun, by the control service: ps exit when the last worker has finished or failed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ else:
 
 
 class Step:
-    """A running step of the script, one task a host."""
+    """A running step of the script, one task per host."""
 
     def __init__(self, lab: SlurmLab, directory: Path, roles: list[str]) -> None:
         (directory / "script.py").write_text(SCRIPT.format(roles=roles))

@@ -23,7 +23,7 @@ def job(tmp_path: Path, lab: SlurmLab) -> Iterator[Job]:
     yield Job(
         tmp_path, lambda command, **options: lab.popen(*command, stdout=options["stdout"], stderr=options["stderr"])
     )
-    lab.cancel_all()  # Slurm may keep such a job
+    lab.cancel_all()  # Slurm may show such a job as running
 
 
 def submit(job: Job, lab: SlurmLab, start: str, *options: str) -> str:
@@ -85,18 +85,18 @@ def test_killed_slurmstepd_of_a_task_ends_a_batch_job(job: Job, lab: SlurmLab, p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("victim", ["chief/0", "worker/1"])
+@pytest.mark.parametrize("target", ["chief/0", "worker/1"])
 def test_killed_slurmstepd_of_a_task_without_a_launcher_ends_the_job(
-    job: Job, lab: SlurmLab, process_mark: str, victim: str
+    job: Job, lab: SlurmLab, process_mark: str, target: str
 ) -> None:
     options = ("--runs-directory", str(job.directory / "runs"), "--ps", "1")
     command = (TF4SLURM, "task", *options, "--", sys.executable, str(CHILD), str(job.children))
     step = lab.popen("srun", "-Q", "-N4", "-n4", *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for_children(job)
-    slurmstepd_of(child_of(victim)).kill()
+    slurmstepd_of(child_of(target)).kill()
     wait_for_result(job)
     assert job.result["exit_code"] == 7
-    assert job.result["cause"] == victim
+    assert job.result["cause"] == target
     assert "its slurmstepd" in job.result["reason"]
     assert wait_until(lambda: not running(), 10), running()
     lab.cancel_all()  # srun may wait for the tasks of that slurmstepd

@@ -112,7 +112,7 @@ def test_epilogue_runs_when_slurm_ends_the_job(lab: SlurmLab, tmp_path: Path, re
 def test_epilogue_runs_to_its_end_before_a_requeue(lab: SlurmLab, tmp_path: Path) -> None:
     job = submit(lab, tmp_path, "--requeue", run_options=("--requeue", "1"), has_epilogue=True)
     wait_until_ready(tmp_path)
-    lab.run("scancel", "--signal=USR1", "--batch", job)  # as Slurm warns of the time limit
+    lab.run("scancel", "--signal=USR1", "--batch", job)  # the signal that Slurm sends before the time limit
     wait_for(tmp_path, "saved-0", "epilogue-0")
     wait_until_ready(tmp_path, run=1)
     (tmp_path / "finish").touch()
@@ -133,7 +133,7 @@ def test_signal_to_batch_script_or_step_stops_job(lab: SlurmLab, tmp_path: Path,
 
 @pytest.mark.long
 def test_time_limit_requeues_once_and_job_resumes(lab: SlurmLab, tmp_path: Path) -> None:
-    # Slurm looks every 30 s and may warn 60 s early: so 20 to 50 s after the start, when the job can take it.
+    # Slurm checks every 30 s and may warn 60 s early: 20 to 50 s after the start, when the job handles the signal.
     options = ("-t1", "--requeue", "--signal=B:USR1@10")
     job = submit(lab, tmp_path, *options, run_options=("--requeue", "1"))
     wait_for(tmp_path, "saved-0", timeout_seconds=90)

@@ -1,4 +1,4 @@
-"""parameter_server_strategy under plain srun: no launcher, and yet ps and workers end with their chief."""
+"""parameter_server_strategy under plain srun: ps and workers end with their chief without a launcher."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ def test_strategy_trains_and_all_tasks_end(tmp_path: Path, lab: SlurmLab) -> Non
 def test_all_tasks_end_when_the_chief_is_killed_and_its_last_checkpoint_is_evaluated(
     tmp_path: Path, lab: SlurmLab
 ) -> None:
-    said = run(lab, tmp_path, EVALUATED, 137)
-    assert "total 20.0" in said
-    assert "evaluated checkpoints/ckpt-1" in said
+    output = run(lab, tmp_path, EVALUATED, 137)
+    assert "total 20.0" in output
+    assert "evaluated checkpoints/ckpt-1" in output

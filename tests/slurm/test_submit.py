@@ -26,7 +26,7 @@ Tf4slurm = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def tf4slurm(tmp_path: Path, lab: SlurmLab) -> Tf4slurm:
-    """The command on the login host, in a directory of its own and without settings."""
+    """The command on the login host, in its own directory and without settings."""
 
     def run(*arguments: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
         environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), **env}
@@ -36,7 +36,7 @@ def tf4slurm(tmp_path: Path, lab: SlurmLab) -> Tf4slurm:
 
 
 def submit(tf4slurm: Tf4slurm, *arguments: str, **env: str) -> str:
-    """Submit a job; return its id, which is all that stands on standard output."""
+    """Submit a job; return its id, the only text on standard output."""
     job_id = tf4slurm("submit", *arguments, **env).stdout
     assert job_id.rstrip("\n").isdecimal()
     return job_id.strip()
@@ -69,7 +69,7 @@ def test_batch_script_runs_with_variables_of_later_slurm(tmp_path: Path, lab: Sl
 
 
 def submitted_by(script: Path) -> list[str]:
-    """Return the arguments that the first lines of a script say it was made with."""
+    """Return the arguments that are recorded in the first lines of a script."""
     return shlex.split(script.read_text().splitlines()[2].removeprefix("#   tf4slurm submit "))
 
 
@@ -167,7 +167,7 @@ def test_het_runs_ps_on_own_component(tmp_path: Path, lab: SlurmLab, tf4slurm: T
 
 
 def test_job_submitted_inside_job_gets_none_of_its_variables(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
-    """What Slurm and tf4slurm say of the outer job would be taken for the inner one's."""
+    """Variables of the outer job would be mistaken for those of the inner one."""
     inner = (TF4SLURM, "submit", "-N1", "--single", "--", "env")
     lines = ("export TF_CONFIG={} TF4SLURM_TASK=worker/0 SBATCH_PARTITION=low", shlex.join(inner))
     (tmp_path / "outer.sh").write_text("\n".join(["#!/bin/bash", "#SBATCH -N3 -n3 -c2 -o outer.out", *lines, ""]))
@@ -231,7 +231,7 @@ def test_job_runs_in_its_snapshot(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4sl
 
 @pytest.mark.long
 def test_python_of_environment_runs_tf4slurm(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
-    """A virtual environment whose Python says that it was used; a json.py beside the script does no harm."""
+    """A virtual environment whose Python reports its use; a json.py beside the script has no effect."""
     venv = tmp_path / "my venv" / "bin"
     venv.mkdir(parents=True)
     (venv / "activate").write_text(f"PATH={shlex.quote(str(venv))}:$PATH")
@@ -253,11 +253,11 @@ def test_job_uses_site_profile_and_variables(tmp_path: Path, lab: SlurmLab, tf4s
     job_id = submit(
         tf4slurm,
         *("--no-chief", "--ps", "1", "--env", "WORD=a b", "--prologue", "echo before", "--epilogue", "echo after"),
-        *("--workers", "1", "--", sys.executable, "-c", "import os; print('said', os.environ['WORD'])"),
+        *("--workers", "1", "--", sys.executable, "-c", "import os; print('value', os.environ['WORD'])"),
         TF4SLURM_TIME="9",
     )
     assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
     assert (field(lab, job_id, "Partition"), field(lab, job_id, "TimeLimit")) == ("high", "00:09:00")
     lines = (tmp_path / f"slurm-{job_id}.out").read_text().splitlines()
     assert (lines[0], lines[-1]) == ("before", "after")
-    assert any(line.endswith("said a b") for line in lines)
+    assert any(line.endswith("value a b") for line in lines)

@@ -1,4 +1,4 @@
-"""A script as others write it, with Keras' fit on parameter servers, in each way to start a job on Slurm."""
+"""A script without tf4slurm, with Keras' fit on parameter servers, in each way to start a job on Slurm."""
 
 from __future__ import annotations
 

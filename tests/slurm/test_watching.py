@@ -57,13 +57,13 @@ class Watcher:
         return found[0]
 
     def wait_for_steps(self, job_id: str) -> None:
-        """Wait until all that train have reported one, and so heed a stop."""
+        """Wait until all training tasks have reported a step, and thus handle a stop request."""
 
-        def all_step() -> bool:
+        def have_stepped() -> bool:
             steps = [task["step"] for task in self.status(job_id)["tasks"] if task["task"] != "ps/0"]
             return bool(steps) and all(steps)
 
-        assert wait_until(all_step, 60, poll_seconds=0.5)
+        assert wait_until(have_stepped, 60, poll_seconds=0.5)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_cancelled_job_is_not_requeued(watcher: Watcher) -> None:
 def test_state_of_a_job_without_a_launcher_is_that_of_the_accounting(accounting_lab: SlurmLab, tmp_path: Path) -> None:
     watcher = Watcher(accounting_lab, tmp_path)
     job_id = watcher.submit("--single")
-    assert watcher.run("wait", job_id).returncode == 1  # its script wants a task of tf4slurm
+    assert watcher.run("wait", job_id).returncode == 1  # the script needs a task of tf4slurm
     assert wait_until(lambda: "accounting" in watcher.status(job_id)["reason"], 30, poll_seconds=0.5)
     assert watcher.status(job_id)["state"] == "FAILED"
 
@@ -136,7 +136,7 @@ def test_sites_and_partitions_are_completed(watcher: Watcher) -> None:
         return watcher.run(**asked).stdout.split()
 
     names = [f"plain,{name}" for name in partitions(watcher.lab)]
-    # Who presses Tab waits for the controller for 2 s at most.
+    # Completion waits for the controller for 2 s at most.
     assert wait_until(lambda: complete("tf4slurm submit --partition ") == names, timeout_seconds=30)
     assert complete("tf4slurm submit --site ces") == ["plain,cesga-ft3"]
 
@@ -163,7 +163,7 @@ def test_job_without_a_result_has_slurms_state(watcher: Watcher) -> None:
     assert status["exit_code"] != 0
     assert "the launcher wrote no result. Last recorded state, at " in status["reason"]
     run = RunDirectory(Path(status["run_directory"]))
-    assert wait_until(lambda: len(run.read_last_states()) == 4, 60, poll_seconds=0.5)  # the agents' own words
+    assert wait_until(lambda: len(run.read_last_states()) == 4, 60, poll_seconds=0.5)  # written by the agents
     assert {task["state"] for task in watcher.status(job_id)["tasks"]} <= {"ended", "exited 0", "exited -15"}
     assert ">Lost</p>" in Path(watcher.run("report", job_id).stdout.strip()).read_text()
 
@@ -192,7 +192,7 @@ def test_error_for_an_unknown_slurm_job_names_similar_ones(watcher: Watcher) -> 
     unknown = watcher.run("status", f"{job_id}0")
     assert unknown.returncode == 5
     assert job_id in unknown.stderr
-    assert watcher.run("wait", job_id).returncode == 1  # its script wants a task of tf4slurm
+    assert watcher.run("wait", job_id).returncode == 1  # the script needs a task of tf4slurm
     assert watcher.run("wait", "/nowhere").returncode == 5
 
 

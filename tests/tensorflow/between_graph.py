@@ -18,7 +18,7 @@ from tf4slurm.tensorflow.hooks import DoneHook, StartBarrierHook
 tf.disable_v2_behavior()
 tf.logging.set_verbosity(tf.logging.INFO)
 is_synchronous = "--sync" in sys.argv
-pause_seconds = 0.01 if is_synchronous else 0.04  # after each step: who is held up for seconds still makes some of them
+pause_seconds = 0.01 if is_synchronous else 0.04  # after each step, so that a worker delayed by seconds still runs some
 directory = sys.argv[-1] if "--resume" in sys.argv else None
 stop = {"last_step": 200}
 if directory is not None:

@@ -1,7 +1,7 @@
 """A training that does nothing but save, for tests: python saving.py CHECKPOINTS
 
-Every variable of a checkpoint has the value of its step; the chief exits with 3 where a restored one has not, or is
-older than one that it had seen saved.
+Every variable of a checkpoint has the value of its step; the chief exits with 3 if a restored variable has not,
+or if the checkpoint is older than one that was saved before.
 """
 
 from __future__ import annotations

@@ -26,18 +26,18 @@ from tf4slurm.server_dictionary import current_server_dictionary
 tf.disable_v2_behavior()
 cluster, job_name, task_index = current_server_dictionary()
 server = tf.train.Server(cluster, job_name=job_name, task_index=task_index)
-told = pathlib.Path(sys.argv[1])
+signalled = pathlib.Path(sys.argv[1])
 if job_name == "ps":
     queue = DistributedTFQueueHook.create_done_queue(i=task_index, WorkersNumber=1)
-    own = tf.ConfigProto(device_filters=["/job:ps/task:%d" % task_index])  # the worker may leave meanwhile
+    own = tf.ConfigProto(device_filters=["/job:ps/task:%d" % task_index])  # the worker may exit before
     tf.Session(server.target, config=own).run(queue.dequeue())
     deadline = time.monotonic() + 60
-    while not told.exists() and time.monotonic() < deadline:  # who leaves at once may take the reply with it
+    while not signalled.exists() and time.monotonic() < deadline:  # an immediate exit may lose the reply
         time.sleep(0.05)
 else:
     queues = DistributedTFQueueHook.create_done_queues(PSNumber=2, WorkersNumber=1)
     tf.Session(server.target).run([queue.enqueue(1) for queue in queues])
-    told.touch()
+    signalled.touch()
 """
 
 
@@ -46,7 +46,7 @@ else:
     [
         (("--no-chief", "--ps", "1", "--workers", "2"), ("--no-chief", "--sync"), ("worker/0", "worker/1")),
         pytest.param(
-            *(("--ps", "1", "--workers", "1"), (), ("chief/0",)),  # its worker is ended with the job, whenever that is
+            *(("--ps", "1", "--workers", "1"), (), ("chief/0",)),  # its worker is terminated with the job, at any step
             marks=pytest.mark.long,
         ),
     ],
@@ -58,7 +58,7 @@ def test_tasks_start_and_end_without_tensorflows_waits(
     job.start(*roles, command=(sys.executable, str(SCRIPT), *mode))
     assert job.wait(150) == 0, job.stdout + job.stderr
     assert {task["starts"] for task in job.result["tasks"]} == {1}
-    assert "Graph was finalized" in job.stdout  # it would say that it waits, and then sleeps for 30 s
+    assert "Graph was finalized" in job.stdout  # TensorFlow would log that it waits, and then sleep for 30 s
     assert "Waiting for model to be ready" not in job.stdout
     for task in trains:
         found = re.search(rf"^{task} \| loss (\S+) after (\d+) steps; closed in (\S+) s$", job.stdout, re.MULTILINE)
@@ -86,7 +86,7 @@ def test_killed_ps_starts_an_attempt_that_resumes_from_the_checkpoint(job: Job, 
 
 
 def last_checkpoint(directory: Path) -> int:
-    """Return the step of the one to go on from, which TensorFlow names when all its files are there."""
+    """Return the step of the checkpoint to resume from, which TensorFlow names when all its files exist."""
     path = directory / "checkpoint"
     found = re.search(r'^model_checkpoint_path: ".*-(\d+)"', path.read_text(), re.MULTILINE) if path.exists() else None
     return int(found[1]) if found else 0
@@ -99,7 +99,7 @@ def test_scripts_may_fill_the_old_done_queues_themselves(tmp_path: Path) -> None
     tasks = Tasks(tmp_path, ps=2, workers=1)
     try:
         for name in ("ps/0", "ps/1", "worker/0"):
-            tasks.start(name, script, str(tmp_path / "told"))
+            tasks.start(name, script, str(tmp_path / "signalled"))
         assert tasks.wait_all(["ps/0", "ps/1", "worker/0"]) == [0, 0, 0]
     finally:
         tasks.end()

@@ -1,4 +1,4 @@
-"""Checkpoints: what is restored and removed, also after a kill during a save."""
+"""Checkpoints: restored and removed files, also after a kill during a save."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_unreadable_checkpoint_falls_back_to_the_one_before(
 
 def test_newest_checkpoint_is_found_without_the_checkpoint_file(tmp_path: Path) -> None:
     save_at(tmp_path, 9, 10)
-    (tmp_path / "checkpoint").write_text("")  # as after a power failure: TensorFlow alone would begin anew
+    (tmp_path / "checkpoint").write_text("")  # as after a power failure: TensorFlow alone would start from scratch
     assert restore(tmp_path) == ("ckpt-10", 10, 10.0)
 
 
@@ -115,7 +115,7 @@ def test_kill_during_a_save_keeps_the_checkpoint_before(job: Job, kills: int) ->
         before = seen(checkpoints)
         assert wait_until(lambda before=before: seen(checkpoints) != before, 60), job.stdout + job.stderr  # type: ignore[misc]
         victim = child_of(task)
-        assert wait_until(lambda: any(checkpoints.glob("*_temp")), 60, poll_seconds=0.001)  # a save is under way
+        assert wait_until(lambda: any(checkpoints.glob("*_temp")), 60, poll_seconds=0.001)  # a save has begun
         os.kill(victim, signal.SIGKILL)
         caught += any(checkpoints.glob("*_temp"))
     wait_for_attempt(job, kills + 1)
@@ -130,7 +130,7 @@ def test_kill_during_a_save_keeps_the_checkpoint_before(job: Job, kills: int) ->
 
 
 def wait_for_attempt(job: Job, number: int) -> None:
-    """Wait until the chief has restored for so many times."""
+    """Wait until the chief has restored so many times."""
     assert wait_until(lambda: job.stdout.count("restored") == number, 100), job.stdout + job.stderr
 
 

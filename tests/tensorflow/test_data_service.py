@@ -47,7 +47,7 @@ def test_chief_continues_to_read_after_data_worker_and_dispatcher_are_killed(job
     }
     found = re.search(r"read (\d+), (\d+) of them different", job.stdout)
     assert found is not None
-    assert found[1] == found[2]  # nothing twice; what the killed worker held is lost, as TensorFlow documents it
+    assert found[1] == found[2]  # nothing twice; the elements of the killed worker are lost, as TensorFlow documents
     assert 1900 <= int(found[1]) <= 2000
 
 
@@ -55,11 +55,11 @@ def test_chief_continues_to_read_after_data_worker_and_dispatcher_are_killed(job
 def test_workers_of_a_coordinator_read_disjoint_shares(job: Job) -> None:
     job.start("--ps", "1", "--workers", "2", "--data-workers", "1", command=script("read_shares.py"))
     assert job.wait(200) == 0, job.stdout + job.stderr
-    told = json.loads(job.stdout.partition('chief/0 | {"files"')[2].partition("\n")[0].join(('{"files"', "")))
+    result = json.loads(job.stdout.partition('chief/0 | {"files"')[2].partition("\n")[0].join(('{"files"', "")))
     for index in (0, 1):
-        names = [name for worker, names, _ in told["read"] if worker == index for name in names]
-        share = share_of(told["files"], index, 2)
+        names = [name for worker, names, _ in result["read"] if worker == index for name in names]
+        share = share_of(result["files"], index, 2)
         assert len(names) >= len(share)
         assert names == list(itertools.islice(itertools.cycle(share), len(names)))
-    numbers = [number for _, _, numbers in told["read"] for number in numbers]
+    numbers = [number for _, _, numbers in result["read"] for number in numbers]
     assert len(set(numbers)) == len(numbers) >= 30

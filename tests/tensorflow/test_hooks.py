@@ -16,10 +16,10 @@ pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slur
 OLD_SCRIPTS = Path(__file__).with_name("old_scripts")
 WORKERS = ["worker/0", "worker/1"]
 NUMBERS = ("-ps", "1", "-workers", "2")
-TELL = """
+PRINT = """
 import time
 
-class Tell(tf.train.SessionRunHook):
+class Print(tf.train.SessionRunHook):
     def __init__(self, what):
         self.what = what
 
@@ -67,10 +67,10 @@ def test_worker_that_starts_before_the_chief_waits_for_it(tasks: Tasks, tmp_path
     with_filters(script)
     for name in ["ps/0", "worker/1"]:
         tasks.start(name, script, *NUMBERS)
-    tasks.wait_for_line("worker/1", "QueueManagementHook is now")  # it is about to ask for its session
+    tasks.wait_for_line("worker/1", "QueueManagementHook is now")  # it is about to create its session
     tasks.start("worker/0", script, *NUMBERS)
     assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 0]
-    assert "Graph was finalized" in tasks.output("worker/1")  # it would say that it waits
+    assert "Graph was finalized" in tasks.output("worker/1")  # TensorFlow would log that it waits
     assert "Waiting for model to be ready" not in tasks.output("worker/1")
 
 
@@ -89,12 +89,14 @@ def test_chief_exits_only_after_the_last_worker_has_its_session(tasks: Tasks, tm
 
 @pytest.mark.long
 def test_no_worker_trains_before_all_have_started(tasks: Tasks, tmp_path: Path) -> None:
-    script = with_filters(with_hook(tmp_path, "Tell('come'), StartBarrierHook(), Tell('train')"))
+    script = with_filters(with_hook(tmp_path, "Print('come'), StartBarrierHook(), Print('train')"))
     line = "tf.disable_v2_behavior()\n"
-    script.write_text(script.read_text().replace(line, line + TELL))
+    script.write_text(script.read_text().replace(line, line + PRINT))
     for name in ["ps/0", "worker/0"]:
         tasks.start(name, script, *NUMBERS, "-steps", "5000")
-    tasks.wait_for_line("worker/0", "QueueManagementHook is now")  # alone it would make its 5000 steps in 5 s
+    tasks.wait_for_line(
+        "worker/0", "QueueManagementHook is now"
+    )  # without the barrier it would run its 5000 steps in 5 s
     tasks.start("worker/1", script, *NUMBERS, "-steps", "5000")
     assert tasks.wait_all(["ps/0", *WORKERS]) == [0, 0, 0]
     outputs = [tasks.output(name) for name in WORKERS]
@@ -154,7 +156,7 @@ def test_late_ps_costs_synchronous_training_no_step(tmp_path: Path) -> None:
         for name in ["ps/1", "worker/0"]:
             tasks.start(name, OLD_SCRIPTS / "synchronous.py", *numbers)
         for name in ["ps/1", "worker/0"]:
-            tasks.wait_for_line(name, "DistributedTFQueueHook.")  # it is about to look for all others
+            tasks.wait_for_line(name, "DistributedTFQueueHook.")  # it is about to connect to all others
         tasks.start("ps/0", OLD_SCRIPTS / "synchronous.py", *numbers)
         assert tasks.wait_all(["ps/0", "ps/1", "worker/0"]) == [0, 0, 0]
         assert "worker 0 stopped at step 99" in tasks.output("worker/0")

@@ -185,7 +185,7 @@ IN_STEP = ("--ps", "0", "--no-chief", "--workers", "2")
 
 @pytest.fixture
 def tf_keras(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let jobs have Keras 2."""
+    """Use Keras 2 in jobs."""
     if TF_KERAS.is_dir():
         monkeypatch.syspath_prepend(str(TF_KERAS))
         monkeypatch.setenv("PYTHONPATH", str(TF_KERAS), prepend=":")
@@ -215,8 +215,8 @@ def test_keras_2_fits_with_parameter_servers(job: Job) -> None:
 
 def test_counts_of_keras_3_are_exact_with_several_workers_or_refused(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", COUNTING], cwd=tmp_path, capture_output=True, text=True, timeout=170)
-    said = ran.stdout.splitlines()
-    assert said[:3] == ["rows 1200 of 1200 by 3", "wrong {}", "rate 0.125 auc 1.0 accuracy 1.0"], (
+    lines = ran.stdout.splitlines()
+    assert lines[:3] == ["rows 1200 of 1200 by 3", "wrong {}", "rate 0.125 auc 1.0 accuracy 1.0"], (
         ran.stdout + ran.stderr
     )
     assert "KerasError: The metric 'largest' assigns to 'value' on a ps" in ran.stdout

@@ -24,7 +24,7 @@ tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf
 from tf4slurm import SlurmClusterResolver  # noqa: E402
 
 TensorFlows = tf.distribute.cluster_resolver.SlurmClusterResolver
-NOWHERE = {"PATH": "/nowhere"}  # without sattach the environment alone must do
+NOWHERE = {"PATH": "/nowhere"}  # without sattach, only the environment is used
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def environment(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def by_hand(nodelist: str, tasks_per_node: str, count: int, rank: int = 0, **variables: str) -> dict[str, str]:
-    """Return no more than TensorFlow's class reads."""
+    """Return only the variables that TensorFlow's class reads."""
     return {
         "SLURM_PROCID": str(rank),
         "SLURM_STEP_NUM_TASKS": str(count),
@@ -114,7 +114,7 @@ def test_gpus_are_those_that_slurm_granted(name: str, jobs: dict[str, int] | Non
         with environment(environ):
             resolver = SlurmClusterResolver(jobs)
             resolver.cluster_spec()
-            resolver.cluster_spec()  # what is divided once is not divided again
+            resolver.cluster_spec()  # the GPUs are divided only once
             seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
             assert os.environ["ROCR_VISIBLE_DEVICES"] == seen[-1]
             assert resolver.num_accelerators() == {"GPU": len(seen[-1].replace("-1", "").replace(",", ""))}
@@ -149,7 +149,7 @@ def test_environment_is_unchanged_in_a_step_without_gpus() -> None:
         assert dict(os.environ) == {**environ, **NOWHERE}
 
 
-# The examples of TensorFlow's documentation, and what its own tests ask for
+# The examples of TensorFlow's documentation, and the cases of its tests
 
 
 def test_basic_example_of_tensorflow() -> None:
@@ -238,7 +238,7 @@ def test_master_and_settable_attributes() -> None:
         assert union.task_type == "ps"
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_tasks_per_node_that_contradicts_slurm_is_refused() -> None:
 
 
 class FromElsewhere:
-    """The extension points, to be put before either class; hosts are in no order, as those of a set."""
+    """The extension points, to be mixed into either class; the hosts are unordered, as in a set."""
 
     rank = 0
     hosts: tuple[str, ...] = ("b", "a", "c")
@@ -326,15 +326,15 @@ def test_subclass_may_rename_the_nodes(name: str, turn: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "is_told"),
+    ("names", "is_listed"),
     [
         (["10.0.0.1", "10.0.0.2"], True),
-        (["10.0.0.9", "10.0.0.10"], False),  # TensorFlow would turn them
+        (["10.0.0.9", "10.0.0.10"], False),  # TensorFlow would reverse them
         (["10.0.0.1"], False),
         (["r1-n9-ib", "10.0.0.2"], False),
     ],
 )
-def test_renamed_nodes_without_a_common_pattern_need_every_order(names: list[str], is_told: bool) -> None:
+def test_renamed_nodes_without_a_common_pattern_need_every_order(names: list[str], is_listed: bool) -> None:
     class Numbers(SlurmClusterResolver):
         def _resolve_task_configuration(self) -> dict[str, int]:
             return dict(zip(names, (3, 1) if len(names) > 1 else (4,), strict=True))
@@ -342,7 +342,7 @@ def test_renamed_nodes_without_a_common_pattern_need_every_order(names: list[str
     capture = capture_of("nonlex-9-10")
     assert capture.nodes_by_rank == ("r1-n9", "r1-n9", "r1-n9", "r1-n10")
     with environment(capture.environs[0]):
-        if is_told:
+        if is_listed:
             addresses = spec_of(Numbers())["worker"]
             assert [address.rpartition(":")[0] for address in addresses] == [names[0]] * 3 + [names[1]]
         else:
@@ -383,7 +383,7 @@ def test_interface_gives_all_tasks_the_same_addresses_and_ports(tmp_path: Any) -
         assert os.environ["TF_GRPC_REUSE_PORT"] == "true"
 
 
-# For real
+# With real training
 
 PROGRAM = """
 import sys
@@ -418,7 +418,7 @@ def three_ports() -> int:
 
 @pytest.mark.long
 def test_parameter_server_strategy_trains_with_the_resolver() -> None:
-    """Local processes in the environment of a step of three tasks, faked."""
+    """Start local processes in the faked environment of a step of three tasks."""
     port = three_ports()
     processes = []
     for rank in range(3):

@@ -1,4 +1,4 @@
-"""tf4slurm.shutdown with method="queue": real ps and workers that end in each way."""
+"""tf4slurm.shutdown with method="queue": real ps and workers that exit in each way."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BODIES = {
     "exits in block": "with shutdown.done_at_end(method='queue'): sys.exit(3)",
     "raises": "shutdown.signal_at_exit(method='queue')\nraise RuntimeError('no')",
     "ends": "shutdown.signal_at_exit(method='queue')",
-    "says so": "shutdown.signal_done(method='queue', failed=True)",
+    "signals failure": "shutdown.signal_done(method='queue', failed=True)",
 }
 
 
@@ -75,17 +75,17 @@ def start_worker(tasks: Tasks, directory: Path, index: int, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ways", "codes", "told"),
+    ("ways", "codes", "line"),
     [
         (("block", "raises in block", "raises"), [0, 1, 1], "done: worker/0 failed: worker/1 worker/2"),
         pytest.param(
-            *(("ends", "exits in block", "says so"), [0, 3, 0], "done: worker/0 failed: worker/1 worker/2"),
+            *(("ends", "exits in block", "signals failure"), [0, 3, 0], "done: worker/0 failed: worker/1 worker/2"),
             marks=pytest.mark.long,
         ),
     ],
 )
 def test_ps_gets_the_ending_of_each_worker(
-    make_tasks: Callable[[int, int], Tasks], tmp_path: Path, ways: tuple[str, ...], codes: list[int], told: str
+    make_tasks: Callable[[int, int], Tasks], tmp_path: Path, ways: tuple[str, ...], codes: list[int], line: str
 ) -> None:
     tasks = make_tasks(1, 3)
     start_ps(tasks, tmp_path)
@@ -94,13 +94,13 @@ def test_ps_gets_the_ending_of_each_worker(
     assert tasks.wait_all(["worker/0", "worker/1", "worker/2"]) == codes
     ended = time.monotonic()
     assert tasks.wait("ps/0") == 0
-    assert time.monotonic() - ended < 2  # the last worker's signal came before its end
-    assert told in tasks.output("ps/0")
+    assert time.monotonic() - ended < 2  # the last worker sent its signal before its exit
+    assert line in tasks.output("ps/0")
 
 
 @pytest.mark.parametrize("works", [True, False])
 def test_queues_get_the_signal_before_the_control_service(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
-    """A ps may exit once the control service has the signal, so that one comes last, even if a queue fails."""
+    """A ps may exit once the control service has the signal, so that signal is sent last, even if a queue fails."""
     sent: list[str] = []
 
     def send_to_queues(self: queues.DoneQueues, failed: bool) -> None:
@@ -129,7 +129,7 @@ def test_waiting_ps_handles_sigterm_at_once(make_tasks: Callable[[int, int], Tas
     sent = time.monotonic()
     tasks.signal("ps/0", signal.SIGTERM)
     assert tasks.wait("ps/0") == 77
-    assert time.monotonic() - sent < 10  # the interpreter with TensorFlow needs 1 s to exit; the handler nothing
+    assert time.monotonic() - sent < 10  # the interpreter with TensorFlow needs 1 s to exit; the handler takes no time
 
 
 @pytest.mark.long

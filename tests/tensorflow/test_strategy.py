@@ -103,7 +103,7 @@ sys.exit(5)
 
 
 def readme_script(directory: Path) -> Path:
-    """Write down the script of the README's section "Training code"."""
+    """Write the script of the README's section "Training code"."""
     section = README.read_text(encoding="utf-8").partition("## Training code")[2]
     (code,) = re.findall(r"```python\n(.*?)```", re.split(r"\n##+ ", section)[0], re.DOTALL)
     path = directory / "train.py"
@@ -154,12 +154,12 @@ def test_split_variables_train_and_keras_3_limits_are_refused(job: Job, tmp_path
     (tmp_path / "train.py").write_text(SHARDS)
     job.start("--ps", "2", "--workers", "1", command=(sys.executable, str(tmp_path / "train.py")))
     assert job.wait(170) == 0, job.stdout + job.stderr
-    said = job.stdout
-    assert "loss falls to 0.000 in 50 steps" in said
-    assert "parts [50, 50] ['/job:ps/replica:0/task:0/dev', '/job:ps/replica:0/task:1/dev']" in said
-    assert "done predict_on_batch" in said
+    output = job.stdout
+    assert "loss falls to 0.000 in 50 steps" in output
+    assert "parts [50, 50] ['/job:ps/replica:0/task:0/dev', '/job:ps/replica:0/task:1/dev']" in output
+    assert "done predict_on_batch" in output
     for name in ("layer", "fit", "predict", "stateless_apply"):
-        (refusal,) = re.findall(f"refused {name} (.*)", said)
+        (refusal,) = re.findall(f"refused {name} (.*)", output)
         assert "Either" in refusal
         assert "TF_USE_LEGACY_KERAS=1" in refusal
 

@@ -48,13 +48,13 @@ with tf4slurm.LocalCluster(ps=1, workers=2) as cluster:
         return iter(coordinator.create_per_worker_dataset(data(rows)))
 
     @tf.function
-    def who():
+    def task_index():
         return tf.distribute.coordinator.experimental_get_current_worker_index()
 
     endless = iterate(None)
     ready = set()
     while len(ready) < 2:  # a worker whose dataset is not there yet would leave all steps to the other
-        ready.update(map(int, coordinator.fetch([coordinator.schedule(who) for _ in range(4)])))
+        ready.update(map(int, coordinator.fetch([coordinator.schedule(task_index) for _ in range(4)])))
     first = run_steps(coordinator, step_fn, 300, dataset=endless, step=step)
     print("first", first.step, first.steps, min(first.steps_by_worker) > 0, first.mean_loss, weight.numpy())
     times = len(traced)
@@ -184,12 +184,12 @@ def test_steps_are_exact_and_errors_are_clear(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", NOTEBOOK], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=170
     )
-    said = ran.stdout.splitlines()
-    assert said[:2] == ["first 300 300 True 4.5 300.0", "again 364 64 0 364.0"], ran.stdout + ran.stderr
-    assert said[2].startswith("refused 0 The dataset of a worker has ended")
+    lines = ran.stdout.splitlines()
+    assert lines[:2] == ["first 300 300 True 4.5 300.0", "again 364 64 0 364.0"], ran.stdout + ran.stderr
+    assert lines[2].startswith("refused 0 The dataset of a worker has ended")
     assert "refused 1" in ran.stdout
     assert "step_fn returned a loss of shape (2,), not one number" in ran.stdout
-    assert said[-1].startswith("lost A ps is lost")
+    assert lines[-1].startswith("lost A ps is lost")
 
 
 def test_run_steps_checks_arguments_and_stops_training_on_any_exit(tmp_path: Path) -> None:
@@ -197,14 +197,14 @@ def test_run_steps_checks_arguments_and_stops_training_on_any_exit(tmp_path: Pat
     ran = subprocess.run(
         [sys.executable, "-c", ENDED], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=170
     )
-    said = ran.stdout.splitlines()
-    assert said[:1] == ["done 21 {'error': 0.5, 'loss': 3.0} 3.0"], ran.stdout + ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[:1] == ["done 21 {'error': 0.5, 'loss': 3.0} 3.0"], ran.stdout + ran.stderr
     names = ["steps", "steps", "steps_per_call", "steps_per_call", "timeout_seconds", "timeout_seconds", "step"]
     names += ["checkpoints", "step_fn", "dataset", "coordinator", "every_steps", "every_steps", "every_minutes", "keep"]
-    assert [line for line in said if line.startswith("refused")] == [f"refused {name} True" for name in names]
+    assert [line for line in lines if line.startswith("refused")] == [f"refused {name} True" for name in names]
     returned = ["tuple", "float", "operation", "text", "name", "value"]
-    assert [line for line in said if line.startswith("returned")] == [f"returned {name}" for name in returned]
-    assert said[-3:] == ["exit 5", "interrupted True True", "again 100 100 100.0"], ran.stdout + ran.stderr
+    assert [line for line in lines if line.startswith("returned")] == [f"returned {name}" for name in returned]
+    assert lines[-3:] == ["exit 5", "interrupted True True", "again 100 100 100.0"], ran.stdout + ran.stderr
 
 
 def test_steps_of_a_killed_worker_run_again_and_are_counted(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_steps_of_a_killed_worker_run_again_and_are_counted(tmp_path: Path) -> N
     os.kill(child_of("worker/1"), signal.SIGKILL)
     assert job.wait(120) == 0, job.stdout + job.stderr
     done = result_of(job)
-    assert 3000 - 2 * 64 <= done["steps"] <= 3000  # those of two closures perhaps again
+    assert 3000 - 2 * 64 <= done["steps"] <= 3000  # the steps of two closures may run again
     assert 3000 <= done["step"] <= 3000 + 2 * 64
     saved = {step: weight_of(job, step) for step in saved_steps(job)}
     assert all(step % 300 == 0 or step == done["step"] for step in saved)

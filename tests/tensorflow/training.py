@@ -1,7 +1,7 @@
 """A training by `run_steps` for tests: python training.py CHECKPOINTS STEPS EVERY_STEPS
 
-Each step adds 1, computed on the worker, to a weight, so that the weight says how many were applied. The chief prints
-what it has restored, and the result as JSON.
+Each step adds 1, computed on the worker, to a weight, so that the weight counts the applied steps. The chief prints
+the restored step and the result as JSON.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # ruff: noqa: E402, UP031
 # mypy: ignore-errors
-"""A script for tf4slurm as it was before 0.1: asynchronous training. Only its import of TensorFlow is new."""
+"""A script for tf4slurm before 0.1: asynchronous training. Only its import of TensorFlow is new."""
 
 import argparse
 

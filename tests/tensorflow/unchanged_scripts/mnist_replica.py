@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Between-graph training after TensorFlow 1's mnist_replica: told by flags, its ps join() for ever."""
+"""Between-graph training after TensorFlow 1's mnist_replica: configured by flags; its ps call join() for ever."""
 
 import argparse
 

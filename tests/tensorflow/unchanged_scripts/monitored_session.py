@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Between-graph training with MonitoredTrainingSession and checkpoints, after TonY's examples. Knows TF_CONFIG only."""
+"""Between-graph training with MonitoredTrainingSession and checkpoints, after TonY's examples. Reads TF_CONFIG only."""
 
 import argparse
 import json

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""MultiWorkerMirroredStrategy after TensorFlow's tutorials: a loop of its own, or Keras' fit. Knows TF_CONFIG only."""
+"""MultiWorkerMirroredStrategy after TensorFlow's tutorials: a custom loop, or Keras' fit. Reads TF_CONFIG only."""
 
 import argparse
 import json

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""ParameterServerStrategy after TensorFlow's tutorial: with Keras' fit, or a loop of its own. Knows TF_CONFIG only."""
+"""ParameterServerStrategy after TensorFlow's tutorial: with Keras' fit, or a custom loop. Reads TF_CONFIG only."""
 
 import argparse
 import sys
@@ -54,11 +54,11 @@ if arguments.how == "fit":
         model = make_model()
         model.compile(tf.keras.optimizers.SGD(0.5), loss_of, metrics=["accuracy"], steps_per_execution=5)
 
-    class Tell(tf.keras.callbacks.Callback):
+    class PrintEpoch(tf.keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             print("epoch", epoch, "iterations", int(self.model.optimizer.iterations), flush=True)
 
-    callbacks = [tf.keras.callbacks.BackupAndRestore(arguments.directory + "/backup"), Tell()]
+    callbacks = [tf.keras.callbacks.BackupAndRestore(arguments.directory + "/backup"), PrintEpoch()]
     if arguments.save_weights:
         path = arguments.directory + "/ckpt-{epoch}"
         callbacks.append(tf.keras.callbacks.ModelCheckpoint(path, save_weights_only=True))

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Embeddings of any number of ids in TensorFlow's own hash tables, one on each ps, with run_steps and Checkpoints."""
+"""Embeddings of any number of ids in TensorFlow's hash tables, one on each ps, with run_steps and Checkpoints."""
 
 import argparse
 
