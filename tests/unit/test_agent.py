@@ -1,4 +1,4 @@
-"""What an agent refuses before it starts a child."""
+"""Checks of an agent before it starts a child."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_recorded_file_is_valid_bash(name: str) -> None:
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Path:
-    """A tf4slurm that only writes its arguments down, each followed by NUL."""
+    """A tf4slurm that only writes its arguments to a file, each followed by NUL."""
     program = tmp_path / "bin" / "tf4slurm"
     program.parent.mkdir()
     program.write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >{tmp_path}/arguments\n")
@@ -111,7 +111,7 @@ def recorder(tmp_path: Path) -> Path:
 
 
 def run_script(script: str, directory: Path, **variables: str) -> list[str]:
-    """Run a script as Slurm would; return what its tf4slurm was given."""
+    """Run a script as Slurm would; return the arguments of its tf4slurm."""
     environ = {**os.environ, "SLURM_JOB_ID": "7", **variables}
     done = subprocess.run(["bash"], input=script, text=True, cwd=directory, env=environ, timeout=30)
     assert done.returncode == 0
@@ -189,7 +189,7 @@ def test_header_has_the_command_that_made_the_script() -> None:
 
 
 def catches(process_id: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
+    """Return whether a process has a handler for a signal."""
     mask = re.search(r"^SigCgt:\s*(\w+)$", read_process(process_id, "status").decode(), re.MULTILINE)
     return mask is not None and bool(int(mask[1], 16) >> (number - 1) & 1)
 
@@ -197,26 +197,26 @@ def catches(process_id: int, number: int) -> bool:
 def test_script_with_epilogue_keeps_exit_code_and_forwards_signals(tmp_path: Path) -> None:
     program = tmp_path / "tf4slurm"
     program.write_text(
-        f'#!/bin/bash\nfor name in INT USR1; do trap "echo $name >>{tmp_path}/said" $name; done\n'
+        f'#!/bin/bash\nfor name in INT USR1; do trap "echo $name >>{tmp_path}/signals" $name; done\n'
         f"trap 'exit 9' TERM\ntouch {tmp_path}/up\nfor _ in $(seq 600); do sleep 0.05; done\n"
     )
     program.chmod(0o755)
-    epilogue = f"bash -c 'kill -TERM $$; echo after >>{tmp_path}/said'"
+    epilogue = f"bash -c 'kill -TERM $$; echo after >>{tmp_path}/signals'"
     script = make_script(job_of("--workers", "1", "--epilogue", epilogue, *TRAIN, program=program))
     bash = subprocess.Popen(["bash", "-c", script], cwd=tmp_path)
     try:
         assert wait_until((tmp_path / "up").exists, 10)
-        assert wait_until(lambda: catches(bash.pid, signal.SIGUSR2), 10)  # the last of its own traps
+        assert wait_until(lambda: catches(bash.pid, signal.SIGUSR2), 10)  # the last trap of the script
         for number in (signal.SIGINT, signal.SIGUSR1):
             bash.send_signal(number)
             name = number.name.removeprefix("SIG")
-            assert wait_until(lambda name=name: name in words_of(tmp_path / "said"), 10)  # type: ignore[misc]
+            assert wait_until(lambda name=name: name in words_of(tmp_path / "signals"), 10)  # type: ignore[misc]
         bash.send_signal(signal.SIGTERM)
         assert bash.wait(10) == 9
     finally:
         bash.kill()
         bash.wait()
-    assert words_of(tmp_path / "said") == ["INT", "USR1", "after"]
+    assert words_of(tmp_path / "signals") == ["INT", "USR1", "after"]
 
 
 def words_of(path: Path) -> list[str]:
@@ -231,7 +231,7 @@ def test_failed_environment_ends_job_before_its_command(tmp_path: Path) -> None:
 
 
 def test_modules_are_loaded_in_order_by_exported_function(tmp_path: Path) -> None:
-    """Sites export it as a function of bash, and sbatch carries the environment."""
+    """Sites export `module` as a bash function, and sbatch passes the environment on."""
     script = make_script(job_of("--single", "--module", "a/1", "--module", "b", "--", "touch", str(tmp_path / "ran")))
     for function, returncode, loaded in (
         ('echo "$@" >>loaded', 0, "load a/1\nload b\n"),

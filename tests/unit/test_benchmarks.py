@@ -1,4 +1,4 @@
-"""What is pure in the benchmarks: outcomes, the table, the curves, how things grow, and whether two runs agree."""
+"""Pure functions of the benchmarks: outcomes, tables, curves, growth, and agreement of two runs."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_two_runs_agree_if_their_spreads_overlap(tmp_path: Path) -> None:
     earlier = read_earlier(file, FACTS)
     assert earlier is not None
     again = [
-        Figure("once", "s", (9.0,)),  # no spread was stated
+        Figure("once", "s", (9.0,)),  # no spread was recorded
         Figure("new", "s", (9.0, 9.5)),
         Figure("barrier", "s", (0.2, 0.35, 0.5)),
         Figure("barrier", "s", (3.0, 3.5), at=1_000),

@@ -1,4 +1,4 @@
-"""Real children: their output, their ends, and that nothing of them is left."""
+"""Real children: their output, their exits, and that no process is left."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(subprocess.Popen(["sleep", "300"], start_new_session=True, stdout=output, 
 """
 HEEDS = (
     "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(5)); print('ready', flush=True)\n"
-    "while True: time.sleep(0.01)"  # not signal.pause(): that sleeps on if the signal comes just before it
+    "while True: time.sleep(0.01)"  # not signal.pause(), which misses a signal that arrives just before it
 )
 OWNER = """
 import asyncio, os, sys
@@ -77,7 +77,7 @@ asyncio.run(main())
 
 
 class Output:
-    """What a child has printed so far."""
+    """The output of a child so far."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -104,7 +104,7 @@ def is_alive(process_id: int) -> bool:
 
 
 def run_child(*command: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
-    """Run a child to its end; return what it ended with and what it printed."""
+    """Run a child to its end; return its return code and its output."""
 
     async def run() -> tuple[int, str]:
         output = Output()
@@ -201,7 +201,7 @@ def test_child_gets_sigterm_first() -> None:
 
 
 def seconds_to_end(script: str, grace_period_seconds: float, *, is_shielded: bool = False) -> tuple[float, int]:
-    """Start a shell script, end it once it has said "ready"; return how long that took, and its return code."""
+    """Start a shell script, end it once it has printed "ready"; return the duration of the end and the return code."""
 
     async def run() -> tuple[float, int]:
         output = Output()
@@ -244,7 +244,7 @@ def test_shielded_child_runs_on_after_its_handler_until_the_grace_period_ends(mo
         script = f'{PYTHON} -c "{HEEDS}"; echo saved; sleep 1; exit 6'
         child = await Child.start(["sh", "-c", script], os.environ, output, is_shielded=True)
         await output.wait_for(b"ready")
-        monkeypatch.setattr(Child, "signal", signal_and_wait)  # as if this process were held up right after it
+        monkeypatch.setattr(Child, "signal", signal_and_wait)  # as if this process were delayed right after it
         await child.end(20)
         return await child.wait()
 
@@ -313,7 +313,7 @@ def test_child_whose_start_is_cancelled_is_killed(turns: int, monkeypatch: pytes
         starting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             child = await starting
-            child.signal(signal.SIGKILL)  # it was faster than this test
+            child.signal(signal.SIGKILL)  # it has exited before
         await poll(lambda: bool(started) and started[0].returncode is not None)
 
     asyncio.run(run())
@@ -322,7 +322,7 @@ def test_child_whose_start_is_cancelled_is_killed(turns: int, monkeypatch: pytes
 
 @pytest.mark.parametrize("thread", ["child", "child-output"])
 def test_child_is_not_started_if_no_thread_can_be(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit of processes is simulated: it does not hold for root."""
+    """The limit of processes is simulated, since it does not apply to root."""
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:

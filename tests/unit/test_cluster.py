@@ -1,4 +1,4 @@
-"""The values of a cluster, and what TensorFlow is told of them."""
+"""The values of a cluster, and TF_CONFIG and cluster specs made from them."""
 
 from __future__ import annotations
 

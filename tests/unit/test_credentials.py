@@ -1,4 +1,4 @@
-"""A job's credentials: what the certificate allows, and where the secrets are not."""
+"""A job's credentials: what the certificate allows, and that secrets are not exposed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error family is what its page says: every class, its parents, its facts and its exit code."""
+"""The error classes as documented: every class, its parents, its attributes and its exit code."""
 
 from __future__ import annotations
 

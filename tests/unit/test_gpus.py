@@ -50,7 +50,7 @@ def step(local_rank: int = 0, **variables: str) -> SlurmStep:
 
 
 def test_each_variable_is_divided() -> None:
-    """With device cgroups CUDA counts from 0, ROCm may not; and devices have names, too."""
+    """With device cgroups CUDA counts from 0, ROCm may not; devices may also have names."""
     variables = {
         "CUDA_VISIBLE_DEVICES": "GPU-8932f937,GPU-d3a1",
         "ROCR_VISIBLE_DEVICES": "6,7",

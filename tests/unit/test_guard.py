@@ -71,5 +71,5 @@ def test_killed_guard_is_noticed_by_its_agent() -> None:
         descendants = agent.children(recursive=True)
         guard.kill()
         assert wait_until(lambda: not Path(f"/proc/{agent.pid}").exists() or agent.status() == "zombie", 10)
-        for process in descendants:  # the agent's part: see agent.py
+        for process in descendants:  # as in agent.py
             process.kill()

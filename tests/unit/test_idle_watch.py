@@ -1,4 +1,4 @@
-"""When a message says that the tasks of a job only wait, and for what."""
+"""The warning that the tasks of a job only wait, and its reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def records_of(*names: str, cpu: float = 10.0, step: int | None = None, starts: 
 
 
 def warning_times(*looks: tuple[float, list[TaskRecord]]) -> list[float]:
-    """Return the times of these looks at which there is a warning."""
+    """Return the times at which a check of these gives a warning."""
     watch = IdleWatch()
     return [now for now, records in looks if watch.check(records, now) is not None]
 

@@ -1,4 +1,4 @@
-"""The addresses of the very host that the tests run on."""
+"""The addresses of the host that the tests run on."""
 
 from __future__ import annotations
 

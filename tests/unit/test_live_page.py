@@ -49,7 +49,7 @@ class Served:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A job that still runs: a real one without its end."""
+    """A running job: a real one without its result."""
     path = Path(shutil.copytree(RUNS / "digits", tmp_path / "digits"))
     (path / "result.json").unlink()
     return path
@@ -115,7 +115,7 @@ def test_server_listens_on_loopback_only(served: Served) -> None:
 
 def test_idle_clients_do_not_block_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page._Handler, "timeout", 0.5)
-    silent = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(40)]
+    idle = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(40)]
 
     def is_served() -> bool:
         try:
@@ -124,12 +124,12 @@ def test_idle_clients_do_not_block_others(served: Served, monkeypatch: pytest.Mo
             return False
 
     assert wait_until(is_served, 20)
-    for connection in silent:
+    for connection in idle:
         connection.close()
 
 
 class SlowClients:
-    """Connections that send one byte of a request after the other, and never all of it."""
+    """Connections that send a request byte by byte and never complete it."""
 
     def __init__(self, port: int, count: int) -> None:
         self.connections = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(count)]

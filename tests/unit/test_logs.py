@@ -1,4 +1,4 @@
-"""The logs of a job: which are found, their order, and reading from a position on."""
+"""The logs of a job: search, order, and reading from a position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages survive encoding, and any other bytes are a MessageError and nothing else."""
+"""Messages survive encoding; any other bytes raise only MessageError."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ JSON = st.recursive(
 
 
 def decode_any(payload: bytes) -> Message:
-    """Decode a message of the kind that it names."""
+    """Decode a message of the kind named in it."""
     name = json.loads(payload)[0]
     return decode(payload, next(kind for kind in KINDS if kind.__name__ == name))
 
@@ -229,7 +229,7 @@ def test_cluster_of_100_000_tasks_survives_encoding() -> None:
     )
     payload = encode_cluster(1, cluster)
     assert decode_cluster(payload) == (1, cluster)
-    assert len(payload) < 16 * 2**20  # what a task accepts
+    assert len(payload) < 16 * 2**20  # the limit of a task
 
 
 ENTRY_TEXT = b'["ps",0,"n","h",4]'

@@ -1,4 +1,4 @@
-"""Answers of nodes: joined from srun's output, and judged."""
+"""Answers of nodes: parsed from srun's output, and evaluated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def srun_lines(rank: int, value: Any) -> list[str]:
     return [f"{rank:3}: {text[start : start + 1024]}\n" for start in range(0, len(text), 1024)]
 
 
-def join(lines: list[str]) -> dict[int, Any]:
+def parse(lines: list[str]) -> dict[int, Any]:
     parts: dict[int, str] = {}
     return dict(answer for line in lines if (answer := join_parts(parts, line)) is not None)
 
@@ -75,11 +75,11 @@ def test_parts_of_several_answers_may_alternate(data: st.DataObject) -> None:
         rank = data.draw(st.sampled_from(sorted(waiting)))
         lines.append(waiting[rank].pop(0))
         waiting = {rank: left for rank, left in waiting.items() if left}
-    assert join(lines) == {rank: {**LONG, "rank": rank} for rank in range(3)}
+    assert parse(lines) == {rank: {**LONG, "rank": rank} for rank in range(3)}
 
 
 @pytest.mark.parametrize("line", ["", "1: Loading module tensorflow", "Loading", "1: ", '1: {"x": 1}', "1: }"])
 def test_other_output_of_a_task_is_ignored(line: str) -> None:
-    assert join([line]) == {}
-    assert join([line, *srun_lines(1, LONG)]) == {1: LONG}
-    assert join([*srun_lines(1, 5), *srun_lines(1, 6)]) == {1: 6}
+    assert parse([line]) == {}
+    assert parse([line, *srun_lines(1, LONG)]) == {1: LONG}
+    assert parse([*srun_lines(1, 5), *srun_lines(1, 6)]) == {1: 6}

@@ -1,4 +1,4 @@
-"""Exit codes as a shell has them, and their words."""
+"""Exit codes as in a shell, and their descriptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_only_exit_code_0_is_success(exit_code: int, is_success: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("returncode", "exit_code", "words"),
+    ("returncode", "exit_code", "description"),
     [
         (0, 0, "exited with code 0"),
         (3, 3, "exited with code 3"),
@@ -24,6 +24,6 @@ def test_only_exit_code_0_is_success(exit_code: int, is_success: bool) -> None:
         (-50, 178, "was killed by signal 50 (unknown)"),
     ],
 )
-def test_return_code_has_an_exit_code_and_a_description(returncode: int, exit_code: int, words: str) -> None:
+def test_return_code_has_an_exit_code_and_a_description(returncode: int, exit_code: int, description: str) -> None:
     assert exit_code_of(returncode) == exit_code
-    assert describe_end(returncode) == words
+    assert describe_end(returncode) == description

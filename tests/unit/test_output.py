@@ -1,4 +1,4 @@
-"""Lines to streams that are slow, full, gone or of another encoding; bytes cut into lines."""
+"""Lines written to streams that are slow, full, closed or of another encoding; bytes split into lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOTICE = re.compile(r"\[(\d+) lines left out here; the log files have them\]")
 
 
 class HeldPipe:
-    """A real pipe that nobody reads until `start_reading`: whoever writes more than it holds is held up."""
+    """A real pipe without a reader until `start_reading`: writes above its capacity block."""
 
     def __init__(self) -> None:
         readable, writable = os.pipe()
@@ -33,7 +33,7 @@ class HeldPipe:
         self._reading = threading.Thread(target=lambda: self.lines.extend(self._reader))
 
     def read_one(self) -> None:
-        """Read a line, and with it up to some thousand bytes more from the pipe."""
+        """Read a line, and up to some thousand further bytes from the pipe."""
         self.lines.append(next(self._reader))
 
     def start_reading(self) -> None:
@@ -48,12 +48,12 @@ class HeldPipe:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `close` wait for longer than a busy machine may hold up a thread."""
+    """Make `close` wait for longer than a busy machine may delay a thread."""
     monkeypatch.setattr(output, "_CLOSE_SECONDS", 30)
 
 
 def count(read: list[str]) -> int:
-    """How many lines were read, or are told to be left out."""
+    """Return the number of lines that were read or reported as left out."""
     return sum(int(notice[1]) if (notice := NOTICE.fullmatch(line)) else 1 for line in read)
 
 
@@ -67,7 +67,7 @@ def test_lines_arrive_in_order_and_close_waits_for_them(patient: None) -> None:
 
 
 def test_buffered_lines_are_flushed_at_the_end(patient: None) -> None:
-    for count in range(20):  # whether or not the writing thread has seen the end already
+    for count in range(20):  # whether or not the writing thread has noticed the end
         raw = io.BytesIO()
         writer = LineWriter(io.TextIOWrapper(raw, encoding="utf-8"))
         for number in range(count):
@@ -104,7 +104,7 @@ def test_number_of_dropped_lines_is_right_if_its_line_is_dropped_too(monkeypatch
     while writer._lines.full():
         pipe.read_one()
     writer.write("again")
-    writer.close(["how it went"])  # nobody reads
+    writer.close(["how it went"])  # without a reader
     pipe.start_reading()
     assert wait_until(lambda: pipe.lines[-1] == "how it went\n", 10)
     assert count(pipe.read_to_end()) == MANY + 2
@@ -129,7 +129,7 @@ def test_close_waits_for_a_blocked_stream_for_a_limited_time() -> None:
     writer.close(["how it went"])
     seconds = time.monotonic() - before
     pipe.start_reading()
-    assert 0.9 < seconds < 2.5  # a second for what is queued, one more for the last lines
+    assert 0.9 < seconds < 2.5  # one second for the queue, one more for the last lines
     assert wait_until(lambda: pipe.lines[-1:] == ["how it went\n"], 10)
     *lines, note, last = pipe.read_to_end()
     assert last == "how it went"
@@ -145,7 +145,7 @@ def test_reader_that_has_exited_stops_only_the_writing(patient: None) -> None:
             writer.write(f"line {number}")
         before = time.monotonic()
         writer.close()
-        assert time.monotonic() - before < 0.9  # it did not wait for what nobody reads
+        assert time.monotonic() - before < 0.9  # it did not wait for a reader
 
 
 def test_line_that_the_stream_cannot_encode_does_not_stop_the_others(patient: None) -> None:

@@ -1,4 +1,4 @@
-"""What is filled in in the command, what is left alone, and which commands are refused."""
+"""Placeholders that are filled in, text that is left unchanged, and commands that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts become ranks, or an error that says what does not fit."""
+"""Counts become ranks, or an error that names the mismatch."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_spread_puts_ps_on_nodes_as_evenly_as_possible(nodes: list[str], data: s
         assert indices == list(range(len(indices)))
     held = {node: sum(t.task_type == "ps" for t, n in zip(tasks, nodes, strict=True) if n == node) for node in nodes}
     room = {node: nodes.count(node) - (node == nodes[0]) for node in nodes}
-    for node, count in held.items():  # a node with fewer has no room for more
+    for node, count in held.items():  # a node with fewer ps has no free task
         assert all(count >= other - 1 or count == room[node] for other in held.values())
 
 
@@ -168,7 +168,7 @@ def test_placement_that_contradicts_the_counts_is_refused(placement: str, words:
 
 @pytest.mark.parametrize("num_tasks", range(1, 7))
 def test_every_small_layout_is_spread_evenly(num_tasks: int) -> None:
-    """Every way in which up to 6 ranks can be on up to 3 nodes, with every number of ps."""
+    """Every placement of up to 6 ranks on up to 3 nodes, with every number of ps."""
     for nodes in itertools.product("abc", repeat=num_tasks):
         for ps in range(num_tasks + 1):
             tasks = place_tasks({"ps": ps, "worker": num_tasks - ps}, SPREAD, nodes)

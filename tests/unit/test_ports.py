@@ -1,4 +1,4 @@
-"""Ports that are held, shared with who may, and kept from all others: on real sockets."""
+"""Held ports, shared with the child only: on real sockets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def held() -> Iterator[HeldPort]:
 
 
 def listener(port: int, *, reuse: bool, host: str = "127.0.0.1") -> socket.socket:
-    """Listen as TensorFlow's server does with TF_GRPC_REUSE_PORT=true, or as any other program."""
+    """Listen as TensorFlow's server does with TF_GRPC_REUSE_PORT=true, or as another program."""
     server = socket.socket()
     if reuse:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -164,7 +164,7 @@ def test_ranges_survive_the_round_trip(ranges: list[tuple[int, int]]) -> None:
 
 
 def leave_in_time_wait() -> int:
-    """Serve one connection and close it from our side; return the port, which TIME_WAIT keeps now."""
+    """Serve one connection and close it from our side; return the port, which is now in TIME_WAIT."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port), timeout=5) as client:

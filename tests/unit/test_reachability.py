@@ -62,16 +62,16 @@ def test_agent_of_another_job_or_rank_is_a_fault(rank: int, secret: str) -> None
 def test_idle_connections_do_not_block_the_server() -> None:
     async def run() -> None:
         async with answering(1) as held:
-            silent = [await asyncio.open_connection("127.0.0.1", held.port) for _ in range(300)]
+            idle = [await asyncio.open_connection("127.0.0.1", held.port) for _ in range(300)]
             assert await find_unreachable([member(1, held.port)], SECRET, 4) == []
             with contextlib.suppress(ConnectionResetError):
-                assert await asyncio.wait_for(silent[0][0].read(1), 4) == b""
-            for _, writer in silent:
+                assert await asyncio.wait_for(idle[0][0].read(1), 4) == b""
+            for _, writer in idle:
                 writer.close()
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    own = psutil.Process().num_fds()  # other tests of this process may have left some open
-    resource.setrlimit(resource.RLIMIT_NOFILE, (own + 450, hard))  # fewer than both ends of all
+    own = psutil.Process().num_fds()  # other tests of this process may have left sockets open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (own + 450, hard))  # fewer than both ends of all connections
     try:
         asyncio.run(run())
     finally:
@@ -120,8 +120,8 @@ def test_only_unreachable_members_are_returned() -> None:
 def test_invalid_request_does_not_stop_the_server() -> None:
     async def run() -> list[str]:
         async with answering(1) as held:
-            with socket.create_connection(("127.0.0.1", held.port)) as stranger:
-                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with socket.create_connection(("127.0.0.1", held.port)) as other_client:
+                other_client.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 with socket.create_connection(("127.0.0.1", held.port)):
                     return await find_unreachable([member(1, held.port)], SECRET, 5)
 

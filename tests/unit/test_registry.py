@@ -22,7 +22,7 @@ def test_job_is_found_by_id_and_by_name(environ: dict[str, str], tmp_path: Path)
     remember("train-17", tmp_path / "runs", environ, "17")
     remember("train-1712", tmp_path / "runs", environ, "1712")
     first = RunDirectory.create(tmp_path / "runs", "train-17")
-    second = RunDirectory.create(tmp_path / "runs", "train-17")  # it was put back into the queue
+    second = RunDirectory.create(tmp_path / "runs", "train-17")  # it was requeued
     RunDirectory.create(tmp_path / "runs", "train-1712")
     assert find_job("17", environ) == find_job("train-17", environ)
     assert find_job("17", environ).run_directories == [first, second]

@@ -81,7 +81,7 @@ def test_endpoint_survives_the_environment() -> None:
     environ = SERVICE.to_environ()
     assert set(environ) < set(AGENT_VARIABLES)
     assert is_under_launcher({**environ, **spec_to_environ(JobSpec(workers=1), Path("/runs/x"))})
-    assert not is_under_launcher(environ)  # something left over
+    assert not is_under_launcher(environ)  # an unrelated variable
     for missing in environ:
         rest = {name: value for name, value in environ.items() if name != missing}
         assert not is_under_launcher({**rest, **spec_to_environ(JobSpec(workers=1), Path("/runs/x"))})
@@ -291,8 +291,8 @@ def test_registration_made_for_several_addresses_holds_one_port() -> None:
 
 
 @contextlib.asynccontextmanager
-async def joined(spec: JobSpec, place: Place) -> AsyncIterator[tuple[Rendezvous, JobState]]:
-    """A join to a real service of one task, up to its hello."""
+async def registered(spec: JobSpec, place: Place) -> AsyncIterator[tuple[Rendezvous, JobState]]:
+    """A rendezvous with a real service of one task, up to its registration."""
     state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_, **__: None)
     control = ControlService(state, CREDENTIALS)
     service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
@@ -315,7 +315,7 @@ async def joined(spec: JobSpec, place: Place) -> AsyncIterator[tuple[Rendezvous,
 
 def check_joined(spec: JobSpec, place: Place, check: Callable[[Rendezvous, JobState], None]) -> None:
     async def run() -> None:
-        async with joined(spec, place) as (join, state):
+        async with registered(spec, place) as (join, state):
             check(join, state)
 
     asyncio.run(run())
@@ -333,7 +333,7 @@ def test_task_registers_the_address_of_its_route_and_the_port_it_holds() -> None
         with pytest.raises(PlacementError):
             hold_port([join.held_port.port])
         with socket.create_connection(record.address, timeout=5):
-            pass  # it listens already: whoever knows the address may ask for proof
+            pass  # it listens already, for reachability checks
 
     check_joined(JobSpec(workers=1), HERE, check)
 
@@ -342,7 +342,7 @@ def test_task_registers_the_address_of_its_route_and_the_port_it_holds() -> None
 def test_requested_ports_take_precedence_over_those_that_slurm_reserves(asked: bool) -> None:
     with contextlib.ExitStack() as held:
         free = tuple(held.enter_context(contextlib.closing(hold_port())).port for _ in range(8))
-    mine, reserved = free[:4], free[4:]  # several, for anybody may take one meanwhile
+    mine, reserved = free[:4], free[4:]  # several, since another process may take one
 
     def check(join: Rendezvous, state: JobState) -> None:
         assert state.records[0].address in [Address("127.0.0.1", port) for port in (mine if asked else reserved)]
@@ -389,7 +389,7 @@ def test_two_processes_of_a_rank_have_different_incarnations() -> None:
 
 
 def outer_interface() -> str:
-    """The name of an interface that other hosts may reach; skips the test where there is none."""
+    """Return the name of an interface that other hosts can reach; skip the test without one."""
     for each in list_interfaces():
         if each.addresses and not is_loopback(each.addresses[0]):
             return each.name
@@ -411,7 +411,7 @@ def test_tasks_on_several_nodes_have_the_same_cluster_after_checking_its_address
         assert [member.address for member in first.members] == [record.address for record in state.records]
         for join in joins:
             assert join.held_port is not None
-            with pytest.raises(ConnectionRefusedError):  # nobody listens any more: the port is the child's
+            with pytest.raises(ConnectionRefusedError):  # the agent does not listen any more: the port is the child's
                 socket.create_connection(("127.0.0.1", join.held_port.port), timeout=5)
             join.held_port.close()
         await cancel(*running)

@@ -27,7 +27,7 @@ FILES = ("job.json", "status.json", "result.json", "events.jsonl", "samples.json
 
 
 class Page(HTMLParser):
-    """The elements, attributes and words of a page."""
+    """The elements, attributes and text of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ DIRECTORY = RunDirectory(Path("/runs/digits-42"))
 
 
 def trained() -> JobState:
-    """A job whose children run: joined at 0 s, started at 1 s."""
+    """A job whose children run: registered at 0 s, started at 1 s."""
     state = JobState(TASKS, JobSpec(), START, lambda *_, **__: None)
     for rank in range(4):
         registration = Registration(rank, f"n{rank // 2}", f"10.0.0.{rank // 2}", 40000 + rank, f"i{rank}", __version__)

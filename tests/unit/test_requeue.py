@@ -1,4 +1,4 @@
-"""Whether a stopped job goes back into the queue; Slurm's answers are those of a real controller, recorded."""
+"""Decisions to requeue a stopped job, with recorded answers of a real controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of roles, as ARCHITECTURE.md has it."""
+"""The table of roles."""
 
 from __future__ import annotations
 

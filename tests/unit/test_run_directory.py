@@ -84,7 +84,7 @@ def test_4_kb_are_reserved_once_for_the_process_that_writes_the_result(tmp_path:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
 @pytest.mark.parametrize("first", ["on the full disk", "before it is full", "before it is full, and long"])
 def test_second_result_on_a_full_disk_replaces_the_first(tmp_path: Path, first: str) -> None:
-    """As where Slurm refuses the requeue that the first one tells."""
+    """As when Slurm refuses the requeue that the first result announces."""
     with small_disk(tmp_path / "runs"):
         run = RunDirectory.create(tmp_path / "runs", "digits")
         requeued = ResultFile(exit_code=75, requeued="time limit", tail=("x" * (20_000 if "long" in first else 1),))
@@ -113,7 +113,7 @@ def test_open_removes_permissions_of_others(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
 def test_directory_or_link_of_another_user_is_refused(tmp_path: Path) -> None:
-    """In a directory that all may write, such as /tmp."""
+    """In a world-writable directory, such as /tmp."""
     tmp_path.chmod(0o1777)
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path / "theirs", 12345, 12345)
@@ -169,7 +169,7 @@ def test_file_is_replaced_atomically_and_private(tmp_path: Path) -> None:
         first = path.stat().st_ino
         with path.open() as reader:
             directory.write(JobFile(name="second"))
-            assert json.load(reader)["name"] == "first"  # an open file stays the old one
+            assert json.load(reader)["name"] == "first"  # an open file keeps the old content
     finally:
         os.umask(old)
     assert directory.read(JobFile) == JobFile(name="second")

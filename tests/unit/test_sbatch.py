@@ -1,4 +1,4 @@
-"""Input and output of sbatch, for which a fake program stands in."""
+"""Input and output of sbatch, with a fake program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that sbatch gets, and those that are refused."""
+"""The options of sbatch that are set, and those that are refused."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_het_gives_ps_a_component_without_gpus() -> None:
 
 
 def test_het_sets_cpus_of_each_component() -> None:
-    """Slurm gives the batch script those of the first component in the variable that srun reads."""
+    """Slurm gives the batch script the CPUs of the first component in the variable that srun reads."""
     ps, others = make_sbatch_options(job_of("--het", "--workers", "1", "--ps-sbatch", "cpus-per-task=4", *TRAIN))
     assert (ps["cpus-per-task"], others["cpus-per-task"]) == ("4", "1")
 
@@ -112,7 +112,7 @@ def test_options_of_sbatch_are_derived(arguments: tuple[str, ...], expected: dic
     ],
 )
 def test_requeue_with_signal_at_start_of_job_is_refused(limit: str, is_refused: bool) -> None:
-    """By default it comes 120 s before the limit, and Slurm may send it 60 s earlier."""
+    """The default signal is 120 s before the limit, and Slurm may send it 60 s earlier."""
     arguments = ("--workers", "1", "--requeue", "2", "-t", limit)
     if is_refused:
         with pytest.raises(OptionError, match="have to stop as soon as it starts"):

@@ -142,7 +142,7 @@ def describe_type(hint: Any) -> str:
 
 
 def test_page_describes_the_schema() -> None:
-    """Write the page anew with `python -m tests.unit.test_schema`."""
+    """`python -m tests.unit.test_schema` writes the page again."""
     assert PAGE.read_text(encoding="utf-8") == describe_schema()
 
 

@@ -144,7 +144,7 @@ def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once(
         assert await has(lambda: bool(reports) and reports[-1].has_saved)
         script.add_stop_callback(save_late)
         assert await has(lambda: called == ["early", "late"])
-        assert await has(lambda: not reports[-1].has_saved)  # the job waits for it
+        assert await has(lambda: not reports[-1].has_saved)  # the job waits for this message
         goes_on.set()
         assert await has(lambda: reports[-1].has_saved)
         assert called == ["early", "late"]
@@ -207,7 +207,7 @@ def test_invalid_message_ends_only_its_connection(message: bytes) -> None:
                 peer.sendall(message)
                 assert peer.recv(1000) == b""
             except (BrokenPipeError, ConnectionResetError):
-                pass  # the connection was closed before all was read
+                pass  # the connection was closed before everything was read
         ScriptChannel(server.name).send(step=1)
         assert wait_until(lambda: reports == [ScriptState(step=1)], 5)
 

@@ -1,4 +1,4 @@
-"""Which cluster spec a process has, and the properties of ServerDictionary."""
+"""The sources of a process's cluster spec, and the properties of ServerDictionary."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ with exit_after(0.1, lambda: "ps/0 is missing"):
 
 
 def test_only_servers_that_do_not_answer_are_missing() -> None:
-    with http2_server() as answers, socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as bound:
+    with http2_server() as answers, socket.create_server(("127.0.0.1", 0)) as unresponsive, socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        ports = {"worker": [answers, silent.getsockname()[1], bound.getsockname()[1]]}
+        ports = {"worker": [answers, unresponsive.getsockname()[1], bound.getsockname()[1]]}
         cluster = {role: [f"127.0.0.1:{port}" for port in ports[role]] for role in ports}
         missing = wait_for_servers(list_servers(cluster), 3)
     assert set(missing) == {Task("worker", 1), Task("worker", 2)}
@@ -36,7 +36,7 @@ def test_only_servers_that_do_not_answer_are_missing() -> None:
 
 def test_late_server_is_waited_for() -> None:
     found: list[dict[Task, Address]] = []
-    with socket.socket() as holder:  # bound, so that nobody else gets the port; the server may have it all the same
+    with socket.socket() as holder:  # bound, so that no other process takes the port; the server can share it
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]

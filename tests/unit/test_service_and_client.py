@@ -1,4 +1,4 @@
-"""The control service and its client over gRPC on 127.0.0.1, in one event loop; and clients that send other things."""
+"""The control service and its client over gRPC on 127.0.0.1, in one event loop; and clients that send invalid data."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def until(condition: Callable[[], object], timeout_seconds: float = 8) -> 
 
 
 async def cancel(*tasks: asyncio.Task[None]) -> None:
-    """Cancel until it works: before Python 3.12, wait_for loses a cancellation that comes with the result."""
+    """Cancel until the task ends: before Python 3.12, wait_for loses a cancellation that comes with the result."""
     pending = set(tasks)
     while pending:
         for task in pending:
@@ -122,7 +122,7 @@ def make_client(
     heartbeat_timeout_seconds: float = HEARTBEAT_TIMEOUT,
     rendezvous_timeout_seconds: float = 10,
 ) -> ControlClient:
-    """Return a client that has not begun, with the service at one of these addresses."""
+    """Return a client that has not started, with the service at one of these addresses."""
     return ControlClient(
         lambda: (addresses, credentials),
         registration,
@@ -169,7 +169,7 @@ class Job:
         rendezvous_timeout_seconds: float = 10,
         **changes: Any,
     ) -> ControlClient:
-        """Return a client that has not begun; `changes` replace fields of its registration."""
+        """Return a client that has not started; `changes` replace fields of its registration."""
         return make_client(
             Address("127.0.0.1", port or self.port),
             credentials=credentials,
@@ -225,7 +225,7 @@ async def serving(
 
 
 def is_registered(member: ControlClient) -> bool:
-    """Whether the member knows that it is registered, which the service knows a moment earlier."""
+    """Return whether the member knows that it is registered; the service knows a moment earlier."""
     return member._last_address is not None
 
 
@@ -322,7 +322,7 @@ class Relay:
         writer.close()
 
 
-# The life of a job
+# A complete job
 
 
 def test_job_of_two_tasks_registers_trains_and_ends() -> None:
@@ -391,7 +391,7 @@ def test_terminated_task_is_not_refused_when_the_launcher_is_slow(monkeypatch: p
 
             async def receive_and_hold(*arguments: Any) -> None:
                 await receive(*arguments)
-                await asyncio.sleep(60)  # so the service does not end the call in time: the task makes another
+                await asyncio.sleep(60)  # the service does not end the call in time, so the task makes another
 
             monkeypatch.setattr(job.service, "_receive", receive_and_hold)
             member = job.client(0, port=relay.port)
@@ -475,7 +475,7 @@ def test_failed_child_with_the_longest_tail_is_reported() -> None:
     async def scenario() -> None:
         async with serving() as job:
             chief, _ = await job.form(2)
-            tail = ("\U0001f600" * 500,) * 20  # as the agent cuts it, in the longest characters
+            tail = ("\U0001f600" * 500,) * 20  # the limit of the agent, in the longest characters
             chief.update(state="exited", starts=1, returncode=3, tail=tail)
             await until(lambda: job.state.outcome, timeout_seconds=3)
             assert job.state.outcome is not None
@@ -667,7 +667,7 @@ def test_task_does_not_register_at_a_service_with_another_certificate() -> None:
     run_scenario(scenario)
 
 
-# Clients that send something else, while the members of the job go on
+# Clients that send invalid data, while the members of the job continue
 
 
 async def send_nothing(raw: RawClient) -> None:
@@ -682,7 +682,7 @@ async def send_text(raw: RawClient) -> None:
     await raw.send(b"nonsense")
 
 
-async def send_truncated_hello(raw: RawClient) -> None:
+async def send_truncated_registration(raw: RawClient) -> None:
     await raw.send(encode(make_registration(0))[:40])
 
 
@@ -690,11 +690,11 @@ async def send_status(raw: RawClient) -> None:
     await raw.send(ObservedState("terminated"))
 
 
-async def send_large_hello(raw: RawClient) -> None:
+async def send_large_registration(raw: RawClient) -> None:
     await raw.send(make_registration(0, node="n" * MAX_STATE_BYTES))
 
 
-async def send_huge_hello(raw: RawClient) -> None:
+async def send_huge_registration(raw: RawClient) -> None:
     await raw.send(make_registration(0, node="n" * 10_000_000))
 
 
@@ -711,10 +711,10 @@ OK, INVALID, EXHAUSTED = (
         (send_nothing, OK),
         (send_heartbeat, INVALID),
         (send_text, INVALID),
-        (send_truncated_hello, INVALID),
+        (send_truncated_registration, INVALID),
         (send_status, INVALID),
-        (send_large_hello, EXHAUSTED),
-        (send_huge_hello, EXHAUSTED),
+        (send_large_registration, EXHAUSTED),
+        (send_huge_registration, EXHAUSTED),
     ],
 )
 def test_client_whose_first_message_is_no_registration_is_refused_and_members_continue(
@@ -774,7 +774,7 @@ def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_notified(
             assert "its message was not accepted: " in job.state.outcome.reason
             assert "is not a control message of this version of tf4slurm" in job.state.outcome.reason
             assert ps.desired.terminate_reason == job.state.outcome.reason
-            async with raw_client(job.port) as raw:  # it is lost for good
+            async with raw_client(job.port) as raw:  # it stays lost
                 await raw.send(make_registration(0))
                 code, detail, _ = await raw.end()
                 assert code is grpc.StatusCode.FAILED_PRECONDITION
@@ -915,7 +915,7 @@ def test_connection_without_tls_is_closed_and_members_continue(
                 assert await asyncio.wait_for(reader.read(1), 5) == b"\x16"  # the handshake is under way
             if not closes:
                 with contextlib.suppress(ConnectionResetError):
-                    await asyncio.wait_for(reader.read(-1), 10)  # to the end that the service makes
+                    await asyncio.wait_for(reader.read(-1), 10)  # until the service closes the connection
             writer.close()
             await job.check_undisturbed(members)
 
@@ -937,7 +937,7 @@ def test_plain_text_grpc_client_gets_unavailable_and_members_continue() -> None:
     run_scenario(scenario)
 
 
-# Connections that break or fall silent
+# Connections that break or become unresponsive
 
 
 def test_lost_connection_is_restored_without_losing_state() -> None:
@@ -969,7 +969,7 @@ def test_lost_connection_is_restored_without_losing_state() -> None:
 
 @pytest.mark.parametrize("tail", [("x" * 250,) * 20, ("x" * 500,) * 20, ("\U0001f600" * 500,) * 20])
 def test_long_status_is_sent_on_the_next_connection(tail: tuple[str, ...]) -> None:
-    """It follows the registration at once, before the service has registered the task."""
+    """The heartbeat follows the registration at once, before the service has registered the task."""
 
     async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
@@ -986,7 +986,7 @@ def test_long_status_is_sent_on_the_next_connection(tail: tuple[str, ...]) -> No
 
 
 def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
-    """It may have little of the heartbeat timeout left."""
+    """Little of the heartbeat timeout may be left."""
 
     async def scenario() -> None:
         slow = JobSpec(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100)
@@ -1144,14 +1144,14 @@ def test_unresponsive_task_is_lost_after_the_heartbeat_timeout() -> None:
 # Finding the service
 
 
-@pytest.mark.parametrize("find", ["nobody listens", "nothing is known"])
+@pytest.mark.parametrize("find", ["no listener", "no address"])
 def test_run_without_a_service_ends_at_the_rendezvous_timeout(find: str) -> None:
     async def scenario() -> None:
         listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         listener.close()
         await listener.wait_closed()
-        addresses = [Address("127.0.0.1", port)] if find == "nobody listens" else []
+        addresses = [Address("127.0.0.1", port)] if find == "no listener" else []
         member = make_client(*addresses, rendezvous_timeout_seconds=0.2)
         before = time.monotonic()
         with pytest.raises(RendezvousConnectionError, match="The launcher has ended or was not started"):
@@ -1239,7 +1239,7 @@ def test_task_reconnects_first_at_the_address_that_answered() -> None:
 async def grpc_server(
     handle: Callable[[Any], Coroutine[Any, Any, None]], credentials: ServiceCredentials | None = CREDENTIALS
 ) -> AsyncIterator[Address]:
-    """Run another gRPC server than tf4slurm's in its place: with these credentials, or without TLS."""
+    """Run another gRPC server in place of the control service: with these credentials, or without TLS."""
 
     async def handler(_: object, context: Any) -> None:
         await handle(context)
@@ -1326,7 +1326,7 @@ def test_cluster_is_sent_before_any_desired_state() -> None:
 
 
 class FakeContext:
-    """The service's end of a call, of which a test decides when each await returns."""
+    """The service's end of a call; a test decides when each await returns."""
 
     def __init__(self, registration: Registration) -> None:
         self.messages: asyncio.Queue[object] = asyncio.Queue()
@@ -1386,7 +1386,7 @@ def test_call_that_ends_before_its_confirmation_is_a_disconnection() -> None:
 def test_error_of_the_service_in_a_message_is_the_loss_of_its_task(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And not an endless loop of connections that end with the same message."""
+    """Otherwise the task would reconnect for ever and fail at the same message."""
 
     async def scenario() -> None:
         async with serving() as job:

@@ -1,4 +1,4 @@
-"""Settings: what the verbs make of them, their places, which one overrides another, and what is refused."""
+"""Settings: their effect on the verbs, their places, their precedence, and refusals."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_run_without_slurm_ignores_settings_for_slurm(home: Path) -> None:
 
 
 def test_no_option_shares_its_variable_with_tasks() -> None:
-    """Else TF4SLURM_TASK, which a child has, would be --task of what it starts."""
+    """Otherwise TF4SLURM_TASK of a child would set --task in its own jobs."""
     assert not {"attempt", "control", "line", "log", "rank", "secret", "settings", "task"} & set(
         options_by_key(BatchSpec)
     )

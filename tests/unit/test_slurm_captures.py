@@ -15,7 +15,7 @@ def steps_of(capture: Capture) -> list[SlurmStep]:
 
 
 def may_refuse(capture: Capture, step: SlurmStep) -> bool:
-    """Whether other maps show this task the same environment: see `layout.py`."""
+    """Return whether other layouts give this task the same environment: see `layout.py`."""
     groups = [set(group.nodes) & set(step.nodes) for group in step.het_groups]
     components = [nodes for nodes in groups if nodes]
     known = [len(nodes) == 1 or (len(nodes) == 2 and step.node_name in nodes) for nodes in components]
@@ -64,7 +64,7 @@ def test_wrong_layout_is_refused_by_a_misplaced_task() -> None:
         ("gres-gpu2", ["0", "1", "-1", "0,1"]),  # all tasks of a node see both; the third is a ps
         ("gpu-two-jobs-second", ["2", "3"]),  # 0 and 1 are another job's
         ("gpus-total3", ["0", "1", "0"]),  # two on one node, one on the other
-        ("gpus-per-task1", ["0", "1", "2", "0"]),  # Slurm has divided them
+        ("gpus-per-task1", ["0", "1", "2", "0"]),  # divided by Slurm
         ("gpu-bind-map", ["3", "2", "1", "0"]),
         ("ntasks-per-gpu", ["0", "1", "0", "1"]),
         ("gpu-two-steps-worker", ["1,2,3"]),

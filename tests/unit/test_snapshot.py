@@ -1,4 +1,4 @@
-"""A copy of the code: what is in it, and when there is none."""
+"""Snapshots of the code: their content, and when none is made."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ def test_copy_of_source_ignored_by_outer_repository_has_everything(tmp_path: Pat
 @pytest.mark.parametrize("kind", ["git", "copy"])
 def test_snapshot_that_is_too_large_is_refused_with_its_size(source: Path, kind: str) -> None:
     with (source / "train.py").open("ab") as file:
-        file.truncate(1_500_000_000)  # a hole: it takes no space
+        file.truncate(1_500_000_000)  # a sparse file
     with pytest.raises(OptionError, match=r"would have 1\.5 GB; the limit is 1 GB\. Keep data"):
         take_snapshot(kind, source, source / "runs" / "train.code")
     assert not (source / "runs" / "train.code").exists()
     if kind == "copy":
-        (source / "train.py").rename(source / "runs" / "data")  # which is left out
+        (source / "train.py").rename(source / "runs" / "data")  # this file is left out
         take_snapshot(kind, source, source / "runs" / "train.code")
 
 

@@ -1,4 +1,4 @@
-"""Checks of Keras and Python. The facts about tf_keras, which is not installed here, are recorded ones."""
+"""Checks of Keras and Python. The facts about tf_keras, which is not installed here, are recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of a job's life, with a clock that the test turns: nothing here waits."""
+"""The state machine of a job, with a simulated clock: no test waits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PHASES = list(Phase)
 
 
 class Job:
-    """A job's state, the clock, and tasks that do what they are told; `roles` are in rank order."""
+    """A job's state, the clock, and tasks that follow their desired states; `roles` are in rank order."""
 
     def __init__(self, roles: str = FULL, limits: JobSpec = LIMITS, *, owns_child: bool = True) -> None:
         counts: Counter[str] = Counter()
@@ -126,7 +126,7 @@ class Job:
             self.register(rank)
         return self
 
-    def join_again(self, *ranks: int) -> Job:
+    def reregister(self, *ranks: int) -> Job:
         """These tasks register a new port for the current attempt."""
         for rank in ranks:
             attempt = self.desired(rank).attempt
@@ -150,7 +150,7 @@ class Job:
         return self
 
 
-# Forming
+# Rendezvous
 
 
 def test_new_job_waits_for_its_tasks() -> None:
@@ -336,7 +336,7 @@ def test_addresses_are_those_of_the_registrations() -> None:
     assert (record.node, record.address) == ("n2", Address("10.0.0.2", 4002))
 
 
-# Silence and broken connections
+# Missing heartbeats and broken connections
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -427,7 +427,7 @@ def test_lag_of_the_launcher_extends_a_deadline_once() -> None:
 def test_heartbeat_after_a_lag_starts_a_normal_timeout() -> None:
     job = Job().train()
     job.now += 60
-    job.send(2, "running")  # it lay in the launcher's buffers
+    job.send(2, "running")  # it was in the launcher's buffers
     job.state.on_tick(job.now)
     job.turn(12, sending=(0, 1, 3))
     assert job.outcome.cause == Task("worker", 0)
@@ -445,7 +445,7 @@ def test_tasks_have_time_to_terminate_when_the_outcome_follows_a_lag() -> None:
     assert "not_terminated" not in job.kinds
 
 
-# Orders are levels
+# Desired states are levels
 
 
 def test_desired_state_is_the_same_after_a_reconnection() -> None:
@@ -474,7 +474,7 @@ def test_start_that_was_never_reported_counts() -> None:
     assert job.desired(2).starts == 3
 
 
-# Ends of children
+# Exits of children
 
 
 def test_worker_under_a_chief_is_restarted_in_place_up_to_the_limit() -> None:
@@ -568,7 +568,7 @@ def test_ps_or_worker_that_exits_with_0_after_the_chief_does_not_change_the_wait
     assert job.outcome.reason.startswith("Training is done: all but evaluator/0")
 
 
-# A ps that leaves by itself
+# A ps that exits by itself
 
 
 def test_ps_may_exit_when_its_workers_are_done() -> None:
@@ -651,9 +651,9 @@ def test_loss_of_a_ps_or_the_chief_costs_an_attempt(rank: int) -> None:
     job.end_child(rank, -9)
     assert (job.phase(), job.state.attempt, job.state.cluster) == (Phase.RENDEZVOUS, 2, None)
     assert [job.desired(each) for each in job.ranks] == [DesiredState(attempt=2, kill_wait_seconds=5)] * 4
-    job.join_again(0, 1, 2)
+    job.reregister(0, 1, 2)
     assert job.phase() is Phase.RENDEZVOUS
-    job.join_again(3)
+    job.reregister(3)
     assert job.phase() is Phase.CHECKING
     assert job.state.cluster is not None
     assert [member.address.port for member in job.state.cluster.members] == [5000, 5001, 5002, 5003]
@@ -665,7 +665,7 @@ def test_loss_of_a_ps_or_the_chief_costs_an_attempt(rank: int) -> None:
 def test_failure_in_the_last_attempt_ends_the_job() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.end_child(1, -9)
-    job.join_again(0, 1, 2, 3).check_and_run()
+    job.reregister(0, 1, 2, 3).check_and_run()
     job.end_child(0, 3, tail=("boom",))
     assert job.outcome == Outcome(3, "chief/0 on n0 exited with code 3.", Task("chief", 0), ("boom",))
 
@@ -675,7 +675,7 @@ def test_state_of_an_earlier_attempt_is_ignored() -> None:
     job.end_child(1, -9)
     job.state.on_observed_state(0, ObservedState("exited", starts=1, returncode=1), job.now)
     job.state.on_observed_state(2, ObservedState("ready"), job.now)
-    job.join_again(0, 1, 2)
+    job.reregister(0, 1, 2)
     assert (job.phase(), job.state.count("ready")) == (Phase.RENDEZVOUS, 0)
     job.state.on_observed_state(3, ObservedState("running", starts=1, stop_signal="SIGTERM"), job.now)
     assert job.outcome.exit_code == 143
@@ -684,7 +684,7 @@ def test_state_of_an_earlier_attempt_is_ignored() -> None:
 def test_attempt_without_rendezvous_ends_the_job() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.end_child(1, -9)
-    job.join_again(0, 1, 2)
+    job.reregister(0, 1, 2)
     job.turn(LIMITS.start_timeout_seconds + 1)
     assert job.outcome.exit_code == 6
     assert job.outcome.cause == Task("worker", 1)
@@ -746,20 +746,20 @@ def test_early_heartbeat_does_not_delay_a_stall() -> None:
     assert job.outcome.exit_code == 7
 
 
-@pytest.mark.parametrize(("comes_back", "exit_code", "cause"), [(True, 1, "chief"), (False, 7, "ps")])
-def test_failure_waits_for_a_task_that_may_be_its_cause(comes_back: bool, exit_code: int, cause: str) -> None:
+@pytest.mark.parametrize(("reconnects", "exit_code", "cause"), [(True, 1, "chief"), (False, 7, "ps")])
+def test_failure_waits_for_a_task_that_may_be_its_cause(reconnects: bool, exit_code: int, cause: str) -> None:
     job = Job().train()
     job.state.on_disconnect(1, job.now)
     job.turn(0.2)
     job.end_child(0, 1)
     assert job.state.outcome is None
-    if comes_back:
+    if reconnects:
         job.register(1)
     job.turn(LIMITS.reconnect_seconds + TICK)
     assert (job.outcome.exit_code, job.outcome.cause) == (exit_code, Task(cause, 0))
 
 
-# Save and stop
+# Stop requests
 
 
 def test_stopped_job_has_the_grace_period() -> None:
@@ -768,12 +768,12 @@ def test_stopped_job_has_the_grace_period() -> None:
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     assert job.phase() is Phase.STOPPING
     assert job.state.take_changed() == {0, 1, 2, 3}
-    order = job.desired(0)
-    assert (order.stop_reason, order.grace_period_seconds) == (
+    desired = job.desired(0)
+    assert (desired.stop_reason, desired.grace_period_seconds) == (
         "The job was stopped: the launcher received SIGTERM.",
         20,
     )
-    assert not order.terminate
+    assert not desired.terminate
     job.turn(19)
     assert job.phase() is Phase.STOPPING
     job.turn(2)
@@ -825,9 +825,9 @@ def test_stopped_job_begins_no_other_attempt() -> None:
     assert (job.state.attempt, job.outcome.exit_code) == (1, 143)
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize("reconnects", [True, False])
 @pytest.mark.parametrize("failed", [0, 1], ids=["chief", "ps"])
-def test_failure_held_back_before_a_stop_does_not_override_the_stop(failed: int, comes_back: bool) -> None:
+def test_failure_held_back_before_a_stop_does_not_override_the_stop(failed: int, reconnects: bool) -> None:
     """A worker is disconnected, so the failure of the chief or the ps is held back; then the job is asked to stop."""
     job = Job(limits=dataclasses.replace(GRACEFUL, max_attempts=2)).train()
     job.state.on_disconnect(2, job.now)
@@ -835,11 +835,11 @@ def test_failure_held_back_before_a_stop_does_not_override_the_stop(failed: int,
     job.end_child(failed, 1)
     assert job.state.outcome is None
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
-    if comes_back:
+    if reconnects:
         job.register(2)
     job.turn(LIMITS.reconnect_seconds + TICK)
     assert (job.state.attempt, job.outcome.exit_code) == (1, 143)
-    assert job.phase() is Phase.TERMINATING  # at once: nothing is left that could save
+    assert job.phase() is Phase.TERMINATING  # at once: no task is left that could save
 
 
 def test_worker_that_waits_for_its_restart_at_a_stop_is_not_done() -> None:
@@ -1227,7 +1227,7 @@ def test_barrier_of_all_does_not_wait_for_a_data_service() -> None:
     assert released(job, 0, 1) == [("token-0", ""), ("token-1", "")]
 
 
-# Ends of agents and of the whole job
+# Exits of agents and of the job
 
 
 @pytest.mark.parametrize("stage", ["join", "train"])
@@ -1333,14 +1333,14 @@ def test_task_that_terminates_by_itself_is_lost(stage: str) -> None:
     assert job.outcome.exit_code == 7
 
 
-# Whatever happens
+# Arbitrary sequences of events
 
 STATES: tuple[TaskState, ...] = ("registered", "ready", "not_ready", "running", "exited", "terminated")
 RANKS = st.integers(0, 3)
 STEPS = st.one_of(
     st.tuples(st.just("register"), RANKS, st.sampled_from(["", "again", "fails", "stale"])),
     st.tuples(st.just("send"), RANKS, st.sampled_from(STATES), st.integers(0, 3), st.sampled_from([0, 1, -9])),
-    st.tuples(st.just("obey"), RANKS),
+    st.tuples(st.just("follow"), RANKS),
     st.tuples(st.just("disconnect"), RANKS),
     st.tuples(st.just("turn"), st.sampled_from([0.1, 1.0, 5.0, 20.0])),
     st.tuples(st.just("lag"), st.sampled_from([2.0, 50.0])),
@@ -1348,11 +1348,11 @@ STEPS = st.one_of(
     st.tuples(st.just("spawner_exit")),
     st.tuples(st.just("stop")),
 )
-LIKELY = st.lists(st.tuples(st.just("register"), RANKS, st.just("")) | st.tuples(st.just("obey"), RANKS), max_size=20)
+LIKELY = st.lists(st.tuples(st.just("register"), RANKS, st.just("")) | st.tuples(st.just("follow"), RANKS), max_size=20)
 
 
 class Trial(Job):
-    """A job to which anything may happen, and what must hold all the time."""
+    """A job with arbitrary events, and the invariants that always hold."""
 
     def __init__(self, roles: str, limits: JobSpec = LIMITS) -> None:
         super().__init__(roles, limits)
@@ -1376,10 +1376,10 @@ class Trial(Job):
         assert (state.outcome is not None) is (state.phase in (Phase.TERMINATING, Phase.ENDED))
         assert self.kinds.count("outcome") == (state.outcome is not None)
         for rank in self.ranks:
-            order = self.desired(rank)
-            assert order.starts == 0 or self.ever_ready == set(self.ranks)
-            assert order.starts <= 1 + LIMITS.max_worker_restarts
-            assert order.terminate is (state.outcome is not None)
+            desired = self.desired(rank)
+            assert desired.starts == 0 or self.ever_ready == set(self.ranks)
+            assert desired.starts <= 1 + LIMITS.max_worker_restarts
+            assert desired.terminate is (state.outcome is not None)
         self.seen_phase, self.seen_outcome = (state.attempt, state.phase), state.outcome
 
     def do_register(self, rank: int, how: str) -> None:
@@ -1401,15 +1401,15 @@ class Trial(Job):
                 self.ever_ready.add(rank)
             self.send(rank, state, starts=starts, returncode=returncode)
 
-    def do_obey(self, rank: int) -> None:
-        """Say what a good agent would say now."""
-        order, status = self.desired(rank), self.state.records[rank].observed
-        if order.terminate:
+    def do_follow(self, rank: int) -> None:
+        """Send the state that a correct agent would send now."""
+        desired, status = self.desired(rank), self.state.records[rank].observed
+        if desired.terminate:
             self.do_send(rank, "terminated", status.starts, 0)
-        elif order.attempt > self.state.records[rank].attempt > 0:
-            self.join_again(rank)
-        elif order.starts > status.starts:
-            self.do_send(rank, "running", order.starts, 0)
+        elif desired.attempt > self.state.records[rank].attempt > 0:
+            self.reregister(rank)
+        elif desired.starts > status.starts:
+            self.do_send(rank, "running", desired.starts, 0)
         elif self.state.cluster is not None and status.state == "registered":
             self.do_send(rank, "ready", 0, 0)
 
@@ -1448,7 +1448,7 @@ def test_any_sequence_of_events_ends_the_job(
     for step in (*beginning, *steps):
         trial.step(*step)
     enough = LIMITS.start_timeout_seconds + LIMITS.finish_timeout_seconds + LIMITS.kill_wait_seconds + 100
-    trial.turn(enough, sending=(), tick=0.9)  # everyone falls silent
+    trial.turn(enough, sending=(), tick=0.9)  # no task sends anything any more
     trial.check()
     assert trial.phase() is Phase.ENDED
 
@@ -1459,10 +1459,10 @@ def test_job_completes_in_any_order_of_its_tasks(joining: list[int], proving: li
     for rank in joining:
         trial.step("register", rank, "")
     for rank in proving + leaving:
-        trial.step("obey", rank)
+        trial.step("follow", rank)
     assert trial.phase() is Phase.TRAINING
     assert trial.state.count("running") == 4
     trial.end_child(0, 0)
     for rank in leaving:
-        trial.step("obey", rank)
+        trial.step("follow", rank)
     assert (trial.phase(), trial.outcome.exit_code) == (Phase.ENDED, 0)

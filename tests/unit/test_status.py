@@ -75,7 +75,7 @@ def test_pending_job_with_a_fresh_status_file_is_running(run: RunDirectory, tmp_
     write_status(run)
     status = read_status(job(tmp_path), entry("PENDING"))
     assert (status.state, len(status.tasks)) == ("RUNNING", 1)
-    write_status(run, age=60)  # that was the run before it was requeued
+    write_status(run, age=60)  # from the run before the requeue
     status = read_status(job(tmp_path), entry("PENDING"))
     assert (status.state, status.tasks, status.reason) == ("PENDING", (), "Slurm has not considered the job yet")
 
@@ -97,7 +97,7 @@ def test_running_job_has_tasks(run: RunDirectory, tmp_path: Path) -> None:
         (61.0, 100, 11.0, "STALLED"),
         (299.0, 10, 301.0, "running"),  # 30 s a step: 300 s are ten steps
         (301.0, 10, 301.0, "STALLED"),
-        (500.0, None, 500.0, "running"),  # it has reported none
+        (500.0, None, 500.0, "running"),  # no step reported
     ],
 )
 def test_task_without_new_steps_is_stalled(
@@ -147,7 +147,7 @@ def test_requeued_job_has_slurms_state(run: RunDirectory, tmp_path: Path) -> Non
 def test_local_job_without_a_result_is_lost_once_its_launcher_is_gone(run: RunDirectory, tmp_path: Path) -> None:
     write_status(run)
     assert read_status(job(tmp_path, None), None).state == "RUNNING"
-    run.write(JobFile(process=replace(Process.own(), started=1)))  # another process has its number now
+    run.write(JobFile(process=replace(Process.own(), started=1)))  # another process has its id now
     write_status(run, age=100)
     status = read_status(job(tmp_path, None), None)
     assert (status.state, status.exit_code) == ("LOST", 1)

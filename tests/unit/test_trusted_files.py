@@ -1,4 +1,4 @@
-"""Files that are found rather than named: whose are used, and whose are refused."""
+"""Files that are found rather than named: the owners whose files are used or refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file that this user alone may write, in such a directory."""
+    """A file and its directory that only this user can write."""
     (tmp_path / "directory").mkdir(mode=0o755)
     path = tmp_path / "directory" / "tf4slurm.toml"
     path.touch(mode=0o644)
@@ -53,7 +53,7 @@ def test_file_of_this_user_that_others_only_read_is_used(file: Path) -> None:
 @pytest.mark.parametrize("part", ["file", "directory"])
 def test_file_or_directory_that_all_may_write_is_refused(file: Path, part: str) -> None:
     path = file if part == "file" else file.parent
-    path.chmod(path.stat().st_mode | 0o1002)  # sticky or not: who may add a file may add this one
+    path.chmod(path.stat().st_mode | 0o1002)  # sticky or not: other users could have added this file
     assert f"all users may write {str(path)!r}. Take that permission away: chmod o-w." in refusal(file)
 
 
@@ -91,10 +91,10 @@ def test_link_is_checked_with_its_target_file_and_directory(file: Path, tmp_path
     ("trusted", "is_used"),
     [
         ("{0}/directory", True),
-        ("/elsewhere:{0}", True),  # what is below is trusted, too
+        ("/elsewhere:{0}", True),  # subdirectories are trusted too
         ("{0}/link/", True),
         ("{0}/direct", False),
-        ("directory:.:", False),  # relative to whatever directory a command is typed in
+        ("directory:.:", False),  # relative to any current directory
         ("{0}/directory/tf4slurm.toml", False),
     ],
 )
@@ -149,7 +149,7 @@ def test_user_uses_files_of_root_and_root_none_of_a_user() -> None:
         ("a", "a/b", ("a/b/c", "a/b")),
         ("a/b/c", "", ("a/b/c",)),
         ("", "a", ("a/b/c", "a/b", "a")),
-        ("", "elsewhere", ("a/b/c",)),  # what is above is not known to be this project's
+        ("", "elsewhere", ("a/b/c",)),  # directories above may not belong to this project
     ],
 )
 def test_project_is_searched_no_higher_than_repository_or_home(
@@ -259,7 +259,7 @@ def test_config_init_makes_a_file_that_is_used_whatever_the_umask(tmp_path: Path
 
 @pytest.fixture
 def stranger_run(tmp_path: Path) -> Path:
-    """The run directory of another user's job, whose command leaves a trace."""
+    """The run directory of another user's job, whose command would create a file."""
     run = RunDirectory.create(tmp_path, "train")
     command = ["run", "--ps", "0", "--workers", "0", "--", "touch", str(tmp_path / "PLANTED")]
     run.write(JobFile(arguments=("tf4slurm", *command), directory=str(tmp_path), process=Process(id=1)))
@@ -281,7 +281,7 @@ def test_job_of_another_user_is_not_resumed_and_can_be_read(stranger_run: Path) 
 
 @as_root
 def test_job_of_another_user_is_not_cancelled(stranger_run: Path) -> None:
-    """Its job.json names the process to signal: here one of this user's own."""
+    """Its job.json names the process to signal: here a process of this user."""
     sleeper = subprocess.Popen(["sleep", "600"])
     try:
         (stranger_run / "result.json").unlink()

@@ -1,4 +1,4 @@
-"""What a child uses: its own processes, and the connections to its port, as the kernel counts them."""
+"""Resource usage of a child: its processes, and the connections to its port as counted by the kernel."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ def test_usage_includes_the_processes_that_the_child_has_started(
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == b"ready\n"
-            told: list[Usage] = []
+            samples: list[Usage] = []
 
             async def watch() -> None:
-                task = asyncio.create_task(usage.watch_usage(child.pid, port, told.append))
-                while not told:
+                task = asyncio.create_task(usage.watch_usage(child.pid, port, samples.append))
+                while not samples:
                     await asyncio.sleep(0.02)
                 task.cancel()
 
             asyncio.run(asyncio.wait_for(watch(), 10))
         finally:
             child.communicate(b"\n")
-    assert told[0].memory_bytes > 80_000_000
-    assert told[0].cpu_seconds > 0
-    assert (told[0].sent_bytes, told[0].received_bytes) == (_SENT, _RECEIVED)
+    assert samples[0].memory_bytes > 80_000_000
+    assert samples[0].cpu_seconds > 0
+    assert (samples[0].sent_bytes, samples[0].received_bytes) == (_SENT, _RECEIVED)
 
 
 def test_usage_of_a_child_that_has_ended_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,16 +82,16 @@ def test_usage_of_a_child_that_has_ended_is_not_reported(monkeypatch: pytest.Mon
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     child.wait()
-    told: list[Usage] = []
+    samples: list[Usage] = []
 
     async def watch() -> None:
-        task = asyncio.create_task(usage.watch_usage(child.pid, None, told.append))
+        task = asyncio.create_task(usage.watch_usage(child.pid, None, samples.append))
         await asyncio.sleep(0.1)
         assert not task.done()
         task.cancel()
 
     asyncio.run(watch())
-    assert told == []
+    assert samples == []
 
 
 def test_usage_survives_encoding() -> None:
