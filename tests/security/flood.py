@@ -5,7 +5,7 @@
 It ends when all connections are closed, when its stdin ends, or after SECONDS; its last line is a JSON object.
 
 Kinds that never complete the TLS handshake:
-    silent           TCP only, sends nothing
+    idle             TCP only, sends nothing
     half-handshake   half of a ClientHello
     slow-tls         a ClientHello, one byte per second
     garbage          random bytes
@@ -29,7 +29,7 @@ Kinds that complete it (any certificate is accepted, ALPN is h2), and then:
     stubborn         the same, and acknowledge no PING
     reconnect        open a call with a wrong token, wait for the answer, reset the connection, connect again
     handshake-again  send nothing, and connect again when the service closes the connection
-    silent-again     the same, without the handshake
+    idle-again       the same, without the handshake
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _context(version: ssl.TLSVersion) -> ssl.SSLContext:
 
 _HELLO = client_hello()
 KINDS = {
-    "silent": Kind(is_tls=False),
+    "idle": Kind(is_tls=False),
     "half-handshake": Kind(_HELLO[: len(_HELLO) // 2], is_tls=False),
     "slow-tls": Kind(more=lambda number: _HELLO[number : number + 1], is_tls=False),
     "garbage": Kind(_GARBAGE, is_tls=False),
@@ -184,7 +184,7 @@ KINDS = {
     "reopen": Kind(START, _call(_BLOCK, 1), more=_next_call),
     "stubborn": Kind(START, _call(_BLOCK, 1), more=_next_call, acknowledges=False),
     "handshake-again": Kind(reconnects=True),
-    "silent-again": Kind(is_tls=False, reconnects=True),
+    "idle-again": Kind(is_tls=False, reconnects=True),
     "reconnect": Kind(START, _call(_block(tf4slurm_token="0" * 64), 1), reconnects=True),
 }
 

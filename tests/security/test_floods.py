@@ -147,7 +147,7 @@ class Served:
             self.members.append(member)
             self._running.append(asyncio.create_task(member.run()))
 
-    async def form(self, *ports: int) -> None:
+    async def start_children(self, *ports: int) -> None:
         """Bring all tasks up to the point where their children run."""
         self.begin(*ports)
         await until(lambda: all(member.cluster for member in self.members), timeout_seconds=30)
@@ -274,7 +274,7 @@ def test_connections_that_send_without_end_are_closed_and_job_continues(kind: st
 
 async def check_flood(kind: str, connections: int) -> None:
     async with serving() as job:
-        await job.form()
+        await job.start_children()
         before, meter = set(job.kinds()), job.meter()
         with flooding(job.port, 60, *split(kind, connections)) as floods:
             while not floods.is_over:
@@ -291,13 +291,13 @@ async def check_flood(kind: str, connections: int) -> None:
         await job.check_that_the_job_ends()
 
 
-@pytest.mark.parametrize("kind", in_normal_suite("http2", of=["silent", "handshake", "stream", "metadata"]))
+@pytest.mark.parametrize("kind", in_normal_suite("http2", of=["idle", "handshake", "stream", "metadata"]))
 def test_rendezvous_completes_under_flood(kind: str) -> None:
     async def scenario() -> None:
         async with serving() as job:
             with flooding(job.port, 60, *split(kind, MANY)) as floods:
                 await asyncio.to_thread(floods.wait_until_flooding)
-                await job.form()
+                await job.start_children()
             await job.check_that_the_job_ends()
 
     run(scenario)
@@ -317,7 +317,7 @@ def test_disconnected_task_is_registered_again_while_connections_reconnect(
         async with contextlib.AsyncExitStack() as stack:
             job = await stack.enter_async_context(serving(num_tasks))
             relays = [await stack.enter_async_context(Relay(job.port)) for _ in range(num_tasks)]
-            await job.form(*(relay.port for relay in relays))
+            await job.start_children(*(relay.port for relay in relays))
             meter, end = job.meter(), time.monotonic() + seconds
             parts = [part for kind in ("reconnect", "handshake-again") for part in [(kind, connections // 4)] * 2]
             floods = stack.enter_context(flooding(job.port, seconds, *parts))
@@ -368,7 +368,7 @@ def test_real_job_under_attack_ends_with_code_0_and_prints_nothing(tmp_path: Pat
     connections = psutil.Process(job.process.pid).net_connections()
     (port,) = {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
     stderr = job.stderr
-    kinds = ("silent", "http2", "stream", "garbage", "renegotiate", "plain-http")
+    kinds = ("idle", "http2", "stream", "garbage", "renegotiate", "plain-http")
     with flooding(port, 60, *((kind, 2_000) for kind in kinds)) as floods:
         while not floods.is_over:
             meter.measure()

@@ -60,7 +60,7 @@ def test_call_without_the_token_is_refused_without_a_message(
 ) -> None:
     async def scenario() -> None:
         async with serving() as job:
-            members = await job.form(2)
+            members = await job.start_children(2)
             async with raw_client(job.port, metadata=metadata) as raw:
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await raw.send(make_registration(0))
@@ -118,7 +118,7 @@ def test_registration_without_the_token_does_not_end_the_job_during_rendezvous(f
                 0,
             )
             assert job.state.outcome is None
-            await job.check_undisturbed(await job.form(2))
+            await job.check_undisturbed(await job.start_children(2))
 
     run_scenario(scenario)
 
@@ -135,7 +135,7 @@ def test_other_method_is_refused_with_and_without_the_token(method: str, has_tok
                 code, _, received = await raw.end()
                 assert code is (grpc.StatusCode.UNIMPLEMENTED if has_token else UNAUTHENTICATED)
                 assert received == 0
-            await job.check_undisturbed(await job.form(2))
+            await job.check_undisturbed(await job.start_children(2))
 
     run_scenario(scenario)
 
@@ -152,7 +152,7 @@ def test_metadata_above_the_limit_is_refused_by_grpc(has_token: bool) -> None:
                 assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL, UNAUTHENTICATED)
                 assert received == 0
             assert job.events == []
-            await job.check_undisturbed(await job.form(2))
+            await job.check_undisturbed(await job.start_children(2))
 
     run_scenario(scenario)
 
@@ -162,7 +162,7 @@ def test_compressed_message_is_limited_by_its_full_length() -> None:
 
     async def scenario() -> None:
         async with serving() as job:
-            members = await job.form(2)
+            members = await job.start_children(2)
             async with raw_client(job.port, compression=grpc.Compression.Gzip) as raw:
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await raw.send(bytes(60_000_000))
@@ -203,7 +203,7 @@ async def open_tls(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
 def test_tls_connection_without_a_call_is_closed(first: bytes) -> None:
     async def scenario() -> None:
         async with serving() as job:
-            members = await job.form(2)
+            members = await job.start_children(2)
             reader, writer = await open_tls(job.port)
             writer.write(first)
             with contextlib.suppress(OSError):
@@ -218,7 +218,7 @@ def test_tls_connection_without_a_call_is_closed(first: bytes) -> None:
 def test_connection_that_sends_a_byte_per_second_is_closed(inside_tls: bool) -> None:
     async def scenario() -> None:
         async with serving() as job:
-            members = await job.form(2)
+            members = await job.start_children(2)
             if inside_tls:
                 (reader, writer), data = await open_tls(job.port), HTTP2_PREFACE
             else:

@@ -249,12 +249,12 @@ def test_task_with_an_unusable_certificate_does_not_register(certificate: str) -
     async def run() -> None:
         async with serving("worker") as job:
             service = ControlEndpoint((job.address,), Credentials(certificate, SHARED.token))
-            join = Rendezvous(HERE, JobSpec(workers=1, start_timeout_seconds=0.5), lambda: service)
+            rendezvous = Rendezvous(HERE, JobSpec(workers=1, start_timeout_seconds=0.5), lambda: service)
             with pytest.raises(RendezvousConnectionError):
-                await asyncio.wait_for(join.client.run(), 10)
+                await asyncio.wait_for(rendezvous.client.run(), 10)
             assert job.events == []
-            if join.held_port is not None:
-                join.held_port.close()
+            if rendezvous.held_port is not None:
+                rendezvous.held_port.close()
 
     asyncio.run(run())
 
@@ -263,26 +263,26 @@ def test_registration_made_for_several_addresses_holds_one_port() -> None:
     async def run() -> None:
         async with serving("worker") as job, serving("worker", credentials=OTHER_JOB) as other:
             service = ControlEndpoint((Address("127.0.0.1", 1), other.address, job.address), SHARED)
-            join = Rendezvous(HERE, JobSpec(workers=1), lambda: service)
+            rendezvous = Rendezvous(HERE, JobSpec(workers=1), lambda: service)
             ports: list[int] = []
-            make = join.client._make_registration
+            make = rendezvous.client._make_registration
 
             def record(address: Address) -> Registration:
                 ports.append(make(address).port)
                 return make(address)
 
-            join.client._make_registration = record
-            running = asyncio.create_task(join.client.run())
+            rendezvous.client._make_registration = record
+            running = asyncio.create_task(rendezvous.client.run())
             await until(lambda: job.state.records[0].has_registered)
             assert len(ports) == 3
             assert len(set(ports)) == 1
             assert job.state.records[0].address == Address("127.0.0.1", ports[0])
             assert other.events == []
             await cancel(running)
-            assert join.listener is not None
-            assert join.held_port is not None
-            join.listener.close()
-            join.held_port.close()
+            assert rendezvous.listener is not None
+            assert rendezvous.held_port is not None
+            rendezvous.listener.close()
+            rendezvous.held_port.close()
 
     asyncio.run(run())
 
@@ -296,46 +296,46 @@ async def registered(spec: JobSpec, place: Place) -> AsyncIterator[tuple[Rendezv
     state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_, **__: None)
     control = ControlService(state, CREDENTIALS)
     service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
-    join = Rendezvous(place, spec, lambda: service)
-    running = asyncio.create_task(join.client.run())
+    rendezvous = Rendezvous(place, spec, lambda: service)
+    running = asyncio.create_task(rendezvous.client.run())
     try:
         deadline = time.monotonic() + 10
         while not state.records[0].has_registered:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
-        yield join, state
+        yield rendezvous, state
     finally:
         await cancel(running)
         await control.close()
-        if join.listener is not None:
-            join.listener.close()
-        if join.held_port is not None:
-            join.held_port.close()
+        if rendezvous.listener is not None:
+            rendezvous.listener.close()
+        if rendezvous.held_port is not None:
+            rendezvous.held_port.close()
 
 
-def check_joined(spec: JobSpec, place: Place, check: Callable[[Rendezvous, JobState], None]) -> None:
+def check_registered(spec: JobSpec, place: Place, check: Callable[[Rendezvous, JobState], None]) -> None:
     async def run() -> None:
-        async with registered(spec, place) as (join, state):
-            check(join, state)
+        async with registered(spec, place) as (rendezvous, state):
+            check(rendezvous, state)
 
     asyncio.run(run())
 
 
 def test_task_registers_the_address_of_its_route_and_the_port_it_holds() -> None:
-    def check(join: Rendezvous, state: JobState) -> None:
-        assert join.failure is None
-        assert join.token == SHARED.token
-        assert join.held_port is not None
+    def check(rendezvous: Rendezvous, state: JobState) -> None:
+        assert rendezvous.failure is None
+        assert rendezvous.token == SHARED.token
+        assert rendezvous.held_port is not None
         record = state.records[0]
-        assert record.address == Address("127.0.0.1", join.held_port.port)
+        assert record.address == Address("127.0.0.1", rendezvous.held_port.port)
         assert record.node == "laptop"
         assert record.incarnation.startswith(f"{os.getpid()}-")
         with pytest.raises(PlacementError):
-            hold_port([join.held_port.port])
+            hold_port([rendezvous.held_port.port])
         with socket.create_connection(record.address, timeout=5):
             pass  # it listens already, for reachability checks
 
-    check_joined(JobSpec(workers=1), HERE, check)
+    check_registered(JobSpec(workers=1), HERE, check)
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "reserved by Slurm"])
@@ -344,7 +344,7 @@ def test_requested_ports_take_precedence_over_those_that_slurm_reserves(asked: b
         free = tuple(held.enter_context(contextlib.closing(hold_port())).port for _ in range(8))
     mine, reserved = free[:4], free[4:]  # several, since another process may take one
 
-    def check(join: Rendezvous, state: JobState) -> None:
+    def check(rendezvous: Rendezvous, state: JobState) -> None:
         assert state.records[0].address in [Address("127.0.0.1", port) for port in (mine if asked else reserved)]
 
     place = read_place(
@@ -357,34 +357,34 @@ def test_requested_ports_take_precedence_over_those_that_slurm_reserves(asked: b
             "SLURM_STEP_RESV_PORTS": ",".join(map(str, reserved)),
         }
     )
-    check_joined(JobSpec(workers=1, ports=mine if asked else ()), place, check)
+    check_registered(JobSpec(workers=1, ports=mine if asked else ()), place, check)
 
 
 def test_missing_interface_is_reported_to_the_launcher() -> None:
-    def check(join: Rendezvous, state: JobState) -> None:
-        assert isinstance(join.failure, InterfaceError)
+    def check(rendezvous: Rendezvous, state: JobState) -> None:
+        assert isinstance(rendezvous.failure, InterfaceError)
         assert state.outcome is not None
         assert state.outcome.exit_code == 3
-        assert state.outcome.reason == f"worker/0 on laptop cannot take part in the job. {join.failure}"
+        assert state.outcome.reason == f"worker/0 on laptop cannot take part in the job. {rendezvous.failure}"
 
-    check_joined(JobSpec(workers=1, interface="ib-nowhere"), HERE, check)
+    check_registered(JobSpec(workers=1, interface="ib-nowhere"), HERE, check)
 
 
 def test_range_without_a_free_port_is_reported_to_the_launcher() -> None:
     with contextlib.closing(hold_port()) as taken:
 
-        def check(join: Rendezvous, state: JobState) -> None:
-            assert isinstance(join.failure, PlacementError)
+        def check(rendezvous: Rendezvous, state: JobState) -> None:
+            assert isinstance(rendezvous.failure, PlacementError)
             assert state.outcome is not None
             assert "None of the 1 ports" in state.outcome.reason
 
-        check_joined(JobSpec(workers=1, ports=(taken.port,)), HERE, check)
+        check_registered(JobSpec(workers=1, ports=(taken.port,)), HERE, check)
 
 
 def test_two_processes_of_a_rank_have_different_incarnations() -> None:
     incarnations = []
     for _ in range(2):
-        check_joined(JobSpec(workers=1), HERE, lambda _, state: incarnations.append(state.records[0].incarnation))
+        check_registered(JobSpec(workers=1), HERE, lambda _, state: incarnations.append(state.records[0].incarnation))
     assert len(set(incarnations)) == 2
 
 
@@ -403,17 +403,17 @@ def test_tasks_on_several_nodes_have_the_same_cluster_after_checking_its_address
         state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_, **__: None)
         control = ControlService(state, CREDENTIALS)
         service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
-        joins = [Rendezvous(LocalTask(rank, f"n{rank}"), spec, lambda: service) for rank in range(2)]
-        running = [asyncio.create_task(join.client.run()) for join in joins]
-        first, second = await asyncio.wait_for(asyncio.gather(*(join.wait_for_cluster() for join in joins)), 10)
+        both = [Rendezvous(LocalTask(rank, f"n{rank}"), spec, lambda: service) for rank in range(2)]
+        running = [asyncio.create_task(rendezvous.client.run()) for rendezvous in both]
+        first, second = await asyncio.wait_for(asyncio.gather(*(each.wait_for_cluster() for each in both)), 10)
         assert first == second
         assert first is not None
         assert [member.address for member in first.members] == [record.address for record in state.records]
-        for join in joins:
-            assert join.held_port is not None
+        for rendezvous in both:
+            assert rendezvous.held_port is not None
             with pytest.raises(ConnectionRefusedError):  # the agent does not listen any more: the port is the child's
-                socket.create_connection(("127.0.0.1", join.held_port.port), timeout=5)
-            join.held_port.close()
+                socket.create_connection(("127.0.0.1", rendezvous.held_port.port), timeout=5)
+            rendezvous.held_port.close()
         await cancel(*running)
         await control.close()
 
@@ -425,17 +425,17 @@ def test_terminated_task_does_not_wait_for_the_others() -> None:
         state = JobState([Task("chief", 0), Task("ps", 0)], LIMITS, time.monotonic(), lambda *_, **__: None)
         control = ControlService(state, CREDENTIALS)
         service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
-        join = Rendezvous(HERE, JobSpec(workers=1), lambda: service)
-        running = asyncio.create_task(join.client.run())
-        agreeing = asyncio.create_task(join.wait_for_cluster())
-        await join.client.wait_for_change()
+        rendezvous = Rendezvous(HERE, JobSpec(workers=1), lambda: service)
+        running = asyncio.create_task(rendezvous.client.run())
+        waiting = asyncio.create_task(rendezvous.wait_for_cluster())
+        await rendezvous.client.wait_for_change()
         state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", time.monotonic())
         control.publish()
-        assert await asyncio.wait_for(agreeing, 10) is None
-        join.client.update(state="terminated")
+        assert await asyncio.wait_for(waiting, 10) is None
+        rendezvous.client.update(state="terminated")
         await asyncio.wait_for(running, 10)
-        assert join.held_port is not None
-        join.held_port.close()
+        assert rendezvous.held_port is not None
+        rendezvous.held_port.close()
         await control.close()
 
     asyncio.run(run())
@@ -447,8 +447,8 @@ def test_task_looks_for_the_endpoint_until_it_exists() -> None:
         control = ControlService(state, CREDENTIALS)
         port = await control.start()
         answers = [None, None, ControlEndpoint((Address("127.0.0.1", port),), SHARED)]
-        join = Rendezvous(HERE, JobSpec(workers=1), lambda: answers.pop(0) if len(answers) > 1 else answers[0])
-        running = asyncio.create_task(join.client.run())
+        rendezvous = Rendezvous(HERE, JobSpec(workers=1), lambda: answers.pop(0) if len(answers) > 1 else answers[0])
+        running = asyncio.create_task(rendezvous.client.run())
         deadline = time.monotonic() + 10
         while not state.records[0].has_registered:
             assert time.monotonic() < deadline
@@ -456,9 +456,9 @@ def test_task_looks_for_the_endpoint_until_it_exists() -> None:
         assert len(answers) == 1
         await cancel(running)
         await control.close()
-        assert join.listener is not None
-        assert join.held_port is not None
-        join.listener.close()
-        join.held_port.close()
+        assert rendezvous.listener is not None
+        assert rendezvous.held_port is not None
+        rendezvous.listener.close()
+        rendezvous.held_port.close()
 
     asyncio.run(run())

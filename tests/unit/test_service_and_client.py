@@ -183,7 +183,7 @@ class Job:
         self._running.append(running)
         return running
 
-    async def form(self, ranks: int) -> list[ControlClient]:
+    async def start_children(self, ranks: int) -> list[ControlClient]:
         """Bring this many tasks up to the point where their children run."""
         members = [self.client(rank) for rank in range(ranks)]
         for member in members:
@@ -429,7 +429,7 @@ def test_wait_for_change_returns_at_the_next_desired_state_and_not_at_heartbeats
 def test_members_that_send_only_heartbeats_are_not_lost() -> None:
     async def scenario() -> None:
         async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job:
-            await job.form(2)
+            await job.start_children(2)
             end = time.monotonic() + 1.5 * SHORT_TIMEOUT
             await until(lambda: time.monotonic() > end)
             assert job.state.phase is Phase.TRAINING
@@ -461,7 +461,7 @@ def test_task_that_answers_with_empty_messages_is_lost_only_when_it_stops() -> N
 def test_usage_and_step_are_sent_with_a_heartbeat() -> None:
     async def scenario() -> None:
         async with serving("worker") as job:
-            (member,) = await job.form(1)
+            (member,) = await job.start_children(1)
             for number in (1, 2):
                 member.update_usage(Usage(memory_bytes=number))
                 member.update_script(ScriptState(step=number))
@@ -474,7 +474,7 @@ def test_usage_and_step_are_sent_with_a_heartbeat() -> None:
 def test_failed_child_with_the_longest_tail_is_reported() -> None:
     async def scenario() -> None:
         async with serving() as job:
-            chief, _ = await job.form(2)
+            chief, _ = await job.start_children(2)
             tail = ("\U0001f600" * 500,) * 20  # the limit of the agent, in the longest characters
             chief.update(state="exited", starts=1, returncode=3, tail=tail)
             await until(lambda: job.state.outcome, timeout_seconds=3)
@@ -503,7 +503,7 @@ def test_status_above_the_limit_is_shrunk_with_a_warning_and_accepted(
 ) -> None:
     async def scenario() -> None:
         async with serving() as job:
-            chief, ps = await job.form(2)
+            chief, ps = await job.start_children(2)
             chief.update_script(report)
             chief.update(tail=tail)
             await until(lambda: job.state.records[0].observed.script.step == 7)
@@ -555,7 +555,7 @@ def test_cluster_of_2000_tasks_arrives() -> None:
 def test_refused_task_gets_the_reason_and_does_not_retry(changes: dict[str, Any], reason: str) -> None:
     async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
-            members = await job.form(2)
+            members = await job.start_children(2)
             late = job.client(1, port=relay.port, **changes)
             with pytest.raises(RendezvousClosedError) as caught:
                 await late.run()
@@ -572,7 +572,7 @@ def test_refused_task_gets_the_reason_and_does_not_retry(changes: dict[str, Any]
 def test_refused_task_gets_no_message(changes: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with serving() as job:
-            await job.form(2)
+            await job.start_children(2)
             async with raw_client(job.port) as raw:
                 await raw.send(make_registration(0, **changes))
                 code, reason, received = await raw.end()
@@ -589,7 +589,7 @@ def test_long_reason_in_any_characters_arrives(character: str) -> None:
 
     async def scenario() -> None:
         async with serving() as job:
-            members = await job.form(2)
+            members = await job.start_children(2)
             for length in (2000, 60):
                 with pytest.raises(RendezvousClosedError) as caught:
                     await job.client(0, version=character * length).run()
@@ -604,7 +604,7 @@ def test_task_with_an_unreadable_registration_is_refused_with_the_reason() -> No
 
     async def scenario() -> None:
         async with serving() as job:
-            members = await job.form(2)
+            members = await job.start_children(2)
             late = job.client(0, port=job.port)
             late._make_registration = lambda _: ObservedState()  # type: ignore[assignment, return-value]
             with pytest.raises(RendezvousClosedError, match="Install the same version"):
@@ -623,7 +623,7 @@ def test_wrong_token_is_retried_until_the_rendezvous_timeout() -> None:
                 await wrong.run()
             assert 1 <= time.monotonic() - before < 4
             assert job.events == []
-            await job.check_undisturbed(await job.form(2))
+            await job.check_undisturbed(await job.start_children(2))
 
     run_scenario(scenario)
 
@@ -638,7 +638,7 @@ def test_wrong_certificate_is_retried_until_the_rendezvous_timeout() -> None:
             assert caught.value.address == str(job.address)
             assert 1 <= time.monotonic() - before < 4
             assert job.events == []
-            await job.check_undisturbed(await job.form(2))
+            await job.check_undisturbed(await job.start_children(2))
 
     run_scenario(scenario)
 
@@ -722,7 +722,7 @@ def test_client_whose_first_message_is_no_registration_is_refused_and_members_co
 ) -> None:
     async def scenario() -> None:
         async with serving() as job:
-            members = await job.form(2)
+            members = await job.start_children(2)
             async with raw_client(job.port) as raw:
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await send(raw)
@@ -907,7 +907,7 @@ def test_connection_without_tls_is_closed_and_members_continue(
 ) -> None:
     async def scenario() -> None:
         async with serving() as job:
-            members = await job.form(2)
+            members = await job.start_children(2)
             reader, writer = await asyncio.open_connection("127.0.0.1", job.port)
             writer.write(first)
             await writer.drain()
@@ -926,7 +926,7 @@ def test_connection_without_tls_is_closed_and_members_continue(
 def test_plain_text_grpc_client_gets_unavailable_and_members_continue() -> None:
     async def scenario() -> None:
         async with serving() as job:
-            members = await job.form(2)
+            members = await job.start_children(2)
             async with grpc.aio.insecure_channel(str(job.address), options=(("grpc.enable_http_proxy", 0),)) as channel:
                 call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=((TOKEN_METADATA, SHARED.token),))
                 with contextlib.suppress(grpc.aio.AioRpcError):
@@ -1390,7 +1390,7 @@ def test_error_of_the_service_in_a_message_is_the_loss_of_its_task(
 
     async def scenario() -> None:
         async with serving() as job:
-            members = await job.form(2)
+            members = await job.start_children(2)
 
             def fail(*_: object) -> None:
                 raise KeyError("no such key")

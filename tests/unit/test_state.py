@@ -121,7 +121,7 @@ class Job:
 
     # Sequences of events
 
-    def join(self, *ranks: int) -> Job:
+    def register_tasks(self, *ranks: int) -> Job:
         for rank in ranks or self.ranks:
             self.register(rank)
         return self
@@ -141,7 +141,7 @@ class Job:
         return self
 
     def train(self) -> Job:
-        self.join()
+        self.register_tasks()
         for rank in self.ranks:
             self.send(rank, "ready")
         for rank in self.ranks:
@@ -161,17 +161,17 @@ def test_new_job_waits_for_its_tasks() -> None:
 
 
 def test_registration_emits_one_event() -> None:
-    job = Job().join(2)
+    job = Job().register_tasks(2)
     assert job.events == [("registered", "worker/0", "worker/0 on n2 registered from n2 at 10.0.0.2:4002")]
     assert (job.phase(), job.state.count("registered")) == (Phase.RENDEZVOUS, 1)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
 def test_when_every_task_has_registered_all_get_the_cluster(order: tuple[int, ...]) -> None:
-    job = Job().join(*order[:3])
+    job = Job().register_tasks(*order[:3])
     assert job.state.cluster is None
     job.state.take_changed()
-    job.join(order[3])
+    job.register_tasks(order[3])
     assert job.phase() is Phase.CHECKING
     assert job.state.cluster is not None
     assert cluster_to_entries(job.state.cluster) == [
@@ -185,7 +185,7 @@ def test_when_every_task_has_registered_all_get_the_cluster(order: tuple[int, ..
 
 
 def test_children_start_when_every_task_is_ready() -> None:
-    job = Job().join()
+    job = Job().register_tasks()
     for rank in (0, 2, 3):
         job.send(rank, "ready")
     assert job.phase() is Phase.CHECKING
@@ -204,7 +204,7 @@ def test_job_of_one_task_registers_and_completes() -> None:
 
 
 def test_changed_ranks_are_returned_once() -> None:
-    job = Job().join()
+    job = Job().register_tasks()
     assert job.state.take_changed() == {0, 1, 2, 3}
     assert job.state.take_changed() == set()
 
@@ -248,7 +248,7 @@ CANNOT_BE = [
 
 @pytest.mark.parametrize(("changes", "reason"), CANNOT_BE)
 def test_process_that_can_never_register_ends_the_job_during_rendezvous(changes: dict[str, Any], reason: str) -> None:
-    job = Job().join(1)
+    job = Job().register_tasks(1)
     with pytest.raises(RendezvousClosedError) as caught:
         job.register(**{"rank": 2, **changes})
     assert caught.value.reason == reason
@@ -282,7 +282,7 @@ def test_terminated_or_lost_task_cannot_register_again() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1"])
 def test_loopback_address_in_a_cluster_of_several_nodes_ends_the_job(host: str) -> None:
-    job = Job().join(0, 1, 2)
+    job = Job().register_tasks(0, 1, 2)
     job.register(3, host=host)
     assert job.phase() is Phase.TERMINATING
     assert job.state.cluster is None
@@ -301,7 +301,7 @@ def test_loopback_address_is_accepted_on_a_single_node() -> None:
 
 
 def test_task_that_reports_a_failure_ends_the_job_with_its_text() -> None:
-    job = Job().join(0)
+    job = Job().register_tasks(0)
     job.register(1, host="", port=0, failure="Interface 'ib0' does not exist.")
     assert job.phase() is Phase.TERMINATING
     assert job.outcome == Outcome(
@@ -313,7 +313,7 @@ def test_task_that_reports_a_failure_ends_the_job_with_its_text() -> None:
 
 
 def test_failed_reachability_check_ends_the_job_with_its_detail() -> None:
-    job = Job().join()
+    job = Job().register_tasks()
     job.send(2, "not_ready", detail="ps/0 on n1 is not reachable at 10.0.0.1:4001: refused")
     assert job.outcome == Outcome(
         6,
@@ -340,7 +340,7 @@ def test_addresses_are_those_of_the_registrations() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize("stage", ["join", "train"])
+@pytest.mark.parametrize("stage", ["register_tasks", "train"])
 def test_task_without_heartbeat_is_lost_after_the_heartbeat_timeout(stage: str, rank: int) -> None:
     job = getattr(Job(), stage)()
     others = [other for other in job.ranks if other != rank]
@@ -623,7 +623,7 @@ def test_ps_is_sent_the_end_of_training_and_the_failed_tasks(
 
 def free_job() -> Job:
     job = Job("ps worker worker", owns_child=False)
-    job.join()
+    job.register_tasks()
     for rank in job.ranks:
         job.send(rank, "ready")
     return job
@@ -1230,7 +1230,7 @@ def test_barrier_of_all_does_not_wait_for_a_data_service() -> None:
 # Exits of agents and of the job
 
 
-@pytest.mark.parametrize("stage", ["join", "train"])
+@pytest.mark.parametrize("stage", ["register_tasks", "train"])
 def test_agent_that_ends_is_a_lost_task(stage: str) -> None:
     job = getattr(Job(), stage)()
     job.state.on_agent_exit(1, -9, job.now)
@@ -1238,7 +1238,7 @@ def test_agent_that_ends_is_a_lost_task(stage: str) -> None:
 
 
 def test_agent_that_exits_before_registration_is_named_by_rank() -> None:
-    job = Job().join(0)
+    job = Job().register_tasks(0)
     job.state.on_agent_exit(2, 1, job.now)
     assert job.outcome.reason == "worker/0 (rank 2) is lost: its agent exited with code 1."
     job.send(0, "terminated")
@@ -1255,7 +1255,7 @@ def test_exit_of_a_terminated_agent_is_no_loss() -> None:
     assert "lost" not in job.kinds
 
 
-@pytest.mark.parametrize("stage", [None, "join", "train"])
+@pytest.mark.parametrize("stage", [None, "register_tasks", "train"])
 def test_exit_of_the_spawner_ends_the_job(stage: str | None) -> None:
     job = Job() if stage is None else getattr(Job(), stage)()
     outcome = Outcome(7, "srun ended before the job did.")
@@ -1291,7 +1291,7 @@ def test_stopped_job_without_registered_tasks_ends_at_once() -> None:
 
 
 def test_task_that_registers_while_terminating_is_terminated() -> None:
-    job = Job().join(0)
+    job = Job().register_tasks(0)
     job.state.on_stop(signal.SIGINT, "the launcher received SIGINT", job.now)
     job.register(1)
     assert job.desired(1).terminate
@@ -1325,7 +1325,7 @@ def test_task_lost_while_terminating_is_not_awaited() -> None:
     assert job.outcome.exit_code == 0
 
 
-@pytest.mark.parametrize("stage", ["join", "train"])
+@pytest.mark.parametrize("stage", ["register_tasks", "train"])
 def test_task_that_terminates_by_itself_is_lost(stage: str) -> None:
     job = getattr(Job(), stage)()
     job.send(0, "terminated")

@@ -258,7 +258,7 @@ def test_config_init_makes_a_file_that_is_used_whatever_the_umask(tmp_path: Path
 
 
 @pytest.fixture
-def stranger_run(tmp_path: Path) -> Path:
+def other_users_run(tmp_path: Path) -> Path:
     """The run directory of another user's job, whose command would create a file."""
     run = RunDirectory.create(tmp_path, "train")
     command = ["run", "--ps", "0", "--workers", "0", "--", "touch", str(tmp_path / "PLANTED")]
@@ -269,28 +269,28 @@ def stranger_run(tmp_path: Path) -> Path:
 
 
 @as_root
-def test_job_of_another_user_is_not_resumed_and_can_be_read(stranger_run: Path) -> None:
+def test_job_of_another_user_is_not_resumed_and_can_be_read(other_users_run: Path) -> None:
     def call(verb: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([TF4SLURM, verb, stranger_run], capture_output=True, text=True, timeout=60)
+        return subprocess.run([TF4SLURM, verb, other_users_run], capture_output=True, text=True, timeout=60)
 
     refused = call("resume")
     assert (refused.returncode, "belongs to the user 'nobody'" in refused.stderr) == (3, True)
-    assert not (stranger_run.parent / "PLANTED").exists()
+    assert not (other_users_run.parent / "PLANTED").exists()
     assert call("status").returncode == 0
 
 
 @as_root
-def test_job_of_another_user_is_not_cancelled(stranger_run: Path) -> None:
+def test_job_of_another_user_is_not_cancelled(other_users_run: Path) -> None:
     """Its job.json names the process to signal: here a process of this user."""
     sleeper = subprocess.Popen(["sleep", "600"])
     try:
-        (stranger_run / "result.json").unlink()
+        (other_users_run / "result.json").unlink()
         process = Process(*identity_of(sleeper.pid))
         assert process.is_alive()
-        RunDirectory(stranger_run).write(JobFile(process=process))
-        os.chown(stranger_run / "job.json", NOBODY, NOBODY)
+        RunDirectory(other_users_run).write(JobFile(process=process))
+        os.chown(other_users_run / "job.json", NOBODY, NOBODY)
         done = subprocess.run(
-            [TF4SLURM, "cancel", "--grace-period", "0", stranger_run], capture_output=True, text=True, timeout=60
+            [TF4SLURM, "cancel", "--grace-period", "0", other_users_run], capture_output=True, text=True, timeout=60
         )
         assert "belongs to the user 'nobody'" in done.stderr
         assert sleeper.poll() is None
