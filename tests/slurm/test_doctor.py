@@ -154,13 +154,16 @@ def test_run_directory_that_only_nodes_can_write(lab: SlurmLab, tmp_path: Path) 
 @pytest.mark.long
 def test_node_whose_interface_is_down(lab: SlurmLab, tmp_path: Path) -> None:
     with changed(lab, "r1-n9", "ip link set ib0 down", "ip link set ib0 up"):
-        asked, not_asked = doctor(lab, tmp_path, "--quick", "--interface", "ib0"), doctor(lab, tmp_path, "--quick")
-    (found,) = findings(asked, "interfaces", "fail")
-    assert (asked.returncode, found["nodes"]) == (3, ["r1-n9"])
+        requested, not_requested = (
+            doctor(lab, tmp_path, "--quick", "--interface", "ib0"),
+            doctor(lab, tmp_path, "--quick"),
+        )
+    (found,) = findings(requested, "interfaces", "fail")
+    assert (requested.returncode, found["nodes"]) == (3, ["r1-n9"])
     assert "'ib0' has no address or is down" in found["text"]
-    assert not findings(asked, "reach", "fail"), "the fault of a node is not reported for the others"
-    assert not_asked.returncode == 0
-    assert {tuple(each["nodes"]): each["text"] for each in findings(not_asked, "interfaces")} == {
+    assert not findings(requested, "reach", "fail"), "the fault of a node is not reported for the others"
+    assert not_requested.returncode == 0
+    assert {tuple(each["nodes"]): each["text"] for each in findings(not_requested, "interfaces")} == {
         ("gpu-09", "r1-n2", "r1-n10"): "up: eth0, ib0",
         ("r1-n9",): "up: eth0",
     }

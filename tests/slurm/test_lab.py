@@ -155,18 +155,18 @@ def test_second_lab_runs_beside_the_first_and_leaves_nothing(lab: SlurmLab, kept
 def test_sacct_shows_an_ended_job_with_accounting(accounting_lab: SlurmLab) -> None:
     job = submit(accounting_lab, "--wrap", "exit 3")
     assert accounting_lab.wait_for_job(job) == ("FAILED", "3:0")
-    ask = ("sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", job)
-    assert wait_until(lambda: accounting_lab.run(*ask).stdout == f"{job}|FAILED|3:0\n", timeout_seconds=10)
+    command = ("sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", job)
+    assert wait_until(lambda: accounting_lab.run(*command).stdout == f"{job}|FAILED|3:0\n", timeout_seconds=10)
 
 
 @pytest.mark.long
 def test_sacct_shows_the_memory_of_a_job(accounting_lab: SlurmLab) -> None:
     job = submit(accounting_lab, "--wrap", "exec python3 -c 'import time; x = b\"x\" * 50_000_000; time.sleep(2)'")
     assert accounting_lab.wait_for_job(job) == ("COMPLETED", "0:0")
-    ask = ("sacct", "-n", "-P", "--units=K", "-o", "MaxRSS", "-j", f"{job}.batch")
+    command = ("sacct", "-n", "-P", "--units=K", "-o", "MaxRSS", "-j", f"{job}.batch")
 
     def kilobytes() -> float:
-        return float(accounting_lab.run(*ask).stdout.strip().rstrip("K") or 0)
+        return float(accounting_lab.run(*command).stdout.strip().rstrip("K") or 0)
 
     assert wait_until(lambda: kilobytes() > 45_000, timeout_seconds=10)
 

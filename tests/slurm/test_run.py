@@ -396,7 +396,7 @@ def test_stopped_task_without_a_launcher_does_not_delay_srun(job: Job, lab: Slur
 
 
 @pytest.mark.parametrize(
-    ("asked", "options", "expected"),
+    ("requested", "options", "expected"),
     [
         ("--gres=gpu:2", (), {"worker-0": "0", "worker-1": "1", "ps-0": "-1", "chief-0": "-1"}),
         ("--gres=gpu:4", (), {"worker-0": "0,1", "worker-1": "2,3", "ps-0": "-1", "chief-0": "-1"}),
@@ -405,9 +405,9 @@ def test_stopped_task_without_a_launcher_does_not_delay_srun(job: Job, lab: Slur
     ],
 )
 def test_workers_share_the_gpus_that_slurm_granted(
-    job: Job, asked: str, options: tuple[str, ...], expected: dict[str, str]
+    job: Job, requested: str, options: tuple[str, ...], expected: dict[str, str]
 ) -> None:
-    job.start(*ROLES, *options, prefix=("salloc", "-Q", "-N2", "--ntasks-per-node=2", asked))
+    job.start(*ROLES, *options, prefix=("salloc", "-Q", "-N2", "--ntasks-per-node=2", requested))
     seen = {name: job.wait_for_child(name) for name in NAMES}
     job.end_child("chief-0")
     assert job.wait() == 0

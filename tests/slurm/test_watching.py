@@ -128,12 +128,12 @@ def test_state_of_a_job_without_a_launcher_is_that_of_the_accounting(accounting_
 @pytest.mark.long
 def test_sites_and_partitions_are_completed(watcher: Watcher) -> None:
     def complete(words: str) -> list[str]:
-        asked = {
+        arguments = {
             "_TF4SLURM_COMPLETE": "bash_complete",
             "COMP_WORDS": words,
             "COMP_CWORD": str(len(words.split(" ")) - 1),
         }
-        return watcher.run(**asked).stdout.split()
+        return watcher.run(**arguments).stdout.split()
 
     names = [f"plain,{name}" for name in partitions(watcher.lab)]
     # Completion waits for the controller for 2 s at most.

@@ -338,14 +338,14 @@ def test_task_registers_the_address_of_its_route_and_the_port_it_holds() -> None
     check_registered(JobSpec(workers=1), HERE, check)
 
 
-@pytest.mark.parametrize("asked", [True, False], ids=["asked", "reserved by Slurm"])
-def test_requested_ports_take_precedence_over_those_that_slurm_reserves(asked: bool) -> None:
+@pytest.mark.parametrize("requested", [True, False], ids=["requested", "reserved by Slurm"])
+def test_requested_ports_take_precedence_over_those_that_slurm_reserves(requested: bool) -> None:
     with contextlib.ExitStack() as held:
         free = tuple(held.enter_context(contextlib.closing(hold_port())).port for _ in range(8))
     mine, reserved = free[:4], free[4:]  # several, since another process may take one
 
     def check(rendezvous: Rendezvous, state: JobState) -> None:
-        assert state.records[0].address in [Address("127.0.0.1", port) for port in (mine if asked else reserved)]
+        assert state.records[0].address in [Address("127.0.0.1", port) for port in (mine if requested else reserved)]
 
     place = read_place(
         {
@@ -357,7 +357,7 @@ def test_requested_ports_take_precedence_over_those_that_slurm_reserves(asked: b
             "SLURM_STEP_RESV_PORTS": ",".join(map(str, reserved)),
         }
     )
-    check_registered(JobSpec(workers=1, ports=mine if asked else ()), place, check)
+    check_registered(JobSpec(workers=1, ports=mine if requested else ()), place, check)
 
 
 def test_missing_interface_is_reported_to_the_launcher() -> None:

@@ -15,7 +15,7 @@ from tf4slurm.submission.sbatch_options import make_sbatch_options
 TRAIN = ("--", "python", "train.py")
 
 
-def asked(*arguments: str) -> dict[str, str]:
+def sbatch_options_of(*arguments: str) -> dict[str, str]:
     (options,) = make_sbatch_options(job_of(*arguments, *TRAIN))
     return options
 
@@ -32,7 +32,7 @@ def asked(*arguments: str) -> dict[str, str]:
     ],
 )
 def test_number_of_tasks_follows_from_roles_or_ntasks(arguments: tuple[str, ...], ntasks: str) -> None:
-    assert asked(*arguments)["ntasks"] == ntasks
+    assert sbatch_options_of(*arguments)["ntasks"] == ntasks
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_number_of_tasks_follows_from_roles_or_ntasks(arguments: tuple[str, ...]
     ],
 )
 def test_gpus_per_worker_requests_gpus_of_each_node(arguments: tuple[str, ...], expected: dict[str, str]) -> None:
-    options = asked("--gpus-per-worker", "1", *arguments)
+    options = sbatch_options_of("--gpus-per-worker", "1", *arguments)
     assert expected.items() <= options.items()
     assert len({"gres", "gpus-per-node"} & set(options)) == 1
 
@@ -100,7 +100,7 @@ def test_het_sets_cpus_of_each_component() -> None:
     ],
 )
 def test_options_of_sbatch_are_derived(arguments: tuple[str, ...], expected: dict[str, str]) -> None:
-    assert expected.items() <= asked("--workers", "1", *arguments).items()
+    assert expected.items() <= sbatch_options_of("--workers", "1", *arguments).items()
 
 
 @pytest.mark.parametrize(
@@ -116,17 +116,17 @@ def test_requeue_with_signal_at_start_of_job_is_refused(limit: str, is_refused: 
     arguments = ("--workers", "1", "--requeue", "2", "-t", limit)
     if is_refused:
         with pytest.raises(OptionError, match="have to stop as soon as it starts"):
-            asked(*arguments)
+            sbatch_options_of(*arguments)
     else:
-        assert asked(*arguments)["signal"] == "B:USR1@120"
+        assert sbatch_options_of(*arguments)["signal"] == "B:USR1@120"
 
 
 def test_single_leaves_signal_unchanged() -> None:
-    assert asked("--single", "--signal", "USR1@60")["signal"] == "USR1@60"
+    assert sbatch_options_of("--single", "--signal", "USR1@60")["signal"] == "USR1@60"
 
 
 def test_no_sbatch_removes_option_by_name_or_letter() -> None:
-    options = asked(
+    options = sbatch_options_of(
         "--workers", "1", "-p", "gpu", "-t", "5", "--exclusive", "--no-sbatch", "p", "--no-sbatch", "--time"
     )
     assert "exclusive" in options
@@ -209,7 +209,7 @@ def test_array_args_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
 
 def test_array_defaults_to_the_lines_of_array_args(tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("a\n\nb")
-    assert asked("--workers", "1", "--array-args", str(tmp_path / "lines"))["array"] == "0-2"
+    assert sbatch_options_of("--workers", "1", "--array-args", str(tmp_path / "lines"))["array"] == "0-2"
 
 
 def test_job_runs_the_submitting_tf4slurm_unless_it_sets_up_an_environment() -> None:
