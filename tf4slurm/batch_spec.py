@@ -276,7 +276,8 @@ def _read_array_lines(path: Path) -> tuple[tuple[str, ...], ...]:
     """Read a file of arguments: one line for each element of an array, quoted as in a shell. Empty lines count."""
     lines = []
     try:
-        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        source = Path("/dev/stdin") if path == Path("-") else path
+        text = source.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise OptionError(
             f"--array-args {str(path)!r} cannot be read: {error.strerror}.", option="array-args"

@@ -120,7 +120,10 @@ class Option:
 
     def _parsed(self, value: Any) -> Any:
         if self.parse is not None:
-            return self.parse(value) if isinstance(value, str) else tuple(value)
+            if not isinstance(value, (str, int)):
+                value = self.to_text(tuple(value))
+                return self.parse(value) if value else self.default
+            return self.parse(str(value))
         if self.is_list:
             items = tuple(shlex.split(value) if isinstance(value, str) else value)
             if not all(isinstance(item, str) for item in items):
@@ -198,8 +201,11 @@ def check_exclusive(spec: Any) -> None:
 
 def exclusive(first: str, second: str, *, option: str) -> OptionError:
     """Return the error for two options that exclude each other."""
-    todo = "Leave one out; --no-sbatch NAME removes an option of sbatch that a profile sets."
-    return OptionError(f"{first} and {second} exclude each other. {todo}", option=option)
+    return OptionError(
+        f"{first} and {second} exclude each other. Leave one out; if a settings file sets an option of sbatch, "
+        "--no-sbatch NAME removes it.",
+        option=option,
+    )
 
 
 def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,8 @@ class JobSpec:
         self._set(**{name: each.convert(getattr(self, name)) for name, each in options_of(type(self)).items()})
         if self.command and not self.name:
             self._set(name=_name_of(self.command))
+        if "/" in self.name:
+            raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
         check_exclusive(self)
         self._check()
 
@@ -132,8 +134,6 @@ class JobSpec:
             raise OptionError(
                 "--no-chief needs at least one worker, because worker 0 leads. Give --workers N.", option="workers"
             )
-        if "/" in self.name:
-            raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
         self._check_command()
         if self.workers is not None:
             place_tasks(self.counts, self.placement, [""] * self.num_tasks)

@@ -379,6 +379,16 @@ def test_local_job_of_several_tasks_warns_that_its_servers_are_open_to_others(
     assert job.stderr.count(OPEN_SERVERS) == times
 
 
+def test_isolated_job_on_an_interface_that_its_network_lacks_is_refused_before_it_starts(tmp_path: Path) -> None:
+    command = (TF4SLURM, "run", "--workers", "1", "--isolated", "--interface", "eth0", "--", "true")
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    if "does not let this user create a network namespace" in done.stderr:
+        pytest.skip("no user namespaces here")
+    assert done.returncode == 3
+    assert "Found: lo" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to forbid itself namespaces")
 def test_isolated_without_user_namespaces_is_an_error_with_advice(tmp_path: Path) -> None:
     forbid = (

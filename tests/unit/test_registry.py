@@ -8,7 +8,7 @@ import pytest
 
 from tf4slurm.errors import RunDirectoryError, UnknownJobError
 from tf4slurm.jobs import registry
-from tf4slurm.jobs.registry import find_job, find_run, known_jobs, remember
+from tf4slurm.jobs.registry import find_job, known_jobs, latest_run, remember
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile
 
@@ -48,10 +48,10 @@ def test_incomplete_run_directory_is_found_and_a_missing_one_is_an_error(
     half = tmp_path / "half"
     half.mkdir()
     (half / "events.jsonl").touch()
-    assert find_run(str(half), environ).path == half
+    assert latest_run(find_job(str(half), environ)).path == half
     remember("gone-5", tmp_path / "runs", environ, "5")
     with pytest.raises(RunDirectoryError, match=r"'gone-5' has no run directory: '.*/runs/gone-5' does not exist"):
-        find_run("5", environ)
+        latest_run(find_job("5", environ))
 
 
 def test_error_for_an_unknown_job_names_similar_ones(environ: dict[str, str], tmp_path: Path) -> None:

@@ -65,10 +65,11 @@ def test_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPat
     answer_with(monkeypatch, RUNNING)
     for name, reason in (("train-7", "time limit"), ("train-7-2", "preemption"), ("train-77", "time limit")):
         RunDirectory.create(tmp_path, name).write_result(ResultFile(requeued=reason))
-    (tmp_path / "train-7-3").mkdir()
-    (tmp_path / "train-7-3" / "result.json").write_text("{")
+    for name, content in (("train-7-3", "{"), ("train-7-4", '{"schema_version": 999}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(content)
     directory = RunDirectory.create(tmp_path, "train-7")
-    assert directory.path.name == "train-7-4"
+    assert directory.path.name == "train-7-5"
     assert Requeue("7", 2).find_reason(STOPPED, directory) == "time limit"
     assert Requeue("7", 1).find_reason(STOPPED, directory) is None
     answer_with(monkeypatch, parse_job(ANSWER.replace("PreemptTime=None", "PreemptTime=2026-11-21T07:30:00")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,7 @@ def test_invalid_options_of_sbatch_are_refused(arguments: tuple[str, ...], words
         ((), "How many workers are there?"),
         (("--workers", "1", "--ps-sbatch", "mem=1G"), "Give --het too"),
         (("--single", "--workers", "2"), "--single and --workers 2 exclude each other"),
+        (("--single", "--name", "a/b"), "has a slash"),
         (("--single", "--no-chief"), "--single and --no-chief exclude each other"),
         (("--workers", "1", "--sbatch", "=3"), "expected NAME=VALUE"),
     ],
@@ -199,6 +202,25 @@ def test_array_args_that_do_not_fit_array_are_refused(lines: str, array: str, wo
     (tmp_path / "lines").write_text(lines)
     with pytest.raises(OptionError, match=words):
         job_of("--workers", "1", "--array-args", str(tmp_path / "lines"), "--array", array, *TRAIN)
+
+
+def test_array_args_are_read_from_standard_input() -> None:
+    command = (
+        sys.executable,
+        "-m",
+        "tf4slurm",
+        "script",
+        "--site",
+        "none",
+        "--workers",
+        "1",
+        "--array-args",
+        "-",
+        *TRAIN,
+    )
+    done = subprocess.run(command, input="--rate 1\n--rate 2\n", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --array=0-1" in done.stdout
 
 
 def test_array_args_that_are_not_utf8_are_kept(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from tf4slurm.system.exec_child import STOP_SIGNALS
 
 
 def test_spec_survives_arguments_and_json() -> None:
+    default = JobSpec(("true",), workers=2)
+    assert JobSpec(default.command, **json.loads(json.dumps(default.to_json()))) == default
     spec = JobSpec(("python", "train.py"), workers=2, ports=(4000, 4001), runs_directory=Path("/runs"), chief=False)
     assert JobSpec(spec.command, **json.loads(json.dumps(spec.to_json()))) == spec
     assert spec.to_arguments() == [
@@ -21,15 +23,22 @@ def test_spec_survives_arguments_and_json() -> None:
     ]
 
 
+@pytest.mark.parametrize("ports", [40000, "40000", [40000], (40000,)])
+def test_ports_may_be_a_number_a_text_or_a_list(ports: Any) -> None:
+    assert JobSpec(("true",), workers=1, ports=ports).ports == (40000,)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"workers": "two"}, "--workers: 'two' is not an integer."),
+        ({"ports": ["a"]}, "--ports: 'a' is not a range of ports"),
+        ({"ports": (70000,)}, "--ports: '70000' is not a range of ports"),
+        ({"name": "a/b"}, "--name 'a/b' has a slash"),
         ({"workers": 1.5}, "--workers: 1.5 is not an integer."),
         ({"chief": "perhaps"}, "--chief: 'perhaps' is not true or false."),
         ({"start_timeout_seconds": float("inf")}, "--start-timeout: inf is not a finite number."),
         ({"srun": ["label", 3]}, "--srun: ['label', 3] is not a list of texts."),
-        ({"name": "a/b"}, "--name 'a/b' has a slash"),
     ],
 )
 def test_invalid_value_is_refused_with_its_option(values: dict[str, Any], message: str) -> None:

@@ -54,6 +54,7 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
 
     Under "tf4slurm run" the environment describes the task. Alone, as in "srun -n4 tf4slurm task --ps 1 -- python
     train.py", the options determine the roles, and rank 0 runs the launcher. COMMAND is that of "tf4slurm run".
+    Settings files and TF4SLURM_<OPTION> variables are not read.
     """
     from tf4slurm.agent.agent import run_agent
 

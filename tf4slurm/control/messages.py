@@ -209,7 +209,7 @@ def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
 def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> ObservedState:
     """Drop log lines, then metrics, then characters of detail, until the encoded state has at most `max_bytes`.
 
-    All other fields always fit: `script_channel.MAX_REPORT_BYTES` limits what a script can report to half of it.
+    All other fields always fit: `script_channel.MAX_MESSAGE_BYTES` limits what a script can report to half of it.
     """
     if len(encode(observed)) <= max_bytes:
         return observed

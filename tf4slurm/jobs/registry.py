@@ -146,16 +146,6 @@ def latest_run(job: KnownJob) -> RunDirectory:
     )
 
 
-def find_run(text: str | None, environ: Mapping[str, str]) -> RunDirectory:
-    """Return the latest run directory of the job that `find_job` returns.
-
-    Raises:
-        UnknownJobError: There is no such job.
-        RunDirectoryError: It has no run directory yet, or not any more.
-    """
-    return latest_run(find_job(text, environ))
-
-
 def _key(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name)[:200]
 

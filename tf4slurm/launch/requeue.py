@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from tf4slurm.control.outcome import Outcome
-from tf4slurm.errors import LaunchError
+from tf4slurm.errors import LaunchError, SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.slurm.commands import query_job, requeue_job
@@ -85,5 +85,9 @@ class Requeue:
 
 
 def _was_requeued(path: Path) -> bool:
-    result = RunDirectory(path).read(ResultFile)
+    try:
+        result = RunDirectory(path).read(ResultFile)
+    except SchemaVersionError as error:  # must not cost this job its own result
+        logger.warning("an earlier run is not counted: %s", error)
+        return False
     return result is not None and result.requeued == "time limit"

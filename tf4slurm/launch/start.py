@@ -77,10 +77,10 @@ def run_job(
         raise OptionError(
             "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"
         )
-    _check(spec, environ, allocation)
     if isolated:
-        isolate()
-    elif allocation is None and spec.num_tasks > 1 and sys.platform == "linux":
+        isolate()  # first: it has other interfaces
+    _check(spec, environ, allocation)
+    if not isolated and allocation is None and spec.num_tasks > 1 and sys.platform == "linux":
         logger.warning(
             "TensorFlow's servers listen on all interfaces of this host, without authentication: --isolated closes "
             "them to other hosts and users"

@@ -26,7 +26,8 @@ _STOP = "exit 3"  # EXIT_PREFLIGHT
 def make_script(spec: BatchSpec) -> str:
     """Return the batch script of a job.
 
-    Its last line has all options of the job, because files of settings are not read again in the job.
+    Its last line has all options of the job that differ from their defaults; files of settings are not read again in
+    the job.
 
     Raises:
         OptionError: The options contradict the roles, or each other.
