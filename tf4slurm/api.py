@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
 _CANCEL_POLL_SECONDS = 0.3
 _CANCEL_MARGIN_SECONDS = 10.0
+_KILL_SECONDS = 5.0  # how long the end of a killed job is waited for
 _SLURM_SECONDS = 3.0  # age of Slurm's answers while a job is cancelled
 
 
@@ -141,7 +142,8 @@ def cancel(
 ) -> JobStatus:
     """Ask a job to save and stop, and kill it after its grace period; return its last state.
 
-    A job that has ended is left as it is.
+    A job that has ended is left as it is. After a kill, the state is read until the job has ended, for at most 5 s:
+    Slurm may take longer.
 
     Args:
         job: The job.
@@ -156,8 +158,7 @@ def cancel(
         LaunchError: Slurm cannot be asked.
     """
     known = find(job)
-    reader = StatusReader([known], ask_seconds=_SLURM_SECONDS)
-    (status,) = reader.read()
+    status = _wait_for_end(known, 0.0)
     if status.has_ended:
         on_progress(f"{known.name} has ended already: {status.state}.")
         return status
@@ -166,21 +167,28 @@ def cancel(
     if known.job_id is not None and (status.state == "PENDING" or not runs or grace_period_seconds == 0):
         cancel_job(known.job_id)
         on_progress(f"{known.name} is cancelled.")
-        return status
+        return _wait_for_end(known, _KILL_SECONDS)
     if grace_period_seconds != 0:
         _request_stop(known, file)
         seconds = grace_period_seconds or file.grace_period_seconds + _CANCEL_MARGIN_SECONDS
         on_progress(f"{known.name} is asked to save and stop; it has {seconds:g} s.")
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            (status,) = reader.read()
-            if status.has_ended:
-                on_progress(f"{known.name} has ended: {status.state}, exit code {status.exit_code}.")
-                return status
-            time.sleep(_CANCEL_POLL_SECONDS)
+        status = _wait_for_end(known, seconds)
+        if status.has_ended:
+            on_progress(f"{known.name} has ended: {status.state}, exit code {status.exit_code}.")
+            return status
     _kill(known, file)
-    on_progress(f"{known.name} did not stop in time and was killed." if grace_period_seconds else "It was killed.")
-    return status
+    on_progress(f"{known.name} {'was' if grace_period_seconds == 0 else 'did not stop in time and was'} killed.")
+    return _wait_for_end(known, _KILL_SECONDS)
+
+
+def _wait_for_end(known: KnownJob, seconds: float) -> JobStatus:
+    """Return the state of a job as soon as it has ended, or after so many seconds."""
+    reader, deadline = StatusReader([known], ask_seconds=_SLURM_SECONDS), time.monotonic() + seconds
+    while True:
+        (status,) = reader.read()
+        if status.has_ended or time.monotonic() >= deadline:
+            return status
+        time.sleep(_CANCEL_POLL_SECONDS)
 
 
 def _request_stop(known: KnownJob, file: JobFile) -> None:
@@ -279,8 +287,8 @@ def resume(job: str | KnownJob | None = None) -> JobStatus:
     if resumption.script is not None:
         return status(resumption.submit())
     with subprocess.Popen(own_command(*resumption.arguments[1:]), cwd=resumption.directory) as process:
-        process.wait()
-    return status(_find_job_of(process, resumption.job.runs_directory))
+        launcher = Process.of(process.pid)
+    return status(_find_job_of(launcher, process.returncode, resumption.job.runs_directory))
 
 
 def script(spec: BatchSpec) -> str:
@@ -336,10 +344,11 @@ def run(
     command = own_command(*words, *spec.to_arguments(), "--", *spec.command)
     stdout, stderr = (None, None) if on_output is None else (subprocess.PIPE, subprocess.STDOUT)
     with subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, errors="replace") as process:
+        launcher = Process.of(process.pid)
         for line in process.stdout or ():
             assert on_output is not None
             on_output(line)
-    return status(_find_job_of(process, str(spec.runs_directory)))
+    return status(_find_job_of(launcher, process.returncode, str(spec.runs_directory)))
 
 
 def own_command(*arguments: str) -> list[str]:
@@ -347,19 +356,17 @@ def own_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "tf4slurm", *arguments]
 
 
-def _find_job_of(process: subprocess.Popen[str] | subprocess.Popen[bytes], runs_directory: str) -> KnownJob:
-    """Return the job whose launcher was this process: a registered one, or one in this directory."""
+def _find_job_of(launcher: Process, returncode: int, runs_directory: str) -> KnownJob:
+    """Return the job of a launcher that has exited: a registered one, or one in this directory."""
     paths: list[Path] = []
     with contextlib.suppress(OSError):
         paths = sorted(Path(runs_directory).iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     registered = (run for job in known_jobs(os.environ) for run in reversed(job.run_directories))
     for run in itertools.chain(registered, map(RunDirectory, paths)):
-        launcher = (run.read(JobFile) or JobFile()).process
-        if launcher is not None and (launcher.host, launcher.id) == (os.uname().nodename, process.pid):
+        if (run.read(JobFile) or JobFile()).process == launcher:
             return find(str(run.path))
-    code = process.returncode
-    text = f"The launcher exited with code {code} before it created a run directory. Its output has the reason."
-    raise LaunchError(text, command=own_command(), returncode=code, stderr="")
+    text = f"The launcher exited with code {returncode} before it created a run directory. Its output has the reason."
+    raise LaunchError(text, command=own_command(), returncode=returncode, stderr="")
 
 
 def make_report(job: str | KnownJob | None = None, path: str | os.PathLike[str] | None = None) -> Path:

@@ -214,7 +214,7 @@ def wait(jobs: tuple[str, ...], timeout: float | None) -> None:
 def cancel(jobs: tuple[str, ...], grace_period: float | None) -> None:
     """Ask jobs to save and stop; kill those that have not ended after their grace period.
 
-    A job that has ended is left as it is.
+    A job that has ended is left as it is. The exit code is that of the first error.
     """
     if not jobs:
         raise click.UsageError("Which job? Give its id; tf4slurm list shows them.")
@@ -223,7 +223,7 @@ def cancel(jobs: tuple[str, ...], grace_period: float | None) -> None:
         try:
             api.cancel(job, grace_period_seconds=grace_period, on_progress=_note)
         except Tf4SlurmError as error:
-            exit_code = error.exit_code
+            exit_code = exit_code or error.exit_code
             _note(f"{job.name}: {error}")
     sys.exit(exit_code)
 

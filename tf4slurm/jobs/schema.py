@@ -41,7 +41,12 @@ class Process:
 
     @classmethod
     def own(cls) -> Process:
-        return cls(*identity_of(os.getpid()))
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, process_id: int) -> Process:
+        """Return a process of this host, running or a zombie."""
+        return cls(*identity_of(process_id))
 
     def is_alive(self) -> bool:
         """Return whether the process runs on this host."""

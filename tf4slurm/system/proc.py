@@ -84,20 +84,19 @@ class ProcessIdentity(NamedTuple):
 
 
 def identity_of(process_id: int) -> ProcessIdentity:
-    """Return the identity of a process of this host."""
-    return ProcessIdentity(os.uname().nodename, process_id, _start_ticks(process_id))
+    """Return the identity of a process of this host, which may be a zombie."""
+    stat = _find_stat(process_id)
+    return ProcessIdentity(os.uname().nodename, process_id, stat.start_ticks if stat else 0)
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
     """Return whether this process runs on this host."""
-    started = _start_ticks(identity.process_id) if identity.host == os.uname().nodename else 0
-    return bool(started) and started == identity.started
+    stat = _find_stat(identity.process_id) if identity.host == os.uname().nodename else None
+    return stat is not None and stat.state != "Z" and stat.start_ticks == identity.started
 
 
-def _start_ticks(process_id: int) -> int:
-    """Return the start time of a running process in clock ticks since the boot; 0 if there is none."""
+def _find_stat(process_id: int) -> ProcessStat | None:
     try:
-        stat = read_stat(process_id)
+        return read_stat(process_id)
     except OSError:
-        return 0
-    return stat.start_ticks if stat.state != "Z" else 0
+        return None

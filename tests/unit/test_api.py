@@ -1,0 +1,84 @@
+"""The functions of the library on run directories that no launcher of this test wrote."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tf4slurm import api
+from tf4slurm.cli.jobs import cancel
+from tf4slurm.errors import LaunchError
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import JobFile, Process
+from tf4slurm.spec import JobSpec
+
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> Iterator[RunDirectory]:
+    """The run directory of a launcher that ignores SIGTERM."""
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        run = RunDirectory.create(tmp_path, "stubborn")
+        run.write(JobFile(process=Process.of(process.pid), grace_period_seconds=0.1))
+        yield run
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("grace_period_seconds", "sentence"),
+    [
+        (None, "stubborn did not stop in time and was killed."),
+        (0.1, "stubborn did not stop in time and was killed."),
+        (0, "stubborn was killed."),
+    ],
+)
+def test_cancel_of_job_that_does_not_stop_kills_it_and_returns_its_end(
+    stubborn: RunDirectory, grace_period_seconds: float | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_CANCEL_MARGIN_SECONDS", 0.1)
+    sentences: list[str] = []
+    status = api.cancel(str(stubborn.path), grace_period_seconds=grace_period_seconds, on_progress=sentences.append)
+    assert sentences[-1] == sentence
+    assert (status.state, status.has_ended) == ("LOST", True)
+
+
+def test_cancel_exits_with_code_of_first_error(tmp_path: Path) -> None:
+    for name, host in (("elsewhere", "another-host"), ("newer", "")):
+        run = RunDirectory.create(tmp_path, name)
+        run.write(JobFile(process=Process(host, 1, 1)))
+    (tmp_path / "newer" / "status.json").write_text('{"schema_version": 99}')
+    (tmp_path / "elsewhere" / "status.json").write_text('{"schema_version": 1, "time": 9e9}')
+    names = [str(tmp_path / "elsewhere"), str(tmp_path / "newer")]
+    assert CliRunner().invoke(cancel, names).exit_code == 2  # JobStateError: it runs on another host
+    assert CliRunner().invoke(cancel, names[::-1]).exit_code == 3  # SchemaVersionError
+
+
+def test_run_does_not_return_older_job_whose_launcher_had_the_same_process_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = RunDirectory.create(tmp_path, "older")
+
+    class Launcher(subprocess.Popen[str]):
+        """A launcher that exits before it creates a run directory, after `older` got its process id."""
+
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **options, stdin=subprocess.PIPE)  # type: ignore[call-overload]
+            own = Process.of(self.pid)
+            older.write(JobFile(process=replace(own, started=own.started - 1)))
+            assert self.stdin is not None
+            self.stdin.close()
+
+    exit_at_end_of_input = [sys.executable, "-c", "import sys; sys.stdin.read(1); sys.exit(3)"]
+    monkeypatch.setattr(api, "own_command", lambda *arguments: exit_at_end_of_input)
+    monkeypatch.setattr(subprocess, "Popen", Launcher)
+    with pytest.raises(LaunchError, match="exited with code 3 before it created a run directory"):
+        api.run(JobSpec(("true",), workers=1, runs_directory=tmp_path))
