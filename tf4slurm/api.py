@@ -320,18 +320,17 @@ def submit(spec: BatchSpec) -> KnownJob:
 def run(
     spec: JobSpec,
     *,
-    site: str | None = "none",
     local: bool = False,
     isolated: bool = False,
     on_output: Callable[[str], None] | None = None,
 ) -> JobStatus:
     """Run a job to its end, as local processes or in the current allocation; return its last state.
 
-    The launcher is a child process: it forks and handles signals, which this process may not.
+    The launcher is a child process: it forks and handles signals, which this process may not. It reads no
+    settings; `Job` completes its options with them.
 
     Args:
         spec: The job.
-        site: Profile whose settings complete the job; "none" for none, None for the user's default.
         local: Start local processes even inside a Slurm allocation.
         isolated: Run local processes in their own network, which has only loopback.
         on_output: Called with each line of output; by default the lines go to this process's standard output.
@@ -339,7 +338,7 @@ def run(
     Raises:
         LaunchError: The launcher exited before it created a run directory; its output has the reason.
     """
-    words = ["run", *(("--site", site) if site is not None else ())]
+    words = ["run", "--site", "none"]  # settings would override options that equal a default
     words += [flag for flag, is_set in (("--local", local), ("--isolated", isolated)) if is_set]
     command = own_command(*words, *spec.to_arguments(), "--", *spec.command)
     stdout, stderr = (None, None) if on_output is None else (subprocess.PIPE, subprocess.STDOUT)

@@ -159,6 +159,22 @@ class BatchSpec(JobSpec):
             return (self.python or "python", "-m", "tf4slurm")
         return self.program
 
+    def _check_values(self) -> None:
+        super()._check_values()
+        for found in (self.sbatch_options, parse_pairs("ps-sbatch", self.ps_sbatch), self.srun_options):
+            for name, value in found.items():
+                check_option(name, value)
+        for job_id in self.after:
+            if not _JOB.fullmatch(job_id):
+                raise OptionError(
+                    f"--after {job_id!r} is not the id of a job, such as 4711 or 4711_3. For other dependencies use "
+                    "--dependency, in Slurm's syntax.",
+                    option="after",
+                )
+        for name in self.environment:
+            if not _VARIABLE.fullmatch(name):
+                raise OptionError(f"--env: {name!r} is not the name of a variable. Give NAME=VALUE.", option="env")
+
     def _check(self) -> None:
         if self.array_args is not None and not self.array_lines:
             self._set(array_lines=_read_array_lines(self.array_args))
@@ -180,25 +196,12 @@ class BatchSpec(JobSpec):
 
     def _check_sbatch(self) -> None:
         options, ps_options = self.sbatch_options, self.ps_options or {}
-        for found in (options, ps_options, self.srun_options):
-            for name, value in found.items():
-                check_option(name, value)
         for found in (options, ps_options):
             requested = [f"--{name} {found[name]}" for name in MEMORY_OPTIONS if name in found]
             if len(requested) > 1:
                 raise exclusive(*requested[:2], option="mem")
         if self.ps_sbatch and not self.het:
             raise OptionError("--ps-sbatch is for the ps of a heterogeneous job. Give --het too.", option="ps-sbatch")
-        for job_id in self.after:
-            if not _JOB.fullmatch(job_id):
-                raise OptionError(
-                    f"--after {job_id!r} is not the id of a job, such as 4711 or 4711_3. For other dependencies use "
-                    "--dependency, in Slurm's syntax.",
-                    option="after",
-                )
-        for name in self.environment:
-            if not _VARIABLE.fullmatch(name):
-                raise OptionError(f"--env: {name!r} is not the name of a variable. Give NAME=VALUE.", option="env")
         if "array" in options and self.array_lines:
             _check_array(options["array"], len(self.array_lines))
 

@@ -17,12 +17,13 @@ from markupsafe import escape
 
 from tf4slurm import api
 from tf4slurm.batch_spec import BatchSpec
-from tf4slurm.errors import LaunchError, OptionError, UnknownJobError
+from tf4slurm.errors import LaunchError, UnknownJobError
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.options import options_of, to_fields
 from tf4slurm.settings import SITE, fill_in, settings_here
-from tf4slurm.spec import JobSpec
+from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.spec import SLURM_OPTIONS, JobSpec
 
 _LINE_SECONDS = 5.0
 _P = ParamSpec("_P")
@@ -33,6 +34,9 @@ class _JobOptions(BatchSpec):
     """The keyword arguments of `Job`; `site` is the profile of settings, "none" to use no settings."""
 
     site: str | None = None
+
+    def _check(self) -> None:
+        """Check nothing: settings, or the allocation, may complete the options."""
 
 
 def _takes_options_of(
@@ -77,16 +81,7 @@ class Job:
         self._site: str | None = options.pop(SITE, None)
         self._options = to_fields(BatchSpec, options)
         self._known: KnownJob | None = None
-        self._check()
-
-    def _check(self) -> None:
-        if not self._command:
-            return
-        try:
-            BatchSpec(self._command, **self._options)
-        except OptionError as error:
-            if error.option != "workers" or "workers" in self._options:  # settings or the allocation may provide it
-                raise
+        _JobOptions(self._command, **self._options)
 
     @classmethod
     def find(cls, job: str | None = None) -> Job:
@@ -103,7 +98,7 @@ class Job:
         """Return the batch script that `submit` submits; this host needs no Slurm.
 
         Raises:
-            OptionError: Options and settings exclude each other, or the number of workers is missing.
+            OptionError, PlacementError: Options and settings contradict each other, or the workers are missing.
         """
         return api.script(self._spec())
 
@@ -111,7 +106,7 @@ class Job:
         """Submit the job to Slurm; return this object.
 
         Raises:
-            OptionError: Options and settings exclude each other, or the number of workers is missing.
+            OptionError, PlacementError: Options and settings contradict each other, or the workers are missing.
             RefusedError: sbatch refused the job.
             LaunchError: sbatch cannot be started.
         """
@@ -126,12 +121,20 @@ class Job:
         Args:
             local: Start local processes even inside a Slurm allocation.
             isolated: Run local processes in their own network, which has only loopback.
+
+        Raises:
+            OptionError, PlacementError: Options and settings contradict each other.
+            ProfileError, UntrustedFileError: A file of settings cannot be used.
+            SlurmEnvironmentError: A variable of the allocation is invalid.
         """
+        settings = settings_here(os.environ, self._site)
+        if local or SlurmAllocation.from_environ(os.environ) is None:
+            settings = {key: setting for key, setting in settings.items() if key not in SLURM_OPTIONS}
         options = {name: value for name, value in self._options.items() if name in options_of(JobSpec)}
+        spec = JobSpec(self._command, **fill_in(JobSpec, options, settings))
         try:
             status = api.run(
-                JobSpec(self._command, **options),
-                site=self._site,
+                spec,
                 local=local,
                 isolated=isolated,
                 on_output=lambda line: print(line, end="", flush=True),

@@ -28,6 +28,8 @@ _PYTHON = re.compile(r"python[\d.]*")
 _HEARTBEATS_PER_SECOND = 100
 _MAX_INTERVAL = 0.4  # of the heartbeat timeout
 _NOT_TASK = ("run", "submit", "script")
+SLURM_OPTIONS = ("requeue", "srun")
+"""The fields that only a job of Slurm may have; a local job ignores the settings for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,16 +116,21 @@ class JobSpec:
         self._set(**{name: each.convert(getattr(self, name)) for name, each in options_of(type(self)).items()})
         if self.command and not self.name:
             self._set(name=_name_of(self.command))
-        if "/" in self.name:
-            raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
         check_exclusive(self)
+        self._check_values()
         self._check()
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
+    def _check_values(self) -> None:
+        """Check each option by itself."""
+        if "/" in self.name:
+            raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
+
     def _check(self) -> None:
+        """Check the options together."""
         if self.heartbeat_interval_seconds >= self.heartbeat_timeout_seconds:
             raise OptionError(
                 f"--heartbeat-interval {self.heartbeat_interval_seconds:g} is not shorter than --heartbeat-timeout "

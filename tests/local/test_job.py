@@ -6,13 +6,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tf4slurm
 from tests.jobs import TF4SLURM
-from tf4slurm.errors import LaunchError, OptionError, SchemaVersionError, UnknownJobError, UnknownTaskError
+from tf4slurm.errors import (
+    LaunchError,
+    OptionError,
+    PlacementError,
+    SchemaVersionError,
+    UnknownJobError,
+    UnknownTaskError,
+)
 from tf4slurm.job import Job
+from tf4slurm.jobs.registry import latest_run
 
 SCRIPT = """
 import os, time, tf4slurm
@@ -109,6 +118,49 @@ def test_invalid_options_and_unknown_jobs_are_errors(script: Path) -> None:
         Job("true").status()
     with pytest.raises(UnknownJobError, match="no job 'x'"):
         Job.find("x")
+
+
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [
+        ({"TF4SLURM_CHIEF": "no"}, {"placement": "ps,worker,worker", "workers": 2}),
+        ({"TF4SLURM_DATA_PYTHON": "python3"}, {"data_workers": 1, "workers": 1}),
+        ({"TF4SLURM_HEARTBEAT_TIMEOUT": "60"}, {"heartbeat_interval_seconds": 20, "workers": 1}),
+        ({"TF4SLURM_NTASKS": "4"}, {}),
+    ],
+)
+def test_options_that_settings_complete_are_valid(
+    script: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], options: dict[str, Any]
+) -> None:
+    job = Job(["./train"], **options)
+    with pytest.raises((OptionError, PlacementError)):
+        job.script()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert job.script().endswith(" -- ./train\n")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"name": "a/b"}, {"after": ["x"]}, {"env": ["NAME"]}, {"srun": ["=1"]}, {"mem": "1\n2"}, {"ps_sbatch": ["A b=1"]}],
+)
+def test_invalid_value_is_refused_before_settings_are_read(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        Job("true", **options)
+
+
+def test_local_run_prefers_explicit_options_even_if_default_to_settings(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"PS": "2", "REQUEUE": "1", "SRUN": "label", "NAME": "named", "GRACE_PERIOD": "7", "MAX_ATTEMPTS": "3"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"TF4SLURM_{name}", value)
+    job = Job([sys.executable, "-c", ""], ps=1, workers=0, max_attempts=1)
+    assert job.run() == 0
+    file = latest_run(tf4slurm.api.find(job.status().name)).read_trusted_job()
+    assert (file.counts["ps"], file.options["max_attempts"]) == (1, 1)  # given, although they are the defaults
+    assert (file.name, file.grace_period_seconds) == ("named", 7)  # from the settings
+    assert Job([sys.executable, "-c", ""], ps=1, workers=0, requeue=1).run() == 2  # there is no queue
 
 
 def test_functions_of_the_library_run_watch_and_resume_a_job(script: Path) -> None:

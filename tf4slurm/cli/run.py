@@ -12,7 +12,7 @@ import click
 
 from tf4slurm.agent.bootstrap import is_under_launcher
 from tf4slurm.cli.options import given, job_options, read_options, site_option
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec import SLURM_OPTIONS, JobSpec
 
 
 @click.command()
@@ -38,7 +38,7 @@ def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any)
     from tf4slurm.launch.start import find_allocation, run_job
 
     allocation = find_allocation(environ, local=local)
-    for option in ("requeue", "srun"):  # in settings they are for jobs of Slurm
+    for option in SLURM_OPTIONS:
         if allocation is None and option in given(options):
             raise click.UsageError(f"--{option} is for jobs of Slurm, and this is not one.")
     spec = JobSpec(**read_options(JobSpec, environ, options))
