@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tf4slurm.errors import JobStateError, LaunchError, RunDirectoryError, WaitTimeoutError
+from tf4slurm.errors import JobStateError, LaunchError, RunDirectoryError, SchemaVersionError, WaitTimeoutError
 from tf4slurm.jobs.logs import LogLine, follow_logs, read_logs
 from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -362,8 +362,9 @@ def _find_job_of(launcher: Process, returncode: int, runs_directory: str) -> Kno
         paths = sorted(Path(runs_directory).iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     registered = (run for job in known_jobs(os.environ) for run in reversed(job.run_directories))
     for run in itertools.chain(registered, map(RunDirectory, paths)):
-        if (run.read(JobFile) or JobFile()).process == launcher:
-            return find(str(run.path))
+        with contextlib.suppress(SchemaVersionError):  # not of this version, so not of this launcher
+            if (run.read(JobFile) or JobFile()).process == launcher:
+                return find(str(run.path))
     text = f"The launcher exited with code {returncode} before it created a run directory. Its output has the reason."
     raise LaunchError(text, command=own_command(), returncode=returncode, stderr="")
 
