@@ -143,7 +143,7 @@ def test_time_limit_requeues_once_and_job_resumes(lab: SlurmLab, tmp_path: Path)
     first, second = results(tmp_path)
     assert (first["exit_code"], first["requeued"]) == (75, "time limit")
     assert (second["exit_code"], second["requeued"]) == (0, None)
-    assert "this job was put back into the queue 1 times" in output(tmp_path)
+    assert "Slurm has requeued this job 1 times" in output(tmp_path)
 
 
 @pytest.mark.long
