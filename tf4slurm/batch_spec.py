@@ -105,7 +105,7 @@ class BatchSpec(JobSpec):
     snapshot: Literal["git", "copy", "none"] = option(
         "none",
         "Run in a copy of this directory, made now, at most 1 GB: of the files that git tracks, or of all that git "
-        "does not ignore. Outside of a checkout that is every file, also those with secrets, such as .env.",
+        "does not ignore. Outside of a git checkout all files are copied, including secrets such as .env.",
         choices=("git", "copy", "none"),
     )
     single: bool = option(
@@ -153,7 +153,7 @@ class BatchSpec(JobSpec):
     def tf4slurm(self) -> tuple[str, ...]:
         """The command that starts tf4slurm in the job.
 
-        In an environment that is set up, that environment's Python: its TensorFlow is the one that the script imports.
+        If the job sets up an environment, the command uses its Python, and so the TensorFlow that the script imports.
         """
         if self.python or self.has_environment:
             return (self.python or "python", "-m", "tf4slurm")
@@ -189,7 +189,8 @@ class BatchSpec(JobSpec):
         available = _available_tasks(self.sbatch_options)
         if self.workers is None and available is None:
             raise OptionError(
-                "How many workers are there? Give --workers N, or the number of all tasks with -n.", option="workers"
+                "The number of workers is unknown. Give --workers N, or the number of all tasks with -n.",
+                option="workers",
             )
         self._set(workers=self._fill_counts(available)["worker"])
         super()._check()
@@ -228,7 +229,7 @@ def check_option(name: str, value: str) -> None:
     """Check that an option of sbatch or srun can be written in one line.
 
     Raises:
-        OptionError: It cannot.
+        OptionError: `name` is not a long option of Slurm, or `value` has a line break.
     """
     if not _OPTION.fullmatch(name):
         raise OptionError(

@@ -34,8 +34,8 @@ def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequen
     roles = parse_roles(placement)
     if {role: roles.count(role) for role in TASK_TYPES} != {role: counts.get(role, 0) for role in TASK_TYPES}:
         raise PlacementError(
-            f"The placement {placement!r} is of {_sum_text(Counter(roles))}, but "
-            f"{_sum_text(counts)} are asked for. Make them agree.",
+            f"The placement {placement!r} lists {_sum_text(Counter(roles))}, but the job has {_sum_text(counts)}. "
+            "Change the placement, or the numbers of tasks.",
             requested=sum(counts.values()),
             available=len(roles),
         )

@@ -49,7 +49,7 @@ class JobSpec:
     evaluators: int = option(0, "Number of evaluators, which are outside the cluster spec.", minimum=0)
     data_workers: int = option(0, "Number of workers of a tf.data service; a dispatcher is added.", minimum=0)
     data_python: str | None = option(None, "Python with TensorFlow for that service. [default: the command's]")
-    chief: bool = option(True, "Whether the job has a chief; without one, worker 0 leads. [default: chief]")
+    chief: bool = option(True, "Start a chief. With --no-chief, worker 0 leads. [default: chief]")
     placement: str = option(
         PACK, '"pack" by rank, "spread" the ps over the nodes, or a role for each rank, such as "ps,worker,worker".'
     )
@@ -76,7 +76,7 @@ class JobSpec:
     )
     max_worker_restarts: int = option(3, "Maximum in-place restarts per worker.", minimum=0)
     max_attempts: int = option(
-        1, "How often the cluster is formed at most: again after the loss of a ps or the chief.", minimum=1
+        1, "Maximum number of attempts: after the loss of a ps or the chief a new cluster is formed.", minimum=1
     )
     grace_period_seconds: float = option(
         25.0, "Seconds that the script has to save and stop after a stop request; 0 for none.", minimum=0
@@ -87,7 +87,10 @@ class JobSpec:
         choices=get_args(StopSignal),
     )
     finish_timeout_seconds: float = option(
-        300.0, "Seconds to wait for an evaluator after all others, and for all others after a ps has exited.", exceeds=0
+        300.0,
+        "Seconds to wait for evaluators after all other tasks are done, or for the other tasks after a ps has exited "
+        "with 0.",
+        exceeds=0,
     )
     stall_timeout_seconds: float | None = option(
         None,
@@ -195,9 +198,10 @@ class JobSpec:
         return dataclasses.replace(self, workers=self._fill_counts(available)["worker"])
 
     def heartbeat_interval_of(self, num_tasks: int) -> float:
-        """Return how often the service requests a heartbeat of each of so many tasks, in seconds.
+        """Return the heartbeat interval in seconds for a job of `num_tasks` tasks.
 
-        The cost is bounded for more than 100 tasks, as long as two heartbeats fit into the heartbeat timeout.
+        The interval grows with large jobs, to bound the load of the service, but two heartbeats always fit into the
+        heartbeat timeout.
         """
         return max(
             self.heartbeat_interval_seconds,

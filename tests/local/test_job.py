@@ -112,7 +112,7 @@ def test_invalid_options_and_unknown_jobs_are_errors(script: Path) -> None:
         Job("true", workers=1, mem="1G", mem_per_cpu="1G")
     with pytest.raises(OptionError, match="heartbeat-timeout"):
         Job("true", heartbeat_timeout_seconds=-1.0)
-    with pytest.raises(OptionError, match="How many workers"):
+    with pytest.raises(OptionError, match="The number of workers is unknown"):
         Job("true").script()
     with pytest.raises(UnknownJobError, match="not started yet"):
         Job("true").status()

@@ -341,7 +341,7 @@ def test_scripts_that_open_no_server_complete_with_a_warning_in_summary_report_a
     job.start(*ROLES, command=(sys.executable, "-c", "print('trained')"))
     assert job.wait() == 0
     (warning,) = job.result["warnings"]
-    assert warning.startswith("None of the 4 tasks in the cluster spec has opened a TensorFlow server")
+    assert warning.startswith("None of the 4 tasks in the cluster spec has started a TensorFlow server")
     assert f"WARNING: {warning}\n" in job.stderr.partition("logs: ")[2]
     assert warning in html.unescape((job.run_directory / "report.html").read_text())
 
@@ -349,7 +349,7 @@ def test_scripts_that_open_no_server_complete_with_a_warning_in_summary_report_a
 def test_scripts_that_open_no_required_server_fail(job: Job) -> None:
     job.start(*ROLES, "--require-servers", command=("true",))
     assert job.wait() == 6
-    assert "has opened a TensorFlow server" in job.stderr.partition("Root cause:")[2]
+    assert "has started a TensorFlow server" in job.stderr.partition("Root cause:")[2]
     assert "The scripts ran, but not as one cluster" in (job.run_directory / "report.html").read_text()
 
 

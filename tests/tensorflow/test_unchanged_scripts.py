@@ -106,7 +106,7 @@ def test_keras_3_fit_failure_is_explained_in_one_line(
     (meaning,) = job.result["meaning"]
     assert f"Keras 3's fit does not work under {strategy}" in meaning
     assert "TF_USE_LEGACY_KERAS=1" in meaning
-    assert f"What they mean: {meaning}\n" in job.stderr
+    assert f"Explanation: {meaning}\n" in job.stderr
     assert meaning in html.unescape((job.run_directory / "report.html").read_text())
 
 

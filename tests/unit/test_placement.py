@@ -155,8 +155,8 @@ def test_list_of_roles_has_the_role_of_each_rank() -> None:
 @pytest.mark.parametrize(
     ("placement", "words"),
     [
-        ("ps,worker", "is of 1 ps + 1 worker, but 1 ps + 2 worker are asked for"),
-        ("ps,worker,evaluator", "is of 1 ps + 1 worker + 1 evaluator, but"),
+        ("ps,worker", "lists 1 ps + 1 worker, but the job has 1 ps + 2 worker"),
+        ("ps,worker,evaluator", "lists 1 ps + 1 worker + 1 evaluator, but"),
         ("ps,wroker,worker", "'wroker' is neither a role nor a placement"),
         ("sprad", "'sprad' is neither a role nor a placement"),
     ],

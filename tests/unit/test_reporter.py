@@ -90,8 +90,8 @@ Root cause: ps/0 on n0 was killed by signal 9 (SIGKILL).
 The last lines of /runs/digits-42/logs/ps-0.1.log:
     Loading
     Killed: out of memory
-What they mean: Memory ran out: ask for more, or take smaller batches.
-Then chief/0 on n0 exited with code 1."""
+Explanation: Memory ran out: ask for more, or take smaller batches.
+Failure that followed: chief/0 on n0 exited with code 1."""
 
 MISSING = """
 task      node  address         started  ended  end

@@ -167,7 +167,7 @@ def test_invalid_options_of_sbatch_are_refused(arguments: tuple[str, ...], words
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "How many workers are there?"),
+        ((), "The number of workers is unknown."),
         (("--workers", "1", "--ps-sbatch", "mem=1G"), "Give --het too"),
         (("--single", "--workers", "2"), "--single and --workers 2 exclude each other"),
         (("--single", "--name", "a/b"), "has a slash"),

@@ -853,8 +853,8 @@ def test_worker_that_waits_for_its_restart_at_a_stop_is_not_done() -> None:
 
 
 def no_server(count: int, extra: str = "") -> str:
-    what = f"None of the {count} tasks in the cluster spec has opened a TensorFlow server"
-    return f"{what}: each has run the script by itself{extra}."
+    what = f"None of the {count} tasks in the cluster spec has started a TensorFlow server"
+    return f"{what}: each runs the script alone{extra}."
 
 
 @pytest.mark.parametrize(

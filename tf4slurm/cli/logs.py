@@ -72,7 +72,9 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
     try:
         return None if text is None else re.compile(text)
     except re.error as error:
-        raise click.BadParameter(f"{text!r} is no regular expression: {error}.", param_hint="--grep") from error
+        raise click.BadParameter(
+            f"{text!r} is not a valid regular expression: {error}.", param_hint="--grep"
+        ) from error
 
 
 def _seconds(text: str) -> float:

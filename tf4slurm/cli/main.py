@@ -25,8 +25,8 @@ _VERBS = {
     "resume": "Start a job again with the same options.",
     "report": "Write a job's report: one HTML file.",
     "tensorboard": "Start TensorBoard on a job's event files.",
-    "doctor": "Find what would keep a job from running, and how to repair it.",
-    "test": "Run a job of half a minute, to check that jobs run.",
+    "doctor": "Check this host or cluster for problems, with advice.",
+    "test": "Run a short test job.",
     "config": "Show the settings and their sources.",
     "env": "Show how this process sees its job.",
     "nodes": "Expand, fold or count Slurm's nodelists.",
@@ -63,14 +63,14 @@ class _Verbs(click.Group):
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, package_name="tf4slurm")
 def cli() -> None:
-    """Run TensorFlow parameter-server jobs on Slurm, or on this machine: from the first process to the last exit."""
+    """Run TensorFlow parameter-server jobs on Slurm, or on this machine."""
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, /, shell: str) -> None:
-    """Print a script that makes SHELL complete verbs, options, jobs and tasks: eval "$(tf4slurm completion bash)"."""
+    """Print a script that completes commands, options, jobs and tasks in SHELL: eval "$(tf4slurm completion bash)"."""
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(context.find_root().command, {}, "tf4slurm", "_TF4SLURM_COMPLETE").source())

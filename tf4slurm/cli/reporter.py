@@ -59,7 +59,7 @@ class PlainReporter(Reporter):
         self._summary = summary(result)
 
     def close(self) -> None:
-        """Print what is queued, then the summary."""
+        """Print the queued lines, then the summary."""
         if self._output is not self._notes:
             self._output.close()
         self._notes.close(self._summary)
@@ -160,8 +160,8 @@ def _describe_failure(result: Result) -> list[str]:
     ]
     if outcome.tail and result.cause_log is not None:
         lines += [f"The last lines of {result.cause_log}:", *(f"    {line}" for line in outcome.tail)]
-    lines += [f"What they mean: {meaning}" for meaning in explain(outcome.tail)]
-    return [*lines, *(f"Then {event}." for event in result.collateral)]
+    lines += [f"Explanation: {meaning}" for meaning in explain(outcome.tail)]
+    return [*lines, *(f"Failure that followed: {event}." for event in result.collateral)]
 
 
 def _row(result: Result, record: TaskRecord) -> tuple[str, ...]:

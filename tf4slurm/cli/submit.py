@@ -20,7 +20,7 @@ _PRINT_ONLY = ("--dry-run", "--test-only")
 
 
 class _RecordedCommand(click.Command):
-    """A command that records its arguments, which are a comment in the batch script."""
+    """A command that keeps its arguments as they were typed, for a comment in the batch script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_ARGUMENTS] = tuple(args)
@@ -52,8 +52,8 @@ def submit(context: click.Context, /, dry_run: bool, test_only: bool, **options:
     job_id = submit_job(spec, environ)
     click.echo(job_id)
     if "time" not in spec.sbatch_options:
-        click.echo("There is no time limit (-t): the partition's default applies.", err=True)
-    click.echo(f"The script is {kept_script(spec, job_id)}; look at the job with: tf4slurm status {job_id}", err=True)
+        click.echo("No time limit given (-t): the partition's default applies.", err=True)
+    click.echo(f"Batch script: {kept_script(spec, job_id)}. Show the job: tf4slurm status {job_id}", err=True)
 
 
 @click.command(cls=_RecordedCommand)

@@ -1,4 +1,4 @@
-"""`tf4slurm test`: run a job of half a minute."""
+"""`tf4slurm test`: run a short test job."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class ControlClient:
             self._is_due.set()
 
     def begin_attempt(self, attempt: int, **changes: Any) -> None:
-        """Reset `observed` for another attempt, and send it with these fields changed."""
+        """Replace `observed` by the initial state of `attempt` with `changes` applied, and send this state."""
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
         self.update(**changes)
 
@@ -183,8 +183,8 @@ class ControlClient:
                 return
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
-            f"The launcher has ended or was not started: no control service answers at {at or 'any address'} "
-            f"({error or 'no address is known yet'}). Look at the launcher's own output.",
+            f"The launcher has ended or was not started: the control service cannot be reached at "
+            f"{at or 'any address'} ({error or 'no address is known yet'}). See the launcher's output.",
             address=at,
         )
 

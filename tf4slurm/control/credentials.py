@@ -79,5 +79,5 @@ def create_credentials() -> ServiceCredentials:
 
 
 def handshake_seconds(num_tasks: int) -> float:
-    """Return how long a new connection may take for its TLS handshake, and again until it has a call."""
+    """Return the time limit in seconds for a TLS handshake, and for the first call after the handshake."""
     return _HANDSHAKE_SECONDS + num_tasks / _HANDSHAKES_PER_SECOND

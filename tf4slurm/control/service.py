@@ -235,7 +235,7 @@ class ControlService:
 
 
 class _Connection:
-    """The sending side of one task's call."""
+    """Sends desired states and the cluster to one task, in the task's gRPC call."""
 
     def __init__(self, service: ControlService, rank: int, context: _Context) -> None:
         self.rank = rank

@@ -436,7 +436,7 @@ class JobState:
 
     @property
     def _lacks_servers(self) -> bool:
-        """Whether several tasks should have a TensorFlow server, and none has had one in any attempt."""
+        """Whether several tasks are in the cluster spec, but none has started a TensorFlow server in any attempt."""
         tasks = self._server_tasks
         return not self._had_server and len(tasks) > 1 and all(record.owns_child for record in tasks)
 
@@ -455,8 +455,8 @@ class JobState:
 
     def _no_server(self, when: str = "", unless: str = "") -> str:
         return (
-            f"None of the {len(self._server_tasks)} tasks in the cluster spec has opened a TensorFlow server{when}: "
-            f"each has run the script by itself{unless}. Let the script read TF_CONFIG, by TensorFlow or "
+            f"None of the {len(self._server_tasks)} tasks in the cluster spec has started a TensorFlow server{when}: "
+            f"each runs the script alone{unless}. Let the script read TF_CONFIG, by TensorFlow or "
             "tf4slurm.tensorflow, or run one copy: --ps 0 --workers 0."
         )
 

@@ -124,7 +124,7 @@ def check_ports(candidates: Sequence[int]) -> Finding:
             each.close()
     if not candidates:
         return Finding("ok", "free ports", "ports can be bound")
-    text = f"of {len(tried)} ports ({format_ports(tried)}) {len(held)} are free"
+    text = f"{len(held)} of {len(tried)} ports ({format_ports(tried)}) are free"
     if not held:
         return Finding("fail", "free ports", text, "Give --ports another range, or omit it.")
     return Finding("ok", "free ports", text)

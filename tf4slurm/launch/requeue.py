@@ -30,7 +30,7 @@ class Requeue:
         self._limit = limit
 
     def find_obstacles(self) -> list[str]:
-        """Return the reasons why Slurm will not requeue the job, in sentences, while there is time to change that."""
+        """Return the reasons why Slurm will not requeue the job, as sentences; called at the start of the job."""
         try:
             job = query_job(self._slurm_id)
         except LaunchError as error:
@@ -63,7 +63,7 @@ class Requeue:
             return "preemption"
         done = self._count_requeues(run_directory)
         if done >= self._limit:
-            logger.warning("the job is not requeued: it was %d times, the limit of --requeue", done)
+            logger.warning("the job is not requeued: it has been requeued %d times (--requeue %d)", done, self._limit)
             return None
         return "time limit"
 

@@ -90,7 +90,10 @@ class Variables:
     def refuse(self, variable: str, problem: str, cause: Exception | None = None) -> NoReturn:
         """Raise SlurmEnvironmentError about the value of a variable."""
         value = self.text(variable)
-        message = f"{variable} is {value!r}: {problem}. This is not what Slurm sets; something has changed it."
+        message = (
+            f"{variable} is {value!r}: {problem}. Slurm sets no such value: the script, a module or a wrapper has "
+            "changed it."
+        )
         raise SlurmEnvironmentError(message, variable=variable, value=value) from cause
 
 
