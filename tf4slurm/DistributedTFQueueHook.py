@@ -17,7 +17,7 @@ from tf4slurm.tensorflow.queues import done_queue_name, make_queue
 def create_done_queue(i: int, WorkersNumber: int) -> Any:
     """Add the done queue of ps i to the current graph. Use `tf4slurm.shutdown.wait_for_workers` instead.
 
-    A ps may exit once it has taken as many items from it as there are workers.
+    A ps may exit once it has taken one item per worker from its queue.
     """
     _warn("create_done_queue", "tf4slurm.shutdown.wait_for_workers")
     atexit.register(gc.freeze)  # as in wait_for_workers

@@ -75,7 +75,7 @@ class Cluster:
         return self._addresses(lambda role: role.is_in_cluster)
 
     def to_services(self) -> dict[str, list[str]]:
-        """Return the addresses of the servers outside the cluster spec (the data service), in the same form."""
+        """Return {role: ["host:port", …]} of the servers outside the cluster spec, which are the tf.data service's."""
         return self._addresses(lambda role: role.serves and not role.is_in_cluster)
 
     def to_tf_config(self, task: Task) -> str:

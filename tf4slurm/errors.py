@@ -167,7 +167,7 @@ class AuthenticationError(RendezvousError):
 
 
 class ShutdownError(Tf4SlurmError):
-    """A ps cannot wait for its workers, or a worker cannot signal a ps that it is done."""
+    """A ps cannot wait for its workers, or a worker cannot send its completion signal to a ps."""
 
     exit_code = EXIT_TASK_LOST
 

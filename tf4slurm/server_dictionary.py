@@ -162,7 +162,7 @@ def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
 
 
 def set_current_server_dictionary(dictionary: ServerDictionary) -> ServerDictionary:
-    """Keep the cluster spec as this process's; return it."""
+    """Make `dictionary` the cluster spec of this process; return `dictionary`."""
     _current[:] = [dictionary]
     return dictionary
 
@@ -177,12 +177,12 @@ def launched_server_dictionary() -> ServerDictionary | None:
 def current_server_dictionary(
     cluster: Mapping[str, Sequence[str]] | None = None, task_type: str | None = None, task_index: int | None = None
 ) -> ServerDictionary:
-    """Return the given cluster spec, else the last one of `get_server_dictionary`, else TF_CONFIG's.
+    """Return the given cluster spec, else the last result of `get_server_dictionary`, else the one in TF_CONFIG.
 
     Args:
         cluster: The addresses of each role, such as {"ps": ["n1:4001"], "worker": ["n1:4002"]}.
         task_type: The role of this process, given with `cluster`.
-        task_index: Its 0-based index in its role, given with `cluster`.
+        task_index: The 0-based index of this process in its role, given with `cluster`.
 
     Raises:
         ValueError: Some of the three are given, but not all.

@@ -87,7 +87,7 @@ class Places:
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Places:
-        """Return the places of a user who works in the current directory; a directory that was removed has none."""
+        """Return the places of a user who works in the current directory, or in / if that directory was removed."""
         try:
             return cls.from_environ(environ, Path.cwd())
         except OSError:

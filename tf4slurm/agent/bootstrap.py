@@ -74,7 +74,7 @@ class ControlEndpoint:
         return cls(tuple(dict.fromkeys(addresses)), Credentials(environ[CERTIFICATE_VARIABLE], environ[TOKEN_VARIABLE]))
 
     def to_json(self) -> dict[str, object]:
-        """Return the content of control.json (0600), with credentials that MUNGE has sealed where it works.
+        """Return the content of control.json (0600), with credentials that are sealed by MUNGE if MUNGE works.
 
         MUNGE seals the certificate too, so that an untrusted file server cannot replace it.
         """

@@ -44,7 +44,10 @@ class Rendezvous:
         *,
         owns_child: bool = True,
     ) -> None:
-        """`owns_child` is False for the sidecar of a script that srun started."""
+        """Create the client of the control service.
+
+        `owns_child` is whether the agent starts and ends the script; False if srun started the script.
+        """
         self.place = place
         self.spec = spec
         self.token = ""

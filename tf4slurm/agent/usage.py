@@ -34,7 +34,7 @@ _TIMEOUT_SECONDS = 0.5
 
 
 async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usage], None], num_tasks: int = 1) -> None:
-    """Call `on_usage` every few seconds while the child runs; cancel this.
+    """Call `on_usage` every few seconds, until cancelled.
 
     `port` is the child's port; None if it has none. Nothing is reported where /proc does not show the child. The
     more tasks the job has, the longer the period.

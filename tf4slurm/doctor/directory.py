@@ -78,7 +78,7 @@ def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, flo
 
 
 def judge_skew(skew_by_node: Mapping[str, float]) -> Finding:
-    """Compare the clocks of nodes by their skews against the file server."""
+    """Return whether the nodes' clocks agree, from the offset of each clock to the file server's in seconds."""
     first, last = min(skew_by_node, key=skew_by_node.__getitem__), max(skew_by_node, key=skew_by_node.__getitem__)
     spread = skew_by_node[last] - skew_by_node[first]
     if spread <= _LARGE_SKEW_SECONDS:

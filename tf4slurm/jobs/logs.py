@@ -1,8 +1,8 @@
 """The logs of a job's tasks, line by line, over all attempts and runs: all lines, the last ones, or as they come.
 
-Log lines have no times. The agent writes an index beside each log, at most once a second: output from which byte on is
-of which time or later. So a line's time is known to about a second, and lines of different tasks within one second may
-be in another order than they were printed.
+Log lines have no times. The agent writes an index beside each log, at most once a second. Each entry has a byte offset
+and a time: the output from this offset on was printed at this time or later. So a line's time is known
+to about a second, and lines of different tasks within one second may be in another order than they were printed.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class LogReader:
                 reach *= 4
 
     def read(self, *, is_final: bool = True) -> Iterator[LogLine]:
-        """Return the lines since the last call; an unfinished last line only if this `is_final`."""
+        """Return the lines since the last call. An unfinished last line is left out unless `is_final`."""
         self._read_index()
         with contextlib.suppress(OSError), self.log.path.open("rb") as file:
             file.seek(self._offset)

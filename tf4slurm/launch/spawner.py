@@ -19,7 +19,7 @@ class SpawnerListener(Protocol):
         """Handle the exit of one task's agent."""
 
     def on_all_exit(self, returncode: int, message: str) -> None:
-        """Handle the end of the program that starts the agents; `message` has its last lines."""
+        """Handle the exit of srun, and so of all agents; `message` has the last lines of srun's error output."""
 
 
 class Spawner(Protocol):
@@ -28,7 +28,7 @@ class Spawner(Protocol):
     is_local: bool
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
-        """Start the agents, with `environment` in addition to that of this process."""
+        """Start the agents, with `environment` in addition to the environment of this process."""
 
     async def close(self, grace_period_seconds: float) -> None:
         """Wait `grace_period_seconds` for the agents to exit, then kill them."""

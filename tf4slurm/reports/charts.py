@@ -120,7 +120,7 @@ def draw_chart(chart: Chart) -> Drawing:
 
 
 def draw_stroke(each: Line, path: str) -> Markup:
-    """Return a path in the color and with the dashes of a line."""
+    """Return an SVG path with the color of the role of `each` and its dash pattern."""
     dashes = _DASHES[each.dash % len(_DASHES)]
     return element("path", class_=f"curve r-{_color_class(each.role)}", stroke_dasharray=dashes, d=path)
 

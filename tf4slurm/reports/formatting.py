@@ -89,7 +89,7 @@ def _format_time(seconds: float, step: float) -> str:
 
 
 def _round_up(raw: float, leading_digits: tuple[float, ...]) -> float:
-    """Return the smallest number that is at least `raw` and has one of these leading digits."""
+    """Return the smallest of `leading_digits` times a power of ten that is at least `raw`; 1 if `raw` <= 0."""
     if raw <= 0 or not math.isfinite(raw):
         return 1.0
     power = 10.0 ** math.floor(math.log10(raw))

@@ -1,4 +1,4 @@
-"""The options that sbatch gets: those of a `BatchSpec`, and those that follow from its roles. Pure."""
+"""The options of sbatch: the options of a `BatchSpec`, and options that follow from its roles. Pure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def place_by_component(spec: BatchSpec) -> str:
 
 
 def _split(options: dict[str, str], spec: BatchSpec) -> tuple[dict[str, str], ...]:
-    """Return the options of the component of the ps, and of that of the other tasks."""
+    """Return the options of a heterogeneous job: for the component of the ps, then for all other tasks."""
     place_by_component(spec)
     if "array" in options:
         raise OptionError("Slurm has no arrays of heterogeneous jobs: omit --array or --het.", option="array")

@@ -63,7 +63,7 @@ def _guard(agent: int) -> NoReturn:
 
 
 def _end_children() -> None:
-    """Kill the processes that this one has adopted, and those that it adopts by that, until none is left."""
+    """Kill all adopted processes, repeatedly: the guard then adopts their children. Give up after 4 s."""
     deadline = time.monotonic() + _CLEAN_SECONDS  # a process that waits for a file server cannot be killed
     while time.monotonic() < deadline:
         try:

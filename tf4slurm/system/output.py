@@ -19,7 +19,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class Stream(Protocol):
-    """A stream for lines, such as sys.stdout."""
+    """The methods of TextIO that `LineWriter` needs; sys.stdout has them."""
 
     def write(self, text: str, /) -> object: ...
 

@@ -1,6 +1,7 @@
 """Processes as /proc shows them: their state, parent, children, memory, processor time and identity.
 
-Only Linux has /proc. It is in memory, so an event loop may read it. This module imports little: the guard uses it.
+Only Linux has /proc. It is in memory, so an event loop may read it. Keep the imports few: every
+guard process loads this module.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def silence_grpc() -> None:
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
     """Run `main(environ)` and exit with its exit code; print an error of tf4slurm as one line.
 
-    This reads the environment, once. `main` and the children get it unchanged.
+    `environ` is a copy of os.environ from before `silence_grpc` changes gRPC's variables; child processes get the copy.
     """
     environ = dict(os.environ)
     silence_grpc()

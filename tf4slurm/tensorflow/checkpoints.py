@@ -151,7 +151,8 @@ def evaluate_checkpoints(
 ) -> None:
     """In an evaluator, evaluate new checkpoints until training is over, and exit; in other tasks return at once.
 
-    It always takes the newest checkpoint, so it keeps up if an evaluation takes longer than the training to the next.
+    The evaluator always takes the newest checkpoint, so it skips some if an evaluation takes longer than the chief
+    needs for the next checkpoint.
     The last checkpoint is always evaluated. A restarted evaluator begins with the newest.
 
     After the chief's end the job waits for the evaluator, at most `tf4slurm run --finish-timeout` seconds. A job that

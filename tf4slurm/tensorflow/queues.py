@@ -129,7 +129,15 @@ class DoneQueues:
             raise errors[0]
 
     def receive(self, timeout_seconds: float | None) -> tuple[Task, bool]:
-        """Wait on this ps for the next signal, or raise TimeoutError; return its task, and whether that failed."""
+        """Wait on this ps for the next completion signal.
+
+        Returns:
+            The task that sent the signal, and whether the task reported a failure.
+
+        Raises:
+            TimeoutError: No signal came within `timeout_seconds`.
+            ShutdownError: The sender has another cluster spec.
+        """
         tasks = self._current.training_tasks
         number = self._queues[self._current.task_index].take(timeout_seconds)
         if not 0 < abs(number) <= len(tasks):
@@ -200,7 +208,7 @@ class StartBarrier:
         return tuple(task for task in self._current.training_tasks if task in self._missing)
 
     def arrive(self) -> None:
-        """Register this task's session; the chief also starts a thread that counts the others."""
+        """Register this task's session; the chief also starts a thread that counts the registrations of other tasks."""
         if not self._current.is_chief:
             self._arrivals.put(self._current.training_tasks.index(self._current.task))
             return

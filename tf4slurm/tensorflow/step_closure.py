@@ -52,7 +52,7 @@ class StepClosure:
         return tf.stack([tf.cast(worker, tf.float64), *sums.values()])
 
     def _trace_step(self, graph: Any, iterators: Any) -> dict[str, Any]:
-        """Add one step, and the counter's addition after it, to the graph; return the numbers of the step."""
+        """Add one step to the graph, then an increment of the step counter; return the results of `step_fn`."""
         before = len(graph.get_operations())
         batch = [next(iterator) for iterator in iterators]
         numbers = _check_numbers(self._strategy, self._strategy.run(self._step_fn, args=batch))

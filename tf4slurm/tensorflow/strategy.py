@@ -57,7 +57,8 @@ def parameter_server_strategy(
 
     Args:
         tasks: Under plain srun the role of each rank, or the number of tasks of each role, as for
-            get_server_dictionary(). By default what that returned before, else the content of TF_CONFIG.
+            get_server_dictionary(). By default the result of the last call of get_server_dictionary() in this process,
+            else the content of TF_CONFIG.
         sharding: How variables are split over the ps along their first axis: "none" (required by Keras 3 layers),
             "min-size" (variables of at least two times `min_shard_bytes`, such as embedding tables) or "fixed-shards"
             (all variables with a first axis).
@@ -65,7 +66,7 @@ def parameter_server_strategy(
         max_shards: The largest number of parts; by default the number of ps.
         variable_partitioner: A partitioner of tf.distribute.experimental.partitioners, or your own, in place of
             `sharding`.
-        timeout_seconds: How long the servers of ps and workers may take to answer, with their import of TensorFlow.
+        timeout_seconds: How long the servers of ps and workers may take to answer, including the import of TensorFlow.
 
     Returns:
         (strategy, coordinator)
