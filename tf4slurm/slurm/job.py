@@ -64,7 +64,7 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class SlurmGrant:
-    """The resources that Slurm gave to a job; None for what `scontrol` does not show.
+    """The resources that Slurm gave to a job; without those that `scontrol` does not show.
 
     Attributes:
         submitted, started: Times of submission and start, in seconds since 1970.
