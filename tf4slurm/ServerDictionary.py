@@ -20,9 +20,9 @@ def GetServerDictionary(  # noqa: N802 - the old name
     TensorFlowServerTasks: Sequence[str] | None = None,  # noqa: N803
     InfinyBand: bool = False,  # noqa: N803
 ) -> ServerDictionary:
-    """Return (cluster, task type, task index) as before, in the right order. Use `get_server_dictionary` instead.
+    """Return (cluster, task type, task index). Deprecated: use `get_server_dictionary` instead.
 
-    Where TFSERVER is set, each host takes its own one of the addresses in it, whatever their order.
+    If TFSERVER is set, each host uses its own address from the addresses in TFSERVER, in any order.
     """
     warnings.warn(
         "tf4slurm.ServerDictionary.GetServerDictionary is now tf4slurm.get_server_dictionary",

@@ -1,4 +1,4 @@
-"""`Task`, `Address`, `Member` and `Cluster`, and the cluster's form for TensorFlow (the cluster spec, TF_CONFIG)."""
+"""`Task`, `Address`, `Member` and `Cluster`, and their conversion to the cluster spec and TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tf4slurm.roles import Role, role_of
 
 
 class Task(NamedTuple):
-    """One task of a job, by its type and its 0-based index inside that type; written "worker/0"."""
+    """The type of a task and its 0-based index within the type; printed as "worker/0"."""
 
     task_type: str
     task_index: int
@@ -21,7 +21,7 @@ class Task(NamedTuple):
 
 
 class Address(NamedTuple):
-    """The address at which a task listens, written "10.1.0.4:40123", with an IPv6 host in brackets."""
+    """A host and a port; printed as "10.1.0.4:40123", with brackets around an IPv6 host."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class Address(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Address:
-        """Read "host:port" or "[ipv6]:port".
+        """Parse "host:port" or "[ipv6]:port".
 
         Raises:
             ValueError: The text has no host, or no port between 1 and 65535.
@@ -44,7 +44,7 @@ class Address(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One registered task: its rank in the step, its role and index, its node and the address at which it listens."""
+    """One registered task: its rank in the step, type and index, node, and the address where it listens."""
 
     rank: int
     task: Task
@@ -54,13 +54,13 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Cluster:
-    """All members of the cluster of one attempt, in rank order."""
+    """All tasks of one attempt, in rank order."""
 
     members: tuple[Member, ...]
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The names of the nodes, each once, in rank order."""
+        """The names of the nodes, without duplicates, in rank order."""
         return tuple(dict.fromkeys(member.node for member in self.members))
 
     @property
@@ -70,16 +70,16 @@ class Cluster:
     def to_dictionary(self) -> dict[str, list[str]]:
         """Return TensorFlow's cluster spec, such as {"chief": ["h1:4001"], "ps": ["h1:4002"], "worker": ["h2:4001"]}.
 
-        Roles that are not part of the cluster spec (evaluators, the data service) are left out.
+        Evaluators and the data service are not part of the cluster spec.
         """
         return self._addresses(lambda role: role.is_in_cluster)
 
     def to_services(self) -> dict[str, list[str]]:
-        """Return {role: ["host:port", …]} of the servers outside the cluster spec, which are the tf.data service's."""
+        """Return {role: ["host:port", …]} of the tf.data service, whose servers are not in the cluster spec."""
         return self._addresses(lambda role: role.serves and not role.is_in_cluster)
 
     def to_tf_config(self, task: Task) -> str:
-        """Return the TF_CONFIG of one task: the cluster spec and its own place in it, as JSON."""
+        """Return the TF_CONFIG of one task, as JSON: the cluster spec, and the task's type and index."""
         own = {"type": task.task_type, "index": task.task_index}
         return json.dumps({"cluster": self.to_dictionary(), "task": own})
 
@@ -92,6 +92,6 @@ class Cluster:
 
 
 def format_tasks(tasks: Iterable[object]) -> str:
-    """Return "worker/1, worker/3 and ps/0", for sentences."""
+    """Return the tasks as text for a sentence, such as "worker/1, worker/3 and ps/0"."""
     names = [str(task) for task in tasks]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

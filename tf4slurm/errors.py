@@ -3,9 +3,9 @@
 Tf4SlurmError
 ├─ SlurmEnvironmentError       this process is not in a Slurm step, or a variable is missing or invalid
 ├─ NodelistError               text that is not a valid list of nodes (also ValueError)
-├─ LayoutError                 the nodes of the ranks cannot be determined, or are contradictory
+├─ LayoutError                 the node of each rank cannot be determined, or is contradictory
 ├─ InterfaceError              no such network interface, or it has no address
-├─ PlacementError              tasks, nodes and ports do not fit (also ValueError)
+├─ PlacementError              the numbers of tasks, nodes or ports do not match (also ValueError)
 ├─ CommandError                the command cannot be started
 ├─ RunDirectoryError           the run directory cannot be created or written
 ├─ SchemaVersionError          a newer version of tf4slurm wrote the job's file
@@ -13,11 +13,11 @@ Tf4SlurmError
 │  ├─ RendezvousTimeoutError     not all tasks registered in time (also TimeoutError)
 │  ├─ RendezvousConnectionError  the control service cannot be reached (also ConnectionError)
 │  ├─ RendezvousClosedError      the control service refused this task
-│  ├─ BarrierError               not all tasks arrived at a barrier in time, or one cannot
-│  └─ AuthenticationError        a wrong token, or MUNGE cannot open the credentials
+│  ├─ BarrierError               a task did not arrive at a barrier in time, or cannot arrive
+│  └─ AuthenticationError        the token is wrong, or MUNGE cannot open the credentials
 ├─ ShutdownError               a ps or a worker cannot signal the end of training
 │  └─ ShutdownTimeoutError       not all workers signalled in time (also TimeoutError)
-├─ KerasError                  Keras 3 does not support this under a strategy of several processes
+├─ KerasError                  Keras 3 does not support a call under a multi-process strategy
 ├─ TrainingError               training cannot continue
 │  ├─ ParameterServerLostError   a ps is lost, with its variables
 │  └─ TrainingTimeoutError       no worker returned a result in time (also TimeoutError)
@@ -31,7 +31,7 @@ Tf4SlurmError
 ├─ OptionError                 an option of a job is unknown or invalid (also ValueError)
 ├─ MissingDependencyError      a required package or program is not installed (also ImportError)
 ├─ ProfileError                a settings file cannot be read, or has an unknown key
-├─ UntrustedFileError          a file that was found, not named, is writable by other users
+├─ UntrustedFileError          other users can write a file that the user did not name
 └─ LaunchError                 a program that launches tasks failed
    └─ RefusedError               sbatch refused the job
 """
@@ -77,7 +77,7 @@ class NodelistError(Tf4SlurmError, ValueError):
 
 
 class LayoutError(Tf4SlurmError):
-    """The nodes of the ranks cannot be determined from the environment, or contradict a task's own variables."""
+    """The node of each rank cannot be determined from the environment, or contradicts a task's own variables."""
 
     def __init__(self, message: str, *, distribution: str | None, reason: str) -> None:
         super().__init__(message)
@@ -86,7 +86,7 @@ class LayoutError(Tf4SlurmError):
 
 
 class InterfaceError(Tf4SlurmError):
-    """The network interface does not exist on this host or has no address; `available` lists those that exist."""
+    """The network interface does not exist on this host or has no address; `available` lists usable interfaces."""
 
     def __init__(self, message: str, *, interface: str, available: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -95,7 +95,7 @@ class InterfaceError(Tf4SlurmError):
 
 
 class PlacementError(Tf4SlurmError, ValueError):
-    """The number `requested` of tasks, nodes or ports does not fit the number `available`."""
+    """The `requested` number of tasks, nodes or ports does not match the `available` number."""
 
     def __init__(self, message: str, *, requested: int, available: int) -> None:
         super().__init__(message)
@@ -135,7 +135,7 @@ class RendezvousError(Tf4SlurmError):
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
-    """Not all tasks registered in time; the text names the missing ones."""
+    """Not all tasks registered in time; the message names the missing tasks."""
 
 
 class RendezvousConnectionError(RendezvousError, ConnectionError):
@@ -147,7 +147,7 @@ class RendezvousConnectionError(RendezvousError, ConnectionError):
 
 
 class RendezvousClosedError(RendezvousError):
-    """The control service refused this task for a `reason` that a retry does not change."""
+    """The control service refused this task; `reason` says why. A retry would not help."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -155,7 +155,7 @@ class RendezvousClosedError(RendezvousError):
 
 
 class BarrierError(RendezvousError):
-    """The barrier `name` broke: the text names the tasks that did not arrive."""
+    """The barrier `name` broke; the message names the tasks that did not arrive."""
 
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message)
@@ -173,7 +173,7 @@ class ShutdownError(Tf4SlurmError):
 
 
 class ShutdownTimeoutError(ShutdownError, TimeoutError):
-    """After `seconds` the tasks in `missing`, such as "worker/1", had not signalled."""
+    """The tasks in `missing`, such as "worker/1", sent no completion signal within `seconds`."""
 
     def __init__(self, message: str, *, missing: Sequence[str], seconds: float) -> None:
         super().__init__(message)
@@ -182,7 +182,7 @@ class ShutdownTimeoutError(ShutdownError, TimeoutError):
 
 
 class KerasError(Tf4SlurmError):
-    """Keras 3 does not support this under a strategy of several processes; the text names the alternatives."""
+    """Keras 3 does not support a call under a multi-process strategy; the message names the alternatives."""
 
 
 class TrainingError(Tf4SlurmError):
@@ -192,7 +192,7 @@ class TrainingError(Tf4SlurmError):
 
 
 class ParameterServerLostError(TrainingError):
-    """A ps is lost, with its variables: another attempt must resume from a checkpoint."""
+    """A ps is lost with its variables; another attempt must resume from a checkpoint."""
 
 
 class TrainingTimeoutError(TrainingError, TimeoutError):
@@ -200,7 +200,7 @@ class TrainingTimeoutError(TrainingError, TimeoutError):
 
 
 class CheckpointError(Tf4SlurmError):
-    """A checkpoint cannot be written, or none of the existing ones can be restored."""
+    """A checkpoint cannot be written, or no existing checkpoint can be restored."""
 
 
 class UnknownJobError(Tf4SlurmError):
@@ -214,7 +214,7 @@ class UnknownJobError(Tf4SlurmError):
 
 
 class UnknownTaskError(Tf4SlurmError):
-    """No task of the job matches `patterns`; `tasks` are those that have logs."""
+    """No task of the job matches `patterns`; `tasks` lists the tasks that have logs."""
 
     exit_code = EXIT_USAGE
 
@@ -253,7 +253,7 @@ class WaitTimeoutError(Tf4SlurmError, TimeoutError):
 
 
 class MessageError(Tf4SlurmError, ValueError):
-    """Bytes that are not a valid control message of this version."""
+    """A payload is not a valid control message of this version."""
 
 
 class OptionError(Tf4SlurmError, ValueError):
@@ -275,7 +275,7 @@ class MissingDependencyError(Tf4SlurmError, ImportError):
 
 
 class ProfileError(Tf4SlurmError):
-    """Settings that cannot be used; `source` is the file or variable that contains them."""
+    """Settings cannot be used; `source` is the file or variable that contains them."""
 
     def __init__(self, message: str, *, source: str) -> None:
         super().__init__(message)
@@ -283,7 +283,7 @@ class ProfileError(Tf4SlurmError):
 
 
 class UntrustedFileError(Tf4SlurmError):
-    """The file `path`, which was found and not named by the user, belongs to or is writable by another user."""
+    """Another user owns or can write the file `path`, which this user has not named."""
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)

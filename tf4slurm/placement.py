@@ -1,4 +1,4 @@
-"""Placement: which rank has which role, from the number of tasks of each role and the nodes of the ranks."""
+"""Placement: assign roles to ranks, from the number of tasks of each role and the node of each rank."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SPREAD = "spread"
 
 
 def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequence[str]) -> tuple[Task, ...]:
-    """Give every rank a task: `result[rank]` is the task of that rank.
+    """Assign a task to every rank; return the tasks in rank order.
 
     Args:
-        counts: Number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2}; together as many as ranks.
-        placement: "pack" assigns role by role in the order of `TASK_TYPES`, rank by rank. "spread" does too, but
-            first puts the ps evenly on the nodes, beginning where most ranks are free. A list of roles, such as
-            "ps,worker,worker,chief", has the role of each rank.
+        counts: Number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2}; one task for each rank.
+        placement: "pack" assigns the roles to the ranks in the order of `TASK_TYPES`. "spread" first distributes the
+            ps evenly over the nodes, beginning with the node that has most free ranks, then packs the rest. A list,
+            such as "ps,worker,worker,chief", contains the role of each rank.
         nodes_by_rank: The node of each rank.
 
     Raises:
@@ -43,10 +43,10 @@ def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequen
 
 
 def parse_roles(text: str) -> list[str]:
-    """Return the roles in a text such as "ps,worker,worker".
+    """Parse a list of roles such as "ps,worker,worker".
 
     Raises:
-        PlacementError: One of the words is not a role.
+        PlacementError: An item is not a role.
     """
     roles = text.split(",")
     for role in roles:
@@ -64,7 +64,7 @@ def _spread(counts: Mapping[str, int], nodes_by_rank: Sequence[str]) -> list[str
     roles = [""] * len(nodes_by_rank)
     free: dict[str, list[int]] = {}
     for rank in reversed(range(len(nodes_by_rank))):
-        free.setdefault(nodes_by_rank[rank], []).append(rank)  # the lowest rank stands last
+        free.setdefault(nodes_by_rank[rank], []).append(rank)  # pop() then returns the lowest rank
     for _ in range(counts.get("chief", 0)):
         roles[free[nodes_by_rank[roles.index("")]].pop()] = "chief"
     order = {node: number for number, node in enumerate(dict.fromkeys(nodes_by_rank))}
@@ -80,7 +80,7 @@ def _spread(counts: Mapping[str, int], nodes_by_rank: Sequence[str]) -> list[str
 
 
 def _number(roles: Sequence[str]) -> tuple[Task, ...]:
-    """Give the tasks of each role their index, in rank order."""
+    """Number the tasks of each role in rank order."""
     seen: Counter[str] = Counter()
     tasks = []
     for role in roles:
@@ -92,18 +92,18 @@ def _number(roles: Sequence[str]) -> tuple[Task, ...]:
 def fill_counts(
     chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None, data_workers: int = 0
 ) -> dict[str, int]:
-    """Return the number of tasks of each role, after a check against the number of tasks that Slurm provides.
+    """Return the number of tasks of each role; check their sum against the number of tasks that Slurm provides.
 
     Args:
-        workers: None for the tasks that remain of `available`.
-        available: Number of tasks of the allocation or step; None where it is not limited (a laptop).
-        data_workers: Number of workers of a data service; with any there is a dispatcher too.
+        workers: Number of workers; None for all remaining tasks of `available`.
+        available: Number of tasks of the allocation or step; None outside Slurm.
+        data_workers: Number of workers of a data service (default 0); if positive, a dispatcher is added.
 
     Returns:
-        {"chief": 1, "ps": 1, "worker": 2, "evaluator": 0}
+        A dictionary such as {"chief": 1, "ps": 1, "worker": 2, "evaluator": 0}.
 
     Raises:
-        PlacementError: There are more or fewer roles than tasks, or the number of workers is unknown.
+        PlacementError: The sum differs from `available`, or the number of workers is unknown or would be 0.
     """
     others = {"chief": chiefs, "ps": ps, "evaluator": evaluators}
     if data_workers:

@@ -1,7 +1,7 @@
 """`get_server_dictionary()`, for scripts that start their own servers, and the cluster spec of this process.
 
-Under an agent the cluster spec comes from TF_CONFIG. Under plain srun each script starts a sidecar here: an agent
-whose child process is the script itself (see `launch/in_process.py`).
+Under an agent the cluster spec comes from TF_CONFIG. Under plain srun each script starts a sidecar, an agent beside the
+script (see `launch/in_process.py`).
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class ServerDictionary(NamedTuple):
 
     @property
     def training_tasks(self) -> tuple[Task, ...]:
-        """Every task of the cluster but the ps, in the same order in all processes, the chief first."""
+        """All tasks of the cluster spec except the ps, the chief first; the order is the same in all processes."""
         roles = sorted(set(self.cluster) - {"ps"})
         return tuple(Task(role, index) for role in roles for index in range(len(self.cluster[role])))
 
     @property
     def is_chief(self) -> bool:
-        """Whether this task is the chief, or without a chief the first worker."""
+        """Whether this task is the chief, or the first worker of a job without a chief."""
         return self.task in self.training_tasks[:1]
 
 
@@ -78,37 +78,37 @@ def get_server_dictionary(
     directory: str | os.PathLike[str] = "runs",
     exchange: bool = True,
 ) -> ServerDictionary:
-    """Return the cluster spec of this process's Slurm step, the same in all its tasks.
+    """Return the cluster spec of this process's Slurm step, which is the same in all tasks of the step.
 
-    Under an agent of tf4slurm it is the launcher's. Under plain srun the tasks form the cluster: each gets a sidecar
-    process, and that of rank 0 hosts the control service. The sidecar holds the port. This function sets
-    TF_GRPC_REUSE_PORT in this process's environment, so that TensorFlow's server can listen on the same port, and
-    no_proxy, where there is a proxy.
+    Under an agent this is the launcher's cluster spec. Under plain srun the tasks form the cluster: each task has a
+    sidecar process, which holds the task's port, and rank 0's sidecar runs the control service. The function sets
+    TF_GRPC_REUSE_PORT in the environment, so that TensorFlow's server can listen on the held port, and no_proxy if the
+    environment sets a proxy.
 
     Args:
         tasks: The role of each rank ("ps", "worker", "chief", "evaluator"), in rank order; or the number of tasks of
             each role, such as {"ps": 1, "worker": 3}.
         infiniband: Use the host's InfiniBand address; the same as interface="infiniband".
-        interface: Which network's address to use: a name, glob, list, network, "infiniband", "fastest" or host-name
-            rule (see `network.interfaces.interface_address`). By default the one on the route to rank 0.
-        ports: Ports to choose from: one for each task of a node, and one for the control service at rank 0. By default
-            those that Slurm reserves, or else any free one; for the control service any free one.
-        placement: With a number of tasks of each role: "pack" (rank by rank) or "spread" (ps over the nodes).
-        timeout_seconds: How long to wait for all tasks.
-        directory: A directory that all hosts share. Rank 0 leaves a file (0600) there, by which the others find it.
-        exchange: False computes the cluster spec from this task's environment alone: node names, or those that a
-            host-name rule makes of them, with `ports` or the reserved ports by local rank. No port is held, no address
-            is checked, and no other task is waited for.
+        interface: The interface whose address is used: a name, glob, network, "infiniband", "fastest", host name
+            pattern or list (see `network.interfaces.interface_address`). Default: the route to rank 0.
+        ports: Ports to choose from: one for each task of a node, and one for the control service on rank 0's node.
+            Default: the tasks use ports that Slurm reserves, or else any free port; the control service any free port.
+        placement: With a number of tasks of each role: "pack" (default, rank by rank) or "spread" (ps over the nodes).
+        timeout_seconds: How long to wait for all tasks (default 300 s).
+        directory: A directory that all hosts share (default "runs"). Rank 0 writes its address to a file in it.
+        exchange: False computes the cluster spec from this task's environment alone: host names are node names, if
+            necessary changed by a host name pattern, and ports are `ports` or Slurm's, by local rank. No port is held,
+            no address is checked, and the function does not wait for other tasks.
 
     Returns:
-        The cluster spec without the evaluators, such as {"ps": ["10.1.0.4:40123"], "worker": […]}, the role and index.
+        The cluster spec without evaluators, such as {"ps": ["10.1.0.4:40123"], "worker": […]}, the role and index.
 
     Raises:
         SlurmEnvironmentError: This process is neither a task of a Slurm step nor started by an agent.
-        PlacementError: The number of roles differs from that of tasks, or without an exchange there are too few ports.
-        LayoutError: Without an exchange: the environment does not determine which node has which rank.
-        RendezvousTimeoutError: Some tasks did not register in time; the text names them.
-        RendezvousError: The cluster did not form; the text has the reason.
+        PlacementError: The numbers of roles and tasks differ, or with `exchange=False` there are too few ports.
+        LayoutError: With `exchange=False`, the environment does not determine the node of each rank.
+        RendezvousTimeoutError: Some tasks did not register in time; the message names these tasks.
+        RendezvousError: The cluster did not form; the message contains the reason.
     """
     counts = count_roles(tasks)
     launched = launched_server_dictionary()
@@ -125,7 +125,7 @@ def get_server_dictionary(
             requested=sum(counts.values()),
             available=step.num_tasks,
         )
-    place_tasks(counts, placement, [""] * step.num_tasks)  # refuses a wrong list before anything starts
+    place_tasks(counts, placement, [""] * step.num_tasks)  # refuses an invalid list before the sidecar starts
     interface = INFINIBAND if infiniband else interface
     if exchange:
         cluster = form_cluster(
@@ -135,7 +135,7 @@ def get_server_dictionary(
             timeout_seconds=timeout_seconds,
             directory=directory,
         )
-        from tf4slurm.network.reachability import bypass_proxies  # imports asyncio: tf4slurm.shutdown does not need it
+        from tf4slurm.network.reachability import bypass_proxies  # imported here, because it imports asyncio
 
         os.environ["TF_GRPC_REUSE_PORT"] = "true"
         os.environ.update(bypass_proxies(os.environ, (member.address.host for member in cluster.members)))
@@ -148,7 +148,7 @@ def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
     """Return the number of tasks of each role that a script can have.
 
     Raises:
-        PlacementError: Another role is among them.
+        PlacementError: `tasks` contains another role.
     """
     counts = tasks if isinstance(tasks, Mapping) else Counter(tasks)
     unknown = sorted(set(counts) - set(SCRIPT_TASK_TYPES))
@@ -168,7 +168,7 @@ def set_current_server_dictionary(dictionary: ServerDictionary) -> ServerDiction
 
 
 def launched_server_dictionary() -> ServerDictionary | None:
-    """Return the cluster spec that this process's agent has set; None without an agent of tf4slurm."""
+    """Return the cluster spec that this process's agent has set; None without an agent."""
     if TASK_VARIABLE not in os.environ or "TF_CONFIG" not in os.environ:
         return None
     return _read_tf_config()
@@ -177,7 +177,7 @@ def launched_server_dictionary() -> ServerDictionary | None:
 def current_server_dictionary(
     cluster: Mapping[str, Sequence[str]] | None = None, task_type: str | None = None, task_index: int | None = None
 ) -> ServerDictionary:
-    """Return the given cluster spec, else the last result of `get_server_dictionary`, else the one in TF_CONFIG.
+    """Return the given cluster spec, or else the last result of `get_server_dictionary`, or else TF_CONFIG's.
 
     Args:
         cluster: The addresses of each role, such as {"ps": ["n1:4001"], "worker": ["n1:4002"]}.
@@ -185,8 +185,8 @@ def current_server_dictionary(
         task_index: The 0-based index of this process in its role, given with `cluster`.
 
     Raises:
-        ValueError: Some of the three are given, but not all.
-        SlurmEnvironmentError: None is given, and this process has no cluster spec.
+        ValueError: Only one or two of the three arguments are given.
+        SlurmEnvironmentError: No argument is given, and this process has no cluster spec.
     """
     if cluster is not None and task_type is not None and task_index is not None:
         return ServerDictionary({role: list(addresses) for role, addresses in cluster.items()}, task_type, task_index)
@@ -234,14 +234,14 @@ def form_cluster(
 ) -> Cluster:
     """Start this process's sidecar, which forms the cluster with the other tasks of the step; return the cluster.
 
-    See `get_server_dictionary`. From then on `script_api.py` has its channel to the sidecar, which runs until this
-    process ends. If the script of rank 0 waits for other tasks or signals its completion, its process exits after
-    theirs, because its sidecar hosts the control service.
+    For the arguments see `get_server_dictionary`. The sidecar runs until this process ends, and has a script channel to
+    it. If the script of rank 0 uses this channel, its process exits after all other tasks, because its sidecar runs the
+    control service.
 
     Raises:
-        Tf4SlurmError: The reason why the cluster did not form.
+        Tf4SlurmError: The cluster did not form.
     """
-    number = f".{len(_sidecars) + 1}" if _sidecars else ""  # every task calls equally often
+    number = f".{len(_sidecars) + 1}" if _sidecars else ""  # all tasks make the same calls
     request = {
         "counts": dict(counts),
         "placement": placement,
@@ -259,7 +259,7 @@ def form_cluster(
     _sidecars.append(sidecar)
     atexit.register(_end_sidecar, sidecar, is_host=step.rank == 0)
     assert sidecar.stdout is not None
-    line = sidecar.stdout.readline()  # the sidecar's own time-outs bound this
+    line = sidecar.stdout.readline()  # returns in time, because the sidecar has timeouts
     answer: dict[str, Any] = json.loads(line) if line else {"error": ["RendezvousError", "The sidecar exited.", {}]}
     if "error" in answer:
         raise _rebuild(*answer["error"])
@@ -268,19 +268,19 @@ def form_cluster(
 
 
 def _end_sidecar(sidecar: subprocess.Popen[str], *, is_host: bool) -> None:
-    """Close the pipe by which the sidecar notices the end of this process, and wait for it."""
+    """Close the pipe, so that the sidecar notices the end of this process, and wait for the sidecar."""
     assert sidecar.stdin is not None
     with contextlib.suppress(OSError):
         sidecar.stdin.close()
     try:
-        sidecar.wait(None if is_host else _TERMINATE_SECONDS)  # the host runs until no task is left
+        sidecar.wait(None if is_host else _TERMINATE_SECONDS)  # rank 0's sidecar runs until all tasks have ended
     except subprocess.TimeoutExpired:
         sidecar.kill()
         sidecar.wait()
 
 
 def _rebuild(name: str, message: str, attributes: dict[str, object]) -> Exception:
-    """Return the error that the sidecar raised."""
+    """Return the error that the sidecar has sent."""
     kind: type[Exception] = getattr(errors, name, getattr(builtins, name, RendezvousError))
     error: Exception = kind.__new__(kind)
     Exception.__init__(error, message)
@@ -299,7 +299,7 @@ def _compute_cluster(
     if "{host}" not in rule:
         text = f"Without an exchange, the address on {rule!r} of other nodes is unknown: use a rule like "
         raise InterfaceError(f'{text}"{{host}}-ib0".', interface=rule)
-    usable = ports or (() if step.het_groups else step.reserved_ports)  # Slurm does not say which component has which
+    usable = ports or (() if step.het_groups else step.reserved_ports)  # Slurm does not report each component's ports
     local_ranks, seen = [], Counter[str]()
     for node in nodes:
         local_ranks.append(seen[node])

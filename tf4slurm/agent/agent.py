@@ -1,6 +1,6 @@
-"""One task's agent: registers the task, makes its process do what the launcher wants, and reports its state.
+"""One task's agent: registers the task, brings its process to the desired state, and reports the observed state.
 
-It never imports TensorFlow, so it cannot hang in TensorFlow.
+The agent never imports TensorFlow, so it cannot hang in TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tf4slurm.system.program import run_program
 
 logger = logging.getLogger(__name__)
 
-_CONFIRM_SECONDS, _SCRIPT_CONFIRM_SECONDS = 2.0, 10.0  # for the launcher to accept that this task has terminated
-_ORPHAN_SECONDS = 2.0  # from SIGTERM to SIGKILL for the child of an agent without a launcher
+_CONFIRM_SECONDS, _SCRIPT_CONFIRM_SECONDS = 2.0, 10.0  # for the launcher to confirm that this task has terminated
+_ORPHAN_SECONDS = 2.0  # from SIGTERM to SIGKILL, if the launcher is lost
 
 
 class Agent:
-    """The agent of one task, for its own child process or for the script that started it."""
+    """The agent of one task, for its own child process or for the script that started the agent."""
 
     def __init__(self, rendezvous: Rendezvous, process: TaskProcess) -> None:
         self._rendezvous = rendezvous
@@ -47,7 +47,7 @@ class Agent:
 
     @property
     def failure(self) -> Exception | None:
-        """Why this task did not take part, or lost the launcher; None without such an error."""
+        """The reason why this task did not take part or lost the launcher; None if neither happened."""
         desired = self._client.desired
         if self._rendezvous.failure is not None or self._error is not None:
             return self._rendezvous.failure or self._error
@@ -57,10 +57,10 @@ class Agent:
         return None
 
     async def run(self) -> int:
-        """Run the task until the launcher terminates it or is lost; return the exit code of this process.
+        """Run the task until the launcher terminates the task or is lost; return the exit code of this process.
 
-        That is 0 if the child exited with 0 or was terminated, the child's own exit code if it failed, and that of the
-        error if this task could not take part or lost its launcher.
+        The exit code is 0 if the child exited with 0 or was terminated, the child's if the child failed, and the
+        error's if this task could not take part or lost the launcher.
         """
         await self._process.open()
         member = asyncio.create_task(self._client.run())
@@ -96,7 +96,7 @@ class Agent:
                 await self._process.write_last_state(self._client.cluster)
 
     async def _follow(self) -> None:
-        """Follow the launcher's desired state, attempt by attempt, until it terminates this task."""
+        """Follow the desired state, attempt by attempt, until the launcher terminates this task."""
         while True:
             cluster = await self._rendezvous.wait_for_cluster()
             if cluster is not None:
@@ -106,12 +106,12 @@ class Agent:
             if desired.terminate:
                 self._client.update(state="terminated")
                 return
-            await self._process.kill_descendants()  # one of them may hold the port or a GPU
+            await self._process.kill_descendants()  # a descendant may hold the port or a GPU
             self._process.channel.disconnect()
             await self._rendezvous.begin_attempt(desired.attempt)
 
     async def _follow_attempt(self, cluster: Cluster) -> None:
-        """Start the process as often as the launcher wants, and pass the desired state to its script."""
+        """Start the process as often as the desired state requires, and send the desired state to its script."""
         attempt, starts = self._client.observed.attempt, self._client.observed.starts
         while (desired := self._client.desired).attempt == attempt and not desired.terminate:
             if desired.starts > starts:
@@ -134,7 +134,7 @@ class Agent:
 
 
 def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the agent that a launcher started with this environment; return the exit code of the process.
+    """Run an agent with the environment from its launcher; return the exit code of the process.
 
     Raises:
         SlurmEnvironmentError: The environment does not determine the task.
@@ -153,5 +153,5 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def main() -> NoReturn:
-    """Run the agent as the process that srun started; its arguments are the child's command."""
+    """Run the agent in a process that srun started; the arguments are the child's command."""
     run_program(lambda environ: run_agent(sys.argv[1:], environ))

@@ -1,4 +1,4 @@
-"""What an agent needs to join its job: its place in it, the endpoint of the control service, and the job's spec."""
+"""The inputs of an agent: its place in the job, the endpoint of the control service, and the job's spec."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tf4slurm.system.variables import (
     TOKEN_VARIABLE,
 )
 
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a named pipe in its place does not block
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a named pipe does not block
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -37,11 +37,11 @@ class LocalTask:
 
 
 Place = SlurmStep | LocalTask
-"""Where in the job a process is: inside a Slurm step, or started by the local launcher."""
+"""A process's place in the job: a rank of a Slurm step, or a rank that the local launcher assigned."""
 
 
 def read_place(environ: Mapping[str, str]) -> Place:
-    """Read the place from the variables of the local launcher, else from those of the Slurm step.
+    """Read the place from the local launcher's variables if they are set, else from the Slurm step's variables.
 
     Raises:
         SlurmEnvironmentError: Neither are set.
@@ -53,7 +53,7 @@ def read_place(environ: Mapping[str, str]) -> Place:
 
 @dataclass(frozen=True)
 class ControlEndpoint:
-    """Addresses of the job's control service, and the job's credentials."""
+    """The addresses of the control service, and the job's credentials."""
 
     addresses: tuple[Address, ...]
     credentials: Credentials
@@ -67,16 +67,16 @@ class ControlEndpoint:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], place: Place) -> ControlEndpoint:
-        """Read the launcher's variables. The address of srun's host, which Slurm provides, comes first."""
+        """Read the launcher's variables. In a Slurm step the address of srun's host, if known, comes first."""
         addresses = [Address.from_text(text) for text in environ[CONTROL_VARIABLE].split(",")]
         if isinstance(place, SlurmStep) and place.launch_address is not None:
             addresses.insert(0, Address(place.launch_address, addresses[0].port))
         return cls(tuple(dict.fromkeys(addresses)), Credentials(environ[CERTIFICATE_VARIABLE], environ[TOKEN_VARIABLE]))
 
     def to_json(self) -> dict[str, object]:
-        """Return the content of control.json (0600), with credentials that are sealed by MUNGE if MUNGE works.
+        """Return the content of control.json (mode 0600). MUNGE, if it works, seals the credentials.
 
-        MUNGE seals the certificate too, so that an untrusted file server cannot replace it.
+        The certificate is sealed too, so that an untrusted file server cannot replace it.
         """
         credentials = dataclasses.asdict(self.credentials)
         sealed = munge.seal_for_this_user(json.dumps(credentials))
@@ -85,13 +85,13 @@ class ControlEndpoint:
 
     @classmethod
     def from_file(cls, path: Path) -> ControlEndpoint | None:
-        """Read control.json; None if it does not exist yet, or if another user can write it.
+        """Read control.json; return None if the file does not exist, is invalid, or is writable by other users.
 
         Raises:
-            AuthenticationError: MUNGE does not open the credentials on this host.
+            AuthenticationError: MUNGE cannot open the credentials on this host.
         """
         try:
-            if path.name not in os.listdir(path.parent):  # NFS caches for a minute that a file is missing
+            if path.name not in os.listdir(path.parent):  # NFS caches missing files for a minute
                 return None
             with open(os.open(path, _READ_FLAGS), encoding="utf-8") as file:
                 facts = os.fstat(file.fileno())
@@ -107,22 +107,22 @@ class ControlEndpoint:
 
 
 def is_under_launcher(environ: Mapping[str, str]) -> bool:
-    """Return whether a launcher of tf4slurm started this process as an agent."""
+    """Return whether a launcher started this process as an agent."""
     return all(
         variable in environ for variable in (CONTROL_VARIABLE, TOKEN_VARIABLE, CERTIFICATE_VARIABLE, SETTINGS_VARIABLE)
     )
 
 
 def spec_to_environ(spec: JobSpec, run_directory: Path) -> dict[str, str]:
-    """Return the environment from which an agent reads the job; see `spec_from_environ`."""
+    """Return the environment variables for `spec_from_environ`."""
     return {SETTINGS_VARIABLE: json.dumps(spec.to_json()), RUN_DIRECTORY_VARIABLE: str(run_directory)}
 
 
 def spec_from_environ(command: Sequence[str], environ: Mapping[str, str]) -> tuple[JobSpec, Path]:
-    """Read the job and its run directory from an agent's environment; the command is not in it."""
+    """Read the job's spec and run directory from an agent's environment, which does not contain the command."""
     return JobSpec(tuple(command), **json.loads(environ[SETTINGS_VARIABLE])), Path(environ[RUN_DIRECTORY_VARIABLE])
 
 
 def rank_to_environ(rank: int) -> dict[str, str]:
-    """Return the environment from which a local agent reads its rank."""
+    """Return the environment variables for a local agent's rank; see `read_place`."""
     return {RANK_VARIABLE: str(rank)}

@@ -1,4 +1,4 @@
-"""The child process of an agent: its environment, its start, its supervision, its end."""
+"""The child process of an agent: environment, start, supervision and end."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ logger = logging.getLogger(__name__)
 _HOME = Path(__file__).parents[1]
 _KILL_SECONDS = 2.0
 _WRITE_SECONDS = 2.0
-_CANNOT_START = 126  # as exec_child.py exits
+_CANNOT_START = 126  # also the exit code of exec_child.py
 _PAGES_OF_A_VARIABLE = 32  # linux/binfmts.h: MAX_ARG_STRLEN
-# gRPC doubles its pauses from 1 s to 2 min: a worker that is back, or a late ps, would wait for the chief's.
+# By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker.
 _QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500"
 
 
 class TaskProcess(abc.ABC):
-    """The process of an agent's task: its own child, or (`sidecar.py`) the script that started the agent."""
+    """The process of an agent's task: the agent's child, or the script that started the agent (`sidecar.py`)."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.channel = ScriptChannelServer(self._on_script_state)
@@ -64,36 +64,36 @@ class TaskProcess(abc.ABC):
         self._client = rendezvous.client
 
     async def open(self) -> None:
-        """Open the script channel, before the agent registers."""
+        """Open the script channel. Call this before the agent registers."""
         await self.channel.open()
 
     @abc.abstractmethod
     async def wait_until_orphaned(self) -> int:
-        """Wait until the process above has ended, so that the agent must end too; return the agent's exit code."""
+        """Wait until the agent must end because its parent process has ended; return the agent's exit code."""
 
     @abc.abstractmethod
     def start(self, cluster: Cluster, attempt: int, starts: int) -> None:
-        """Start the process for the `starts`-th time in this attempt, and report what becomes of it."""
+        """Start the process for the `starts`-th time in this attempt, and report its state."""
 
     def request_stop(self, cluster: Cluster) -> None:  # noqa: B027
-        """Signal a child process once if the job is to stop."""
+        """Send the stop signal to a child process, once, if the job must stop."""
 
     @abc.abstractmethod
     async def end(self, kill_wait_seconds: float) -> None:
-        """Return when the process has ended. A child is terminated first, and killed after `kill_wait_seconds`."""
+        """Wait for the end of the process. Terminate a child first, and kill it after `kill_wait_seconds`."""
 
     async def kill_descendants(self) -> None:  # noqa: B027
-        """Kill what a child process has left behind."""
+        """Kill the processes that a child process has left behind."""
 
     async def write_last_state(self, cluster: Cluster) -> None:  # noqa: B027
-        """Write the state of a child process for readers of a job whose launcher is lost."""
+        """Write the state of a child process to the run directory, because the launcher is lost."""
 
     def _on_script_state(self, state: ScriptState) -> None:
         self._client.update_script(state)
 
 
 class OwnedChild(TaskProcess):
-    """The child process that the agent starts, as often as the launcher wants, and terminates."""
+    """The child process that the agent starts, restarts and terminates."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class OwnedChild(TaskProcess):
         run_directory: RunDirectory,
         writer: LineWriter,
     ) -> None:
-        """`writer` gets the child's output, each line with the task's name in front."""
+        """`writer` receives the lines that the child prints, prefixed with the task's name."""
         super().__init__(rendezvous)
         self._environ = environ
         self._run_directory = run_directory
@@ -123,7 +123,7 @@ class OwnedChild(TaskProcess):
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        if isinstance(self._place, SlurmStep):  # a local agent has no guard, and ends with its launcher
+        if isinstance(self._place, SlurmStep):  # a local agent has no guard, because it ends with the launcher
             loop.add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
             self._slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
 
@@ -133,7 +133,7 @@ class OwnedChild(TaskProcess):
         return EXIT_TASK_LOST
 
     async def _watch_slurmstepd(self) -> None:
-        """Report the loss of this task's slurmstepd, after which Slurm no longer ends the task."""
+        """Terminate this task when its slurmstepd is lost, because Slurm no longer ends the task then."""
         process_id = await wait_for_slurmstepd_loss()
         self._client.update(state="terminated", detail=f"its slurmstepd (process {process_id}) was killed")
 
@@ -141,7 +141,7 @@ class OwnedChild(TaskProcess):
         self._running = asyncio.create_task(self._run(cluster, attempt, starts))
 
     def request_stop(self, cluster: Cluster) -> None:
-        """Signal the child once if the job is to stop, unless its script polls for that."""
+        """Send the stop signal to the child, once, if the job must stop and the script does not handle that."""
         if self._child is None or self._was_stopped or not self._client.desired.stop_reason:
             return
         self._was_stopped = True
@@ -149,7 +149,7 @@ class OwnedChild(TaskProcess):
             self._child.signal(signal.Signals[self._spec.stop_signal])
 
     async def end(self, kill_wait_seconds: float) -> None:
-        """Terminate the child if it still runs. Its exit code then is not reported as its failure."""
+        """Terminate the child if it still runs. Its exit code is then not reported."""
         if self._running is not None:
             self._running.cancel()
         child = self._child
@@ -186,18 +186,18 @@ class OwnedChild(TaskProcess):
     # One start
 
     async def _run(self, cluster: Cluster, attempt: int, starts: int) -> None:
-        """Start the child and supervise it to its end. A stalled file system delays only this."""
+        """Start the child and supervise it to its end. A stalled file system delays only this coroutine."""
         task, role = self._task(cluster), self._role(cluster)
         try:
             log = await in_thread(ChildLog, self._run_directory.log(task, attempt), str(task), self._writer)
             environment = self._child_environment(cluster, task, attempt)
             command = self._command_of(role, cluster, task, attempt)
             self._child = await Child.start(command, environment, log.write, is_shielded=not role.is_waited_for)
-        except (Tf4SlurmError, OSError, RuntimeError) as error:  # the last: no thread can be started
+        except (Tf4SlurmError, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             returncode = getattr(error, "exit_code", _CANNOT_START)
             self._client.update(state="exited", starts=starts, returncode=returncode, tail=(str(error),))
             return
-        self._reap()  # orphans that have ended meanwhile
+        self._reap()  # orphans that have ended in the meantime
         self._client.update(
             state="running",
             starts=starts,
@@ -210,7 +210,7 @@ class OwnedChild(TaskProcess):
             has_server=False,
         )
         self.request_stop(cluster)
-        in_thread(importlib.import_module, "psutil")  # now, so that `kill_descendants` waits for no file system
+        in_thread(importlib.import_module, "psutil")  # so that `kill_descendants` does not wait for the file system
         has_server = role.is_in_cluster or role.serves
         await self._supervise(self._child, log, self._member(cluster).address if has_server else None)
 
@@ -243,13 +243,13 @@ class OwnedChild(TaskProcess):
         self._client.update(state="exited", returncode=returncode, detail=detail, tail=tail if returncode else ())
 
     def _command_of(self, role: Role, cluster: Cluster, task: Task, attempt: int) -> Sequence[str]:
-        """Return the child's command. A program of ours is a path: the Python that runs it need not have tf4slurm."""
+        """Return the child's command. tf4slurm's own programs run by path: their Python may lack tf4slurm."""
         if not role.program:
             return fill_in(self._spec.command, cluster.to_dictionary(), task)
         return (self._spec.data_service_python, str(_HOME / role.program), str(self._run_directory.work(task, attempt)))
 
     def _child_environment(self, cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
-        """Return the agent's environment without the job's credentials, with the task, its cluster and its GPUs."""
+        """Return the agent's environment without the job's credentials, plus the task, its cluster and its GPUs."""
         result = {name: value for name, value in self._environ.items() if name not in AGENT_VARIABLES}
         result["TF_CONFIG"] = check_length(cluster.to_tf_config(task), len(cluster.members))
         result["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens on the port that the agent holds
@@ -280,12 +280,12 @@ class OwnedChild(TaskProcess):
 
     def _on_script_state(self, state: ScriptState) -> None:
         if self._is_ending and state.stop_signal == "SIGTERM" and self._child is not None:
-            self._child.signal(signal.SIGKILL)  # its script passes the agent's SIGTERM on, and does not end by it
+            self._child.signal(signal.SIGKILL)  # the script caught the agent's SIGTERM and will not end
             state = dataclasses.replace(state, stop_signal=None)
         super()._on_script_state(state)
 
     def _reap(self) -> None:
-        if self._child is not None:  # before, the child itself may be among them, with an id that is not known yet
+        if self._child is not None:  # before the child's id is known, this could reap the child itself
             reap_orphans(self._child.process_id)
 
     def _member(self, cluster: Cluster) -> Member:
@@ -299,10 +299,10 @@ class OwnedChild(TaskProcess):
 
 
 def check_length(tf_config: str, num_tasks: int) -> str:
-    """Return TF_CONFIG if it fits into an environment: TensorFlow reads the cluster spec only there.
+    """Return TF_CONFIG if it fits into an environment variable, the only place where TensorFlow reads it.
 
     Raises:
-        PlacementError: It is too long.
+        PlacementError: The variable is too long for Linux.
     """
     length, limit = len(f"TF_CONFIG={tf_config}"), _PAGES_OF_A_VARIABLE * resource.getpagesize()
     if length < limit:

@@ -1,4 +1,4 @@
-"""The output of a child process: its log file, the terminal, and the last lines, kept short."""
+"""Output of a child process: written to its log file and the terminal; the last lines are kept, shortened."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tf4slurm.system.output import LineSplitter, LineWriter
 
 _TIMES_SECONDS = 1.0
 _LINES = 20
-_CHARACTERS = 500  # of each: the longest tail is well under what the service accepts
-_NUMBER_LINES = 2  # of a tensor
-_NUMBERS = 8  # of a tensor on one line
+_CHARACTERS = 500  # per line; 20 such lines are well below the limit of the control service
+_NUMBER_LINES = 2  # lines kept of a tensor
+_NUMBERS = 8  # numbers kept of each line of a tensor
 
 _NUMBER = r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|\.\.\.)"
 _OF_A_TENSOR = re.compile(r"array\(|dtype=\w+|(?:shape|numpy)=|<tf\.Tensor:|[\[\](){}<>,:\s]+")
@@ -26,7 +26,7 @@ _MANY_NUMBERS = re.compile(rf"((?:{_NUMBER}[\s,\[\]()]+){{{_NUMBERS}}})(?:{_NUMB
 
 
 class LastLines:
-    """The last lines of an output. Of a printed tensor only the first numbers are kept."""
+    """The last 20 lines of an output. Only the first numbers of a printed tensor are kept."""
 
     def __init__(self) -> None:
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
@@ -46,9 +46,9 @@ class LastLines:
 
 
 class ChildLog:
-    """Writes the output of one start of a child to its log file, and line by line to the terminal.
+    """Writes the output of one child process to its log file, and line by line to the terminal.
 
-    When the file cannot be written (a full disk), a line says so, and only the terminal gets the rest.
+    If the file cannot be written (a full disk), it writes the error and the remaining output to the terminal.
     """
 
     def __init__(self, path: Path, name: str, writer: LineWriter) -> None:
@@ -67,7 +67,7 @@ class ChildLog:
             self._show([f"[tf4slurm: no log file: {error}]"])
 
     def write(self, data: bytes) -> None:
-        """Write more output; no bytes are its end. A stalled file system delays only later output."""
+        """Write output; empty `data` marks its end. A stalled file system blocks this call, not the agent."""
         self._show(self._splitter.split(data))
         if not data:
             self._close_files()
@@ -84,19 +84,19 @@ class ChildLog:
             try:
                 if file is not None:
                     file.close()
-            except OSError as error:  # NFS reports a full disk only now
+            except OSError as error:  # NFS may report a full disk only here
                 self._show([f"[tf4slurm: the log file may be incomplete: {error}]"])
         self._file = self._times = None
 
     def _note_time(self, file: BinaryIO) -> None:
-        """Write, at most every second, the time and the size of the log, so that each line has its time."""
+        """Write the size of the log and the time, at most once a second, so that readers know the time of each line."""
         now = time.time()
         if self._times is not None and not 0 <= now - self._timed_at < _TIMES_SECONDS:
             self._timed_at = now
             self._times.write(b"%d %.1f\n" % (file.seek(0, os.SEEK_END), now))
 
     def close(self) -> tuple[str, ...]:
-        """Return the last lines."""
+        """Finish the last line; return the last lines."""
         self._show(self._splitter.finish())
         return self._tail.to_tuple()
 

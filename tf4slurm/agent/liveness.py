@@ -1,4 +1,4 @@
-"""The liveness probe of a child process: it must not be stopped by a signal, and its server must answer."""
+"""Liveness probe of a child process: no signal has stopped the child, and its server answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tf4slurm.cluster import Address
 from tf4slurm.network.reachability import is_answering
 from tf4slurm.system.proc import read_stat
 
-_CHECKS = 8  # per timeout
-_FIRST_ANSWER_SECONDS = 0.25  # short, or a short-lived server would be reported as missing
+_CHECKS = 8  # checks per timeout
+_FIRST_ANSWER_SECONDS = 0.25  # short, so that a short-lived server is not reported as missing
 
 
 async def wait_until_unresponsive(
@@ -23,13 +23,13 @@ async def wait_until_unresponsive(
 ) -> str:
     """Wait until the child fails its liveness probe; return the reason, as a clause. Cancel this when the child exits.
 
-    Time in which this process did not run itself (the whole job was suspended) does not count.
+    Time in which the whole job was suspended does not count.
 
     Args:
-        address: Where the child's server should listen; None if the child has no server.
-        timeout_seconds: How long the child may be stopped, or its server may give no answer.
-        server_timeout_seconds: Time until the first answer of the server; None for no limit.
-        on_server: Called at most a quarter of a second after the server's first answer.
+        address: The address of the child's server; None if the child has no server.
+        timeout_seconds: How long the child may be stopped, or its server may fail to answer.
+        server_timeout_seconds: Time limit for the server's first answer; None (default) for no limit.
+        on_server: Called when the server answers for the first time.
     """
     pause = timeout_seconds / _CHECKS
     started_at = alive_at = checked_at = time.monotonic()
@@ -49,7 +49,7 @@ async def wait_until_unresponsive(
             is_alive = answers is not False or not has_answered
             why = "did not answer at its port"
         now = time.monotonic()
-        lag = now - checked_at - nap - pause  # the sleep, and an answer that did not come
+        lag = now - checked_at - nap - pause  # `nap` for the sleep, `pause` for a missing answer
         if lag > 0:
             alive_at += lag
             started_at += lag
@@ -63,7 +63,7 @@ async def wait_until_unresponsive(
 
 
 def _is_stopped(process_id: int) -> bool:
-    """Return whether a signal has stopped the process; False where /proc does not show it."""
+    """Return whether a signal has stopped the process; False where /proc does not show the process."""
     try:
         return read_stat(process_id).state == "T"
     except OSError:

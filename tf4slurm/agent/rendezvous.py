@@ -1,6 +1,6 @@
-"""A task's rendezvous: choose its address, hold its port, register, check the addresses of other tasks.
+"""A task's rendezvous: choose an address, hold a port, register, and check the addresses of other tasks.
 
-When all tasks have done so, each has the cluster spec and may start its child process.
+When all tasks have done this, every task has the cluster spec and may start its child process.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _FAILURE_CHARACTERS = 900
 
 
 class Rendezvous:
-    """One task's registration, and the port that it holds for its child.
+    """One task's registration, and the port that the task holds for its child.
 
-    `failure` is why this task cannot take part; None if it can.
+    `failure` is the reason why this task cannot take part; None if the task can.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Rendezvous:
     ) -> None:
         """Create the client of the control service.
 
-        `owns_child` is whether the agent starts and ends the script; False if srun started the script.
+        `owns_child` is False if srun started the script, so that the agent does not start or end it.
         """
         self.place = place
         self.spec = spec
@@ -70,8 +70,8 @@ class Rendezvous:
         """Register, take part in the reachability checks, and wait for all tasks.
 
         Returns:
-            The cluster, once every address in it is reachable; None if the launcher ends this task or begins another
-            attempt (`begin_attempt`) before.
+            The cluster, after all its addresses were checked; None if the launcher terminates this task or begins
+            another attempt first.
         """
         responder = ReachabilityServer()
         attempt = self.client.observed.attempt
@@ -92,13 +92,13 @@ class Rendezvous:
             responder.close()
 
     async def begin_attempt(self, attempt: int) -> None:
-        """Hold another port than before, and register for another attempt; a failure is reported to the launcher."""
+        """Hold a new port and register for another attempt; a failure is reported to the launcher."""
         before = self.held_port
         changes: dict[str, object] = {}
         try:
             try:
                 self._hold_port()
-            except PlacementError:  # a narrow range: all tasks of this host release their old ports first
+            except PlacementError:  # a small range: all tasks of this host must first release their ports
                 if before is not None:
                     before.close()
                 await self._retry_to_hold_port()
@@ -123,10 +123,10 @@ class Rendezvous:
     def _hold_port(self) -> None:
         reserved = self.place.port_candidates if isinstance(self.place, SlurmStep) else ()
         self.held_port = hold_port(self.spec.ports or reserved)
-        self.listener = self.held_port.listen()  # before another task can know the address and check it
+        self.listener = self.held_port.listen()  # before another task receives the address and checks it
 
     async def _check_addresses(self, cluster: Cluster) -> None:
-        """Check the addresses assigned to this task, and compare the cluster with this task's place in Slurm."""
+        """Check the addresses assigned to this task, and compare the cluster's nodes with Slurm's."""
         members = members_to_check(cluster, self.place.rank)
         faults = await find_unreachable(members, self.token, _CHECK_SECONDS)
         if isinstance(self.place, SlurmStep):
@@ -144,12 +144,12 @@ class Rendezvous:
         return endpoint.addresses, endpoint.credentials
 
     def _make_registration(self, service: Address) -> Registration:
-        """Choose the host address for this address of the service, and hold a port once; called in a thread.
+        """Choose this task's address on the route to `service`, and hold a port once; called in a thread.
 
-        A failure is sent to the launcher, which ends the job with it.
+        A failure becomes part of the registration; the launcher then ends the job.
         """
         host, port, interface, node = "", 0, self.spec.interface, self.place.node_name
-        with self._choosing:  # an earlier thread, whose caller has timed out, may still run
+        with self._choosing:  # an earlier call that has timed out may still run in its thread
             self.failure = None
             try:
                 host = task_address(interface, node, service.host)

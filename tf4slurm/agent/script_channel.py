@@ -1,7 +1,7 @@
-"""The agent's end of the script channel: a Unix socket between an agent and the script of its child.
+"""The agent's end of the script channel: a Unix socket between an agent and its script.
 
-Each message is one line of JSON: a `ScriptState` from the script, a `DesiredState` to it. The script's end is in
-`tf4slurm/script_channel.py`. Only processes of the same user may connect.
+Each message is one line of JSON: a `ScriptState` from the script, or a `DesiredState` from the agent. The script's end
+is in `tf4slurm/script_channel.py`. Only processes of the same user and of root may connect.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
 MAX_MESSAGE_BYTES = 65_536
-"""The longest message that a script may send."""
+"""Maximum length of a message from a script."""
 
 
 class ScriptChannelServer:
-    """Listens until `close`.
+    """Listens for scripts from `open` to `close`.
 
     Attributes:
         name: The value of SCRIPT_CHANNEL_VARIABLE for the child.
@@ -45,10 +45,10 @@ class ScriptChannelServer:
         self._directory: TemporaryDirectory[str] | None = None
 
     async def open(self) -> None:
-        if sys.platform == "linux":  # an abstract socket: it disappears with this process
+        if sys.platform == "linux":  # an abstract socket, which ends with this process
             self.name = f"@tf4slurm-{os.getpid()}-{os.urandom(8).hex()}"
         else:
-            from tempfile import TemporaryDirectory  # here: its import takes 5 ms, and Linux does not need it
+            from tempfile import TemporaryDirectory  # imported here, because that takes 5 ms and Linux does not need it
 
             self._directory = TemporaryDirectory(prefix="tf4slurm-")
             self.name = str(Path(self._directory.name) / "channel")
@@ -57,14 +57,14 @@ class ScriptChannelServer:
         )
 
     def send(self, desired: DesiredState) -> None:
-        """Send the desired state to the script, now and whenever it connects again."""
+        """Send the desired state to the script, now and after each reconnect."""
         if desired != self._desired:
             self._desired = desired
             for writer in self._writers:
                 _write(writer, desired)
 
     def disconnect(self) -> None:
-        """Close the connections of an earlier child's processes, and ignore what they have sent."""
+        """Close all connections, and ignore their unread messages; used before another child starts."""
         for writer in self._writers:
             writer.close()
         self._writers.clear()
@@ -92,14 +92,14 @@ class ScriptChannelServer:
         except (OSError, MessageError, ValueError):  # ValueError: a line that is too long
             pass  # not a script that uses tf4slurm's own functions
         finally:
-            if state is not None and writer in self._writers:  # a process that has ended waits at no barrier
+            if state is not None and writer in self._writers:  # a disconnected script waits at no barrier
                 self._on_state(dataclasses.replace(state, barrier=None, stop_signal=None))
             self._writers.discard(writer)
             writer.close()
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
-    """Write past the transport: when the script has ended, that would drop the script's last messages."""
+    """Write to the socket directly: a failed write of the transport would drop the script's last messages."""
     line = encode(desired) + b"\n"
     if not writer.transport.get_write_buffer_size():
         try:
@@ -113,6 +113,6 @@ def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
 
 def _is_own_user(connection: socket.socket) -> bool:
     if sys.platform != "linux":
-        return True  # the socket is in a directory that only this user may enter
+        return True  # the socket is in a directory that only this user can enter
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return uid in (os.getuid(), 0)

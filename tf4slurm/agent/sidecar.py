@@ -1,4 +1,4 @@
-"""The agent's view of a script that plain srun started: the agent is the script's sidecar, and does not own it."""
+"""The sidecar of a script under plain srun: an agent that the script itself has started."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tf4slurm.cluster import Cluster
 from tf4slurm.control.messages import cluster_to_entries
 from tf4slurm.roles import role_of
 
-_POLL_SECONDS = 1.0  # for the end of the script, beside the pipe that it closes by its end
+_POLL_SECONDS = 1.0  # interval of checks for the end of the script; its closed pipe usually shows it first
 
 
 class CallingScript(TaskProcess):
-    """The script that started this process. Its standard output gets one line: the cluster, or an error."""
+    """The script that started this process. The process prints one line for the script: the cluster, or an error."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         super().__init__(rendezvous)
@@ -36,7 +36,7 @@ class CallingScript(TaskProcess):
         self._watch = asyncio.create_task(self._watch_script())
 
     async def wait_until_orphaned(self) -> int:
-        """Wait for the end of the script, and report it. Its exit code is known to slurmstepd alone."""
+        """Wait for the end of the script, and report it; return 0, because only slurmstepd knows the exit code."""
         await self._end.wait()
         state, cluster = self._client.observed.script, self._client.cluster
         if self.channel.was_used and state.completion is None and cluster is not None:
@@ -47,21 +47,21 @@ class CallingScript(TaskProcess):
         return 0
 
     def start(self, cluster: Cluster, attempt: int, starts: int) -> None:
-        """Send the script the cluster that has formed."""
+        """Send the cluster to the script."""
         if self._rendezvous.listener is not None:
-            self._rendezvous.listener.close()  # the script's own server listens from now on
+            self._rendezvous.listener.close()  # from now on the script's server listens
         self.has_started = True
         self._client.update(state="running", starts=starts, process_id=self._process_id)
         _print({"channel": self.channel.name, "entries": cluster_to_entries(cluster)})
 
     async def end(self, kill_wait_seconds: float) -> None:
-        """Wait for the end of the script, which finds the channel closed if the control service is lost."""
+        """Close the script channel, and wait for the end of the script."""
         if self.has_started and not self._end.is_set():
             self.channel.close()
             await self._end.wait()
 
     async def _watch_script(self) -> None:
-        """Set `_end` when the script ends: at the end of standard input, or when the parent process changes."""
+        """Set `_end` when the script ends, which closes standard input and changes the parent process."""
         stream = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)

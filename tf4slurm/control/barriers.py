@@ -1,4 +1,4 @@
-"""The barriers at which scripts wait for each other: which tasks have arrived, and when a barrier is over. Pure."""
+"""Barriers, at which scripts wait for each other: the arrived tasks, and the end of each barrier. No side effects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class _Barrier:
     """One barrier at which at least one task waits.
 
     Attributes:
-        expected: The ranks that must arrive; `missing` are those of them that have not.
+        expected: The ranks that must arrive.
+        missing: The expected ranks that have not arrived.
         arrived: The token and the deadline of each rank that has arrived.
     """
 
@@ -26,7 +27,7 @@ class _Barrier:
 
 
 class Barriers:
-    """All barriers of a job. A barrier is released when all expected tasks have arrived; it breaks if one cannot."""
+    """All barriers of a job. A barrier ends when all expected tasks have arrived, or breaks if one cannot arrive."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Barriers:
         on_release: Callable[[TaskRecord], None],
         on_complete: Callable[[str, TaskRecord, float], None] = lambda *_: None,
     ) -> None:
-        """Create no barrier yet.
+        """Create an empty set of barriers.
 
         Args:
             records: The records of all tasks.
@@ -47,7 +48,7 @@ class Barriers:
         self._open: dict[tuple[str, tuple[str, ...]], _Barrier] = {}
 
     def arrive(self, record: TaskRecord, arrival: BarrierArrival, now: float) -> None:
-        """The script of a task waits from now on; this replaces an earlier arrival of the same task."""
+        """Record that the script of a task waits at a barrier; this replaces an earlier arrival of the task."""
         key = (arrival.name, arrival.roles)
         is_first = key not in self._open
         if is_first:
@@ -60,17 +61,17 @@ class Barriers:
         elif not barrier.missing:
             self._end(key, "")
             self._on_complete(arrival.name, record, now - barrier.opened_at)
-        elif is_first:  # `check` covers later arrivals: a check at each would take quadratic time
+        elif is_first:  # only once: a check at each arrival would take quadratic time
             self._break_if_impossible(key)
 
     def withdraw(self, record: TaskRecord) -> None:
-        """The script of a task no longer waits, or has ended; it may arrive again."""
+        """Record that the script of a task no longer waits, or has ended; it may arrive again."""
         for barrier in self._open.values():
             if barrier.arrived.pop(record.rank, None) is not None and record.rank in barrier.expected:
                 barrier.missing.add(record.rank)
 
     def check(self, now: float) -> None:
-        """Break the barriers at which a task has timed out, or at which an expected task cannot arrive any more."""
+        """Break the barriers whose timeout has expired, or where an expected task can no longer arrive."""
         for key, barrier in list(self._open.items()):
             if any(deadline <= now for _, deadline in barrier.arrived.values()):
                 self._end(key, f"{format_tasks(self._missing(barrier))} did not arrive at barrier {key[0]!r} in time")
@@ -78,7 +79,7 @@ class Barriers:
                 self._break_if_impossible(key)
 
     def clear(self) -> None:
-        """Forget all barriers, because a new attempt begins."""
+        """Remove all barriers, because a new attempt begins."""
         self._open.clear()
 
     def _make_barrier(self, roles: tuple[str, ...], now: float) -> _Barrier:

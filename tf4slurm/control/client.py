@@ -1,4 +1,4 @@
-"""A task's client of the control service: one gRPC call, repeated when it breaks, until the service is lost."""
+"""A task's client of the control service: one gRPC call, repeated after each failure until the service is lost."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ _OPTIONS = (
 class ControlClient:
     """One task's client of the control service.
 
-    Run `run()` as an asyncio task. It returns when the service has received that this task has terminated, and raises
-    when the service refuses this task or is lost. `desired` and `cluster` are the latest that the service sent;
-    `wait_for_change` waits for the next.
+    Run `run()` as an asyncio task. It returns when the service has been notified that this task has terminated, and
+    raises an error when the service refuses this task or is lost. `desired` and `cluster` are the latest from the
+    service; `wait_for_change` waits for newer ones.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class ControlClient:
         """Create a client that is not connected yet.
 
         Args:
-            find_service: Returns the addresses at which the service may listen, and the job's credentials. Called
-                before each attempt to connect, in a thread, because it may read a file.
-            make_registration: Returns the first message, given the service's address. Not called again once the service
-                has accepted it. Called in a thread, because it may resolve a name.
-            heartbeat_timeout_seconds: The service is lost when it sends nothing for so long.
-            rendezvous_timeout_seconds: How long the client tries to register.
-            num_tasks: Number of tasks of the job: a service with many clients gets more time to answer.
+            find_service: Returns the addresses where the service may listen, and the job's credentials. Called before
+                each attempt to connect, in a thread, because it may read a file.
+            make_registration: Returns the first message for a service at the given address. Called in a thread, because
+                it may resolve a name, until a registration is accepted.
+            heartbeat_timeout_seconds: The service is lost if it sends nothing for this time.
+            rendezvous_timeout_seconds: Time limit for the registration.
+            num_tasks: Number of tasks of the job. The time limit for a connection grows with it.
         """
         self.desired = DesiredState()
         self.observed = ObservedState()
         self.encoded_cluster = b""
-        """The latest cluster, as the service sent it; it is decoded when it is used."""
+        """The latest cluster, as the service sent it; `cluster` decodes it."""
         self._decoded: tuple[int, Cluster | None] | None = (0, None)
         self._find_service = find_service
         self._make_registration = make_registration
@@ -104,12 +104,12 @@ class ControlClient:
 
     @property
     def cluster(self) -> Cluster | None:
-        """The latest cluster that the service sent; None before the first."""
+        """The latest cluster that the service sent; None if it has sent none."""
         return self._decode()[1]
 
     @property
     def cluster_attempt(self) -> int:
-        """The attempt that formed `cluster`; 0 before the first."""
+        """The attempt that formed `cluster`; 0 if the service has sent no cluster."""
         return self._decode()[0]
 
     def _decode(self) -> tuple[int, Cluster | None]:
@@ -119,43 +119,44 @@ class ControlClient:
 
     @property
     def service_address(self) -> Address | None:
-        """The service's address at which this task last registered."""
+        """The address of the service where this task last registered; None before that."""
         return self._last_address
 
     def update(self, **changes: Any) -> None:
-        """Change fields of `observed` and send them; without a connection, once there is one again."""
+        """Change fields of `observed` and send them, if necessary after the next reconnect."""
         self.observed = dataclasses.replace(self.observed, **changes)
         self._is_due.set()
 
     def update_usage(self, usage: Usage) -> None:
-        """Change what the child uses; it is sent with the next heartbeat."""
+        """Set the resource usage of the child; it is sent with the next heartbeat."""
         self.observed = dataclasses.replace(self.observed, usage=usage)
 
     def update_script(self, script: ScriptState) -> None:
-        """Change what the script has reported: steps and metrics are sent with the next heartbeat, the rest at once."""
+        """Set the state of the script. Steps and metrics are sent with the next heartbeat, other changes at once."""
         before, self.observed = self.observed.script, dataclasses.replace(self.observed, script=script)
         if dataclasses.replace(script, step=before.step, metrics=before.metrics) != before:
             self._is_due.set()
 
     def begin_attempt(self, attempt: int, **changes: Any) -> None:
-        """Replace `observed` by the initial state of `attempt` with `changes` applied, and send this state."""
+        """Replace `observed` by the initial state of `attempt` with `changes`, and send it."""
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
         self.update(**changes)
 
     async def wait_for_change(self) -> None:
-        """Wait until the service has sent another desired state or cluster, or has registered this task."""
+        """Wait until the service has sent a new desired state or cluster, or has registered this task."""
         await self._changed.wait()
         self._changed.clear()
 
     async def run(self) -> None:
         """Register this task, and exchange states with the service until this task has terminated.
 
-        If the connection breaks after the agent has terminated, this waits for `JobSpec.reconnect_seconds` only: then
-        the service counts the task as lost anyway.
+        If the connection breaks after that, this method tries to reconnect for `JobSpec.reconnect_seconds`: then the
+        service counts the task as lost.
 
         Raises:
             RendezvousClosedError: The service refuses this task.
-            RendezvousConnectionError: No service answers in time, or it sends nothing for the heartbeat timeout.
+            RendezvousConnectionError: No service answers in time, or the service sends nothing for the heartbeat
+                timeout.
             AuthenticationError: `find_service` cannot open the credentials.
         """
         at = error = ""
@@ -176,7 +177,7 @@ class ControlClient:
                     reason = str(failure) or "it does not answer"
                     is_cut_short = isinstance(failure, asyncio.TimeoutError) and left < self._connect_seconds
                     logger.debug("no connection to the control service at %s: %s", address, reason)
-                if not (error and is_cut_short):  # keep the earlier error if this attempt had too little time
+                if not (error and is_cut_short):  # a call that had too little time does not replace an earlier error
                     at, error = str(address), reason
             patience = JobSpec.reconnect_seconds if addresses else 0
             if self.observed.state == "terminated" and time.monotonic() - self._disconnected_at > patience:
@@ -189,7 +190,7 @@ class ControlClient:
         )
 
     async def _find_in_time(self) -> tuple[Sequence[Address], Credentials | None]:
-        """Return what `find_service` returns, or nothing if a file system holds it up until the deadline."""
+        """Return the result of `find_service`; no address if a stalled file system delays it beyond the deadline."""
         try:
             return await asyncio.wait_for(in_thread(self._find_service), self._deadline - time.monotonic())
         except asyncio.TimeoutError:
@@ -199,10 +200,10 @@ class ControlClient:
         """Make one call and serve it until it ends; return whether this task has terminated.
 
         Raises:
-            RendezvousClosedError: The service refuses this task, and would refuse it again.
+            RendezvousClosedError: The service refuses this task, and a retry would not help.
             OSError: The connection cannot be made or has broken, or the service does not accept the token.
-            asyncio.TimeoutError: The service does not answer.
-            MessageError: The service sent something that is no message.
+            asyncio.TimeoutError: The service does not answer within `connect_seconds`.
+            MessageError: The service sent an invalid message.
         """
         registration = self._registration
         if registration is None:
@@ -220,9 +221,9 @@ class ControlClient:
                 call.cancel()
 
     async def _register(self, call: _Call, registration: Registration, address: Address) -> None:
-        """Send the registration; TLS ensures that only a service with the job's certificate receives it."""
+        """Send the registration. TLS ensures that only the job's own service receives it."""
         await call.write(encode(registration))
-        await call.initial_metadata()  # the service sends it when it has registered this task
+        await call.initial_metadata()  # the service sends them after it has registered this task
         await call.wait_for_connection()  # raises if the call has ended instead
         self._registration, self._last_address = registration, address
         self._deadline = min(self._deadline, time.monotonic() + self._heartbeat_timeout_seconds)
@@ -267,7 +268,7 @@ class ControlClient:
             self._deadline = time.monotonic() + self._heartbeat_timeout_seconds
 
     async def _send(self, call: _Call) -> None:
-        """Send `observed` when it has changed and a heartbeat when one is requested, until this task has terminated."""
+        """Send each change of `observed`, and a heartbeat on request, until this task has terminated."""
         with contextlib.suppress(
             grpc.aio.AioRpcError, asyncio.InvalidStateError
         ):  # the call ended: `_receive` raises its error
@@ -286,7 +287,7 @@ class ControlClient:
     async def _wait_for_timeout(self) -> None:
         """Return when the service has sent nothing for the heartbeat timeout.
 
-        Time in which this process did not run, because the whole job was suspended, does not count.
+        Time in which the job was suspended does not count.
         """
         while (left := self._deadline - time.monotonic()) > 0:
             pause = min(left, self._heartbeat_timeout_seconds / _CHECKS)
@@ -297,7 +298,7 @@ class ControlClient:
 
 
 def _target(address: Address) -> str:
-    """Return gRPC's name of an address, marked as IPv4 or IPv6 if it is one, so that gRPC does not resolve it."""
+    """Return gRPC's target for an address. The prefix of an IPv4 or IPv6 address avoids a name lookup."""
     try:
         return f"ipv{ipaddress.ip_address(address.host.partition('%')[0]).version}:{address}"
     except ValueError:
@@ -305,7 +306,7 @@ def _target(address: Address) -> str:
 
 
 def _translate(error: grpc.aio.AioRpcError, address: Address) -> Exception:
-    """Convert the status with which a call ended to an error."""
+    """Return the error for the final status of a call."""
     code, reason = error.code(), (error.details() or "").removesuffix(".")
     if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
         return RendezvousClosedError(f"The control service at {address} refused this task: {reason}.", reason=reason)

@@ -1,6 +1,6 @@
 """The credentials of a job: the TLS certificate of its control service, and the token of its tasks.
 
-The process that hosts the control service creates both. The private key stays in its memory. The tasks receive the
+The process that runs the control service creates both, and keeps the private key in memory. The tasks receive the
 certificate, which they pin, and the token, which they send with each call.
 """
 
@@ -11,24 +11,24 @@ import secrets
 from dataclasses import dataclass, field
 
 TLS_NAME = "tf4slurm"
-"""The name in the certificate. Tasks check this name, because they reach the service at many addresses."""
+"""The name in the certificate. Tasks check this name instead of the address, because the service has many addresses."""
 
-# The certificate never expires, so that a host with a wrong clock can join; its key is never stored and ends with the
-# process. RFC 5280, 4.1.2.5: 9999-12-31 is for certificates without a known end.
+# The certificate never expires, so that a host with a wrong clock can connect; its key is never written to a file.
+# RFC 5280, 4.1.2.5: 9999-12-31 means that a certificate has no expiration date.
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
 _TOKEN_BYTES = 32
 _HANDSHAKE_SECONDS = 3.0
-_HANDSHAKES_PER_SECOND = 500  # fewer than two cores complete, so that all tasks may connect at the same time
+_HANDSHAKES_PER_SECOND = 500  # two cores complete more, even if all tasks connect at the same time
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """The credentials that each task of a job has.
+    """The credentials that all tasks of a job share.
 
     Attributes:
-        certificate: The control service's certificate (PEM). Not secret, but only the job's user may provide it.
-        token: 256 random bits as hexadecimal text; the secret of the job.
+        certificate: The control service's certificate (PEM). Not secret, but tasks must get it from the job's user.
+        token: The secret of the job: 256 random bits as hexadecimal text.
     """
 
     certificate: str
@@ -37,11 +37,11 @@ class Credentials:
 
 @dataclass(frozen=True)
 class ServiceCredentials:
-    """The credentials of the process that hosts the control service.
+    """The credentials of the control service.
 
     Attributes:
-        shared: The part that the tasks receive.
-        private_key: The key of the certificate (PEM).
+        shared: The credentials for the tasks.
+        private_key: The private key of the certificate (PEM).
     """
 
     shared: Credentials
@@ -50,7 +50,7 @@ class ServiceCredentials:
 
 def create_credentials() -> ServiceCredentials:
     """Create the credentials of a new job: an EC P-256 key, its self-signed certificate and a random token."""
-    # Imported here because only one process of a job needs it, and it takes 40 ms.
+    # Imported here, because the import takes 40 ms and only one process of a job needs it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

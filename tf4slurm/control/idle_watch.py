@@ -1,4 +1,4 @@
-"""A warning for a job whose tasks run but do not compute, such as TensorFlow waiting silently for a missing chief."""
+"""Warning for a job whose tasks run but do not compute, for example because TensorFlow waits for a missing chief."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from tf4slurm.control.task_record import TaskRecord
 
 _SECONDS = 60.0
-_CORES = 0.02  # per task; an idle TensorFlow server uses less
+_CORES = 0.02  # processor cores per task; an idle TensorFlow server uses less
 
 
 class IdleWatch:
-    """Checks the processor time of the tasks; warns at most once per start of the tasks."""
+    """Watches the processor time of all tasks. Warns at most once until a task starts or ends."""
 
     def __init__(self) -> None:
         self._starts: tuple[object, ...] = ()
@@ -20,7 +20,7 @@ class IdleWatch:
         self._has_warned = False
 
     def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
-        """Return a warning the first time that, for a minute, no task has computed or reported a step; else None."""
+        """Return a warning, once, if no task has computed for 60 s and none has reported a step; else None."""
         tasks = [record for record in records if record.role.is_in_cluster]
         states = [record.observed for record in tasks]
         starts = tuple((state.attempt, state.starts, state.state) for state in states)

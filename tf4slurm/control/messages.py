@@ -1,9 +1,9 @@
-"""The messages between tasks and control service, as frozen values, and their encoding (JSON).
+"""Messages between the tasks and the control service: frozen dataclasses, encoded as JSON.
 
 A message describes a state, never a change: after a broken connection each side sends its current state again, and a
-repeated message has no effect. Within one call, each `ObservedState` contains only the fields that changed since the
-previous one. The empty message is a heartbeat: the service sends it as a request, and a task that has nothing else to
-send answers with it.
+repeated message has no effect. Within one call, an encoded `ObservedState` contains only the fields that have changed
+since the previous one. The empty message is a heartbeat: the service requests a heartbeat with it, and a task answers
+with its changed state or with the empty message.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 SERVICE = "tf4slurm.Control"
 METHOD = "Connect"
-"""The one gRPC method: a task sends `Registration` and `ObservedState`, the service `DesiredState` and the cluster."""
+"""The only gRPC method: a task sends `Registration` and `ObservedState`, the service `DesiredState` and the cluster."""
 
 TOKEN_METADATA = "tf4slurm-token"  # noqa: S105
-"""The metadata key of the job's token, which each call carries."""
+"""Metadata key of the job's token; each call sends the token."""
 
 HEARTBEAT = b""
-"""The message that requests a heartbeat, and the answer of a task that has nothing else to send."""
+"""The empty message, which requests a heartbeat or answers this request."""
 
 MAX_STATE_BYTES = 131_072
 """The largest encoded `ObservedState` that the service accepts; see `shrink`."""
@@ -45,13 +45,13 @@ TaskState = Literal["registered", "ready", "not_ready", "running", "exited", "te
 
 @dataclass(frozen=True)
 class Registration:
-    """A task's first message: its rank and process, and the address at which its child process will listen.
+    """A task's first message: its rank, its process, and the address where its child process will listen.
 
     Attributes:
-        incarnation: Identifies this process; a later process of the same rank has another.
-        failure: Why this task cannot take part, in a sentence; None if it can.
-        owns_child: Whether the agent starts and terminates the child process. False for the sidecar of a script that
-            srun started.
+        incarnation: Unique id of this process; another process of the same rank has another id.
+        failure: The reason why this task cannot take part, as a sentence; None if the task can.
+        owns_child: Whether the agent starts and terminates the child process. False for a sidecar, whose script was
+            started by srun.
     """
 
     rank: int
@@ -66,9 +66,9 @@ class Registration:
 
 @dataclass(frozen=True)
 class BarrierArrival:
-    """A script waits at the barrier `name` for all tasks of these `roles` (empty: all tasks that run the script).
+    """A script's arrival at the barrier `name`, where it waits for `roles` (empty: all tasks that run a script).
 
-    `token` identifies this call of `barrier`, in this process or in the one that replaced it.
+    `token` identifies the script's call of `barrier()`.
     """
 
     name: str
@@ -79,15 +79,16 @@ class BarrierArrival:
 
 @dataclass(frozen=True)
 class ScriptState:
-    """What a script has reported through tf4slurm's functions.
+    """The state that a script has reported by calling tf4slurm's functions.
 
     Attributes:
-        step: The latest training step; `metrics` has the metrics of that step, as (name, value).
-        handles_stop: It calls `should_stop` or `on_stop`, so it needs no signal to stop.
-        has_saved: The job is to stop, and all callbacks of `on_stop` have returned.
-        completion: Its completion signal: it no longer needs the other tasks, because it is done or has failed.
-        barrier: The barrier at which it waits.
-        stop_signal: The last signal that asks the job to stop and that the script's own process received.
+        step: The latest training step.
+        metrics: The metrics of `step`, as pairs (name, value).
+        handles_stop: The script calls `should_stop` or `on_stop`, so it needs no signal to stop.
+        has_saved: A stop was requested, and all callbacks of `on_stop` have returned.
+        completion: The completion signal: the script is done or has failed, and no longer needs the other tasks.
+        barrier: The barrier at which the script waits.
+        stop_signal: The last stop signal that the script's process received.
     """
 
     step: int | None = None
@@ -101,9 +102,9 @@ class ScriptState:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a child process and its descendants use: resident memory now, processor time since the start.
+    """Resource usage of a child process and its descendants: resident memory now, and processor time since the start.
 
-    `sent_bytes` and `received_bytes` count the TCP connections that other processes made to the child's port.
+    `sent_bytes` and `received_bytes` are the traffic of all TCP connections to the child's port.
     """
 
     memory_bytes: int = 0
@@ -114,22 +115,22 @@ class Usage:
 
 @dataclass(frozen=True)
 class ObservedState:
-    """What a task is doing. Agents send it at once when it changes; steps, metrics and usage go with a heartbeat.
+    """The observed state of a task. Its agent sends changes at once, but steps, metrics and usage with a heartbeat.
 
     Attributes:
         state: registered -> ready or not_ready (after the reachability check) -> running -> exited -> running again ...
             -> terminated.
         starts: How many times the child process was started in this attempt.
-        process_id: Process id of the child's last start.
-        returncode: How the child last ended: its exit code, or minus the number of the signal that killed it.
-        detail: Why the task is `not_ready`, why the agent killed the child, or why the agent terminated by itself.
+        process_id: Process id of the child that was started last.
+        returncode: Exit code of the last child, or minus the number of the signal that killed it.
+        detail: The reason why the task is `not_ready`, or why the agent killed the child or terminated by itself.
         tail: The last lines that the child printed, if it failed.
-        stop_signal: The last signal that asks the job to stop and that the agent received.
-        attempt: The attempt that the task takes part in, from 1.
-        port: The port at which the child will listen; sent from the second attempt on.
-        script: What the running script has reported.
-        usage: What the running child uses.
-        has_server: A server has answered at the running child's port.
+        stop_signal: The last stop signal that the agent received.
+        attempt: The attempt in which the task takes part, from 1.
+        port: The port where the child will listen; sent from the second attempt on.
+        script: The state that the running script has reported.
+        usage: The resource usage of the running child.
+        has_server: A server has answered at the port of the running child.
     """
 
     state: TaskState = "registered"
@@ -148,17 +149,20 @@ class ObservedState:
 
 @dataclass(frozen=True)
 class DesiredState:
-    """What the launcher wants of a task, and what the task's script may know of the job.
+    """The desired state of a task, with the facts about the job that its script needs.
 
     Attributes:
-        attempt: The attempt to take part in. A task in an earlier one ends its child and chooses a new port.
+        attempt: The current attempt. A task of an earlier attempt ends its child and chooses a new port.
         starts: How many times the child process should have been started in this attempt.
-        terminate: Terminate the child (SIGKILL follows SIGTERM after `kill_wait_seconds`), then the agent.
-        terminate_reason: Why, in a sentence. `has_timed_out` is set if the cluster did not form in time.
-        stop_reason: Why the script should save and stop, within `grace_period_seconds`; empty if it should not.
-        released_barrier: Token of the script's last barrier that is over; `barrier_error` says why if it broke.
-        is_training_over: No task but the ps needs the other tasks; `failed_tasks` names those of them that failed.
-        is_finishing: The job now waits only for roles with a bounded wait (evaluators): they should finish.
+        terminate: Terminate the child (SIGTERM, then SIGKILL after `kill_wait_seconds`), then the agent.
+        terminate_reason: The reason for `terminate`, as a sentence.
+        has_timed_out: The reason for `terminate` is that the cluster did not form in time.
+        stop_reason: The reason to save and stop within `grace_period_seconds`; empty without a stop request.
+        released_barrier: Token of the script's last barrier that has ended.
+        barrier_error: The reason why this barrier broke; empty if all tasks arrived.
+        is_training_over: No task needs the ps any more.
+        failed_tasks: The tasks, other than servers, that had failed by then.
+        is_finishing: The job waits only for roles with a bounded wait (evaluators), which should finish now.
     """
 
     attempt: int = 1
@@ -183,7 +187,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 def encode(message: Message, before: Message | None = None) -> bytes:
-    """Encode a message: the fields that differ from `before`, which the receiver has, or from the defaults."""
+    """Encode the fields of a message that differ from `before`, the last message, or from the defaults without it."""
     content = [type(message).__name__, _changed_fields(message, before)]
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=_changed_fields).encode(
         errors="replace"
@@ -191,10 +195,10 @@ def encode(message: Message, before: Message | None = None) -> bytes:
 
 
 def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
-    """Decode a message that must be of class `expected`; fields that it does not contain are those of `before`.
+    """Decode a message of class `expected`; take missing fields from `before`.
 
     Raises:
-        MessageError: Not a message, or of another class, or a field is missing, unknown or of a wrong type.
+        MessageError: The payload is not such a message, or a field is missing, unknown or of a wrong type.
     """
     try:
         name, fields = json.loads(payload)
@@ -209,7 +213,7 @@ def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
 def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> ObservedState:
     """Drop log lines, then metrics, then characters of detail, until the encoded state has at most `max_bytes`.
 
-    All other fields always fit: `script_channel.MAX_MESSAGE_BYTES` limits what a script can report to half of it.
+    The other fields always fit: `script_channel.MAX_MESSAGE_BYTES`, half of the default, limits the script's state.
     """
     if len(encode(observed)) <= max_bytes:
         return observed
@@ -225,7 +229,7 @@ def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> Observe
 
 
 def encode_cluster(attempt: int, cluster: Cluster) -> bytes:
-    """Encode the cluster of an attempt, compressed: it is the only message whose size grows with the number of tasks.
+    """Encode and compress the cluster of an attempt, the only message whose size grows with the number of tasks.
 
     The content is [attempt, entries]; see `cluster_to_entries`.
     """
@@ -233,12 +237,12 @@ def encode_cluster(attempt: int, cluster: Cluster) -> bytes:
 
 
 def cluster_to_entries(cluster: Cluster) -> list[tuple[str, int, str, str, int]]:
-    """Return the cluster as a value for JSON: (task_type, task_index, node, host, port) of each rank."""
+    """Return (task_type, task_index, node, host, port) of each rank, for JSON."""
     return [(*member.task, member.node, *member.address) for member in cluster.members]
 
 
 def cluster_from_entries(entries: Iterable[Sequence[Any]]) -> Cluster:
-    """Return the cluster of which `cluster_to_entries` returned these."""
+    """Return the cluster from the entries that `cluster_to_entries` returned."""
     return Cluster(
         tuple(
             Member(rank, Task(task_type, index), node, Address(host, port))
@@ -248,15 +252,15 @@ def cluster_from_entries(entries: Iterable[Sequence[Any]]) -> Cluster:
 
 
 def is_encoded_cluster(payload: bytes) -> bool:
-    """Whether this message contains a cluster; all other messages are JSON arrays or empty."""
+    """Return whether a message contains a cluster; all other messages are JSON arrays or empty."""
     return payload[:1] not in (b"", b"[")
 
 
 def decode_cluster(payload: bytes) -> tuple[int, Cluster]:
-    """Decode a message of `encode_cluster`; return the attempt and the cluster.
+    """Decode the result of `encode_cluster`; return the attempt and the cluster.
 
     Raises:
-        MessageError: The message is incomplete, too large, or has other content.
+        MessageError: The payload is incomplete, too large, or not an encoded cluster.
     """
     try:
         inflater = zlib.decompressobj()
@@ -282,7 +286,7 @@ _ENTRY_TYPES = (str, int, str, str, int)
 
 
 def _changed_fields(message: Any, before: Any = None) -> dict[str, Any]:
-    """Return the fields whose values differ from those of `before`, or without it from the defaults."""
+    """Return the fields that differ from `before`, or from the defaults if `before` is None."""
     known = vars(before) if before is not None else _defaults(message.__class__)
     return {name: value for name, value in vars(message).items() if value != known[name]}
 
@@ -294,7 +298,7 @@ def _defaults(kind: type[Any]) -> dict[str, Any]:
 
 @functools.cache
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    """Return the types of the fields; computed at first use, because it takes half as long as the module's import."""
+    """Return the types of the fields. Not computed at import, because that would make the import 50 % slower."""
     return get_type_hints(kind)
 
 

@@ -1,7 +1,7 @@
-"""Encrypt a text by MUNGE, so that only processes of the same user can read it, on any host of the cluster.
+"""Encrypt a text with MUNGE, so that only processes of the same user can read it, on any host of the cluster.
 
-Slurm's daemons authenticate each other by MUNGE. The daemon munged, on each host, encrypts a text with the cluster's
-key, records which user asked for it, and decrypts it for one user only. This module runs the programs `munge` and
+Slurm's daemons authenticate each other with MUNGE. The daemon munged on each host encrypts a text with the cluster's
+key, records the user who encrypted it, and decrypts it for one user only. This module runs the programs `munge` and
 `unmunge`, which take 2 ms each. The text passes through standard input and output, never through arguments.
 """
 
@@ -21,11 +21,11 @@ _TIMEOUT_SECONDS = 5.0
 _PURPOSE = b"tf4slurm control secret: "
 _OPENED = (0, 15, 16, 17)
 """STATUS of credentials that are valid, expired, from the future, or already opened on this host (munge.h). All are
-accepted, because many tasks read the text, some of them late. An old text belongs to a job that has ended."""
+accepted, because many tasks open the same credential, some of them late."""
 
 
 def seal_for_this_user(secret: str) -> str | None:
-    """Return a MUNGE credential that only processes of this user can open; None if MUNGE does not work here."""
+    """Return a MUNGE credential that only this user can open; None if MUNGE does not work on this host."""
     try:
         sealed = _run("munge", f"--restrict-uid={os.getuid()}", "--ttl=-1", text=_PURPOSE + secret.encode())
         credential = sealed.decode("ascii").strip()
@@ -37,10 +37,10 @@ def seal_for_this_user(secret: str) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def open_from_this_user(credential: str) -> str:
-    """Return the secret in a credential that a process of this user has sealed; the last result is cached.
+    """Return the secret in a credential from `seal_for_this_user`; the last result is cached.
 
     Raises:
-        AuthenticationError: MUNGE cannot open the credential here, or another user sealed it, or not for tf4slurm.
+        AuthenticationError: MUNGE cannot open the credential on this host, or another user or program created it.
     """
     answer = _run("unmunge", "--numeric", "--keys=STATUS,UID,UID_RESTRICTION", text=credential.encode())
     metadata, _, text = answer.partition(b"\n\n")

@@ -13,10 +13,10 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-        exit_code: What `tf4slurm run` exits with.
-        reason: What happened, in one sentence.
-        cause: The task that failed first; None if no single task did.
-        tail: The last lines that the cause's child printed.
+        exit_code: The exit code of `tf4slurm run`.
+        reason: The reason why the job ended, as a sentence.
+        cause: The task that failed first; None if no single task is the cause.
+        tail: The last output lines of the child of `cause`.
         has_timed_out: The cluster did not form in time.
     """
 
@@ -32,7 +32,7 @@ class Outcome:
 
 
 def exit_code_of(returncode: int) -> int:
-    """Return the exit code that a shell reports: 128 + n after signal n."""
+    """Return the exit code that a shell reports for a returncode: 128 + n after signal n."""
     return 128 - returncode if returncode < 0 else returncode
 
 

@@ -1,9 +1,9 @@
 """The control service of a job: a gRPC server with one method, which each task calls once per connection.
 
-The call is a bidirectional stream of JSON messages inside TLS. A task sends its `Registration`, then its
-`ObservedState` whenever it changes; the service sends the cluster and the task's `DesiredState` whenever they change,
-and an empty message to request a heartbeat. Messages describe states, not changes: a task that reads slowly skips the
-states in between, and after a broken connection both sides send their current state again.
+The call is a bidirectional stream of JSON messages over TLS. A task sends its `Registration`, then each change of its
+`ObservedState`. The service sends each change of the cluster and of the task's `DesiredState`, and an empty message to
+request a heartbeat. Messages describe states, not changes: a task that reads slowly receives only the latest state,
+and after a broken connection both sides send their current state again.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ if TYPE_CHECKING:  # generic for type checkers only
 
 logger = logging.getLogger(__name__)
 
-_OBJECTS_PER_TASK = 100  # at Python's default, garbage collection takes a third of the time of a large rendezvous
+_OBJECTS_PER_TASK = 100  # Python's default spends a third of a large rendezvous in garbage collection
 _TICKS_PER_INTERVAL = 5
 _STOP_SECONDS = 0.2  # for calls to end after `close`
 _CLOSE_SECONDS = 2.0
 _UNAUTHENTICATED_CONNECTIONS = 4096  # in addition to two per task
-_OWN_FILES = 128  # pipes and logs of this process, in addition to connections and four files per task
+_OWN_FILES = 128  # pipes and logs of this process; connections and four files per task are added
 _MAX_METADATA_BYTES = 4096
-_MAX_STREAMS = 2  # per connection: a task has one
+_MAX_STREAMS = 2  # per connection; a task uses one
 _MAX_READ_BYTES = 32_768  # per connection: with 4,096 clients that flood, memory is 0.8 GB, not 2 GB (grpcio 1.85)
 _MAX_DETAIL_CHARACTERS = 900  # of an error, which gRPC sends as metadata
 
 
 class ControlService:
-    """Serves one job until `close`. Call `publish` after each change of `state`."""
+    """Serves one job until `close`. Call `publish` after changing `state`."""
 
     def __init__(self, state: JobState, credentials: ServiceCredentials) -> None:
         self.state = state
@@ -69,7 +69,7 @@ class ControlService:
         self._port: HeldPort | None = None
         self._connections: dict[int, _Connection] = {}
         self._registered: set[int] = set()
-        """The ranks that have registered at least once."""
+        """Ranks that have registered at least once."""
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._encoded_cluster: tuple[Cluster | None, bytes] = (None, b"")
@@ -79,15 +79,15 @@ class ControlService:
         )
 
     async def start(self, host: str = "", ports: Sequence[int] = ()) -> int:
-        """Listen on one address of this host, or on all of them; return the port.
+        """Start to listen; return the port.
 
         Args:
-            host: The address; empty for all.
-            ports: The ports to choose from; empty for any free one.
+            host: The address to listen at; empty (default) for all addresses of this host.
+            ports: Ports to choose from; empty (default) for any free port.
 
         Raises:
             PlacementError: None of `ports` is free.
-            OSError: This host has no such address.
+            OSError: This host does not have the address `host`.
         """
         num_tasks = len(self.state.records)
         gc.set_threshold(max(gc.get_threshold()[0], _OBJECTS_PER_TASK * num_tasks))
@@ -97,7 +97,7 @@ class ControlService:
         )
         handlers: dict[str, _Handler] = {METHOD: grpc.stream_stream_rpc_method_handler(self._serve)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        self._port = hold_port(ports)  # held like the agents' ports, so no other process of tf4slurm takes it
+        self._port = hold_port(ports)  # so that no other process of tf4slurm takes this port
         pair = (self._credentials.private_key, self._credentials.shared.certificate.encode())
         address = Address(host or "::", self._port.port)
         try:
@@ -109,15 +109,15 @@ class ControlService:
         return self._port.port
 
     async def wait_for_end(self) -> None:
-        """Wait until the state's phase is ENDED, which its own deadlines guarantee."""
+        """Wait until the job's phase is ENDED; the deadlines of the job's state ensure that this happens."""
         ended = asyncio.create_task(self._ended.wait())
         assert self._ticker is not None
         await asyncio.wait({ended, self._ticker}, return_when=asyncio.FIRST_COMPLETED)
         if self._ticker.done():
-            self._ticker.result()  # without ticks the job would never end: raise the error instead
+            self._ticker.result()  # raise the ticker's error: without ticks the job would never end
 
     def publish(self) -> None:
-        """Send the desired states that have changed, and note the end of the job."""
+        """Send the desired states that have changed; wake up `wait_for_end` if the job has ended."""
         for rank in self.state.take_changed():
             if rank in self._connections:
                 self._connections[rank].notify()
@@ -128,11 +128,11 @@ class ControlService:
         if self._ticker is not None:
             self._ticker.cancel()
         if self._server is not None:
-            # Bounded, because clients that keep sending can delay the end of gRPC's `stop`.
+            # With a time limit, because clients that keep sending can delay gRPC's `stop`.
             await asyncio.wait({asyncio.create_task(self._server.stop(_STOP_SECONDS))}, timeout=_CLOSE_SECONDS)
             await asyncio.sleep(
                 0
-            )  # gRPC's own tasks end here: if asyncio.run cancelled them, they would print tracebacks
+            )  # gRPC's own tasks end now: if asyncio.run cancelled them, they would print tracebacks
         if self._port is not None:
             self._port.close()
 
@@ -145,7 +145,7 @@ class ControlService:
                 self._request_heartbeats(tick // _TICKS_PER_INTERVAL % self._num_batches)
 
     def _request_heartbeats(self, batch: int) -> None:
-        """Request a heartbeat from every n-th task: batches cost a quarter of the processor time of single requests."""
+        """Request a heartbeat from every n-th task. Batches take a quarter of the processor time of single requests."""
         for rank in range(batch, len(self.state.records), self._num_batches):
             if rank in self._connections:
                 self._connections[rank].request_heartbeat()
@@ -155,8 +155,8 @@ class ControlService:
         registration = await self._register(context)
         if registration is None:
             return
-        # No await between the registration and the new `_Connection`: the end of an earlier call of this task, if it
-        # were noticed in between, would count as the end of this one.
+        # No await between the registration and the new `_Connection`: if an earlier call of this task ended in between,
+        # its end would count as the end of this call.
         connection = _Connection(self, registration.rank, context)
         if registration.rank in self._registered:
             connection.request_heartbeat()  # a new connection does not reset the heartbeat timeout
@@ -177,7 +177,7 @@ class ControlService:
             await context.abort(grpc.StatusCode.ABORTED, "the task has made another call")
         except grpc.aio.BaseError:
             raise  # the call has ended
-        except Exception as error:  # also a bug of ours: otherwise the task would send the same message for ever
+        except Exception as error:  # including bugs: otherwise the task would repeat the message for ever
             if not isinstance(error, MessageError):
                 logger.exception("rank %d: a message could not be handled", registration.rank)
             self.state.on_rejected(registration.rank, str(error) or repr(error), time.monotonic())
@@ -192,7 +192,7 @@ class ControlService:
                 self.publish()
 
     async def _register(self, context: _Context) -> Registration | None:
-        """Read a task's `Registration` and register the task; None if the call ends without one."""
+        """Register the task that makes this call; return its `Registration`, or None if the call ends first."""
         payload = await context.read()
         if not isinstance(payload, bytes):
             return None
@@ -211,12 +211,12 @@ class ControlService:
         """Read a task's messages until it has terminated or the call ends.
 
         Raises:
-            MessageError: A message that this service does not accept.
+            MessageError: The task sent an invalid message.
         """
         observed = ObservedState()
         while isinstance(payload := await context.read(), bytes):
             if self._connections.get(connection.rank) is not connection:
-                return  # a late message: the task has reconnected since
+                return  # a late message: the task has reconnected
             if payload == HEARTBEAT:
                 self.state.on_heartbeat(connection.rank, time.monotonic())
                 continue
@@ -227,7 +227,7 @@ class ControlService:
                 return
 
     def encoded_cluster(self) -> bytes:
-        """Return the encoded cluster, which is encoded once for all tasks."""
+        """Return the encoded cluster; encode it only once for all tasks."""
         if self._encoded_cluster[0] is not self.state.cluster:
             assert self.state.cluster is not None
             self._encoded_cluster = (self.state.cluster, encode_cluster(self.state.attempt, self.state.cluster))
@@ -235,7 +235,7 @@ class ControlService:
 
 
 class _Connection:
-    """Sends desired states and the cluster to one task, in the task's gRPC call."""
+    """Sends desired states and the cluster to one task, in that task's gRPC call."""
 
     def __init__(self, service: ControlService, rank: int, context: _Context) -> None:
         self.rank = rank
@@ -249,7 +249,7 @@ class _Connection:
         self._is_due = asyncio.Event()
 
     def notify(self) -> None:
-        """Send the cluster and the desired state if they differ from those sent before."""
+        """Send the cluster and the desired state if they have changed."""
         self._has_changed = True
         self._is_due.set()
 
@@ -258,12 +258,12 @@ class _Connection:
         self._is_due.set()
 
     def close(self) -> None:
-        """End the call: the task has made a new one."""
+        """End the call, because the task has made a new call."""
         if self._handler is not None:
             self._handler.cancel()
 
     async def send(self) -> None:
-        """Send what is due until the call ends; gRPC's flow control makes this wait for a task that reads slowly."""
+        """Send pending messages until the call ends. gRPC's flow control delays writes to a task that reads slowly."""
         try:
             while True:
                 await self._is_due.wait()
@@ -291,12 +291,12 @@ class _Connection:
 
 @functools.lru_cache(maxsize=16)
 def _encode_desired_state(desired: DesiredState) -> bytes:
-    """Encode a desired state; cached, because most tasks have the same."""
+    """Encode a desired state. Cached, because most tasks have the same desired state."""
     return encode(desired)
 
 
 class _TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses each call whose metadata lacks the job's token, before a message of it is read."""
+    """Refuses calls without the job's token in their metadata, before it reads a message."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
@@ -314,7 +314,7 @@ class _TokenInterceptor(grpc.aio.ServerInterceptor):
         return _REFUSE
 
 
-# A stream handler, because for a unary call gRPC would read the message first.
+# A stream handler, because gRPC reads the message of a unary call before the handler runs.
 async def _refuse(_: AsyncIterator[bytes], context: _Context) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "")  # no detail, because the client is unauthenticated
 
@@ -325,8 +325,8 @@ _REFUSE: _Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
     """Return gRPC's settings: limits for clients without the token, and settings that save time and bytes.
 
-    A connection is closed when its TLS handshake takes too long, when it is idle, and when it exceeds its maximum age
-    and has no open call. A task's call lasts as long as its connection, so this closes only unauthenticated ones.
+    gRPC closes a connection whose TLS handshake takes too long, and a connection without an open call that is idle or
+    too old. A task's call lasts as long as its connection, so only unauthenticated connections are closed.
     """
     timeout_ms = round(1000 * handshake_seconds(num_tasks))
     pending = 1000 + 2 * num_tasks
@@ -338,22 +338,22 @@ def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.server_handshake_timeout_ms", timeout_ms),
         ("grpc.max_connection_idle_ms", timeout_ms),
-        # Without this, a client could keep a connection open by repeating refused calls. Open calls continue: gRPC ends
-        # them only after a grace period, which is infinite by default.
+        # Otherwise a client could keep a connection open by repeating refused calls. Open calls continue: gRPC's grace
+        # period for them is infinite by default.
         ("grpc.max_connection_age_ms", timeout_ms),
         ("grpc.experimental.tcp_max_read_buffer_size", _MAX_READ_BYTES),
-        # By default gRPC refuses calls while 1,000 are pending, but all tasks may call at the same time.
+        # By default gRPC refuses calls while 1,000 are pending, but all tasks may connect at the same time.
         ("grpc.server.max_pending_requests", pending),
         ("grpc.server.max_pending_requests_hard_limit", 2 * pending),
-        ("grpc.so_reuseport", 1),  # in addition to the socket that holds the port
-        ("grpc.http2.bdp_probe", 0),  # no pings to measure bandwidth: they are half of the bytes in steady state
+        ("grpc.so_reuseport", 1),  # because another socket of this process holds the port
+        ("grpc.http2.bdp_probe", 0),  # no bandwidth measurement: its pings are half of the traffic in steady state
     )
 
 
 def _raise_file_limit(num_tasks: int) -> int:
     """Raise the limit of open files if necessary; return the maximum number of open connections.
 
-    gRPC must refuse connections before this process reaches its limit of open files, where it could open no file.
+    gRPC must refuse connections before they use up the limit, so that this process can still open files.
     """
     connections, own = _UNAUTHENTICATED_CONNECTIONS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
 """The rules by which a job starts, restarts, stops and ends, as a pure state machine.
 
-Events and the time go in; the desired state of each task and the outcome of the job come out. Nothing here waits, sends
-or reads a clock. `service.py` passes in the messages of the tasks, the launcher the exits of processes and signals.
+Its inputs are events and their times; its outputs are the desired states of tasks and the outcome of the job. It never
+waits, sends or reads a clock. `service.py` reports messages of tasks; the launcher reports exits and signals.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tf4slurm.spec import JobSpec
 
 
 class Phase(enum.Enum):
-    """The phase of a job. Phases only move forward, except that a new attempt returns to RENDEZVOUS."""
+    """The phase of a job. A new attempt returns to RENDEZVOUS; all other transitions move forward."""
 
     RENDEZVOUS = "rendezvous"  # not all tasks have registered
-    CHECKING = "checking"  # every task checks that the addresses of other tasks are reachable
+    CHECKING = "checking"  # tasks check that the addresses of other tasks are reachable
     TRAINING = "training"  # the child processes run
     STOPPING = "stopping"  # the scripts are asked to save and stop
-    TERMINATING = "terminating"  # there is an outcome, and every task is told to terminate
+    TERMINATING = "terminating"  # the outcome is known, and every task must terminate
     ENDED = "ended"
 
 
 _NEVER = float("inf")
-_SERVER_SECONDS = 60.0  # without any TensorFlow server until a warning; importing TensorFlow takes less
-_LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, which may happen at each step, are not logged
+_SERVER_SECONDS = 60.0  # until a warning that no TensorFlow server runs; importing TensorFlow takes less
+_LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, possibly at every step, are not logged
 
 
 class JobState:
-    """The state of one job. Every `on_…` method takes the time of its event, in seconds of a monotonic clock."""
+    """The state of one job. `now` is always the time in seconds of a monotonic clock."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class JobState:
 
         Args:
             tasks: The task of each rank.
-            spec: The job, for its timeouts and other limits.
-            now: The time.
+            spec: The job's timeouts and other limits.
+            now: The current time.
             on_event: Called as `on_event(kind, task, text, **facts)` for each event; see `jobs.schema.Event`.
-            place: If not None, `place(nodes_by_rank)` replaces `tasks` once every task has registered.
+            place: If not None, `place(nodes_by_rank)` replaces `tasks` when every task has registered.
         """
         has_chief = any(task.task_type == "chief" for task in tasks)
         self.spec = spec
@@ -85,7 +85,7 @@ class JobState:
         self._failed_tasks: tuple[str, ...] = ()
         self._is_finishing = False
         self._had_server = False
-        self._started_at: float | None = None  # when the children of this attempt were started
+        self._started_at: float | None = None  # time when the children of this attempt were started
         self.warnings: tuple[str, ...] = ()
         self._barriers = Barriers(self.records, lambda record: self._changed.add(record.rank), self._on_barrier)
 
@@ -93,11 +93,11 @@ class JobState:
 
     @property
     def initial_desired_state(self) -> DesiredState:
-        """Return the desired state that a task has before it receives one: wait for the cluster."""
+        """Return the desired state of a task that has received none: wait for the cluster."""
         return DesiredState(kill_wait_seconds=self.spec.kill_wait_seconds)
 
     def desired_state_of(self, rank: int) -> DesiredState:
-        """Return the desired state of the task of this rank."""
+        """Return the desired state of the task with this rank."""
         record = self.records[rank]
         return DesiredState(
             attempt=self.attempt,
@@ -116,33 +116,33 @@ class JobState:
         )
 
     def take_changed(self) -> set[int]:
-        """Return the ranks whose desired state or cluster may have changed since the last call."""
+        """Return the ranks whose desired state or cluster may have changed since the last call of this method."""
         changed, self._changed = self._changed, set()
         return changed
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the outcome is a requested stop."""
+        """Whether the job ended because it was asked to stop."""
         return self.outcome is not None and self.outcome is self._stop
 
     def count(self, *states: str) -> int:
-        """Return how many registered tasks are in one of these states."""
+        """Return the number of registered tasks in one of `states`."""
         return sum(record.has_registered and record.observed.state in states for record in self.records)
 
     # Events
 
     def on_registration(self, registration: Registration, now: float) -> TaskRecord:
-        """A task has connected, for the first time or again.
+        """Handle a new connection of a task, its first or a later one.
 
         Raises:
-            RendezvousClosedError: This process cannot be a task of this job.
+            RendezvousClosedError: The process cannot be a task of this job.
         """
         self._advance(now)
         record = self._checked_record(registration)
         record.owns_child = registration.owns_child
-        self.on_disconnect(record.rank, now)  # if the end of the previous call was not noticed yet
+        self.on_disconnect(record.rank, now)  # in case the end of the previous call has not been noticed
         record.is_connected = True
-        if record.has_registered:  # does not count as a heartbeat, see `last_heartbeat_at`
+        if record.has_registered:  # a reconnect does not count as a heartbeat
             self._emit("reconnected", record, "is connected again")
             return record
         if registration.failure is not None:
@@ -158,19 +158,19 @@ class JobState:
         return record
 
     def on_heartbeat(self, rank: int, now: float) -> None:
-        """A task has answered a request for a heartbeat."""
+        """Handle a task's answer to a heartbeat request."""
         self._advance(now)
         self.records[rank].last_heartbeat_at = now
 
     def on_observed_state(self, rank: int, observed: ObservedState, now: float) -> None:
-        """A task has sent its state."""
+        """Handle the state that a task has sent."""
         self._advance(now)
         record = self.records[rank]
         record.last_heartbeat_at = now
         before = record.observed
         if observed.attempt == self.attempt or observed.state == "terminated":
             record.observed = observed
-        else:  # the rest describes an earlier attempt
+        else:  # the other fields describe an earlier attempt
             record.observed = dataclasses.replace(before, stop_signal=observed.stop_signal)
         self._note_stop_signals(record, before, now)
         if record.observed.script != before.script:
@@ -185,7 +185,7 @@ class JobState:
             self._note_end_of_training()
 
     def _note_stop_signals(self, record: TaskRecord, before: ObservedState, now: float) -> None:
-        """Stop the job if the agent, or the script that the agent owns, has received another stop signal."""
+        """Stop the job if the agent, or a script that the agent has started, has received a new stop signal."""
         name, script = record.observed.stop_signal, record.observed.script.stop_signal
         if name is not None and name != before.stop_signal:
             self.on_stop(signal.Signals[name], f"{record} received {name}", now)
@@ -214,7 +214,7 @@ class JobState:
             self._end_if_all_gone()
 
     def on_disconnect(self, rank: int, now: float) -> None:
-        """A task's connection has ended; the task may connect again."""
+        """Handle the end of a task's connection; the task may reconnect."""
         self._advance(now)
         record = self.records[rank]
         if record.is_connected and not record.is_gone:
@@ -222,17 +222,17 @@ class JobState:
             record.is_connected, record.disconnected_at = False, now
 
     def on_rejected(self, rank: int, reason: str, now: float) -> None:
-        """The service cannot accept a message of an authenticated task, whose state it would never know."""
+        """Handle an invalid message of an authenticated task: the task is lost, because its state is unknown."""
         self._advance(now)
         self._lose(self.records[rank], f"its message was not accepted: {reason.removesuffix('.')}")
 
     def on_agent_exit(self, rank: int, returncode: int, now: float) -> None:
-        """A task's agent has exited."""
+        """Handle the exit of a task's agent."""
         self._advance(now)
         self._lose(self.records[rank], f"its agent {describe_end(returncode)}")
 
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
-        """The process that started the agents has exited, and all agents with it."""
+        """Handle the exit of srun, and with it of all agents."""
         self._advance(now)
         self._decide(outcome)
         for record in self.records:
@@ -240,7 +240,7 @@ class JobState:
         self._end_if_all_gone()
 
     def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
-        """The job is asked to stop: the scripts have the grace period to save. Later requests change nothing."""
+        """Stop the job: the scripts have the grace period to save. Later calls have no effect."""
         self._advance(now)
         if self._stop is not None or self.outcome is not None:
             return
@@ -248,7 +248,7 @@ class JobState:
         if self.phase is not Phase.TRAINING or not self.spec.grace_period_seconds:
             self._decide(self._stop)
             return
-        for record in self.records:  # children that failed just before: they are not restarted
+        for record in self.records:  # children that have just failed are not restarted
             if record.observed.state == "exited" and record.observed.starts >= record.wanted_starts:
                 record.is_done = True
         self._phase_deadline = now + self.spec.grace_period_seconds
@@ -256,13 +256,13 @@ class JobState:
         self._end_stop_if_saved()
 
     def skip_grace_period(self, now: float) -> None:
-        """The job is asked to stop again: skip the rest of the grace period."""
+        """End the grace period, on a second stop request."""
         self._advance(now)
         if self._stop is not None:
             self._decide(self._stop)
 
     def on_tick(self, now: float) -> None:
-        """Check heartbeats and deadlines. To be called several times per heartbeat interval."""
+        """Check heartbeats and deadlines. Call this several times per heartbeat interval."""
         self._advance(now)
         self._check_heartbeats(now)
         self._handle_held_failure()
@@ -308,7 +308,7 @@ class JobState:
     # Rules
 
     def _handle_held_failure(self) -> None:
-        """Handle the failure that was held back, unless the job was asked to stop meanwhile."""
+        """Handle the failure that `_fail` has held, if the job still trains."""
         held, self._held_failure = self._held_failure, None
         if held is not None and self.phase is Phase.TRAINING:
             self._fail(held)
@@ -330,7 +330,7 @@ class JobState:
         return record
 
     def _refuse_and_end(self, registration: Registration, reason: str) -> RendezvousClosedError:
-        """Return the error that refuses a process that can never take part; during the rendezvous, end the job."""
+        """Return the error that refuses an unsuitable process; during the rendezvous also end the job."""
         if self.phase is Phase.RENDEZVOUS:
             text = f"The process of rank {registration.rank} on {registration.node} cannot take part: {reason}."
             self._decide(Outcome(EXIT_NOT_FORMED, text))
@@ -377,7 +377,7 @@ class JobState:
             self._apply_role(record, returncode, why, now)
 
     def _apply_role(self, record: TaskRecord, returncode: int, why: str, now: float) -> None:
-        """Do what the role of a task prescribes when its child has exited during training; see `roles.py`."""
+        """Handle the exit of a child during training according to its role; see `roles.py`."""
         if returncode == 0 and not record.role.serves:
             record.is_done = True
             self._complete_if_done(now)
@@ -414,10 +414,10 @@ class JobState:
             self._emit("barrier", last, text, barrier=name, waited_seconds=round(seconds, 1))
 
     def _has_stalled(self, now: float) -> bool:
-        """Whether no task has reported a new step within the limit.
+        """Return whether no task has reported a new step within the stall timeout.
 
-        Steps arrive with heartbeats, so each task that reports steps must have sent one since the limit ended. The
-        intervals vary, so a heartbeat up to half an interval earlier counts, too.
+        Steps arrive with heartbeats, so every task that reports steps must also have sent a heartbeat since the timeout
+        expired, or at most half a heartbeat interval earlier, because the intervals vary.
         """
         seconds = self.spec.stall_timeout_seconds
         if seconds is None or self._last_step_at is None or now - self._last_step_at <= seconds:
@@ -436,7 +436,7 @@ class JobState:
 
     @property
     def _lacks_servers(self) -> bool:
-        """Whether several tasks are in the cluster spec, but none has started a TensorFlow server in any attempt."""
+        """Whether the cluster spec has several tasks, but none has started a TensorFlow server in any attempt."""
         tasks = self._server_tasks
         return not self._had_server and len(tasks) > 1 and all(record.owns_child for record in tasks)
 
@@ -466,7 +466,7 @@ class JobState:
             self._emit("warning", None, text)
 
     def _note_early_exit(self, record: TaskRecord, now: float) -> None:
-        """A ps has exited with 0 before the job is done: the other tasks have the finish timeout to end."""
+        """Handle the early exit of a ps with code 0: the other tasks must end within the finish timeout."""
         record.is_done = True
         if self._exited_early is None and not self._is_finishing:
             self._exited_early = record
@@ -475,10 +475,10 @@ class JobState:
             self._emit("exited_early", record, f"exited before the job was done; the others have {seconds:g} s to end")
 
     def _fail(self, outcome: Outcome) -> None:
-        """A task on which the job depends has failed: begin a new attempt if one is left, else end the job.
+        """Begin a new attempt after the failure of a task; if no attempt is left, end the job.
 
-        While another task is disconnected, its loss may be the cause: hold the failure until that task has reconnected
-        or is lost.
+        While another task is disconnected, the loss of that task may be the cause: hold the failure until it has
+        reconnected or is lost.
         """
         if any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.records):
             self._held_failure = self._held_failure or outcome
@@ -506,7 +506,7 @@ class JobState:
         self._move_on(Phase.RENDEZVOUS, "every task ends its child process and chooses a new port")
 
     def _end_stop_if_saved(self) -> None:
-        """End the grace period once all tasks that the job waits for have saved or exited, or a ps has exited."""
+        """End the grace period when all tasks that the job waits for have saved or exited, or a ps has exited."""
         if self.phase is not Phase.STOPPING or self._stop is None:
             return
         waited = [r for r in self.records if r.role.is_waited_for and not r.role.is_wait_bounded]
@@ -553,7 +553,7 @@ class JobState:
         self._end_if_all_gone()
 
     def _decide(self, outcome: Outcome) -> None:
-        """Set the outcome and terminate all tasks; only the first call has an effect, later failures are collateral."""
+        """Set the outcome and terminate all tasks. Later calls report consequences and have no effect."""
         if self.outcome is None:
             self.outcome = outcome
             self._phase_deadline = self._now + self.spec.kill_wait_seconds + self.spec.heartbeat_timeout_seconds
@@ -578,7 +578,7 @@ class JobState:
         )
 
     def _advance(self, now: float) -> None:
-        """Set the time; extend all deadlines by the time in which this process itself did not run."""
+        """Set the time; extend all deadlines by the time in which this process did not run."""
         lag = now - self._now - self.spec.heartbeat_interval_seconds
         self._now = now
         if lag > 0:

@@ -1,4 +1,4 @@
-"""`TaskRecord`: what the control service knows of one task."""
+"""`TaskRecord`: the control service's record of one task."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from tf4slurm.roles import Role
 
 @dataclass
 class TaskRecord:
-    """What the control service knows of one task.
+    """The control service's record of one task. Times are in seconds of a monotonic clock.
 
     Attributes:
-        is_placed: Whether `task` is final. If not, roles are assigned once all tasks have registered.
-        owns_child: Whether its agent starts and terminates its process; see `Registration`.
-        attempt: The last attempt for which the task has sent its address; 0 before it has registered.
-        is_connected: Whether its connection is open, or was when its agent terminated or was lost.
-        is_gone: Its agent has terminated or is lost.
-        is_done: Its child has ended and is not started again in this attempt.
-        last_heartbeat_at: When the service last accepted a message of its agent, or first registered it. A new
-            connection alone does not count.
-        disconnected_at: When its connection broke, if it is not connected.
-        wanted_starts: How many times its child should have been started by now in this attempt.
-        released_barrier: Token of its script's last barrier that is over; `barrier_error` says why if it broke.
+        is_placed: Whether `task` is final. If not, roles are assigned after all tasks have registered.
+        owns_child: Whether the agent starts and terminates the child; see `Registration`.
+        attempt: The last attempt for which the task has sent an address; 0 before the task has registered.
+        is_connected: Whether the connection is open, or was open when the agent terminated or was lost.
+        is_gone: The agent has terminated or is lost.
+        is_done: The child has ended and is not started again in this attempt.
+        last_heartbeat_at: When the service last accepted a message of the agent, or first registered the task. A
+            reconnect does not count.
+        disconnected_at: When the connection broke, if `is_connected` is False.
+        wanted_starts: How many times the child should have been started in this attempt.
+        released_barrier: Token of the script's last barrier that has ended.
+        barrier_error: The reason why this barrier broke; empty if all tasks arrived.
     """
 
     rank: int
@@ -49,14 +50,14 @@ class TaskRecord:
     barrier_error: str = ""
 
     def begin_attempt(self, attempt: int) -> None:
-        """Reset everything that belongs to the previous attempt."""
+        """Reset the fields that describe the previous attempt."""
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
         self.wanted_starts, self.is_done = 0, False
         self.started_at = self.ended_at = None
 
     @property
     def needs_others(self) -> bool:
-        """Whether a ps must keep running for this task."""
+        """Whether this task still trains, so that the ps must keep running."""
         trains = self.role.is_in_cluster and not self.role.serves
         return trains and not (self.is_done or self.is_gone or self.observed.script.completion)
 

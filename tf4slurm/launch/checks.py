@@ -1,4 +1,4 @@
-"""Checks of a job's command and ports before anything is started."""
+"""Checks of a job's command and ports before the job starts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SCRIPT_ENDINGS = (".py", ".sh")
 
 
 def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:
-    """Check that a range has a port for each task of a host, and one for the control service if it uses the range.
+    """Check that `ports` has a port for each task of a host, and for the control service if it uses them.
 
     Raises:
-        PlacementError: The range is too small.
+        PlacementError: `ports` is not empty, but has too few ports.
     """
     requested = tasks_per_host + (control_port is None or control_port in ports)
     if ports and len(ports) < requested:
@@ -33,10 +33,10 @@ def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | N
 
 
 def check_command(spec: JobSpec) -> None:
-    """Check that the program, and the script that a known interpreter is given, exist and can be run.
+    """Check that the command's program exists and is executable, and that the script of Python or a shell exists.
 
     Raises:
-        CommandError: They do not, or cannot.
+        CommandError: The program or script does not exist, or the program is not executable.
     """
     _check_program(spec.command)
     if spec.data_workers:

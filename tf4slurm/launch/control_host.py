@@ -1,4 +1,4 @@
-"""The host of a job's control service: its state, its credentials, and the file by which tasks of a step find it."""
+"""`ControlHost`: a job's control service with its state, credentials and file control.json."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CLOSE_SECONDS = 2.0
 
 
 class ControlHost:
-    """The control service of one job, for the launcher or for the sidecar of rank 0."""
+    """Runs the control service of one job, in the launcher or in the sidecar of rank 0."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ControlHost:
         files: OrderedThread,
         on_event: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
-        """`counts` are the tasks of each role; `files` writes the run directory."""
+        """`counts` has the number of tasks of each role; `files` runs the writes to the run directory."""
         self.started_at = time.monotonic()
         place = functools.partial(place_tasks, counts, spec.placement)
         tasks = place([""] * sum(counts.values()))
@@ -49,21 +49,23 @@ class ControlHost:
         self._service = ControlService(self.state, self._credentials)
 
     async def start(self, node: str | None = None, *, is_local: bool = False) -> ControlEndpoint:
-        """Start the service; return its addresses, the likeliest first, and the credentials.
+        """Start the service; return its addresses and the credentials.
 
         Args:
-            node: Slurm's name of this node: only its address on the job's interface is returned. None for all.
-            is_local: Listen on the loopback interface alone.
+            node: Slurm's name of this node, to return only the address on the job's interface; None (default) to return
+                all addresses of this host.
+            is_local: Listen only on the loopback interface.
 
         Raises:
-            OSError, PlacementError: The service cannot listen.
+            OSError: The service cannot listen at the address.
+            PlacementError: None of the job's ports for the service is free.
         """
         port = await self._service.start(LOOPBACK if is_local else "", self._spec.service_ports)
         hosts = (LOOPBACK,) if is_local else await in_thread(_find_hosts, self._spec.interface, node)
         return ControlEndpoint(tuple(Address(host, port) for host in hosts), self._credentials.shared)
 
     def announce(self, endpoint: ControlEndpoint) -> asyncio.Future[None]:
-        """Write control.json, by which tasks that srun started find the service."""
+        """Write control.json, where tasks that srun started find the service's address."""
         return self._files.run(lambda: self._run_directory.write_control(endpoint.to_json()))
 
     def publish(self) -> None:
@@ -85,6 +87,6 @@ class ControlHost:
 
 def _find_hosts(interface: str | None, node: str | None) -> tuple[str, ...]:
     if interface is not None and node is not None:
-        with contextlib.suppress(InterfaceError):  # the agent of this task reports it to all others
+        with contextlib.suppress(InterfaceError):  # the agent of this task reports the error
             return (interface_address(interface, node),)
     return host_addresses() or (socket.gethostname(),)

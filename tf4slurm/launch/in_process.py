@@ -1,12 +1,12 @@
 """The control service inside rank 0's agent process, for tasks that srun has started.
 
-`run_task` is `srun tf4slurm task`: each task has an agent, and rank 0's process also runs the launcher. `main` is the
-sidecar of a script under plain srun (see `server_dictionary.py`): an agent beside the script, and in rank 0 the
-control service. The other tasks find it through control.json (0600) in a run directory whose path follows from the
-step. The job's credentials in it are sealed with MUNGE for this user where that works.
+`run_task` runs `srun tf4slurm task`: each task has an agent, and rank 0's process also runs the launcher. `main` runs
+the sidecar of a script under plain srun (see `server_dictionary.py`): an agent, and on rank 0 also the control service.
+The other tasks find the service through control.json (mode 0600) in a run directory whose path contains the step's id.
+MUNGE, where it works, seals the job's credentials in this file.
 
-srun exits with the highest exit code of its tasks; a killed task has 128 and the number of its signal. So rank 0 exits
-with the job's exit code, the others with 0, and the step is cancelled only for a task that does not end by itself.
+srun exits with the highest exit code of its tasks; a killed task has 128 + the number of its signal. So rank 0 exits
+with the job's exit code and the other ranks with 0. The step is cancelled only if a task does not end by itself.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 _FILE_SYSTEM_SECONDS = 5.0
 _RESULT_SECONDS, _POLL_SECONDS = 2.0, 0.05
 _CONNECT_SECONDS = 1.0
-_FAILURE_SECONDS = 10.0  # for a task that lacks the interface to report that
+_FAILURE_SECONDS = 10.0  # for a task to report that its host lacks the interface
 
 
 def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *, owns_child: bool) -> Rendezvous:
@@ -63,7 +63,7 @@ def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *,
     try:
         if spec.interface:
             interface_address(spec.interface, step.node_name)
-    except InterfaceError as error:  # rank 0 may lack it, too, and have ended already
+    except InterfaceError as error:  # rank 0 may lack it too, and have ended
         failure = error
         seconds = min(spec.start_timeout_seconds, _FAILURE_SECONDS)
         spec = dataclasses.replace(spec, start_timeout_seconds=seconds)
@@ -76,7 +76,7 @@ def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *,
 
 
 def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, reporter: Reporter) -> int:
-    """Run one task of the step; return its exit code. On rank 0 that is the job's."""
+    """Run one task of the step; return the task's exit code, on rank 0 the job's."""
     restart = f"r{step.restart_count}" if step.restart_count else ""
     path = spec.runs_directory / f"{spec.name}-{step.job_id}.{step.step_id}{restart}"
     directory = RunDirectory.open(path) if step.rank == 0 else RunDirectory(path.absolute())
@@ -109,19 +109,19 @@ async def _run_both(launcher: Launcher, agent: Agent) -> Result:
 
 
 def _end_without_rank_0(client: ControlClient, directory: RunDirectory, step: SlurmStep) -> None:
-    """Write the result that rank 0 could not write, and make sure that the step ends."""
+    """Write the job's result, which rank 0 could not write, and make sure that the step ends."""
     has_written: list[bool] = []
     thread = threading.Thread(target=lambda: has_written.append(_write_result(client, directory)), daemon=True)
     thread.start()
     thread.join(_FILE_SYSTEM_SECONDS)
-    if has_written != [False] and not _has_ended(client.service_address):  # one scancel, not one of each task
+    if has_written != [False] and not _has_ended(client.service_address):  # one task runs scancel, not all
         _cancel(step)  # rank 0 may be stopped by a signal, and srun would wait for it for ever
 
 
 def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
-    """Write the result in the task that removes control.json, wait for it in the others; return whether it is that one.
+    """Try to remove control.json; return whether this task removed the file.
 
-    An existing result is rank 0's own, and stays.
+    The task that removes it writes the result; the others wait for the result. A result of rank 0 is kept.
     """
     try:
         directory.control.unlink()
@@ -151,9 +151,9 @@ def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
 
 
 def _has_ended(address: Address | None) -> bool:
-    """Return whether the process that listened there has ended: its host refuses connections then.
+    """Return whether the process that listened at `address` has ended, so that its host refuses connections.
 
-    A process that a signal has stopped still accepts them.
+    The host still accepts connections for a process that a signal has stopped.
     """
     try:
         if address is not None:
@@ -176,7 +176,7 @@ def _cancel(step: SlurmStep) -> None:
 
 
 def main() -> None:
-    """Run the sidecar of the process that started this one; the request is the first argument."""
+    """Run the sidecar of the script that started this process; the first argument is the request, as JSON."""
     for number in (*STOP_SIGNALS, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the script handles them; the sidecar ends with the script
     silence_grpc()
@@ -186,7 +186,7 @@ def main() -> None:
     except Exception as error:
         send_error(error)
     logging.shutdown()
-    os._exit(0)  # without flushing to a script that may have ended
+    os._exit(0)  # does not flush output to a script that may have ended
 
 
 async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
@@ -216,7 +216,7 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
             return
     await acting
     if hosting is not None:
-        if not script.channel.was_used:  # such a script does not wait for the others, nor do they for it
+        if not script.channel.was_used:  # no other script waits for this script
             is_over.set()  # not cancel(), which would interrupt the removal of control.json
         await asyncio.wait({hosting})
 
@@ -224,7 +224,7 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
 async def _host(
     counts: Mapping[str, int], spec: JobSpec, directory: RunDirectory, step: SlurmStep, is_over: asyncio.Event
 ) -> None:
-    """Host the control service until every task has ended or is lost, or until `is_over` is set."""
+    """Run the control service until every task has ended or is lost, or until `is_over` is set."""
     host = ControlHost(counts, spec, directory, OrderedThread())
     try:
         await host.announce(await host.start(step.node_name))

@@ -1,4 +1,4 @@
-"""The launcher, one per job: starts the agents, follows the job's state to its end, and records how it went."""
+"""The launcher, one per job: starts the agents, follows the job to its end, and records its events and result."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
 _IDLE_LOOK_SECONDS = 5.0
 _PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before a warning
-_FILE_SYSTEM_SECONDS = 300.0  # after the warning: a failover of a parallel file system takes 30 to 300 s
+_FILE_SYSTEM_SECONDS = 300.0  # after the warning; a parallel file system's failover takes 30 to 300 s
 _LOAD_SECONDS = 3.0
-_CHEAP_REPORT_BYTES = 1_000_000  # of events and samples: a report of these took 0.1 s
+_CHEAP_REPORT_BYTES = 1_000_000  # of events and samples; a report of this size takes 0.1 s
 
 
 class Launcher:
-    """Runs one job to its end, as its own process or inside that of rank 0's agent."""
+    """Runs one job to its end, in its own process or in the process of rank 0's agent."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class Launcher:
         facts: Mapping[str, Any] | None = None,
         node: str | None = None,
     ) -> None:
-        """Without a spawner, srun has started the tasks, and they find the control service in the run directory.
+        """Create the launcher. Without a spawner, srun has started the tasks.
 
-        `facts` are added to job.json, such as the job's id in Slurm. Without a spawner, `node` is Slurm's name of this
-        node.
+        `facts`, such as the Slurm job's id, are added to job.json. `node` is Slurm's name of this node; it is used only
+        without a spawner.
         """
         self._node = node if spawner is None else None
         self._facts = facts or {}
@@ -72,7 +72,7 @@ class Launcher:
         self._spawner = spawner
         self._run_directory = run_directory
         self._reporter = reporter
-        self._files = OrderedThread()  # writes the run directory
+        self._files = OrderedThread()  # writes to the run directory
         self._events = EventLog(run_directory.events, self._files)
         self._host = ControlHost(spec.counts, spec, run_directory, self._files, self._on_event)
         self._state = self._host.state
@@ -81,14 +81,14 @@ class Launcher:
         self._is_impatient = asyncio.Event()
 
     async def run(self) -> Result:
-        """Run the job to its end, which its timeouts bound; return the result."""
+        """Run the job to its end; return the result."""
         adopt_orphans()
         if self._spawner is not None:
             self._take_signals()
         recording = asyncio.create_task(self._recorder.run())
         idle_watch = asyncio.create_task(self._watch_for_idleness())
         slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
-        # Load the report's modules and templates while the job trains, so that its end does not wait for them.
+        # Load the report's modules and templates during training, so that the end of the job is not delayed.
         loading = threading.Thread(target=_load_report, daemon=True)
         asyncio.get_running_loop().call_later(_LOAD_SECONDS, loading.start)
         job_id = self._facts.get("job_id")
@@ -148,9 +148,9 @@ class Launcher:
         self._host.publish()
 
     def _take_signals(self) -> None:
-        """Handle stop signals from here on. Earlier ones are pending, because the caller has blocked them."""
+        """Start to handle stop signals. Earlier signals are pending, because the caller has blocked them."""
         for number in LAUNCHER_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a background job of a script
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a background process of a shell script
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
 
@@ -159,12 +159,12 @@ class Launcher:
         if self._state.phase is Phase.ENDED:
             self._is_impatient.set()
         if number == signal.SIGINT and self._state.phase is Phase.STOPPING:
-            self._state.skip_grace_period(now)  # Ctrl-C again
+            self._state.skip_grace_period(now)  # a second Ctrl-C
         self._state.on_stop(signal.Signals(number), f"the launcher received {signal.Signals(number).name}", now)
         self._host.publish()
 
     async def _watch_for_idleness(self) -> None:
-        """Emit an event when all tasks only wait; cancel this."""
+        """Emit an event when no task computes; runs until cancelled."""
         watch = IdleWatch()
         while True:
             await asyncio.sleep(_IDLE_LOOK_SECONDS)
@@ -173,8 +173,8 @@ class Launcher:
                 self._on_event("idle", None, text)
 
     async def _watch_slurmstepd(self) -> None:
-        """Stop the job when the slurmstepd of the batch script is killed: Slurm does not. Cancel this."""
-        if self._spawner is None:  # the agent in this process watches it
+        """Stop the job when the slurmstepd of the batch script is killed, as Slurm does not; runs until cancelled."""
+        if self._spawner is None:  # the agent in this process watches slurmstepd
             return
         process_id = await wait_for_slurmstepd_loss()
         job_id = self._facts.get("job_id")
@@ -184,7 +184,7 @@ class Launcher:
         self._host.publish()
 
     def _note_grant(self, job_id: str) -> None:
-        """Write what Slurm has allocated: it forgets a job a few minutes after its end."""
+        """Write the allocation to slurm.json, because Slurm forgets a job a few minutes after its end."""
         try:
             self._run_directory.write(query_grant(job_id))
         except (LaunchError, RunDirectoryError) as error:
@@ -197,10 +197,10 @@ class Launcher:
         self._run_directory.write(_job_file(self._spec, self._facts))
 
     async def _in_time(self, writing: asyncio.Future[_T]) -> _T:
-        """Wait for a file system that may have stalled; a signal after the end of the job ends this.
+        """Wait for a write to a file system that may have stalled. A signal after the end of the job ends the wait.
 
         Raises:
-            RunDirectoryError: The file system did not answer in time.
+            RunDirectoryError: The write was not done in time, or has failed.
         """
         hurry: asyncio.Future[Any] = asyncio.create_task(self._is_impatient.wait())
         path = str(self._run_directory.path)
@@ -232,15 +232,15 @@ class Launcher:
         try:
             if self._requeue is not None and self._state.was_stopped:
                 result = await self._requeue_job(result, self._requeue)
-            await self._in_time(self._files.run(self._write, result))  # last: readers that find it find all other files
+            await self._in_time(self._files.run(self._write, result))  # last: all other files exist then
             result = dataclasses.replace(result, report=await self._in_time(self._files.run(self._write_report)))
-        except RunDirectoryError as error:  # a full disk, or a stalled one, does not change the outcome
+        except RunDirectoryError as error:  # a full or stalled disk does not change the outcome
             logger.error("%s", error)
         self._reporter.on_result(result)
         return result
 
     async def _requeue_job(self, result: Result, requeue: Requeue) -> Result:
-        """Requeue the job if it was stopped for a reason that allows it; Slurm then ends this process."""
+        """Requeue the job if `Requeue.find_reason` allows it; Slurm then ends this process."""
         reason = await self._in_time(in_thread(requeue.find_reason, result.outcome, result.run_directory))
         if reason is None:
             return result
@@ -259,7 +259,7 @@ class Launcher:
             logger.error("%s", error)
 
     def _write_report(self) -> Path | None:
-        """Write the report, unless the job is so large that this takes long: the job holds its hosts meanwhile."""
+        """Write the report, unless its size would delay the end of the job; return its path or None."""
         try:
             if self._run_directory.size_of_record() > _CHEAP_REPORT_BYTES:
                 return None

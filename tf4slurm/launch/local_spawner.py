@@ -1,7 +1,7 @@
-"""Spawner of local agents: forks of the launcher, so that four of them start in 20 ms, not in 500.
+"""Spawner that starts local agents as forks of the launcher: four agents start in 20 ms, not in 500 ms.
 
-The launcher forks them before it has threads, which a fork does not copy. They wait on a pipe for the environment that
-the launcher makes later, and exit if the pipe is closed.
+The launcher forks the agents before it starts threads, which a fork does not copy. Each agent reads its environment
+from a pipe, on which the launcher sends it later, and exits if the pipe is closed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _KILL_SECONDS = 2.0
 
 
 class LocalSpawner:
-    """One agent process per task on this host, each in a process group of its own: Ctrl-C reaches the launcher alone.
+    """Starts one agent per task on this host, in separate process groups, so that Ctrl-C reaches only the launcher.
 
-    Not in a session of its own: Linux may divide processor time by session (autogroup), which slows training.
+    Separate sessions would slow training, because Linux may divide processor time by session (autogroup).
     """
 
     is_local = True
@@ -52,7 +52,7 @@ class LocalSpawner:
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
         for rank, agent in enumerate(self._agents):
-            with contextlib.suppress(BrokenPipeError):  # it has exited: `_watch` reports that
+            with contextlib.suppress(BrokenPipeError):  # the agent has exited: `_watch` reports it
                 agent.environment.send({**self._environ, **environment, **rank_to_environ(rank)})
             agent.environment.close()
             self._watching.append(asyncio.create_task(_watch(rank, agent, listener)))
@@ -90,7 +90,7 @@ def _run_forked_agent(command: Sequence[str], receiver: _Connection, sender: _Co
         environment: dict[str, str] = receiver.recv()
     except EOFError:
         os._exit(0)  # the launcher has ended
-    os._exit(run_agent(command, environment))  # not through the launcher's exit handlers
+    os._exit(run_agent(command, environment))  # skips the launcher's exit handlers
 
 
 async def _watch(rank: int, agent: _ForkedAgent, listener: SpawnerListener) -> None:

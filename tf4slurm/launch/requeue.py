@@ -1,4 +1,4 @@
-"""Requeue of a batch job that was stopped before its end."""
+"""Requeue of a batch job that was stopped before it was done."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tf4slurm.slurm.commands import query_job, requeue_job
 logger = logging.getLogger(__name__)
 
 Reason = Literal["preemption", "time limit"]
-_USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C, or a closed terminal: no scheduler sends these
+_USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C or a closed terminal; no scheduler sends these signals
 
 
 class Requeue:
-    """Requeues a job: at most `limit` times at its time limit, always after a preemption."""
+    """Requeues a job: after every preemption, and at most `limit` times at its time limit."""
 
     def __init__(self, job_id: str, limit: int, array_element: str | None = None) -> None:
-        """`array_element` is the job's id in an array, whose own id would mean all its jobs."""
+        """`array_element` is the id of the job in a job array, because the array's id means all its jobs."""
         self._job_id = job_id
         self._slurm_id = array_element or job_id
         self._limit = limit
 
     def find_obstacles(self) -> list[str]:
-        """Return the reasons why Slurm will not requeue the job, as sentences; called at the start of the job."""
+        """Return the reasons why Slurm will not requeue the job, as sentences. Called when the job starts."""
         try:
             job = query_job(self._slurm_id)
         except LaunchError as error:
@@ -48,7 +48,7 @@ class Requeue:
         return obstacles
 
     def find_reason(self, outcome: Outcome, run_directory: RunDirectory) -> Reason | None:
-        """Return the reason to requeue a job that was stopped; None if it is not to be requeued, or cannot be."""
+        """Return the reason to requeue a stopped job; None if it should not or cannot be requeued."""
         if outcome.exit_code in {128 + number for number in _USER_SIGNALS}:
             return None
         try:
@@ -68,7 +68,7 @@ class Requeue:
         return "time limit"
 
     def requeue(self) -> bool:
-        """Requeue the job; return whether Slurm accepts that. It then ends the job, this process included."""
+        """Requeue the job; return whether Slurm accepts the request. Slurm then ends the job with this process."""
         try:
             requeue_job(self._slurm_id)
         except LaunchError as error:
@@ -77,7 +77,7 @@ class Requeue:
         return True
 
     def _count_requeues(self, run_directory: RunDirectory) -> int:
-        """Count the earlier runs of this job that were requeued: NAME-ID, NAME-ID-2, … beside this run's directory."""
+        """Count this job's requeues at the time limit, from the run directories NAME-ID, NAME-ID-2 and so on."""
         first = re.sub(rf"(-{re.escape(self._job_id)})-\d+$", r"\1", run_directory.path.name)
         runs = re.compile(rf"{re.escape(first)}(-\d+)?")
         paths = run_directory.path.parent.iterdir()
@@ -87,7 +87,7 @@ class Requeue:
 def _was_requeued(path: Path) -> bool:
     try:
         result = RunDirectory(path).read(ResultFile)
-    except SchemaVersionError as error:  # must not cost this job its own result
+    except SchemaVersionError as error:  # must not fail this job
         logger.warning("an earlier run is not counted: %s", error)
         return False
     return result is not None and result.requeued == "time limit"

@@ -1,4 +1,4 @@
-"""`Result`, the end of a job, and `Reporter`, which receives its events."""
+"""`Result`, the result of a job, and `Reporter`, which receives the events of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf4slurm.launch.requeue import Reason
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The outcome of a job, the record of each task in the last attempt, and how long the job took."""
+    """The outcome of a job, the record of each task in the last attempt, and the duration in seconds."""
 
     outcome: Outcome
     records: tuple[TaskRecord, ...]
@@ -30,7 +30,7 @@ class Result:
 
     @property
     def cause_log(self) -> Path | None:
-        """The log of the task that failed first; None if no single task did."""
+        """The log of the task that failed first; None if no single task is the cause."""
         cause = self.outcome.cause
         return self.run_directory.log(cause, self.attempt) if cause is not None else None
 
@@ -60,19 +60,19 @@ class Result:
 
 
 class Reporter:
-    """Receives the events of a job. This class ignores them; the command line has others."""
+    """Receives the events of a job. This base class ignores them; the command line has subclasses."""
 
     def on_run_directory(self, run_directory: RunDirectory) -> None:
-        """The run directory has been created."""
+        """Handle the creation of the run directory."""
 
     def on_event(self, event: Event, state: JobState) -> None:
-        """The state of the job or of a task has changed."""
+        """Handle a change of the job or of a task."""
 
     def on_output(self, line: str) -> None:
-        """A child process or the spawner printed a line."""
+        """Handle a line that a child process or the spawner has printed."""
 
     def on_result(self, result: Result) -> None:
-        """The job has ended. This is the last call."""
+        """Handle the end of the job. Only `close` follows."""
 
     def close(self) -> None:
         """Finish the output."""

@@ -19,23 +19,23 @@ class SpawnerListener(Protocol):
         """Handle the exit of one task's agent."""
 
     def on_all_exit(self, returncode: int, message: str) -> None:
-        """Handle the exit of srun, and so of all agents; `message` has the last lines of srun's error output."""
+        """Handle the exit of srun and of all agents; `message` contains srun's last error lines."""
 
 
 class Spawner(Protocol):
-    """Starts one agent per task. After `close` none of its processes runs."""
+    """Starts one agent per task. After `close` no agent runs."""
 
     is_local: bool
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
-        """Start the agents, with `environment` in addition to the environment of this process."""
+        """Start the agents, and add `environment` to their environment variables."""
 
     async def close(self, grace_period_seconds: float) -> None:
-        """Wait `grace_period_seconds` for the agents to exit, then kill them."""
+        """Wait at most `grace_period_seconds` for the agents to exit, then kill the rest."""
 
 
 async def read_lines(pipe: IO[bytes] | None, on_line: Callable[[str], None]) -> None:
-    """Call `on_line` with each line of a pipe, to its end."""
+    """Call `on_line` with each line from a pipe, until the pipe is closed."""
     assert pipe is not None
     stream, splitter = asyncio.StreamReader(), LineSplitter()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)

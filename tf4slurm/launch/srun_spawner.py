@@ -1,4 +1,4 @@
-"""Spawner of agents on the hosts of a Slurm allocation, as one step."""
+"""Spawner that starts agents on the hosts of a Slurm allocation, as one step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tf4slurm.system.background import in_thread
 # Not "-m tf4slurm": a json.py in the user's directory would replace Python's own.
 _MAIN = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.cli.main import main; main()"
 TF4SLURM = (sys.executable, "-c", _MAIN)
-"""The command of this installation of tf4slurm, on any host."""
+"""The command that runs this installation of tf4slurm on any host."""
 
-# Without the site module (-S) and ssl, which asyncio would import, an agent starts in two thirds of the time.
+# Without the modules site (-S) and ssl (imported by asyncio), an agent starts in two thirds of the time.
 _PATH = [str(Path(errors.__file__).parents[1]), *filter(None, sys.path)]
 _RUN_AGENT = (
     f"import sys; sys.path += {_PATH}; sys.modules['ssl'] = None; "
@@ -31,11 +31,11 @@ _RUN_AGENT = (
 )
 _AGENT = (sys.executable, "-I", "-S", "-c", _RUN_AGENT)
 _MESSAGE_LINES = 10
-_SIGNAL_SECONDS = 1.0  # after each signal: an srun that waits for a lost host ends by SIGKILL alone
+_SIGNAL_SECONDS = 1.0  # after each signal; only SIGKILL ends an srun that waits for a lost host
 
 
 class SrunSpawner:
-    """One agent per task of a step. srun gets no signal while agents run: it would send SIGKILL to all of them."""
+    """Starts one agent per task of a step. Sends srun no signal while agents run, because srun would kill them all."""
 
     is_local = False
 
@@ -108,6 +108,6 @@ class SrunSpawner:
 
 
 def _terminate(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
-    """Terminate an srun that a stalled file system has delayed until after the end of the job."""
+    """Terminate an srun whose start a stalled file system has delayed beyond the end of the job."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().terminate()

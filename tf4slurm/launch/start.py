@@ -1,4 +1,4 @@
-"""Run a job from this process: with local agents, or with srun in the Slurm allocation it is in."""
+"""Run a job from this process: with local agents, or with srun in this process's Slurm allocation."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 def find_allocation(environ: Mapping[str, str], *, local: bool = False) -> SlurmAllocation | None:
-    """Return the allocation whose hosts the job runs on; None to run it on this host, as with `local`.
+    """Return the allocation in which the job runs; None, as with `local`, to run the job on this host.
 
     Raises:
-        SlurmEnvironmentError: One launcher cannot run a job from here.
+        SlurmEnvironmentError: This process is one of several tasks of a step, or a component of a heterogeneous job
+            has no number of tasks.
     """
     allocation = None if local else SlurmAllocation.from_environ(environ)
     if allocation is None:
@@ -62,15 +63,15 @@ def run_job(
     isolated: bool = False,
     arguments: Sequence[str] = (),
 ) -> Result:
-    """Run a job to its end, on this host or in the allocation, and return how it ended.
+    """Run a job to its end, on this host or in the allocation; return its result.
 
     Args:
-        start_reporter: Called with the number of tasks, as the last step before processes start.
-        isolated: Run local processes in a network of their own.
-        arguments: The command line, for `tf4slurm resume`.
+        start_reporter: Called with the number of tasks, immediately before the job starts.
+        isolated: Run local processes in a network namespace of their own.
+        arguments: The command line, which `tf4slurm resume` repeats.
 
     Raises:
-        Tf4SlurmError: An option is invalid, or the job cannot start here.
+        Tf4SlurmError: An option is invalid, or the job cannot start.
     """
     spec = spec.for_tasks(allocation.num_tasks if allocation else None)
     if isolated and allocation is not None:
@@ -78,7 +79,7 @@ def run_job(
             "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"
         )
     if isolated:
-        isolate()  # first: it has other interfaces
+        isolate()  # first: the namespace has other interfaces
     _check(spec, environ, allocation)
     if not isolated and allocation is None and spec.num_tasks > 1 and sys.platform == "linux":
         logger.warning(
@@ -92,7 +93,7 @@ def run_job(
     remember(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
     facts = {"job_id": job_id, "arguments": tuple(arguments)}
     spawner, requeue = _make_spawner(spec, environ, allocation)
-    reporter = start_reporter(spec.num_tasks)  # last: it may start a thread, which a fork does not copy
+    reporter = start_reporter(spec.num_tasks)  # last: a reporter may start a thread, and forks must come before threads
     try:
         return asyncio.run(Launcher(spec, spawner, run_directory, reporter, requeue, facts).run())
     finally:

@@ -14,7 +14,7 @@ from tf4slurm.errors import InterfaceError
 INFINIBAND = "infiniband"
 FASTEST = "fastest"
 _ARPHRD_INFINIBAND = 32  # linux/if_arp.h
-_FAST_NAMES = ("ib*", "hsn*")  # InfiniBand, and HPE Slingshot, where the driver says Ethernet
+_FAST_NAMES = ("ib*", "hsn*")  # InfiniBand, and HPE Slingshot, whose driver reports Ethernet
 _DISCARD_PORT = 9
 
 
@@ -23,9 +23,9 @@ class Interface:
     """One network interface of this host.
 
     Attributes:
-        addresses: Those that other hosts can use, IPv4 first; empty while the interface is down.
-        hardware_type: As in /sys/class/net/*/type (ARPHRD_…); None if the system does not set it.
-        speed: In Mbit/s; 0 if the driver does not report it.
+        addresses: All addresses that are not link-local, IPv4 first; empty while the interface is down.
+        hardware_type: The number in /sys/class/net/*/type (ARPHRD_…); None if unknown.
+        speed: Link speed in Mbit/s; 0 if unknown.
     """
 
     name: str
@@ -38,13 +38,13 @@ def interface_address(interface: str, node: str) -> str:
     """Return the address of this host on the requested interface, IPv4 before IPv6.
 
     Args:
-        interface: A name ("ib0"), a glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (by hardware type, else
-            named ib* or hsn*), "fastest" (by link speed), a host name pattern ("{host}-ib0") for sites where nodes
-            have other names in that network; or several of these with commas between, in order of preference.
+        interface: A name ("ib0"), a glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (by hardware type, or else
+            the names ib* and hsn*), "fastest" (by link speed), or a host name pattern ("{host}-ib0"), if the names of
+            nodes differ in that network; or several of these, separated by commas, in order of preference.
         node: Slurm's name of this node (`slurm.step.own_node_name`), which replaces "{host}".
 
     Raises:
-        InterfaceError: No interface matches, or several match one pattern; the message lists the interfaces.
+        InterfaceError: No interface matches, or one pattern matches several interfaces, which the message lists.
     """
     found = list_interfaces()
     for pattern in interface.split(","):
@@ -67,18 +67,18 @@ def interface_address(interface: str, node: str) -> str:
 
 
 def task_address(interface: str | None, node: str, launcher: str) -> str:
-    """Return the address that a task uses on this node: on the requested interface, else on the route to the launcher.
+    """Return a task's address on this node: on the requested interface, or else on the route to the launcher.
 
     Raises:
-        InterfaceError: As `interface_address`.
-        OSError: As `route_address`.
+        InterfaceError: See `interface_address`.
+        OSError: See `route_address`.
     """
     return interface_address(interface, node) if interface else route_address(launcher)
 
 
 def list_interfaces() -> tuple[Interface, ...]:
     """Return the network interfaces of this host, by name."""
-    import psutil  # imported late: most agents do not need it, and it takes 20 ms
+    import psutil  # imported here, because that takes 20 ms and most agents do not need it
 
     stats = psutil.net_if_stats()
     result = []
@@ -92,7 +92,7 @@ def list_interfaces() -> tuple[Interface, ...]:
 
 
 def route_address(host: str) -> str:
-    """Return the source address of this host for packets to `host`. No packet is sent.
+    """Return the source address of this host for packets to `host`, without sending any packet.
 
     Raises:
         OSError: The host name is unknown, or there is no route.
@@ -104,7 +104,7 @@ def route_address(host: str) -> str:
 
 
 def host_addresses() -> tuple[str, ...]:
-    """Return the addresses of all interfaces that are up, without loopback, IPv4 first."""
+    """Return the addresses of all interfaces that are up, except loopback; IPv4 first."""
     found = [address for interface in list_interfaces() for address in interface.addresses]
     return tuple(sorted((address for address in found if not is_loopback(address)), key=_is_ipv6))
 
@@ -118,7 +118,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _matching_addresses(pattern: str, found: Sequence[Interface], node: str) -> list[str]:
-    """Return one address of each interface that one pattern matches."""
+    """Return one address of each interface that `pattern` matches."""
     if "{host}" in pattern:
         named = _resolve(pattern.replace("{host}", node))
         return [address for each in found for address in each.addresses if address in named][:1]

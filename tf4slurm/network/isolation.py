@@ -1,4 +1,4 @@
-"""`--isolated`: a network namespace with only a loopback interface, which no process outside of the job reaches."""
+"""`--isolated`: a network namespace with only a loopback interface, unreachable for processes outside the job."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, linux/if.h
 
 
 def isolate() -> None:
-    """Move this process, and all that it starts later, into a user and a network namespace of its own.
+    """Move this process and its future children into a new user namespace and a new network namespace.
 
-    This needs no privilege where the system lets users create user namespaces. The process keeps its user and group.
-    Call this while the process has one thread.
+    No privilege is needed where users may create user namespaces. The process keeps its user and group. Call this while
+    the process has one thread.
 
     Raises:
-        InterfaceError: The system does not allow it, or is not Linux.
+        InterfaceError: The system is not Linux, or does not let this user create the namespaces.
     """
     if sys.platform != "linux":
         raise InterfaceError("--isolated needs Linux's network namespaces. Omit it on this system.", interface="lo")

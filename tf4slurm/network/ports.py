@@ -1,12 +1,12 @@
-"""TCP ports: choose a free one, hold it, and hand it over to the child without a race.
+"""TCP ports: choose a free port, hold it, and hand it over to the child without a race.
 
-The holder binds without SO_REUSEPORT, so it skips a port that any process uses. Then it sets the option: now another
-socket of the same user can listen there if it sets the option too, as TensorFlow's server does with
+The holder, a socket of the agent, binds without SO_REUSEPORT, so that it skips ports in use. Then it sets this option:
+now another socket of the same user can listen on the port if it sets the option too, as TensorFlow's server does with
 TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection reaches the child.
 
-A server that has ended leaves its port in TIME_WAIT for a minute. Binding it needs SO_REUSEADDR, which would also bind
-a port that another holder has bound. So a holder first claims the port among all processes of tf4slurm on this host, by
-the name of an abstract socket.
+A server that has ended leaves its port in TIME_WAIT for a minute. To bind such a port a holder needs SO_REUSEADDR,
+which could also bind the port of another holder. So it first claims the port among all processes of tf4slurm on this
+host, with an abstract socket whose name contains the port.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class HeldPort:
         self.port: int = holder.getsockname()[1]
 
     def listen(self) -> socket.socket:
-        """Return a listening socket on the held port. Close it before the child starts, else it accepts connections."""
+        """Return a socket that listens on the port. Close it before the child starts, or it takes the connections."""
         listener = _wildcard_socket(self._holder.family)
-        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # both, as TensorFlow's server does
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # both, like TensorFlow's server
             listener.setsockopt(socket.SOL_SOCKET, option, 1)
         listener.bind(("", self.port))
         listener.listen(_BACKLOG)
@@ -46,7 +46,7 @@ class HeldPort:
 
 
 def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
-    """Hold the first free port of `candidates`, or without candidates one that the kernel chooses.
+    """Hold the first free port of `candidates`; without candidates, hold a port that the kernel chooses.
 
     Raises:
         PlacementError: Every candidate is in use on this host.
@@ -68,7 +68,7 @@ def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
 
 
 def _bind(port: int, *, in_time_wait: bool = False) -> socket.socket | None:
-    """Return a socket bound to the port; None if it is in use."""
+    """Return a socket bound to the port; None if the port is in use."""
     holder = _wildcard_socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, in_time_wait)
     try:
@@ -82,7 +82,7 @@ def _bind(port: int, *, in_time_wait: bool = False) -> socket.socket | None:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """Return a socket that claims the port while it is open; None if another process has it, or not on Linux."""
+    """Return a socket that claims the port while open; None if another process has claimed it, or not on Linux."""
     if sys.platform != "linux":
         return None
     claim = socket.socket(socket.AF_UNIX)

@@ -1,8 +1,8 @@
-"""Reachability checks: of this job's agents before children start, and of a child's server while it runs.
+"""Reachability checks: of agents before their children start, and of a child's server while it runs.
 
-Before children start, each agent listens on the port that it holds. A task on another node connects, sends a nonce, and
-expects HMAC-SHA256(secret, nonce + rank) back. A server that an earlier job left behind cannot answer that; without the
-check TensorFlow would silently train with it.
+Before the children start, each agent listens on its held port. A task on another node connects, sends a nonce, and
+expects HMAC-SHA256(secret, nonce + rank). A server of an earlier job cannot give this answer; without the check,
+TensorFlow would silently train with that server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tf4slurm.cluster import Address, Cluster, Member
 
 _NONCE_BYTES = 16
 _MAC_BYTES = 32
-_MAX_CONNECTIONS = 100  # a check takes a moment, so closing the oldest of more connections loses nothing
+_MAX_CONNECTIONS = 100  # checks are short, so a connection older than 100 others is idle
 _ANSWER_SECONDS = 5.0
 _EMPTY_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _EMPTY_SETTINGS  # RFC 9113, section 3.4
@@ -36,7 +36,7 @@ class ReachabilityServer:
         self._open: dict[asyncio.StreamWriter, None] = {}
 
     async def start(self, listener: socket.socket, secret: str, rank: int) -> None:
-        """Answer for `rank` on `listener`; idempotent."""
+        """Start to answer checks of `rank` on `listener`; idempotent."""
         if self._server is None:
             self._server = await asyncio.start_server(functools.partial(self._answer, secret, rank), sock=listener)
 
@@ -45,7 +45,7 @@ class ReachabilityServer:
             self._server.close()
 
     async def _answer(self, secret: str, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection. If there are too many, close the oldest, so that idle ones cannot block the server."""
+        """Answer one check. Close the oldest of too many connections, so that idle clients cannot block the server."""
         self._open[writer] = None
         if len(self._open) > _MAX_CONNECTIONS:
             oldest = next(iter(self._open))
@@ -55,18 +55,18 @@ class ReachabilityServer:
             nonce = await asyncio.wait_for(reader.readexactly(_NONCE_BYTES), _ANSWER_SECONDS)
             writer.write(_mac(nonce, secret, rank))
             await writer.drain()
-            await asyncio.wait_for(reader.read(1), _ANSWER_SECONDS)  # the client closes first: it gets TIME_WAIT
+            await asyncio.wait_for(reader.read(1), _ANSWER_SECONDS)  # the client closes first and so has the TIME_WAIT
         except (OSError, EOFError, asyncio.TimeoutError):
-            pass  # the client sees the end of the connection
+            pass  # the client notices that the connection is closed
         finally:
             writer.close()
             self._open.pop(writer, None)
 
 
 def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:
-    """Return the members whose addresses the task of `rank` checks; none if the cluster has a single node.
+    """Return the members that the task of `rank` must check; none if the cluster has a single node.
 
-    Exactly one task checks each member: the nearest lower rank, cyclically, that is on another node.
+    Each member is checked by exactly one task: the nearest lower rank, cyclically, on another node.
     """
     members = cluster.members
     if len(cluster.nodes) == 1:
@@ -82,7 +82,7 @@ def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:
 
 
 async def find_unreachable(members: Sequence[Member], secret: str, timeout_seconds: float) -> list[str]:
-    """Check members concurrently; return one sentence about each that failed."""
+    """Check members concurrently; return a sentence for each failed check."""
     checks = (
         find_fault(f"{member.task} on {member.node}", member.rank, member.address, secret, timeout_seconds)
         for member in members
@@ -91,7 +91,7 @@ async def find_unreachable(members: Sequence[Member], secret: str, timeout_secon
 
 
 async def find_fault(name: str, rank: int, address: Address, secret: str, timeout_seconds: float) -> str | None:
-    """Check that `rank` of this job answers at `address`; return a sentence about `name` if not, else None."""
+    """Check that `rank` of this job answers at `address`; return None, or a sentence about the failure of `name`."""
     nonce = os.urandom(_NONCE_BYTES)
     try:
         answer = await asyncio.wait_for(_request_mac(address, nonce), timeout_seconds)
@@ -105,13 +105,12 @@ async def find_fault(name: str, rank: int, address: Address, secret: str, timeou
 
 
 async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
-    """Check TensorFlow's gRPC server by the first bytes of HTTP/2, on a connection of its own.
+    """Check that TensorFlow's gRPC server answers the first bytes of HTTP/2, on a new connection.
 
-    grpcio cannot do this: TensorFlow's server closes connections that send keepalive pings ("too_many_pings"), while it
-    answers the HTTP/2 preface each time.
+    grpcio's keepalive pings are unsuitable: TensorFlow's server closes such connections ("too_many_pings").
 
     Returns:
-        True if an HTTP/2 server answers, False if it times out, None if there is no server or one of another protocol.
+        True if an HTTP/2 server answers, False after the timeout, None without a server or with another protocol.
     """
     writer = None
     try:
@@ -130,11 +129,11 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
 
 
 def bypass_proxies(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Return the variables that let gRPC reach hosts without the environment's HTTP proxy; empty if it has no proxy."""
+    """Return variables with which gRPC reaches `hosts` without an HTTP proxy; empty if `environ` sets no proxy."""
     if not any(environ.get(name) or environ.get(name.upper()) for name in _PROXIES):
         return {}
     names = list(dict.fromkeys(hosts))
-    # gRPC reads no_grpc_proxy instead of no_proxy if it is set.
+    # If no_grpc_proxy is set, gRPC ignores no_proxy.
     variables = ("no_proxy", "NO_PROXY", *(("no_grpc_proxy",) if environ.get("no_grpc_proxy") else ()))
     return {variable: ",".join(filter(None, (environ.get(variable), *names))) for variable in variables}
 

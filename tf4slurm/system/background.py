@@ -1,7 +1,7 @@
-"""Threads for functions that may wait for a file system, because an event loop must not.
+"""Threads for functions that may wait for a file system, so that the event loop does not wait.
 
-A parallel file system may stall for 30 to 300 s at a failover, and a thread that waits for it cannot be ended.
-`asyncio.to_thread` is unsuitable: asyncio.run waits for its threads when the event loop ends.
+A parallel file system may stall for 30 to 300 s during a failover, and a waiting thread cannot be ended.
+`asyncio.to_thread` is unsuitable, because asyncio.run waits for its threads at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def in_thread(function: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
-    """Run a function in a new thread. If the future is cancelled, the thread runs on, and its result is dropped."""
+    """Run a function in a new thread. If the future is cancelled, the thread continues and its result is dropped."""
     thread = ThreadPoolExecutor(1)
     result = asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
     thread.shutdown(wait=False)
@@ -23,13 +23,13 @@ def in_thread(function: Callable[..., _T], *arguments: object) -> asyncio.Future
 
 
 class OrderedThread:
-    """A thread that runs functions one after the other, in the order of the calls."""
+    """A thread that runs functions one after another, in the order of the calls."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
 
     def submit(self, function: Callable[..., object], *arguments: object) -> None:
-        """Run a function that handles its own errors; nothing waits for it."""
+        """Run a function whose result and errors are ignored."""
         self._thread.submit(function, *arguments)
 
     def run(self, function: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:

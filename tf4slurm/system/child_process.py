@@ -1,7 +1,7 @@
-"""A child process in its own process group: start it, read its output, signal it, and leave nothing behind.
+"""A child process in its own process group: start it, read its output, signal it, and kill its orphans.
 
 On Linux the kernel kills the child when its agent is killed (see exec_child.py), and the agent adopts the child's
-orphans (PR_SET_CHILD_SUBREAPER), so that it can kill them. On other systems only the process group is killed.
+orphans (PR_SET_CHILD_SUBREAPER) and kills them. On other systems only the process group is killed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants' orphans, so that `kill_descendants` finds them."""
+    """Make this process adopt orphaned descendants, so that `kill_descendants` finds them."""
     if _libc is not None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_descendants() -> None:
-    """Kill every process that descends from this one."""
+    """Kill all descendants of this process."""
     import psutil
 
     for process in psutil.Process().children(recursive=True):
@@ -47,9 +47,9 @@ def kill_descendants() -> None:
 
 
 def reap_orphans(own_child: int) -> None:
-    """Reap the adopted orphans that have ended. Other children are skipped: their starters wait for them.
+    """Reap adopted orphans that have ended. Children in this process's group are skipped: other code waits for them.
 
-    Those are in this process's own group, where no orphan is: a child and its descendants leave that group.
+    No orphan is in this process's group, because a child and its descendants leave that group.
     """
     with contextlib.suppress(OSError):
         for each in find_children(os.getpid()):
@@ -59,7 +59,7 @@ def reap_orphans(own_child: int) -> None:
 
 
 class Child:
-    """A running child process, made by `Child.start`."""
+    """A child process; create it with `Child.start`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -76,25 +76,25 @@ class Child:
         *,
         is_shielded: bool = False,
     ) -> Child:
-        """Start `command` in a process group of its own; shielded, it ignores the signals for the whole job.
+        """Start `command` in its own process group; with `is_shielded`, the child ignores STOP_SIGNALS.
 
-        A thread calls `on_output` with its standard output and error as they come, and at their end with no bytes.
-        Another thread starts the child, so that a stalled file system delays the child, not its agent. A child whose
-        start is cancelled is killed as soon as it has started. If a program cannot be executed, the child prints the
-        reason and exits with 127 or 126.
+        A thread calls `on_output` with the child's output (standard output and error), and with b"" at the end of the
+        output. Another thread starts the child, so that a stalled file system delays only the child. If the start is
+        cancelled, the child is killed after its start. If the program cannot be executed, the child prints the reason
+        and exits with 127 or 126.
 
         Raises:
-            OSError: No process can be started: no memory is left, or Python itself is missing.
-            RuntimeError: No thread can be started: a limit of processes is reached.
+            OSError: No process can be started, because memory is exhausted or Python is missing.
+            RuntimeError: No thread can be started, because the limit of processes is reached.
         """
         arguments = ("-I", "-S", exec_child.__file__, str(os.getpid()), str(int(is_shielded)), *command)
         loop = asyncio.get_running_loop()
         starting: Future[Child] = Future()
 
         def own() -> None:
-            """Start the child and wait for it: the kernel kills a child when the thread that started it ends."""
+            """Start the child and wait for its end, because the kernel kills a child when its starting thread ends."""
             child = None
-            # Else Python 3.10 (vfork) and 3.13 (posix_spawn) hold the interpreter's lock until the program is read.
+            # Otherwise Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.
             vars(subprocess).update(_USE_POSIX_SPAWN=False, _USE_VFORK=sys.version_info >= (3, 11))
             try:
                 process = subprocess.Popen(
@@ -132,7 +132,7 @@ class Child:
     async def wait(self) -> int:
         """Wait for the end of the child; return its exit code, or minus the number of the signal that ended it.
 
-        Its process group has been killed then, and its output has arrived, unless a daemon keeps the output open.
+        Then kill the child's process group, and wait for the rest of the output, at most 0.5 s.
         """
         await self._has_ended.wait()
         self.signal(signal.SIGKILL)
@@ -144,11 +144,11 @@ class Child:
         return returncode
 
     async def end(self, grace_period_seconds: float) -> None:
-        """Send SIGTERM to the child, and SIGKILL after `grace_period_seconds`; then call `wait`.
+        """Send SIGTERM to the child, and SIGKILL after `grace_period_seconds`. Call `wait` afterwards.
 
-        If it and all its descendants ignore SIGTERM, it is killed at once.
+        If the child and all its descendants ignore SIGTERM, SIGKILL follows at once.
         """
-        ignores = ignores_signal(self.process_id, signal.SIGTERM)  # before SIGTERM, by which they may end
+        ignores = ignores_signal(self.process_id, signal.SIGTERM)  # before SIGTERM, which may end descendants
         self.signal(signal.SIGTERM)
         if ignores:
             self.signal(signal.SIGKILL)
@@ -160,10 +160,10 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Send a signal to the child's process group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises EPERM for a group of zombies
             os.killpg(self.process_id, number)
             return
-        if self._process.returncode is None:  # exec_child.py has not made the group yet
+        if self._process.returncode is None:  # exec_child.py has not created the group yet
             self._process.send_signal(number)
 
 
@@ -176,5 +176,5 @@ def _read(pipe: IO[bytes], on_output: Callable[[bytes], None], on_end: Callable[
 
 
 def _call(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
-    with contextlib.suppress(RuntimeError):  # the event loop is closed: nothing waits any more
+    with contextlib.suppress(RuntimeError):  # the event loop is closed
         loop.call_soon_threadsafe(callback, *arguments)

@@ -1,13 +1,12 @@
-"""The first program of a child process: `python -I -S exec_child.py AGENT SHIELDED COMMAND…`, which executes COMMAND.
+"""The first program of a child process: `python -I -S exec_child.py AGENT SHIELDED COMMAND…`.
 
-Before that it asks the kernel to kill the child when the agent is killed.
+It asks the kernel to kill the child when the agent (process id AGENT) is killed, then executes COMMAND. With SHIELDED=1
+the child ignores STOP_SIGNALS, which Slurm sends to every process of a job: a ps must run while the chief saves. A
+script that installs its own handlers receives the signals.
 
-A shielded child ignores the signals that Slurm sends to every process of a job that is to stop, because the ps must run
-while the chief saves. A script that installs its own handler gets them.
-
-The agent cannot do this between fork and exec: it has threads, and a lock that one of them holds would stay locked in
-the fork. This file runs as a program (child_process.py imports it for its path), and imports nothing of tf4slurm, so
-that it takes 20 ms.
+The agent cannot do this between fork and exec: it has threads, and a lock that another thread holds would stay locked
+in the fork. This program imports nothing of tf4slurm, so that it takes 20 ms (child_process.py imports it only for its
+path).
 """
 
 import ctypes
@@ -16,7 +15,7 @@ import signal
 import sys
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-"""The signals that ask the whole job to save and stop, whichever of its processes receives them."""
+"""The stop signals: if any process of a job receives one, the whole job saves and stops."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -26,9 +25,9 @@ def main(agent: int, is_shielded: bool, command: list[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != agent:
-            sys.exit(137)  # the agent was killed before
-    os.setpgid(0, 0)  # not a session: see launch/local_spawner.py
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
+            sys.exit(137)  # the agent has already been killed
+    os.setpgid(0, 0)  # not a session; see launch/local_spawner.py
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and exec would keep that
         signal.signal(number, signal.SIG_DFL)
     if is_shielded:
         for number in STOP_SIGNALS:

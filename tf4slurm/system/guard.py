@@ -1,7 +1,7 @@
-"""A small process above an agent on Slurm, which kills what the agent's script leaves behind if the agent is killed.
+"""The guard, a small parent process of an agent on Slurm: kills the script's remaining processes when the agent exits.
 
-The kernel kills the child with its agent, but not what the child has started in sessions of its own: slurmstepd or init
-would adopt that, and it would hold memory, a GPU and a port. The launcher does the same for local agents.
+If the agent is killed, the kernel kills the child, but not the child's own processes: slurmstepd or init would adopt
+them, and they would hold memory, a GPU and a port. The launcher does the same for local agents.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _CLEAN_SECONDS = 4.0
 _POLL_SECONDS = 0.005
 
 GUARD_LOST = signal.SIGHUP
-"""The signal that the agent gets when its guard is killed."""
+"""The signal that the agent receives when its guard is killed."""
 
 
 def start_guard() -> None:
-    """Fork, and return in the fork, which becomes the agent. This process is the guard, and exits with its exit code.
+    """Fork, and return in the fork, which becomes the agent; this process becomes the guard and exits after the agent.
 
-    Call it while the process has one thread, before large imports, which would make the guard larger.
+    Call this while the process has one thread, and before large imports, so that the guard stays small.
     """
     if sys.platform != "linux":
         return
@@ -45,7 +45,7 @@ def start_guard() -> None:
 
 def _guard(agent: int) -> NoReturn:
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        os.kill(agent, number)  # not reaped yet, so its id is still its own
+        os.kill(agent, number)  # safe: the id is not reused before the agent is reaped
 
     for number in STOP_SIGNALS:
         signal.signal(number, pass_on)
@@ -63,7 +63,7 @@ def _guard(agent: int) -> NoReturn:
 
 
 def _end_children() -> None:
-    """Kill all adopted processes, repeatedly: the guard then adopts their children. Give up after 4 s."""
+    """Kill all children, repeatedly, because the guard adopts their children. Give up after 4 s."""
     deadline = time.monotonic() + _CLEAN_SECONDS  # a process that waits for a file server cannot be killed
     while time.monotonic() < deadline:
         try:
@@ -78,10 +78,10 @@ def _end_children() -> None:
 
 
 def _children() -> list[int]:
-    """Return the children of this process. Only it reaps them, so no other process can get their ids."""
+    """Return the children of this process. Their ids are not reused before this process reaps them."""
     found = []
     for process_id in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             if read_stat(process_id).parent_id == os.getpid():
                 found.append(process_id)
     return found

@@ -1,6 +1,6 @@
-"""Writers of lines to a stream that may be slow, in a thread, and a splitter of output into lines.
+"""Text output: a line writer and a log handler for slow streams, a line splitter, and a table formatter.
 
-A terminal on hold (Ctrl-S) or a full pipe must not stop an agent's heartbeat.
+A paused terminal (Ctrl-S) or a full pipe must not stop an agent's heartbeat.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Stream(Protocol):
 
 
 class LineWriter:
-    """Writes lines in a thread. When its queue is full it drops lines, and writes their number in their place."""
+    """Writes lines in a thread. When its queue is full it drops lines, and writes the number of dropped lines."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        # an int is a number of dropped lines
+        # An int in the queue is a number of dropped lines.
         self._lines: queue.Queue[str | int | threading.Event | None] = queue.Queue(_MAX_WAITING_LINES)
         self._dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="line-writer", daemon=True)
@@ -48,7 +48,7 @@ class LineWriter:
             self._dropped += 1
 
     def close(self, last_lines: Sequence[str] = ()) -> None:
-        """Write the queue in at most a second, then `last_lines` in another; lines that are left are dropped."""
+        """Write the queued lines and then `last_lines`, each for at most 1 s; drop the remaining lines."""
         if not self._thread.is_alive():
             return  # closed before
         drained = threading.Event()
@@ -94,9 +94,9 @@ else:
 
 
 class LogHandler(_StreamHandler):
-    """Logs to a stream that may be slow, for which only the main thread outside of an event loop waits.
+    """Logs to a slow stream. Event loops and threads other than the main thread do not wait for the stream.
 
-    Call `close` (logging.shutdown does) before the process ends.
+    Call `close` (as logging.shutdown does) before the process ends.
     """
 
     _writer: LineWriter | None = None
@@ -106,7 +106,7 @@ class LogHandler(_StreamHandler):
         if threading.current_thread() is threading.main_thread() and asyncio._get_running_loop() is None:
             super().emit(record)
             return
-        if self._writer is None or self._process_id != os.getpid():  # a fork has no thread
+        if self._writer is None or self._process_id != os.getpid():  # a fork does not copy the thread
             self._writer, self._process_id = LineWriter(self.stream), os.getpid()
         self._writer.write(self.format(record))
 
@@ -117,7 +117,7 @@ class LogHandler(_StreamHandler):
 
 
 class LineSplitter:
-    """Splits a stream of bytes into lines of text. A carriage return ends a line, too, for progress bars."""
+    """Splits a stream of bytes into lines of text. A carriage return also ends a line, because of progress bars."""
 
     MAX_LINE_BYTES = 65536
 
@@ -126,7 +126,7 @@ class LineSplitter:
         self._ended_in_return = False
 
     def split(self, data: bytes) -> list[str]:
-        """Return the lines that are complete with `data`."""
+        """Add `data`; return the lines that are now complete."""
         if not data:
             return []
         if self._ended_in_return:
@@ -139,7 +139,7 @@ class LineSplitter:
         return [line.decode("utf-8", "replace") for line in lines]
 
     def finish(self) -> list[str]:
-        """Return the rest at the end of the stream."""
+        """Return the incomplete last line at the end of the stream, if any."""
         rest, self._rest = self._rest, b""
         return [rest.decode("utf-8", "replace")] if rest else []
 
@@ -147,7 +147,7 @@ class LineSplitter:
 def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines with aligned columns.
 
-    rich takes 0.4 s for a table of 1,000 tasks, which is as long as `tf4slurm status` may take.
+    Does not use rich, which needs 0.4 s for a table of 1,000 tasks: too long for `tf4slurm status`.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

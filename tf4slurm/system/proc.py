@@ -1,7 +1,7 @@
-"""Processes as /proc shows them: their state, parent, children, memory, processor time and identity.
+"""Information on processes from /proc: state, parent, children, memory, processor time and identity.
 
-Only Linux has /proc. It is in memory, so an event loop may read it. Keep the imports few: every
-guard process loads this module.
+Only Linux has /proc. It is in memory, so an event loop may read it. Import little here, because every guard process
+loads this module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class ProcessStat(NamedTuple):
-    """Some fields of /proc/PID/stat (`man 5 proc`); `cpu_ticks` includes the children that were waited for."""
+    """Some fields of /proc/PID/stat (`man 5 proc`). `cpu_ticks` includes the reaped children."""
 
     process_id: int
     name: str
@@ -25,7 +25,7 @@ class ProcessStat(NamedTuple):
 
 
 def read_stat(process_id: int) -> ProcessStat:
-    """Read the stat file of a process, which may be a zombie.
+    """Read /proc/PID/stat of a process, which may be a zombie.
 
     Raises:
         OSError: There is no such process, or /proc does not show it.
@@ -39,7 +39,7 @@ def read_stat(process_id: int) -> ProcessStat:
 
 
 def find_children(process_id: int) -> list[int]:
-    """Return the ids of a process's children, zombies too.
+    """Return the process ids of a process's children, including zombies.
 
     Raises:
         OSError: There is no such process, or /proc does not show it.
@@ -63,7 +63,7 @@ def walk_descendants(process_id: int) -> Iterator[int]:
 
 
 def ignores_signal(process_id: int, number: int) -> bool:
-    """Return whether a process and all its descendants ignore a signal; False where /proc does not show them."""
+    """Return whether a process and all its descendants ignore a signal; False if /proc does not show one of them."""
     try:
         with open(f"/proc/{process_id}/status", encoding="utf-8", errors="replace") as file:
             (mask,) = re.findall(r"^SigIgn:\s*([0-9a-f]+)$", file.read(), re.MULTILINE)
@@ -74,9 +74,9 @@ def ignores_signal(process_id: int, number: int) -> bool:
 
 
 class ProcessIdentity(NamedTuple):
-    """What distinguishes a process from all others, also from later ones of the same id.
+    """The identity of a process, different from that of a later process with the same id.
 
-    `started` is its start time in clock ticks since the host's boot; 0 if there is no such process.
+    `started` is the start time in clock ticks since the host's boot; 0 if the process does not exist.
     """
 
     host: str
@@ -85,13 +85,13 @@ class ProcessIdentity(NamedTuple):
 
 
 def identity_of(process_id: int) -> ProcessIdentity:
-    """Return the identity of a process of this host, which may be a zombie."""
+    """Return the identity of a process on this host, which may be a zombie."""
     stat = _find_stat(process_id)
     return ProcessIdentity(os.uname().nodename, process_id, stat.start_ticks if stat else 0)
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Return whether this process runs on this host."""
+    """Return whether the process with this identity runs on this host."""
     stat = _find_stat(identity.process_id) if identity.host == os.uname().nodename else None
     return stat is not None and stat.state != "Z" and stat.start_ticks == identity.started
 

@@ -14,19 +14,18 @@ from tf4slurm.system.output import LogHandler
 
 
 def silence_grpc() -> None:
-    """Keep gRPC from writing lines to standard error for each client that fails its TLS handshake or sends garbage.
+    """Stop gRPC's messages on standard error about clients that fail the TLS handshake or send invalid data.
 
-    Call it before gRPC starts. It keeps a verbosity that the user has set, but no traces, because they show the token.
-    Children get the environment as it was before.
+    Call this before gRPC starts. The user's GRPC_VERBOSITY is kept. Traces are off, because they show the token.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.pop("GRPC_TRACE", None)
 
 
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
-    """Run `main(environ)` and exit with its exit code; print an error of tf4slurm as one line.
+    """Run `main(environ)` and exit with its exit code; print a `Tf4SlurmError` without a traceback.
 
-    `environ` is a copy of os.environ from before `silence_grpc` changes gRPC's variables; child processes get the copy.
+    `environ` is a copy of os.environ without the changes of `silence_grpc`; child processes get this copy.
     """
     environ = dict(os.environ)
     silence_grpc()
@@ -42,11 +41,11 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
         with contextlib.suppress(OSError):
             print(f"tf4slurm: {error}", file=sys.stderr)
         exit_code = error.exit_code
-    except SystemExit as end:  # click raises it, too
+    except SystemExit as end:  # also raised by click
         exit_code = end.code
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the reader has exited (`| head`), which does not change the exit code
             stream.flush()
-    # Without exit handlers, because a thread may wait for a terminal on hold.
+    # Skip exit handlers, because a thread may wait for a paused terminal.
     os._exit(exit_code if isinstance(exit_code, int) else int(exit_code is not None))

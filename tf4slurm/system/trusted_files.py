@@ -1,4 +1,4 @@
-"""Check that only this user and root can write a file that tf4slurm has found by itself."""
+"""Check that only this user and root can write a file that the user has not named."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ TRUST = "TF4SLURM_TRUST"
 
 
 def check_trusted(path: Path, instead: str) -> None:
-    """Refuse a file or directory that another user than this one and root could have created or changed.
+    """Refuse a file or directory that users other than this user and root could have created or changed.
 
-    That is so if the file or its directory has another owner, or if others may write it. A group that may write counts
-    as others, unless it is the owner's private group: it has the owner's name and no other members. (POSIX ACLs appear
-    as permissions of the group.) Files below the directories in the environment variable TF4SLURM_TRUST are not
-    checked: absolute paths, separated by colons (os.pathsep).
+    This is the case if another user owns the file or its directory, or if others may write to either. Write permission
+    for a group counts, unless the group is the owner's private group, with the owner's name and no other members.
+    (POSIX ACLs appear as group permissions.) Files below the directories in the environment variable TF4SLURM_TRUST
+    (absolute paths, separated by os.pathsep) are not checked.
 
     Args:
-        path: The file or directory. Links are followed.
-        instead: A sentence for the error: what to do without the file.
+        path: The file or directory. Symbolic links are followed.
+        instead: A sentence for the error message: what to do without the file.
 
     Raises:
-        UntrustedFileError: Another user could have created or changed it.
-        OSError: It does not exist.
+        UntrustedFileError: Another user could have created or changed the file.
+        OSError: The file does not exist.
     """
     for each in dict.fromkeys((path, path.parent, path.resolve().parent)):
         facts, real = each.stat(), each.resolve()

@@ -1,4 +1,4 @@
-"""JSON to frozen dataclasses and back, by the types of their fields.
+"""Conversion of JSON to frozen dataclasses and back, by the types of their fields.
 
 Reading tolerates damage: unknown keys are ignored, and a missing or mistyped value becomes the field's default. The
 JSON is strict: NaN and infinite numbers are written as null.
@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-_LARGEST = 1e15  # number that a job writes; damaged files have larger ones
+_LARGEST = 1e15  # no job writes larger numbers; damaged files may contain them
 _T = TypeVar("_T")
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return strict JSON of dataclasses and plain values; NaN and infinite numbers are null."""
+    """Return dataclasses and plain values as strict JSON; NaN and infinite numbers become null."""
     separators = (",", ":") if indent is None else None
     dump = functools.partial(json.dumps, indent=indent, separators=separators, default=vars, allow_nan=False)
     try:
@@ -32,7 +32,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object from a file; return None if the file is missing, unreadable or something else."""
+    """Read a JSON object from a file; return None if the file is missing, unreadable or not a JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -41,7 +41,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path, kind: type[_T]) -> list[_T]:
-    """Read a file with one JSON object per line; lines that are cut or damaged are left out."""
+    """Read a file with one JSON object per line; skip incomplete or damaged lines."""
     result = []
     with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -53,7 +53,7 @@ def read_lines(path: Path, kind: type[_T]) -> list[_T]:
 
 
 def from_json(kind: type[_T], content: Mapping[str, Any]) -> _T:
-    """Return a dataclass from a JSON object; unknown keys are ignored, mistyped values become defaults."""
+    """Convert a JSON object to a dataclass; ignore unknown keys, and replace mistyped values by defaults."""
     values = {}
     readers: dict[str, _Reader] = _field_readers(kind)  # type: ignore[arg-type]
     for name, read in readers.items():
@@ -112,7 +112,7 @@ def _read_mapping(hint: Any, value: Any) -> dict[str, Any]:
 
 
 def _read_item(hint: Any, value: Any) -> Any:
-    """Read an item; a mistyped one becomes None or an empty dataclass, so that the others keep their places."""
+    """Read an item. A mistyped item becomes None or an empty dataclass, so that other items keep their positions."""
     try:
         return _reader(hint)(value)
     except _MistypedError:
