@@ -89,7 +89,7 @@ def get_server_dictionary(
         tasks: The role of each rank ("ps", "worker", "chief", "evaluator"), in rank order; or the number of tasks of
             each role, such as {"ps": 1, "worker": 3}.
         infiniband: Use the host's InfiniBand address; the same as interface="infiniband".
-        interface: The interface whose address is used: a name, glob, network, "infiniband", "fastest", host name
+        interface: Which address to use: a name, glob, network, "infiniband", "fastest", host name
             pattern or list (see `network.interfaces.interface_address`). Default: the route to rank 0.
         ports: Ports to choose from: one for each task of a node, and one for the control service on rank 0's node.
             Default: the tasks use ports that Slurm reserves, or else any free port; the control service any free port.

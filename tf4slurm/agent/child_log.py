@@ -15,9 +15,9 @@ from tf4slurm.system.output import LineSplitter, LineWriter
 
 _TIMES_SECONDS = 1.0
 _LINES = 20
-_CHARACTERS = 500  # per line; 20 such lines are well below the limit of the control service
+_CHARACTERS = 500  # per line, to stay below the limit of the control service
 _NUMBER_LINES = 2  # lines kept of a tensor
-_NUMBERS = 8  # numbers kept of each line of a tensor
+_NUMBERS = 8  # numbers kept per line
 
 _NUMBER = r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|\.\.\.)"
 _OF_A_TENSOR = re.compile(r"array\(|dtype=\w+|(?:shape|numpy)=|<tf\.Tensor:|[\[\](){}<>,:\s]+")
@@ -48,7 +48,7 @@ class LastLines:
 class ChildLog:
     """Writes the output of one child process to its log file, and line by line to the terminal.
 
-    If the file cannot be written (a full disk), it writes the error and the remaining output to the terminal.
+    If the file cannot be written (a full disk), the error and later output appear only on the terminal.
     """
 
     def __init__(self, path: Path, name: str, writer: LineWriter) -> None:
@@ -89,7 +89,7 @@ class ChildLog:
         self._file = self._times = None
 
     def _note_time(self, file: BinaryIO) -> None:
-        """Write the size of the log and the time, at most once a second, so that readers know the time of each line."""
+        """Write the size of the log and the time, at most once a second, to give each line its time."""
         now = time.time()
         if self._times is not None and not 0 <= now - self._timed_at < _TIMES_SECONDS:
             self._timed_at = now

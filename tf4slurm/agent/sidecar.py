@@ -14,7 +14,7 @@ from tf4slurm.cluster import Cluster
 from tf4slurm.control.messages import cluster_to_entries
 from tf4slurm.roles import role_of
 
-_POLL_SECONDS = 1.0  # interval of checks for the end of the script; its closed pipe usually shows it first
+_POLL_SECONDS = 1.0  # between checks for the end of the script, whose pipe usually closes first
 
 
 class CallingScript(TaskProcess):

@@ -123,7 +123,7 @@ class ControlClient:
         return self._last_address
 
     def update(self, **changes: Any) -> None:
-        """Change fields of `observed` and send them, if necessary after the next reconnect."""
+        """Change fields of `observed` and send them, after a reconnect if the connection is broken."""
         self.observed = dataclasses.replace(self.observed, **changes)
         self._is_due.set()
 

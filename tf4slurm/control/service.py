@@ -109,7 +109,7 @@ class ControlService:
         return self._port.port
 
     async def wait_for_end(self) -> None:
-        """Wait until the job's phase is ENDED; the deadlines of the job's state ensure that this happens."""
+        """Wait until the job's phase is ENDED. The deadlines in `state` ensure that this happens."""
         ended = asyncio.create_task(self._ended.wait())
         assert self._ticker is not None
         await asyncio.wait({ended, self._ticker}, return_when=asyncio.FIRST_COMPLETED)

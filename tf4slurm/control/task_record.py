@@ -11,7 +11,7 @@ from tf4slurm.roles import Role
 
 @dataclass
 class TaskRecord:
-    """The control service's record of one task. Times are in seconds of a monotonic clock.
+    """The control service's record of one task.
 
     Attributes:
         is_placed: Whether `task` is final. If not, roles are assigned after all tasks have registered.
@@ -20,9 +20,8 @@ class TaskRecord:
         is_connected: Whether the connection is open, or was open when the agent terminated or was lost.
         is_gone: The agent has terminated or is lost.
         is_done: The child has ended and is not started again in this attempt.
-        last_heartbeat_at: When the service last accepted a message of the agent, or first registered the task. A
-            reconnect does not count.
-        disconnected_at: When the connection broke, if `is_connected` is False.
+        last_heartbeat_at: Time (monotonic, seconds) of the last accepted message, or of the first registration.
+        disconnected_at: Time when the connection broke, if `is_connected` is False.
         wanted_starts: How many times the child should have been started in this attempt.
         released_barrier: Token of the script's last barrier that has ended.
         barrier_error: The reason why this barrier broke; empty if all tasks arrived.

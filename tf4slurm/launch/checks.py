@@ -17,10 +17,10 @@ _SCRIPT_ENDINGS = (".py", ".sh")
 
 
 def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:
-    """Check that `ports` has a port for each task of a host, and for the control service if it uses them.
+    """Check that `ports` has a port for each task of a host, and one for the control service if necessary.
 
     Raises:
-        PlacementError: `ports` is not empty, but has too few ports.
+        PlacementError: There are too few ports.
     """
     requested = tasks_per_host + (control_port is None or control_port in ports)
     if ports and len(ports) < requested:

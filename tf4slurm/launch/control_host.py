@@ -52,13 +52,12 @@ class ControlHost:
         """Start the service; return its addresses and the credentials.
 
         Args:
-            node: Slurm's name of this node, to return only the address on the job's interface; None (default) to return
-                all addresses of this host.
+            node: Slurm's name of this node: return only its address on the job's interface. None: return all.
             is_local: Listen only on the loopback interface.
 
         Raises:
-            OSError: The service cannot listen at the address.
-            PlacementError: None of the job's ports for the service is free.
+            OSError: The service cannot listen.
+            PlacementError: None of the service's ports is free.
         """
         port = await self._service.start(LOOPBACK if is_local else "", self._spec.service_ports)
         hosts = (LOOPBACK,) if is_local else await in_thread(_find_hosts, self._spec.interface, node)

@@ -60,10 +60,9 @@ class Launcher:
         facts: Mapping[str, Any] | None = None,
         node: str | None = None,
     ) -> None:
-        """Create the launcher. Without a spawner, srun has started the tasks.
+        """Create the launcher. Without a spawner, srun has started the tasks, and `node` is Slurm's name of this node.
 
-        `facts`, such as the Slurm job's id, are added to job.json. `node` is Slurm's name of this node; it is used only
-        without a spawner.
+        `facts`, such as the Slurm job's id, are added to job.json.
         """
         self._node = node if spawner is None else None
         self._facts = facts or {}

@@ -1,7 +1,7 @@
 """Spawner that starts local agents as forks of the launcher: four agents start in 20 ms, not in 500 ms.
 
 The launcher forks the agents before it starts threads, which a fork does not copy. Each agent reads its environment
-from a pipe, on which the launcher sends it later, and exits if the pipe is closed.
+from a pipe when the launcher sends it, and exits if the pipe is closed.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Result:
 
 
 class Reporter:
-    """Receives the events of a job. This base class ignores them; the command line has subclasses."""
+    """Receives the events of a job. This base class ignores all events."""
 
     def on_run_directory(self, run_directory: RunDirectory) -> None:
         """Handle the creation of the run directory."""

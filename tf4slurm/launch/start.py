@@ -33,8 +33,7 @@ def find_allocation(environ: Mapping[str, str], *, local: bool = False) -> Slurm
     """Return the allocation in which the job runs; None, as with `local`, to run the job on this host.
 
     Raises:
-        SlurmEnvironmentError: This process is one of several tasks of a step, or a component of a heterogeneous job
-            has no number of tasks.
+        SlurmEnvironmentError: This process is one of several tasks, or a heterogeneous job lacks a number of tasks.
     """
     allocation = None if local else SlurmAllocation.from_environ(environ)
     if allocation is None:
@@ -93,7 +92,7 @@ def run_job(
     remember(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
     facts = {"job_id": job_id, "arguments": tuple(arguments)}
     spawner, requeue = _make_spawner(spec, environ, allocation)
-    reporter = start_reporter(spec.num_tasks)  # last: a reporter may start a thread, and forks must come before threads
+    reporter = start_reporter(spec.num_tasks)  # last: a reporter may start a thread, which forks do not copy
     try:
         return asyncio.run(Launcher(spec, spawner, run_directory, reporter, requeue, facts).run())
     finally:

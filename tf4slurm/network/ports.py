@@ -5,8 +5,8 @@ now another socket of the same user can listen on the port if it sets the option
 TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection reaches the child.
 
 A server that has ended leaves its port in TIME_WAIT for a minute. To bind such a port a holder needs SO_REUSEADDR,
-which could also bind the port of another holder. So it first claims the port among all processes of tf4slurm on this
-host, with an abstract socket whose name contains the port.
+which could also bind the port of another holder. So the holder first claims the port among all processes of tf4slurm
+on this host, by the name of an abstract socket.
 """
 
 from __future__ import annotations

@@ -78,10 +78,9 @@ class Child:
     ) -> Child:
         """Start `command` in its own process group; with `is_shielded`, the child ignores STOP_SIGNALS.
 
-        A thread calls `on_output` with the child's output (standard output and error), and with b"" at the end of the
-        output. Another thread starts the child, so that a stalled file system delays only the child. If the start is
-        cancelled, the child is killed after its start. If the program cannot be executed, the child prints the reason
-        and exits with 127 or 126.
+        A thread calls `on_output` with the child's standard output and error, and with b"" at their end. Another thread
+        starts the child, so that a stalled file system delays only the child. If the start is cancelled, the child is
+        killed. If the program cannot be executed, the child prints the reason and exits with 127 or 126.
 
         Raises:
             OSError: No process can be started, because memory is exhausted or Python is missing.
