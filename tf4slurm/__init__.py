@@ -2,19 +2,19 @@
 
 In notebooks and programs that start jobs:
     Job                               one job: its options, run() or submit(), status(), wait(), logs(), report()
-    run, submit, script               start a job described by a JobSpec or BatchSpec
+    run, submit, script               start a job described by a JobSpec or BatchSpec, or return its batch script
     status, logs, wait, cancel, resume, list_jobs, make_report
                                       watch and control jobs; they return JobStatus, LogLine and KnownJob
     LocalCluster                      a cluster of local processes for a notebook
 
 In training scripts:
     get_server_dictionary             the cluster spec of this job, also without tf4slurm run
-    SlurmClusterResolver              the same for tf.distribute
+    SlurmClusterResolver              the cluster resolver for tf.distribute
     report, should_stop, on_stop, barrier
                                       report a step, save before a stop, wait for the other tasks
     data_service, share_of            the job's tf.data service; this worker's share of the input files
     tensorflow                        strategies, checkpoints and hooks
-    shutdown                          how a ps learns that training is over
+    shutdown                          completion signals, in scripts that start their own servers
 
     errors                            every error that tf4slurm raises
 
@@ -89,10 +89,10 @@ _LAZY = {
     "submit": "tf4slurm.api",
     "wait": "tf4slurm.api",
 }
-"""The module of each public name. No module has a public name itself: importing it would hide that name."""
+"""The module of each public name. No module has a public name: importing that module would hide the name."""
 
 _MODULES = ("errors", "shutdown", "tensorflow")
-_LOADS_TENSORFLOW = ("SlurmClusterResolver",)  # neither a star import nor help() may do that
+_LOADS_TENSORFLOW = ("SlurmClusterResolver",)  # hidden from star imports and help()
 
 __all__ = [
     "BatchSpec",

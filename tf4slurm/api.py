@@ -1,7 +1,7 @@
 """The library behind the command line: run, submit, status, logs, wait, cancel, resume and report as functions.
 
 A job is given as Slurm's job id, its name, the path of its run directory, or a `KnownJob`; None is this
-user's latest job. They print nothing, return typed values and raise the errors of `tf4slurm.errors`.
+user's latest job. The functions print nothing, return typed values and raise the errors of `tf4slurm.errors`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
 _CANCEL_POLL_SECONDS = 0.3
 _CANCEL_MARGIN_SECONDS = 10.0
-_KILL_SECONDS = 5.0  # how long the end of a killed job is waited for
-_SLURM_SECONDS = 3.0  # age of Slurm's answers while a job is cancelled
+_KILL_SECONDS = 5.0  # timeout for the end of a killed job
+_SLURM_SECONDS = 3.0  # minimum seconds between queries while a job is cancelled
 
 
 def find(job: str | KnownJob | None = None) -> KnownJob:
@@ -70,12 +70,12 @@ def watch(
     interval_seconds: float = _WATCH_SECONDS,
     timeout_seconds: float | None = None,
 ) -> Iterator[list[JobStatus]]:
-    """Return the state of jobs again and again, until all have ended.
+    """Yield the state of jobs repeatedly, until all have ended.
 
     Args:
         jobs: The jobs.
-        interval_seconds: How often their files are read; Slurm is asked every 10 s.
-        timeout_seconds: How long to wait for their end; None for no limit.
+        interval_seconds: Seconds between two reads of their files; Slurm is queried every 10 s.
+        timeout_seconds: Timeout in seconds for the end of all jobs; None for no limit.
 
     Raises:
         UnknownJobError: There is no such job.
@@ -119,11 +119,11 @@ def logs(
     Args:
         job: The job.
         tasks: The tasks, such as "chief/0" or "worker/*"; all if none is given.
-        tail: Only so many last lines of each log.
-        since: Only lines that are not older, in seconds since 1970.
-        merged: Sort the lines of all tasks by time, which is known to about a second.
+        tail: Number of last lines of each log; None for all lines.
+        since: Omit lines that are certainly older than this time, in seconds since 1970.
+        merged: Sort the lines of all tasks by time, which is accurate to about a second.
         follow: Continue with new lines, sorted by time, until the job has ended.
-        on_pending: With `follow`, called while the job is pending, whenever the reason changes.
+        on_pending: With `follow`, called while the job is pending, whenever Slurm's reason changes.
 
     Raises:
         UnknownJobError: There is no such job.
@@ -142,20 +142,20 @@ def cancel(
 ) -> JobStatus:
     """Ask a job to save and stop, and kill it after its grace period; return its last state.
 
-    A job that has ended is left as it is. After a kill, the state is read until the job has ended, for at most 5 s:
-    Slurm may take longer.
+    A job that has ended does not change. After a kill, this function waits at most 5 s for the end; Slurm may take
+    longer.
 
     Args:
         job: The job.
-        grace_period_seconds: How long the script may take to save; 0 to kill the job at once. By default the job's own
-            grace period and 10 s.
+        grace_period_seconds: Seconds that the script may take to save; 0 to kill the job at once. By default the job's
+            own grace period plus 10 s.
         on_progress: Called with a sentence at each step.
 
     Raises:
         UnknownJobError: There is no such job.
-        JobStateError: It is a local job of another host.
+        JobStateError: The job is a local job on another host.
         UntrustedFileError: Another user could have written the job's files.
-        LaunchError: Slurm cannot be asked.
+        LaunchError: A request to Slurm failed.
     """
     known = find(job)
     status = _wait_for_end(known, 0.0)
@@ -182,7 +182,7 @@ def cancel(
 
 
 def _wait_for_end(known: KnownJob, seconds: float) -> JobStatus:
-    """Return the state of a job as soon as it has ended, or after so many seconds."""
+    """Wait at most `seconds` for the end of a job; return its state."""
     reader, deadline = StatusReader([known], ask_seconds=_SLURM_SECONDS), time.monotonic() + seconds
     while True:
         (status,) = reader.read()
@@ -196,7 +196,7 @@ def _request_stop(known: KnownJob, file: JobFile) -> None:
         _signal_launcher(known, file.process, signal.SIGTERM)
         return
     try:
-        signal_batch(known.job_id, "INT")  # SIGTERM is also Slurm's preemption, which may requeue the job
+        signal_batch(known.job_id, "INT")  # Slurm's preemption sends SIGTERM, after which the job may be requeued
     except LaunchError:  # not a batch job: with salloc, Slurm did not start the launcher
         cancel_job(known.job_id)
 
@@ -209,7 +209,7 @@ def _kill(known: KnownJob, file: JobFile) -> None:
 
 
 def _signal_launcher(known: KnownJob, process: Process | None, number: signal.Signals) -> None:
-    """Signal the launcher of a local job, unless another process has its process ID now."""
+    """Signal the launcher of a local job, unless its process ID now belongs to another process."""
     if process is None:
         return
     if process.is_alive():
@@ -222,11 +222,11 @@ def _signal_launcher(known: KnownJob, process: Process | None, number: signal.Si
 
 @dataclass(frozen=True)
 class Resumption:
-    """How a job is started again.
+    """The way to start a job again.
 
     Attributes:
         job: The job.
-        directory: The directory to start it in.
+        directory: The directory to start the job in.
         script: The batch script to submit; None for a local job.
         arguments: The command line of a local job.
     """
@@ -246,7 +246,7 @@ class Resumption:
 
 
 def find_resumption(job: str | KnownJob | None = None) -> Resumption:
-    """Return how a job that has ended is started again.
+    """Return the way to start an ended job again.
 
     Raises:
         UnknownJobError: There is no such job.
@@ -277,7 +277,7 @@ def find_resumption(job: str | KnownJob | None = None) -> Resumption:
 def resume(job: str | KnownJob | None = None) -> JobStatus:
     """Start a job again with the same options in the same directory; its script continues from its checkpoint.
 
-    A submitted job is submitted again, and its state returned. A local job runs in a child process to its end.
+    A batch job is submitted again, and the new job's state returned. A local job runs to its end.
 
     Raises:
         UnknownJobError, JobStateError, UntrustedFileError, RunDirectoryError: See `find_resumption`.
@@ -326,8 +326,8 @@ def run(
 ) -> JobStatus:
     """Run a job to its end, as local processes or in the current allocation; return its last state.
 
-    The launcher is a child process: it forks and handles signals, which this process may not. It reads no
-    settings; `Job` completes its options with them.
+    The launcher runs in a child process, because it forks and handles signals. It reads no settings; `Job`
+    adds settings to its options.
 
     Args:
         spec: The job.
@@ -356,13 +356,13 @@ def own_command(*arguments: str) -> list[str]:
 
 
 def _find_job_of(launcher: Process, returncode: int, runs_directory: str) -> KnownJob:
-    """Return the job of a launcher that has exited: a registered one, or one in this directory."""
+    """Return the job of a launcher that has exited, from the registry or from `runs_directory`."""
     paths: list[Path] = []
     with contextlib.suppress(OSError):
         paths = sorted(Path(runs_directory).iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     registered = (run for job in known_jobs(os.environ) for run in reversed(job.run_directories))
     for run in itertools.chain(registered, map(RunDirectory, paths)):
-        with contextlib.suppress(SchemaVersionError):  # not of this version, so not of this launcher
+        with contextlib.suppress(SchemaVersionError):  # another version wrote it, not this launcher
             if (run.read(JobFile) or JobFile()).process == launcher:
                 return find(str(run.path))
     text = f"The launcher exited with code {returncode} before it created a run directory. Its output has the reason."
@@ -374,8 +374,7 @@ def make_report(job: str | KnownJob | None = None, path: str | os.PathLike[str] 
 
     Args:
         job: The job.
-        path: Where to write it, by default report.html in the run directory. A name that ends in .svg or .png gets the
-            timeline and curves alone.
+        path: Output file, by default report.html in the run directory. A .svg or .png file has only the charts.
 
     Raises:
         UnknownJobError: There is no such job.

@@ -25,13 +25,13 @@ MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
 def own_program() -> tuple[str, ...]:
-    """Return the command of this tf4slurm, as an absolute path, or as a module of this Python."""
+    """Return the command that runs this tf4slurm: an absolute path, or a module of this Python."""
     program = shutil.which("tf4slurm", path=str(Path(sys.executable).parent))
     return (program,) if program else (sys.executable, "-m", "tf4slurm")
 
 
 def _sbatch(help: str, *flags: str, **declaration: Any) -> Any:
-    """Return a field for the option of sbatch that has the field's name."""
+    """Return a field for the option of sbatch with the same name."""
     return option("", help, flags=flags, sbatch=True, **declaration)
 
 
@@ -40,14 +40,14 @@ class BatchSpec(JobSpec):
     """A job for sbatch. `directory`, `program`, `made_by` and `array_lines` are not options.
 
     Attributes:
-        directory: Where the job runs, with a snapshot the directory of the copy; None for where it is submitted.
-        program: Command of the tf4slurm that submits.
-        made_by: The command line that made this; empty for a Python program.
+        directory: Working directory of the job, such as its snapshot; None for the directory of the submission.
+        program: Command that runs the submitting tf4slurm.
+        made_by: The command line that created this value; empty for a Python program.
         array_lines: The arguments of each element of the job array, read from `array_args`.
 
     Raises:
         OptionError: A value is invalid, or two options exclude each other.
-        PlacementError: The roles need more or fewer tasks than are requested of Slurm.
+        PlacementError: The roles need more or fewer tasks than the job requests from Slurm.
     """
 
     nodes: str | int = _sbatch("Number of nodes.", "-N")
@@ -120,7 +120,7 @@ class BatchSpec(JobSpec):
 
     @property
     def sbatch_options(self) -> dict[str, str]:
-        """The requested options of sbatch, such as {"nodes": "2", "exclusive": ""}; "" for one without a value."""
+        """The requested options of sbatch, such as {"nodes": "2", "exclusive": ""}; "" marks a switch."""
         values = {each.key: getattr(self, name) for name, each in options_of(BatchSpec).items() if each.sbatch}
         found = {key: "" if value is True else value for key, value in values.items() if value not in ("", False)}
         found.update(parse_pairs("sbatch", self.sbatch))
@@ -130,12 +130,12 @@ class BatchSpec(JobSpec):
 
     @property
     def ps_options(self) -> dict[str, str] | None:
-        """What differs on the component of the ps; None if the job is not heterogeneous."""
+        """The options that differ for the component of the ps; None if the job is not heterogeneous."""
         return parse_pairs("ps-sbatch", self.ps_sbatch) if self.het else None
 
     @property
     def srun_options(self) -> dict[str, str]:
-        """The requested options of srun, in the same form."""
+        """The requested options of srun, such as {"container": "image"}."""
         container = {"container": self.container} if self.container else {}
         return {**container, **parse_pairs("srun", self.srun)}
 
@@ -153,7 +153,7 @@ class BatchSpec(JobSpec):
     def tf4slurm(self) -> tuple[str, ...]:
         """The command that starts tf4slurm in the job.
 
-        If the job sets up an environment, the command uses its Python, and so the TensorFlow that the script imports.
+        If the job sets up an environment, the command uses the Python and TensorFlow of that environment.
         """
         if self.python or self.has_environment:
             return (self.python or "python", "-m", "tf4slurm")
@@ -211,7 +211,7 @@ class BatchSpec(JobSpec):
 
 
 def parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Read options of Slurm given as K=V, or as K alone without a value; K is a long name or a letter.
+    """Parse options of Slurm in the form K=V, or K for a switch; K is a long name or a letter.
 
     Raises:
         OptionError: K is empty.
@@ -241,7 +241,7 @@ def check_option(name: str, value: str) -> None:
 
 
 def _long_name(name: str) -> str:
-    """Return the long name of an option of sbatch that may be given by its letter."""
+    """Return the long name of an option of sbatch, given its long name or letter."""
     flags = {flag[1:]: each.key for each in options_of(BatchSpec).values() if each.sbatch for flag in each.flags}
     return flags.get(name, name)
 
@@ -254,7 +254,7 @@ def _parse_variable(text: str) -> tuple[str, str]:
 
 
 def _available_tasks(options: Mapping[str, str]) -> int | None:
-    """Return how many tasks are requested of Slurm; None if that follows from the roles."""
+    """Return the number of tasks requested from Slurm; None if the roles determine it."""
     for names in (("ntasks",), ("nodes", "ntasks-per-node")):
         texts = [options.get(name, "") for name in names]
         if all(text.isdecimal() and len(text) < 10 for text in texts):
@@ -263,7 +263,7 @@ def _available_tasks(options: Mapping[str, str]) -> int | None:
 
 
 def _check_array(value: str, num_lines: int) -> None:
-    """Check that each element of an array has its line of arguments."""
+    """Check that each element of an array has a line of arguments."""
     for item in value.partition("%")[0].split(","):
         match = _RANGE.fullmatch(item)
         if match is None:
@@ -277,7 +277,7 @@ def _check_array(value: str, num_lines: int) -> None:
 
 
 def _read_array_lines(path: Path) -> tuple[tuple[str, ...], ...]:
-    """Read a file of arguments: one line for each element of an array, quoted as in a shell. Empty lines count."""
+    """Read a file of arguments: one line per element of the array, quoted as in a shell. Empty lines count."""
     lines = []
     try:
         source = Path("/dev/stdin") if path == Path("-") else path

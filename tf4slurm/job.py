@@ -36,7 +36,7 @@ class _JobOptions(BatchSpec):
     site: str | None = None
 
     def _check(self) -> None:
-        """Check nothing: settings, or the allocation, may complete the options."""
+        """Skip the check, because settings or the allocation may complete the options."""
 
 
 def _takes_options_of(
@@ -59,7 +59,7 @@ def _takes_options_of(
 
 
 class Job:
-    """One job: a command and the options of `tf4slurm submit`, with _ for -.
+    """One job: a command, and the options of `tf4slurm submit` as keyword arguments with _ for -.
 
     Example:
         Job("python train.py", ps=1, workers=3, nodes=2, mem="32G", module=("tensorflow/2.16",)).submit().wait()
@@ -98,7 +98,7 @@ class Job:
         """Return the batch script that `submit` submits; this host needs no Slurm.
 
         Raises:
-            OptionError, PlacementError: Options and settings contradict each other, or the workers are missing.
+            OptionError, PlacementError: Options and settings contradict each other, or `workers` is missing.
         """
         return api.script(self._spec())
 
@@ -106,7 +106,7 @@ class Job:
         """Submit the job to Slurm; return this object.
 
         Raises:
-            OptionError, PlacementError: Options and settings contradict each other, or the workers are missing.
+            OptionError, PlacementError: Options and settings contradict each other, or `workers` is missing.
             RefusedError: sbatch refused the job.
             LaunchError: sbatch cannot be started.
         """
@@ -116,7 +116,7 @@ class Job:
     def run(self, *, local: bool = False, isolated: bool = False) -> int:
         """Run the job to its end, as local processes or in the current allocation; return its exit code.
 
-        The output of the job is printed as it comes. Options for sbatch are ignored.
+        Print the output of the job as it appears, and ignore options for sbatch.
 
         Args:
             local: Start local processes even inside a Slurm allocation.
@@ -124,7 +124,7 @@ class Job:
 
         Raises:
             OptionError, PlacementError: Options and settings contradict each other.
-            ProfileError, UntrustedFileError: A file of settings cannot be used.
+            ProfileError, UntrustedFileError: A settings file cannot be used.
             SlurmEnvironmentError: A variable of the allocation is invalid.
         """
         settings = settings_here(os.environ, self._site)
@@ -139,7 +139,7 @@ class Job:
                 isolated=isolated,
                 on_output=lambda line: print(line, end="", flush=True),
             )
-        except LaunchError as error:  # which the output explains
+        except LaunchError as error:  # the output has the reason
             return error.returncode
         self._known = api.find(status.run_directory)
         return status.exit_code or 0
@@ -149,9 +149,9 @@ class Job:
         return api.status(self._started())
 
     def wait(self, timeout_seconds: float | None = None) -> int:
-        """Wait for the job's end with a progress bar; return its exit code. An interrupt leaves the job running.
+        """Wait for the job's end with a progress bar; return its exit code. Ctrl-C ends the wait, not the job.
 
-        In a notebook the bar needs the package ipywidgets; without it there are lines of text.
+        In a notebook without the package ipywidgets, lines of text replace the bar.
 
         Raises:
             WaitTimeoutError: The job did not end in time (also TimeoutError).
@@ -180,12 +180,12 @@ class Job:
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the job's report, by default as report.html in its run directory; return its path.
 
-        A name that ends in .svg or .png gets the timeline and curves alone.
+        A .svg or .png file contains only the timeline and the charts.
         """
         return api.make_report(self._started(), path)
 
     def plot(self) -> Picture:
-        """Return the timeline and curves as a picture that a notebook shows."""
+        """Return the timeline and the charts as a picture that a notebook shows."""
         from tf4slurm.reports.report import make_picture
         from tf4slurm.reports.summary import read_summary
 
@@ -207,7 +207,7 @@ class Job:
         )
 
     def _spec(self) -> BatchSpec:
-        """Return the options with the settings."""
+        """Return the job's options, completed with settings."""
         settings = settings_here(os.environ, self._site)
         return BatchSpec(self._command, **fill_in(BatchSpec, self._options, settings))
 
@@ -218,7 +218,7 @@ class Job:
 
 
 class Picture:
-    """A picture that a notebook shows; `svg` is its text."""
+    """A picture that a notebook shows; `svg` contains the SVG text."""
 
     def __init__(self, svg: str) -> None:
         self.svg = svg
@@ -262,7 +262,7 @@ def _has_widgets() -> bool:
 
 
 class _Lines:
-    """Prints a line when it has changed, at most every 5 s."""
+    """Prints a line if it has changed, at most every 5 s."""
 
     def __init__(self) -> None:
         self._shown = self._latest = ""
@@ -274,7 +274,7 @@ class _Lines:
             self.finish()
 
     def finish(self) -> None:
-        """Print the latest line, unless it was printed."""
+        """Print the latest line, unless it was already printed."""
         if self._latest != self._shown:
             print(self._latest, flush=True)
             self._shown, self._next_at = self._latest, time.monotonic() + _LINE_SECONDS

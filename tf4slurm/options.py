@@ -1,4 +1,4 @@
-"""Options of a job as fields of a dataclass: each field declares its help text, flags, range and Slurm counterpart."""
+"""Declare options of a job as dataclass fields, each with its help text, flags, range and Slurm counterpart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRUE, _FALSE = ("1", "true", "yes", "on", "t", "y"), ("0", "false", "no", "off"
 
 @dataclass(frozen=True)
 class Option:
-    """One option: what the field declares, and the field's name, type and default value.
+    """One option: the declaration, name, type and default value of a dataclass field.
 
     Attributes:
         help: Help text, one sentence. The default value is appended unless the text contains one.
@@ -31,10 +31,10 @@ class Option:
         metavar: Placeholder of the value in help texts; by default derived from the type.
         minimum: Smallest valid number.
         maximum: Largest valid number.
-        exceeds: Lower bound that is itself not valid.
-        choices: The valid texts, if only these are valid.
-        parse: Reads the value from text; raises ValueError.
-        format: Writes the value as `parse` reads it.
+        exceeds: Exclusive lower bound.
+        choices: The valid texts; empty if all are valid.
+        parse: Function that reads the value from text; raises ValueError.
+        format: Function that writes the value as text for `parse`.
         sbatch: Whether sbatch has an option of this name, which gets the value.
         excludes: Fields that cannot be given together with this one.
         complete: Name of the shell completion, see `cli/options.py`.
@@ -88,7 +88,7 @@ class Option:
         return self.is_list and self.parse is None
 
     def convert(self, value: Any) -> Any:
-        """Return a value of the field's type for a text of the command line, a value of a TOML file or of a program.
+        """Convert a text of the command line, a TOML value or a Python value to the field's type.
 
         Raises:
             OptionError: The value is invalid.
@@ -101,7 +101,7 @@ class Option:
             raise OptionError(f"--{self.key}: {error}", option=self.key) from error
 
     def to_text(self, value: Any) -> str:
-        """Return one value as `convert` reads it."""
+        """Return one value as text that `convert` reads."""
         if self.format is not None:
             return self.format(value)
         if isinstance(value, float):
@@ -157,12 +157,12 @@ _NAMES: Mapping[type, str] = {int: "an integer", float: "a number", str: "a text
 
 
 def option(default: Any, help: str, **declaration: Any) -> Any:
-    """Return a dataclass field that is an option; `declaration` are further attributes of `Option`."""
+    """Return a dataclass field that is an option; `declaration` contains further attributes of `Option`."""
     return dataclasses.field(default=default, metadata={_METADATA: {"help": help, **declaration}})
 
 
 def options_of(cls: type) -> Mapping[str, Option]:
-    """Return the options that a dataclass declares, by the names of their fields."""
+    """Return the options that a dataclass declares, by field name."""
     return _declared_options(cls)
 
 
@@ -178,15 +178,15 @@ def _declared_options(cls: type) -> Mapping[str, Option]:
 
 
 def options_by_key(cls: type) -> dict[str, Option]:
-    """Return the options that a dataclass declares, by their long names on the command line."""
+    """Return the options that a dataclass declares, by long name on the command line."""
     return {key: each for each in options_of(cls).values() for key in each.keys}
 
 
 def check_exclusive(spec: Any) -> None:
-    """Check that a value of a dataclass has no options that exclude each other.
+    """Check that no two options of a job exclude each other.
 
     Raises:
-        OptionError: It has.
+        OptionError: Two options do.
     """
     given = {
         name: " ".join(each.to_arguments(getattr(spec, name)))
@@ -209,10 +209,10 @@ def exclusive(first: str, second: str, *, option: str) -> OptionError:
 
 
 def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by the fields of a dataclass, given by fields or by the long names of options, with _ for -.
+    """Return values by field name, given values by field name or by long name of an option, with _ for -.
 
     Raises:
-        OptionError: A name is unknown; the text contains the most similar known ones.
+        OptionError: A name is unknown; the message contains the most similar known names.
     """
     fields, keys = options_of(cls), options_by_key(cls)
     found = {}
@@ -225,14 +225,14 @@ def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown(name: str, names: Iterable[str], what: str) -> str:
-    """Return the text of an error for an unknown name, with the most similar known ones."""
+    """Return the error message for an unknown name, with the most similar known names."""
     similar: Sequence[str] = difflib.get_close_matches(name, list(names), n=3)
     guess = f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
     return f"{name!r} is not {what}.{guess}"
 
 
 def _kind_of(hint: Any) -> tuple[type, bool]:
-    """Return the type of the values, and whether the option takes several."""
+    """Return the type of a value, and whether the option takes several values."""
     if typing.get_origin(hint) is tuple:
         return typing.get_args(hint)[0], True
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:

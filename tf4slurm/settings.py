@@ -1,17 +1,17 @@
-"""Settings: defaults of options that were not given, from files and variables.
+"""Settings: defaults for options that were not given, from files and environment variables.
 
 Later sources override earlier ones:
 
-    profile of a site    NAME.toml: the user's, that in /etc/tf4slurm/sites, or one that comes with tf4slurm
+    profile of a site    NAME.toml in sites/ of the user's directory or /etc/tf4slurm, or one of tf4slurm's own
     host                 /etc/tf4slurm/config.toml
     user                 $XDG_CONFIG_HOME/tf4slurm/config.toml, by default in ~/.config
-    project              tf4slurm.toml in the current directory or the nearest one above it, up to the root of the
+    project              tf4slurm.toml in the current directory or its nearest parent, up to the root of the
                          repository or the home directory; outside of both, in the current directory only
     environment          TF4SLURM_<OPTION>, such as TF4SLURM_PARTITION
 
 A file is TOML: long names of options and their values, such as partition = "short". `site` names the profile. A list
-replaces an earlier one. Settings become commands, so a file that others own or may write is refused
-(`trusted_files.py`), except for the profiles that come with tf4slurm.
+replaces an earlier list. Settings become commands, so files that other users own or can write are refused
+(`trusted_files.py`), except for tf4slurm's own profiles.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Places:
-    """The directories and files of settings; `project` is None without a file of the project."""
+    """The directories and files of settings; `project` is None without a project file."""
 
     user: Path
     project: Path | None
@@ -79,7 +79,7 @@ class Places:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], directory: Path) -> Places:
-        """Return the places of a user who works in `directory`."""
+        """Return the places of settings for the working directory `directory`."""
         home = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or '~'}/.config"
         within = project_directories(directory, Path(environ.get("HOME") or "~").expanduser().resolve())
         project = next((path / PROJECT_FILE for path in within if os.path.isfile(path / PROJECT_FILE)), None)
@@ -87,7 +87,7 @@ class Places:
 
     @classmethod
     def here(cls, environ: Mapping[str, str]) -> Places:
-        """Return the places of a user who works in the current directory, or in / if that directory was removed."""
+        """Return the places of settings for the current directory, or for / if it was removed."""
         try:
             return cls.from_environ(environ, Path.cwd())
         except OSError:
@@ -95,21 +95,21 @@ class Places:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of settings beside the profile, which need not exist; later ones override earlier ones."""
+        """The settings files without the profile, which need not exist; later files override earlier files."""
         return (self.etc / _CONFIG_FILE, self.user / _CONFIG_FILE, *([self.project] if self.project else []))
 
     @property
     def possible_files(self) -> tuple[Path, ...]:
-        """`files`, and the file of the project that could be created in the current directory."""
+        """`files`, and the project file that could be created in the current directory."""
         return self.files if self.project else (*self.files, Path.cwd() / PROJECT_FILE)
 
     @property
     def site_directories(self) -> tuple[Path, ...]:
-        """The directories of profiles; earlier ones override later ones."""
+        """The directories of profiles; earlier directories override later ones."""
         return (self.user / "sites", self.etc / "sites", self.shipped)
 
     def sites(self) -> dict[str, Path]:
-        """Return the files of the profiles by their names."""
+        """Return the files of the profiles by profile name."""
         found: dict[str, Path] = {}
         for directory in self.site_directories:
             for path in sorted(directory.glob("*.toml")):
@@ -120,7 +120,7 @@ class Places:
 def project_directories(directory: Path, home: Path) -> tuple[Path, ...]:
     """Return the directories of a project: `directory` and its parents, up to a repository's root or `home`.
 
-    Outside of both that is `directory` alone: its parents need not belong to the project.
+    Outside of both, return `directory` alone, because its parents may not belong to the project.
     """
     above = (directory, *directory.parents)
     roots = (number for number, path in enumerate(above) if path in (home, repository_of(directory)))
@@ -133,7 +133,7 @@ def repository_of(directory: Path) -> Path | None:
 
 
 def create_file(places: Places, *, project: bool) -> Path:
-    """Create the user's file of settings, or that of a project in the current directory, and return its path.
+    """Create the user's settings file, or a project file in the current directory; return its path.
 
     Raises:
         ProfileError: The file exists, or cannot be written.
@@ -141,7 +141,7 @@ def create_file(places: Places, *, project: bool) -> Path:
     path = Path.cwd() / PROJECT_FILE if project else places.user / _CONFIG_FILE
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        # 0644 at most, whatever the umask: a file that a group may write would be refused.
+        # 0644 at most, whatever the umask, because a group-writable file is refused.
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
             file.write(_NEW_FILE)
     except FileExistsError:
@@ -163,15 +163,15 @@ def describe_options() -> str:
 
 
 def settings_here(environ: Mapping[str, str], site: str | None = None) -> dict[str, Setting]:
-    """Return the settings for a user who works in the current directory; see `read_settings`."""
+    """Return the settings for the current directory; see `read_settings`."""
     return read_settings(Places.here(environ), environ, site)
 
 
 def read_settings(places: Places, environ: Mapping[str, str], site: str | None = None) -> dict[str, Setting]:
-    """Return the settings from all places, by the long names of options, without dashes in front.
+    """Return the settings from all places, by the long names of options without leading dashes.
 
     Args:
-        site: The profile that the command line names; None for the one that the settings name.
+        site: The profile that the command line names; None for the profile that the settings name.
 
     Raises:
         ProfileError: A file cannot be read, has an unknown option or an invalid value, or the profile does not exist.
@@ -198,7 +198,7 @@ def read_settings(places: Places, environ: Mapping[str, str], site: str | None =
 
 
 def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return values for the fields of a dataclass of options: those given, else those of the settings."""
+    """Return values for the fields of a dataclass of options: the given values, else the settings."""
     options, by_key = options_of(cls), options_by_key(cls)
     defaults = {key: setting.value for key, setting in settings.items() if key in by_key}
     values = _override(defaults, {options[name].key: value for name, value in given.items() if name in options})
@@ -207,7 +207,7 @@ def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]
 
 
 def _override(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both, without what the later excludes of the earlier: --mem replaces a profile's mem-per-cpu."""
+    """Merge options; later options remove earlier ones that they exclude: --mem removes a profile's mem-per-cpu."""
     options, by_key = options_of(BatchSpec), options_by_key(BatchSpec)
     excluded: set[str] = set()
     for key, value in later.items():

@@ -1,6 +1,6 @@
-"""`JobSpec`: every option of a job, declared once; `batch_spec.BatchSpec` adds those for sbatch.
+"""`JobSpec`: every option of a job, declared once; `batch_spec.BatchSpec` adds the options for sbatch.
 
-The options of the command line, the keys of settings files, the variables TF4SLURM_<OPTION>, the last line of a batch
+The options of the command line, the keys of settings files, the variables TF4SLURM_<OPTION>, the command in a batch
 script and the settings of agents are derived from these fields.
 """
 
@@ -26,10 +26,10 @@ StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
 
 _PYTHON = re.compile(r"python[\d.]*")
 _HEARTBEATS_PER_SECOND = 100
-_MAX_INTERVAL = 0.4  # of the heartbeat timeout
+_MAX_INTERVAL = 0.4  # of the heartbeat timeout, for large jobs
 _NOT_TASK = ("run", "submit", "script")
 SLURM_OPTIONS = ("requeue", "srun")
-"""The fields that only a job of Slurm may have; a local job ignores the settings for them."""
+"""The fields that only a Slurm job may have; a local job ignores settings of these options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class JobSpec:
 
     Raises:
         OptionError: A value is invalid, or two options exclude each other.
-        PlacementError: The list of roles in `placement` does not have as many tasks of each role.
+        PlacementError: The roles listed in `placement` contradict the number of tasks of each role.
     """
 
     command: tuple[str, ...] = field(default=(), kw_only=False)
@@ -110,7 +110,7 @@ class JobSpec:
     )
     srun: tuple[str, ...] = option((), "Any other option of srun. Repeatable.", metavar="K=V", verbs=_NOT_TASK)
     reconnect_seconds: float = 1.5
-    """A broken connection that is not back by then counts as the loss of the task."""
+    """Seconds after which a broken connection counts as the loss of the task."""
     kill_wait_seconds: float = option(4.0, "Seconds from SIGTERM to SIGKILL for a child process.", minimum=0)
 
     def __post_init__(self) -> None:
@@ -174,8 +174,8 @@ class JobSpec:
 
     @property
     def service_ports(self) -> tuple[int, ...]:
-        """The ports that the control service tries, in this order; empty for any free one."""
-        return self.ports[::-1] if self.control_port is None else (self.control_port,)  # tasks take the first ones
+        """The ports that the control service tries, in this order; empty for any free port."""
+        return self.ports[::-1] if self.control_port is None else (self.control_port,)  # tasks try the first ones
 
     @property
     def data_service_python(self) -> str:
@@ -184,14 +184,14 @@ class JobSpec:
         return self.data_python or (program if _PYTHON.fullmatch(os.path.basename(program)) else "")
 
     def for_tasks(self, available: int | None) -> JobSpec:
-        """Return this job with the number of workers filled in from the number of tasks that Slurm provides.
+        """Return this job with its number of workers, filled in from the number of tasks that Slurm provides.
 
         Args:
-            available: Number of tasks of the allocation or step; None if it is not limited.
+            available: Number of tasks of the allocation or step; None if not limited.
 
         Raises:
             OptionError: There is no command.
-            PlacementError: The roles need more or fewer tasks, or the number of workers is unknown.
+            PlacementError: The roles need more or fewer tasks than available, or the number of workers is unknown.
         """
         self._require_command()
         warn_of_misspelled(self.command)
@@ -200,8 +200,8 @@ class JobSpec:
     def heartbeat_interval_of(self, num_tasks: int) -> float:
         """Return the heartbeat interval in seconds for a job of `num_tasks` tasks.
 
-        The interval grows with large jobs, to bound the load of the service, but two heartbeats always fit into the
-        heartbeat timeout.
+        The interval is longer in large jobs, to limit the load of the control service, but two heartbeats always fit
+        into the heartbeat timeout.
         """
         return max(
             self.heartbeat_interval_seconds,
@@ -209,7 +209,7 @@ class JobSpec:
         )
 
     def to_arguments(self) -> list[str]:
-        """Return the options of `tf4slurm run` that make this job; those with default values are left out."""
+        """Return the options of `tf4slurm run` for this job, without default values."""
         words: list[str] = []
         for name, each in options_of(JobSpec).items():
             value = getattr(self, name)
@@ -230,6 +230,6 @@ class JobSpec:
 
 
 def _name_of(command: Sequence[str]) -> str:
-    """Return the stem of the script, or of the program if there is none."""
+    """Return the script's file name without suffix, or the program's if there is no script."""
     script = next((word for word in command[1:] if word.endswith((".py", ".sh"))), command[0])
     return re.sub(r"[^\w.-]", "_", Path(script).stem) or "job"

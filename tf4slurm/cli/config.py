@@ -21,7 +21,7 @@ def config() -> None:
 def show(environ: dict[str, str], /, origin: bool, site: str | None) -> None:
     """Print the settings that apply in this directory, in the format of a file of settings."""
     for name, setting in sorted(settings_here(environ, site).items()):
-        value = json.dumps(setting.value, ensure_ascii=False)  # TOML, for texts, numbers, booleans and lists of texts
+        value = json.dumps(setting.value, ensure_ascii=False)  # JSON is valid TOML for these types
         click.echo(f"{name} = {value}" + (f"  # {setting.origin}" if origin else ""))
 
 

@@ -52,7 +52,7 @@ def doctor(
     spec = JobSpec(**given(options))
     findings = check_slurm(environ)
     if on_nodes:
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the step ends too
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # exit normally, to end the step too
         findings += asyncio.run(check_nodes(environ, spec, is_quick=quick, on_progress=_show_progress))
     else:
         if not quick:

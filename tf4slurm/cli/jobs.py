@@ -1,4 +1,4 @@
-"""The verbs about existing jobs: status, list, wait, cancel and resume."""
+"""The verbs for existing jobs: status, list, wait, cancel and resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `tf4slurm`: its verbs, each imported when it is used, so that all start fast."""
+"""The command `tf4slurm`. Each verb is imported only when it is used, to start fast."""
 
 from __future__ import annotations
 
@@ -78,6 +78,6 @@ def completion(context: click.Context, /, shell: str) -> None:
 
 def main() -> NoReturn:
     """Run the command line."""
-    if sys.argv[1:2] == ["task"]:  # before further imports: the guard stays as small as this process is now
+    if sys.argv[1:2] == ["task"]:  # before further imports, because the guard keeps the memory of this process
         start_guard()
     run_program(lambda environ: cli(obj=environ))

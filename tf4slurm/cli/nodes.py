@@ -38,7 +38,7 @@ def count(nodelists: tuple[str, ...]) -> None:
 
 
 def _text(nodelists: tuple[str, ...]) -> str:
-    """Join the nodelists of the arguments, or without arguments read standard input."""
+    """Return the arguments as one nodelist, or without arguments the standard input."""
     if nodelists:
         return ",".join(nodelists)
     if sys.stdin.isatty():

@@ -15,14 +15,14 @@ from tf4slurm.settings import NO_SITE, SITE, Places, fill_in, settings_here
 from tf4slurm.spec import JobSpec
 
 PLACE_OPTIONS = ("runs_directory", "interface", "ports")
-"""The fields that determine where a job keeps its files, and how its tasks reach each other."""
+"""The fields for the files and the network of a job."""
 
 _COMPLETION_SECONDS = 2.0
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> _Decorator:
-    """Return a decorator that adds the options of a verb and the command after `--`, or only the options named."""
+    """Return a decorator that adds a verb's options and its command, or only the options in `names`."""
     found = [each for each in options_of(cls).values() if not each.verbs or verb in each.verbs]
     decorators = [_click_option(each) for each in found if not names or each.name in names]
     if not names:
@@ -37,21 +37,21 @@ def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> _D
 
 
 def site_option(function: Callable[..., None]) -> Callable[..., None]:
-    """Add --site, for the verbs whose options settings can give."""
+    """Add --site to a verb that reads settings."""
     text = 'Profile of the cluster; "none" reads no settings from files and variables. See "tf4slurm config".'
     return click.option("--site", help=text, shell_complete=_complete_sites)(function)
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that the command line has."""
+    """Return the options that were given on the command line."""
     return {name: value for name, value in values.items() if value not in (None, ())}
 
 
 def read_options(cls: type, environ: Mapping[str, str], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a job: those of the command line, else those of the settings, which are named on stderr.
+    """Return the options of a job from the command line and the settings; print the settings files to stderr.
 
     Raises:
-        ProfileError, UntrustedFileError: A file of settings cannot be used.
+        ProfileError, UntrustedFileError: A settings file cannot be used.
     """
     settings = settings_here(environ, values.pop(SITE))
     files = sorted({setting.origin for setting in settings.values() if os.path.isabs(setting.origin)})

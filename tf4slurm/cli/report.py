@@ -1,4 +1,4 @@
-"""The verbs report and tensorboard: a job as pictures."""
+"""The verbs report and tensorboard: show a job in charts."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def tensorboard(environ: dict[str, str], /, job: str | None, logdir: Path | None
 
 
 def find_event_files(run: RunDirectory) -> Path | None:
-    """Return the lowest directory that contains all event files of a job; None if there are none.
+    """Return the deepest directory that contains all event files of a job; None if there are none.
 
-    The run directory is searched first. The search ends after 10 s with what was found.
+    The run directory is searched first. After 10 s only the files found so far count.
     """
     try:
         started = (run.path / "job.json").stat().st_mtime
@@ -112,5 +112,5 @@ def _event_files(place: Path, deadline: float) -> Iterator[Path]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a user that the host does not know
+    except (OSError, KeyError):  # the host has no name for this user
         return "USER"

@@ -36,10 +36,10 @@ _SHOWN_EVENTS = (
 
 
 class PlainReporter(Reporter):
-    """Prints plain lines, for files and pipes; events that each task has are only in events.jsonl."""
+    """Prints plain lines, for files and pipes, without routine events of each task."""
 
     def __init__(self, num_tasks: int, output: LineWriter, notes: LineWriter) -> None:
-        """Print the output of the tasks to `output`, events and the summary to `notes`."""
+        """Create a reporter that prints task output to `output`, and events and the summary to `notes`."""
         self._num_tasks = num_tasks
         self._output = output
         self._notes = notes
@@ -69,9 +69,9 @@ class PlainReporter(Reporter):
 
 
 class LiveReporter(PlainReporter):
-    """Prints the same on a terminal, above a live line with the phase of the job.
+    """Prints the same lines on a terminal, above a live line with the phase of the job.
 
-    A thread of rich draws the line, so that a terminal on hold (Ctrl-S) holds up nothing else.
+    A thread of rich draws the live line, so that a paused terminal (Ctrl-S) does not block the launcher.
     """
 
     def __init__(self, num_tasks: int) -> None:
@@ -81,7 +81,7 @@ class LiveReporter(PlainReporter):
 
         console = Console(stderr=True)
         self._started = time.monotonic()
-        self._num_tasks = num_tasks  # before the thread starts
+        self._num_tasks = num_tasks  # the thread reads it
         self._state: JobState | None = None
         self._drawn_at, self._text = float("-inf"), ""
         self._spinner = Spinner("dots")
@@ -100,13 +100,13 @@ class LiveReporter(PlainReporter):
 
     def _draw(self) -> Any:
         now = time.monotonic()
-        if now - self._drawn_at >= _DRAW_SECONDS:  # rich draws it again below each printed line
+        if now - self._drawn_at >= _DRAW_SECONDS:  # rich calls this method for each printed line, too
             self._drawn_at, self._text = now, self._describe(self._state)
         self._spinner.update(text=f"{self._text}  {now - self._started:.0f} s")
         return self._spinner
 
     def _describe(self, state: JobState | None) -> str:
-        """Return the phase and how many tasks have completed it."""
+        """Return the phase and the number of tasks that have completed it."""
         if state is None:
             return f"rendezvous 0/{self._num_tasks}"
         phase = state.phase.value
@@ -141,7 +141,7 @@ def make_reporter(num_tasks: int) -> PlainReporter:
 
 
 def summary(result: Result) -> list[str]:
-    """Return a table of the tasks, the path of the logs and, after a failure, the root cause and what it caused."""
+    """Return a table of tasks, the path of the logs and, after a failure, the cause and its consequences."""
     rows = [("task", "node", "address", "started", "ended", "end"), *(_row(result, r) for r in result.records)]
     lines = ["", *format_table(rows), "", f"logs: {result.run_directory.path / 'logs'}"]
     if result.report is not None:

@@ -1,6 +1,6 @@
 """`tf4slurm run` and `tf4slurm task`: a job that runs from here, and one task of a job.
 
-The modules that only one verb needs are imported in it: an agent of `task` starts faster without the others.
+Each verb imports the modules that only it needs, so that the agent of `task` starts faster.
 """
 
 from __future__ import annotations

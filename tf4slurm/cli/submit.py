@@ -1,4 +1,4 @@
-"""`tf4slurm submit` and `tf4slurm script`: a job for sbatch, submitted or printed."""
+"""`tf4slurm submit` and `tf4slurm script`: submit or print a batch job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PRINT_ONLY = ("--dry-run", "--test-only")
 
 
 class _RecordedCommand(click.Command):
-    """A command that keeps its arguments as they were typed, for a comment in the batch script."""
+    """A command that keeps its original arguments, for a comment in the batch script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_ARGUMENTS] = tuple(args)
@@ -44,7 +44,7 @@ def submit(context: click.Context, /, dry_run: bool, test_only: bool, **options:
     if dry_run:
         _print_script(spec)
         return
-    if not spec.has_environment:  # the command may exist only in that environment
+    if not spec.has_environment:  # the command may exist only in the job's environment
         check_command(spec)
     if test_only:
         click.echo(estimate(spec, environ))
@@ -72,12 +72,12 @@ def script(context: click.Context, /, **options: Any) -> None:
 
 
 def make_spec(context: click.Context, options: dict[str, Any]) -> BatchSpec:
-    """Return the job that the options of a verb describe."""
+    """Return the job described by the options of a verb."""
     return BatchSpec(**read_options(BatchSpec, context.obj, options), made_by=_made_by(context))
 
 
 def _made_by(context: click.Context) -> tuple[str, ...]:
-    """Return the command that submits the job, the same for a job that is printed or submitted."""
+    """Return the command that submits the job, without the options that only print it."""
     arguments = list(context.meta[_ARGUMENTS])
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return ("tf4slurm", "submit", *(word for word in arguments[:end] if word not in _PRINT_ONLY), *arguments[end:])

@@ -49,7 +49,7 @@ def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, *
 
 
 class _Reporter(PlainReporter):
-    """Shows the job's progress without the output of its tasks, which is in their logs, and the result of a failure."""
+    """Shows the job's progress without the output of its tasks, and the result only of a failed job."""
 
     def __init__(self, num_tasks: int) -> None:
         writer = LineWriter(sys.stderr)

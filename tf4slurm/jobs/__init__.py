@@ -1,1 +1,1 @@
-"""What is kept of a job: run directory, events, status, logs, registry."""
+"""The files of jobs: run directory, events, status, logs, registry."""

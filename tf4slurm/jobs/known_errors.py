@@ -1,4 +1,4 @@
-"""Known error messages: what they mean, and what to do."""
+"""Explain known error messages of TensorFlow, Keras and Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def explain(lines: Sequence[str]) -> list[str]:
-    """Return what known errors in these lines mean, and what to do: a sentence or two each, the most likely first."""
+    """Return explanations and remedies for the known errors in these lines, the most likely first."""
     text = "\n".join(lines)
     return [meaning for pattern, meaning in _KNOWN if re.search(pattern, text)]
 

@@ -1,8 +1,8 @@
-"""The logs of a job's tasks, line by line, over all attempts and runs: all lines, the last ones, or as they come.
+"""Read the logs of a job's tasks over all attempts and runs: all lines, the last lines, or new lines as they appear.
 
 Log lines have no times. The agent writes an index beside each log, at most once a second. Each entry has a byte offset
-and a time: the output from this offset on was printed at this time or later. So a line's time is known
-to about a second, and lines of different tasks within one second may be in another order than they were printed.
+and a time: the output from this offset on was printed at this time or later. So line times are accurate to about a
+second, and lines that different tasks print within one second may be out of order.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class LogLine:
     """One line of a log.
 
     Attributes:
-        time: When it was printed, in seconds since 1970, to about a second; 0 is unknown.
-        task: The task that printed it.
-        text: The line without its end.
+        time: When the line was printed, in seconds since 1970, accurate to about a second; 0 if unknown.
+        task: The task that printed the line.
+        text: The line without its line break.
     """
 
     time: float
@@ -56,9 +56,9 @@ class LogLine:
 
 
 def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> list[LogFile]:
-    """Return the logs of the tasks that match one of the patterns, such as "worker/*", or of all if there are none.
+    """Return the logs of the tasks that match a pattern such as "worker/*", sorted by run, attempt and task.
 
-    They are sorted by run, attempt and task.
+    Without patterns, return the logs of all tasks.
     """
     found = []
     for number, run in enumerate(runs, start=1):
@@ -81,9 +81,9 @@ def read_logs(
     Args:
         job: The job.
         patterns: The tasks, such as "chief/0" or "worker/*"; all if empty.
-        tail: Only so many last lines of each log.
-        since: Only lines that are not older, in seconds since 1970; takes precedence over `tail`.
-        merged: Sort the lines of all tasks by time, instead of one log after the other.
+        tail: Number of last lines of each log; None for all lines.
+        since: Omit lines that are certainly older than this time, in seconds since 1970; overrides `tail`.
+        merged: Sort the lines of all tasks by time; otherwise return one log after the other.
 
     Raises:
         UnknownTaskError: No task matches, or the job has no logs yet.
@@ -105,7 +105,7 @@ def follow_logs(
 ) -> Iterator[LogLine]:
     """Return lines as tasks print them, until the job has ended; see `read_logs`.
 
-    `on_pending` is called while the job is pending, whenever the reason changes.
+    `on_pending` is called while the job is pending, whenever Slurm's reason changes.
     """
     readers: dict[LogFile, LogReader] = {}
     checked_at, has_ended, reason = float("-inf"), False, ""
@@ -126,7 +126,7 @@ def follow_logs(
 
 
 class LogReader:
-    """Reads one log from a position on, as often as it grows."""
+    """Reads the new lines of one growing log at each call."""
 
     def __init__(self, log: LogFile) -> None:
         self.log = log
@@ -134,14 +134,14 @@ class LogReader:
         self._index: tuple[list[int], list[float]] = ([], [])
 
     def skip_until(self, since: float) -> None:
-        """Skip what is certainly older than `since`, in seconds since 1970."""
+        """Skip the lines that are certainly older than `since`, in seconds since 1970."""
         self._read_index()
         offsets, times = self._index
         place = bisect.bisect_left(times, since)
         self._offset = offsets[place] if place < len(offsets) else self._size()
 
     def skip_to_tail(self, num_lines: int) -> None:
-        """Skip all but the last lines."""
+        """Skip all but the last `num_lines` lines."""
         size = self._size()
         reach = _TAIL_BYTES
         with contextlib.suppress(OSError), self.log.path.open("rb") as file:

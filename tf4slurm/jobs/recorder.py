@@ -1,6 +1,6 @@
-"""The writers of a running job's files: status.json and samples.jsonl (`Recorder`), events.jsonl (`EventLog`).
+"""Write a running job's files: status.json and samples.jsonl (`Recorder`), events.jsonl (`EventLog`).
 
-They write in a thread, because the file system may stall. A full disk stops the recording, not the job.
+A thread writes them, because the file system may stall. A full disk stops the recording, not the job.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tf4slurm.system.typed_json import to_json
 logger = logging.getLogger(__name__)
 
 _STATUS_SECONDS = 2.0
-_TASKS_PER_SECOND = 100  # of the samples: 1,000 tasks are sampled every 10 s
-_RATE_SECONDS = 20.0  # over which steps per second are averaged
+_TASKS_PER_SECOND = 100  # limit of the sampling rate: 1,000 tasks are sampled every 10 s
+_RATE_SECONDS = 20.0  # averaging period of steps per second
 
 
 class EventLog:
@@ -63,7 +63,7 @@ class EventLog:
         try:
             if self._file is not None:
                 self._file.close()
-        except OSError as error:  # NFS reports a full disk only now
+        except OSError as error:  # NFS may report a full disk only on close
             logger.warning("events.jsonl may be incomplete: %s", error)
         self._file = None
 
@@ -83,13 +83,13 @@ class Recorder:
         self._is_failing = False
 
     async def run(self) -> None:
-        """Write until cancelled; each interval begins once the last write is done."""
+        """Write the files until cancelled; each interval starts after the last write."""
         while True:
             await self._files.run(self._write, self._status(), self._sample())
             await asyncio.sleep(self._interval_seconds)
 
     def write(self) -> None:
-        """Write the current state once more, after all that is queued."""
+        """Queue one more write of the current state."""
         self._sampled_at = float("-inf")
         self._files.submit(self._write, self._status(), self._sample())
 
@@ -168,7 +168,7 @@ class Recorder:
 
 
 class _Progress:
-    """The steps of one task over the last seconds."""
+    """The training steps of one task over the last 20 s."""
 
     def __init__(self) -> None:
         self.changed_at: float | None = None

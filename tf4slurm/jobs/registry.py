@@ -1,7 +1,7 @@
-"""The registry of this user's jobs, one small file each, so that a job is found by id or name from any directory.
+"""Register this user's jobs in one small file each, to find a job by id or name from any directory.
 
-The files are in $XDG_STATE_HOME/tf4slurm/jobs (by default ~/.local/state/tf4slurm/jobs), mode 0700. The oldest of more
-than 1,000 are deleted. A job that cannot be registered runs all the same, and is found by its run directory's path.
+The files are in $XDG_STATE_HOME/tf4slurm/jobs (by default ~/.local/state/tf4slurm/jobs), mode 0700. Beyond 1,000 files
+the oldest are deleted. A job that cannot be registered still runs; its run directory's path identifies it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class KnownJob:
 
     Attributes:
         job_id: Slurm's job id; None for a local job.
-        name: Name that its run directories begin with.
-        runs_directory: The directory of its run directories.
-        started: When it was submitted or started, in seconds since 1970.
+        name: First part of the names of its run directories.
+        runs_directory: Parent of its run directories.
+        started: When the job was submitted or started, in seconds since 1970.
     """
 
     job_id: str | None = None
@@ -48,7 +48,7 @@ class KnownJob:
 
     @property
     def run_directories(self) -> list[RunDirectory]:
-        """Its run directories, oldest first: none while it is pending, several if it was requeued."""
+        """The job's run directories, oldest first: none while it is pending, several if it was requeued."""
         pattern = re.compile(re.escape(self.name) + r"(?:-(\d+))?")
         found = []
         with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ class KnownJob:
 
 
 def remember(name: str, runs_directory: Path, environ: Mapping[str, str], job_id: str | None = None) -> KnownJob:
-    """Register a job whose run directory is, or will be, `runs_directory`/`name`; return its entry."""
+    """Register the job with run directory `runs_directory`/`name`, which need not exist yet; return its entry."""
     job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 6))
     directory = _directory(environ)
     try:
@@ -81,7 +81,7 @@ def remember(name: str, runs_directory: Path, environ: Mapping[str, str], job_id
 
 
 def known_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
-    """Return all registered jobs, the latest first, without entries that another user could have written."""
+    """Return all registered jobs, latest first; leave out entries that another user could have written."""
     jobs, refused = [], []
     with contextlib.suppress(OSError):
         for path in _directory(environ).glob("*.json"):
@@ -101,10 +101,10 @@ def known_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
 
 
 def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
-    """Return the job of this Slurm job id, name or run directory path; the latest job if None.
+    """Return the job with this Slurm job id, name or run directory path; the latest job if None.
 
     Raises:
-        UnknownJobError: There is none; the message names similar ones.
+        UnknownJobError: No job matches; the message names similar jobs.
     """
     path = Path(text or "").absolute()
     may_be_half_gone = ("logs", "job.json", "events.jsonl", "result.json")
@@ -133,7 +133,7 @@ def latest_run(job: KnownJob) -> RunDirectory:
     """Return the latest run directory of a job.
 
     Raises:
-        RunDirectoryError: It has none yet, or not any more.
+        RunDirectoryError: The job has no run directory.
     """
     runs = job.run_directories
     if runs:

@@ -1,21 +1,21 @@
-"""The run directory of a job: its place, its permissions, and how its files are written and read.
+"""Create, write and read the run directory of a job.
 
 runs/<name>-<id>/
-    job.json          what was started
-    control.json      address and credentials of the control service, sealed with MUNGE where that works; only for tasks
+    job.json          command, options and versions
+    control.json      address and credentials of the control service, sealed with MUNGE if MUNGE works; only for tasks
                       that no launcher starts (plain srun)
     events.jsonl      every change of state
-    slurm.json        what Slurm gave the job, and when
-    status.json       the state of job and tasks a few seconds ago
+    slurm.json        resources that Slurm allocated to the job, and times
+    status.json       state of the job and its tasks a few seconds ago
     samples.jsonl     steps, metrics, memory, processor time and bytes over time
     logs/<role>-<index>.<attempt>.log   output of the task's child process
-    logs/<role>-<index>.<attempt>.times lines "byte seconds": output from this byte on is of this time or later
+    logs/<role>-<index>.<attempt>.times lines "byte seconds": output from this byte on was printed then or later
     work/<role>-<index>.<attempt>/      files of a tf.data service server
-    lost/<role>-<index>.json            what the task's agent knew when it lost the launcher
-    result.json       how the job ended; .result.json.reserved is space for it on a full disk
+    lost/<role>-<index>.json            last state of a task whose agent lost the launcher
+    result.json       how the job ended; .result.json.reserved reserves disk space for this file
     report.html       the job's report
 
-`schema.py` has the schema of the JSON files. All files have mode 0600, all directories 0700.
+`schema.py` defines the JSON files. All files have mode 0600, all directories 0700.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from tf4slurm.system.typed_json import read_lines, to_json
 TIMES_SUFFIX = ".times"
 _RESERVED = ".result.json.reserved"
 _RESERVED_BYTES = 4096
-_SHORT_REASON = 500  # characters; JSON may write each as six bytes
+_SHORT_REASON = 500  # characters; JSON may encode each in six bytes
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where the files of one job are. Everything in it belongs to its user alone (0700)."""
+    """The run directory of one job, which only its user can access (0700)."""
 
     path: Path
 
     @classmethod
     def create(cls, parent: Path, name: str) -> RunDirectory:
-        """Create `parent`/`name`; if that exists, `name`-2, `name`-3 and so on.
+        """Create `parent`/`name`, or `name`-2, `name`-3 and so on if the name is taken.
 
         Raises:
             RunDirectoryError: The directory cannot be created.
@@ -87,7 +87,7 @@ class RunDirectory:
 
         Args:
             path: The run directory.
-            reserve_result: Reserve space for result.json, for the process that will write it.
+            reserve_result: Reserve disk space for result.json; False if this process does not write it.
 
         Raises:
             RunDirectoryError: The directory cannot be created, belongs to another user, or is a link.
@@ -129,7 +129,7 @@ class RunDirectory:
         return read_file(self.path / FILE_NAMES[kind], kind)
 
     def read_trusted_job(self) -> JobFile:
-        """Read job.json for a caller that runs its command or signals its process; an empty one if it is missing.
+        """Read job.json before its command is run or its process signalled; return an empty one if it is missing.
 
         Raises:
             UntrustedFileError: Another user could have written it.
@@ -145,15 +145,15 @@ class RunDirectory:
         return read_lines(self.path / FILE_NAMES[kind], kind)
 
     def read_last_states(self) -> dict[str, LastState]:
-        """Return what agents that lost their launcher wrote, by task; empty if none did."""
+        """Return the last states that agents wrote after the loss of the launcher, by task."""
         states = (read_file(path, LastState) for path in sorted((self.path / "lost").glob("*.json")))
         return {state.task: state for state in states if state is not None}
 
     def write(self, content: JobFile | StatusFile | SlurmGrant) -> None:
-        """Write a file of the schema whole or not at all.
+        """Write a file of the schema atomically.
 
         Raises:
-            RunDirectoryError: It cannot be written.
+            RunDirectoryError: The file cannot be written.
         """
         indent = None if isinstance(content, StatusFile) else 2
         _write(self.path / FILE_NAMES[type(content)], to_versioned_json(content, indent).encode())
@@ -162,12 +162,12 @@ class RunDirectory:
         _write(self.control, to_json(content, indent=2).encode() + b"\n")
 
     def write_result(self, content: ResultFile) -> None:
-        """Write result.json; on a full disk the exit code and the reason alone, into the space reserved for it.
+        """Write result.json; on a full disk, write only the exit code and the reason, into the reserved space.
 
         A second call on a full disk overwrites the existing result.json.
 
         Raises:
-            RunDirectoryError: It cannot be written, or only in part.
+            RunDirectoryError: The file cannot be written, or only in part.
         """
         path, reserved = self.path / FILE_NAMES[ResultFile], self.path / _RESERVED
         try:
@@ -202,10 +202,10 @@ class RunDirectory:
             raise _cannot_write(path, error) from error
 
     def write_report(self, content: bytes, path: Path | None = None) -> Path:
-        """Write the report whole or not at all, by default as report.html; return its path.
+        """Write the report atomically, by default as report.html; return its path.
 
         Raises:
-            RunDirectoryError: It cannot be written.
+            RunDirectoryError: The report cannot be written.
         """
         path = path or self.path / "report.html"
         _write(path, content)
@@ -227,17 +227,17 @@ def _reserve_result(path: Path) -> None:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open a growing file, readable by this user alone, without a buffer."""
+    """Open a file for unbuffered appending, or create it (0600)."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0)
 
 
 def make_parent(path: Path) -> None:
-    """Create the directory of run directories if it is missing; others cannot write it, whatever the umask."""
+    """Create the parent of run directories if it is missing; others cannot write to it, whatever the umask."""
     path.mkdir(mode=0o755, parents=True, exist_ok=True)
 
 
 def _shorten(result: ResultFile) -> ResultFile:
-    """Return what fits into the reserved space."""
+    """Return the part of a result that fits into the reserved space."""
     reason = result.reason[:_SHORT_REASON]
     return dataclasses.replace(
         result, reason=reason, tail=(), meaning=(), log=None, collateral=(), warnings=(), tasks=()
@@ -245,7 +245,7 @@ def _shorten(result: ResultFile) -> ResultFile:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file atomically: readers on other hosts never see half of it."""
+    """Replace a file atomically: readers on other hosts never see a partial file."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.unlink(missing_ok=True)

@@ -1,7 +1,6 @@
-"""The schema of a job's files: the JSON files of a run directory as frozen values, with one version number.
+"""The schema of a job's files: one frozen dataclass per JSON file of a run directory, and one version number.
 
-Writers construct these values, readers use their attributes; `system/typed_json.py` converts them. docs/job-files.md is
-generated from this module.
+`system/typed_json.py` converts between dataclasses and JSON. docs/job-files.md is generated from this module.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tf4slurm.system.proc import ProcessIdentity, identity_of, is_alive
 from tf4slurm.system.typed_json import from_json, read_object, to_json
 
 SCHEMA_VERSION = 1
-"""The version of all files of a run directory. Raise it when an older reader would misread a newer file."""
+"""The version of all files of a run directory. Increment it when an older reader would misread a newer file."""
 
 _VERSION_KEY = "schema_version"
 _T = TypeVar("_T")
@@ -45,7 +44,7 @@ class Process:
 
     @classmethod
     def of(cls, process_id: int) -> Process:
-        """Return a process of this host, running or a zombie."""
+        """Return the process of this host with this ID, running or a zombie."""
         return cls(*identity_of(process_id))
 
     def is_alive(self) -> bool:
@@ -55,7 +54,7 @@ class Process:
 
 @dataclass(frozen=True)
 class JobFile:
-    """What was started: the command, its options and the versions.
+    """The command, options and versions of a job.
 
     Attributes:
         name: First part of the run directory's name.
@@ -64,8 +63,8 @@ class JobFile:
         arguments: The command line that started the launcher.
         directory: The launcher's working directory.
         counts: Number of tasks of each role.
-        grace_period_seconds: Seconds that the script has to save and stop.
-        options: All options of the job, by the names of the keyword arguments of `tf4slurm.Job`.
+        grace_period_seconds: Grace period: seconds that the script has to save and stop.
+        options: All options of the job, named as the keyword arguments of `tf4slurm.Job`.
         host: Host name of the launcher.
         process: The launcher's process.
         started: Start of the job, as YYYY-MM-DDThh:mm:ss±hhmm.
@@ -88,26 +87,26 @@ class JobFile:
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """The state of one task; null is unknown.
+    """The state of one task; null if unknown.
 
     Attributes:
         task: Its role and index, such as "worker/0".
         rank: Its rank in the step.
         node: Name of its node.
         address: Its host:port in the cluster spec.
-        state: "missing" until it registers, then the state that its agent reports.
+        state: "missing" until the task registers, then the state that its agent reports.
         starts: Number of starts of its child process in this attempt.
         returncode: Exit code of the last child process, or minus the signal that killed it.
-        detail: More about its state, in words.
-        is_gone: Its agent has exited or is lost.
-        heartbeat_age_seconds: Age of its last message in seconds.
+        detail: Details of the state, in words.
+        is_gone: Whether the task's agent has exited or is lost.
+        heartbeat_age_seconds: Seconds since the last heartbeat of its agent.
         started_seconds: Last start of its child process, in seconds since the job's start.
         step: Last training step that the script reported.
-        steps_per_second: Mean over the last 20 s.
-        step_seconds: Age of the last new step in seconds.
-        metrics: Metrics that the script reported with its step; null is NaN or infinite.
+        steps_per_second: Mean steps per second over the last 20 s.
+        step_seconds: Seconds since the last new step.
+        metrics: Metrics that the script reported with its step; null for NaN and infinity.
         memory_bytes: Resident memory of the child process and its descendants.
-        cpu_seconds: Their processor time.
+        cpu_seconds: Processor time of the child process and its descendants.
         sent_bytes: Bytes sent from the task's port.
         received_bytes: Bytes received at the task's port.
     """
@@ -138,13 +137,13 @@ class StatusFile:
     """The state of the job and its tasks a few seconds ago.
 
     Attributes:
-        time: When it was written, in seconds since 1970.
-        seconds: When it was written, in seconds since the job's start.
+        time: When the file was written, in seconds since 1970.
+        seconds: When the file was written, in seconds since the job's start.
         phase: Phase of the job: "rendezvous", "checking", "training", "stopping", "terminating" or "ended".
         attempt: Number of this attempt, from 1.
-        max_attempts: How many attempts the job may make.
-        reason: How the job ended, once it has.
-        interval_seconds: How often the launcher writes this file.
+        max_attempts: Maximum number of attempts.
+        reason: How the job ended, in words; empty until then.
+        interval_seconds: Seconds between two writes of this file.
         heartbeat_timeout_seconds: Heartbeat timeout of the job.
         tasks: The tasks by rank.
     """
@@ -162,7 +161,7 @@ class StatusFile:
 
 @dataclass(frozen=True)
 class Sample:
-    """One line of samples.jsonl. Each list has one entry per rank, null where nothing is known.
+    """One line of samples.jsonl. Each list has one entry per rank, null if unknown.
 
     Attributes:
         seconds: When the sample was taken, in seconds since the job's start.
@@ -172,7 +171,7 @@ class Sample:
         cpu: Processor time in seconds.
         sent: Bytes sent from the tasks' ports.
         received: Bytes received at the tasks' ports.
-        metrics: Metrics by rank and name; null is NaN or infinite.
+        metrics: Metrics by rank and name; null for NaN and infinity.
     """
 
     seconds: float | None = None
@@ -195,9 +194,9 @@ class Event:
         kind: The kind of change, such as "registered".
         task: The task, such as "worker/0"; null for the job.
         text: The change in words.
-        returncode: Of an exit: the exit code, or minus the number of the signal that killed the process.
-        barrier: Of a wait at a barrier: the barrier's name.
-        waited_seconds: Of a wait at a barrier: from the first task's arrival to the last one's.
+        returncode: For an exit: the exit code, or minus the number of the signal that killed the process.
+        barrier: For a wait at a barrier: the barrier's name.
+        waited_seconds: For a wait at a barrier: seconds from the first arrival to the last.
     """
 
     time: float | None = None
@@ -212,7 +211,7 @@ class Event:
 
 @dataclass(frozen=True)
 class ResultTask:
-    """One task in result.json, as of the last attempt.
+    """One task in result.json, in the last attempt.
 
     Attributes:
         task: Its role and index, such as "worker/0".
@@ -220,7 +219,7 @@ class ResultTask:
         node: Name of its node.
         address: Its host:port in the cluster spec.
         starts: Number of starts of its child process.
-        state: "missing" if it never registered, else the last state that its agent reported.
+        state: "missing" if the task never registered, else the last state that its agent reported.
         returncode: Exit code of the last child process, or minus the signal that killed it.
         started_seconds: Last start of its child process, in seconds since the job's start.
         ended_seconds: End of its last child process, in seconds since the job's start.
@@ -239,20 +238,20 @@ class ResultTask:
 
 @dataclass(frozen=True)
 class ResultFile:
-    """How the job ended. On a full disk the launcher writes the exit code and the reason alone.
+    """How the job ended. On a full disk the launcher writes only the exit code and the reason.
 
     Attributes:
         exit_code: Exit code of the launcher.
         reason: How the job ended, in words.
         cause: The task that failed first; null if no single task did.
         tail: The last lines that this task printed.
-        meaning: What these lines mean, where tf4slurm knows it.
+        meaning: Explanations of known errors in these lines.
         log: Path of this task's log.
-        collateral: What failed after it, one sentence each.
+        collateral: Failures that followed from the cause, in words.
         seconds: Duration of the job.
-        attempts: How many attempts the job made.
+        attempts: Number of attempts that the job made.
         requeued: Why the job was requeued: "preemption" or "time limit"; null if it was not.
-        warnings: What may be wrong with the job, in sentences.
+        warnings: Possible problems of the job, in sentences.
         tasks: The tasks by rank.
     """
 
@@ -272,11 +271,11 @@ class ResultFile:
 
 @dataclass(frozen=True)
 class LastState:
-    """What a task's agent knew when it lost the launcher.
+    """The last state of a task whose agent lost the launcher.
 
     Attributes:
         task: The task, such as "worker/0".
-        time: When it was written, in seconds since 1970.
+        time: When the file was written, in seconds since 1970.
         attempt: Number of the attempt.
         starts: Number of starts of the child process in this attempt.
         state: The task's state; "ended" if the agent terminated the child process.
@@ -303,7 +302,7 @@ FILE_NAMES: dict[type[Any], str] = {
 
 
 def to_versioned_json(value: Any, indent: int | None = None) -> str:
-    """Return the content of a JSON file of this version; `value` is one of the dataclasses above."""
+    """Return the JSON text of one of the dataclasses above, with the schema version."""
     return to_json({_VERSION_KEY: SCHEMA_VERSION, **vars(value)}, indent) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The state of jobs and their tasks: `JobStatus`, from the run directory's files and Slurm's answers."""
+"""Read the state of jobs and their tasks (`JobStatus`) from their run directories and from Slurm."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tf4slurm.slurm.job import ENDED_STATES, QueueEntry
 
 _SLURM_SECONDS = 5.0
 _STALL_SECONDS = 60.0
-_STALL_STEPS = 10.0  # and at least as long as this many steps took before
+_STALL_STEPS = 10.0  # times the mean seconds per step, if longer
 _FRESH_SECONDS = 5.0
-_LATE_SECONDS = 20.0  # age that status.json may have on a slow file system
+_LATE_SECONDS = 20.0  # maximum delay of status.json on a slow file system
 _STOP_CODES = (130, 143, 138, 140)
 _MOST_ENDS = 5
 _LATEST_TIME = 1e11  # in seconds since 1970; time.localtime fails for much later ones
@@ -30,29 +30,29 @@ _LATEST_TIME = 1e11  # in seconds since 1970; time.localtime fails for much late
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The state of one job. None is unknown.
+    """The state of one job; None if unknown.
 
     Attributes:
         job_id: Slurm's job id; None for a local job.
-        name: Name that its run directories begin with.
-        state: Slurm's state while Slurm has the job; then "RUNNING", "COMPLETED", "FAILED", "STOPPED", "LOST" (the
-            launcher ended without a result) or "UNKNOWN".
+        name: First part of the names of its run directories.
+        state: A state of Slurm, or "RUNNING", "COMPLETED", "FAILED", "STOPPED", "LOST" (the launcher ended without a
+            result) or "UNKNOWN".
         started: When the job was submitted or started, in seconds since 1970.
         phase: Phase of the running job, such as "training".
         attempt: Number of this attempt, from 1.
-        max_attempts: How many attempts the job may make.
-        exit_code: Exit code of the job; None while it has not ended.
+        max_attempts: Maximum number of attempts.
+        exit_code: Exit code of the job; None until the job has ended.
         reason: Why the job is pending, or how it ended, in words.
-        elapsed: Time since its start, such as "1:02:03".
-        limit: Time limit, as Slurm writes it.
-        start: Expected start of a pending job, as Slurm writes it.
+        elapsed: Duration of the job so far, such as "1:02:03".
+        limit: Time limit in Slurm's format.
+        start: Expected start of a pending job in Slurm's format.
         nodes: Its nodes, as a nodelist.
-        written_seconds: Age of this information in seconds.
+        written_seconds: Age of status.json in seconds.
         run_directory: Path of its latest run directory.
         warnings: Why this information may be wrong or incomplete, in sentences.
         tasks: Its tasks by rank. The state of a task is "missing" (not registered), "waiting" (for other tasks),
-            "running", "STALLED" (no new step for long), "exited N" (child process, with exit code N), "ended" (by its
-            agent, which had lost the launcher), "lost" or "terminated".
+            "running", "STALLED" (no new step for long), "exited N" (exit code N), "ended" (terminated by its agent
+            after the loss of the launcher), "lost" or "terminated".
     """
 
     job_id: str | None
@@ -79,14 +79,14 @@ class JobStatus:
 
 
 class StatusReader:
-    """Reads the state of some jobs repeatedly: the files at each call, Slurm's answer less often."""
+    """Reads the state of jobs repeatedly: the files at each call, Slurm's answer less often."""
 
     def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0, refuse_newer: bool = True) -> None:
-        """Read nothing yet.
+        """Create a reader; read nothing yet.
 
         Args:
             jobs: The jobs.
-            ask_seconds: Age at which Slurm's last answer is replaced.
+            ask_seconds: Minimum seconds between two queries to Slurm.
             refuse_newer: Raise an error for files of a newer version, instead of showing the job as UNKNOWN.
         """
         self._jobs = jobs
@@ -117,7 +117,7 @@ class StatusReader:
 
 
 def _ask_slurm(jobs: Sequence[KnownJob]) -> tuple[dict[str, QueueEntry], list[str]]:
-    """Ask Slurm for those of the jobs that have an id; return its entries by job id, and warnings."""
+    """Query Slurm for the jobs that have an id; return queue entries by job id, and warnings."""
     job_ids = [job.job_id for job in jobs if job.job_id is not None]
     if not job_ids:
         return {}, []
@@ -129,14 +129,14 @@ def _ask_slurm(jobs: Sequence[KnownJob]) -> tuple[dict[str, QueueEntry], list[st
     for entry in entries:
         found.setdefault(entry.job_id, entry)
         array = entry.job_id.partition("_")[0]
-        if array not in found or found[array].has_ended:  # of an array, an element that has not ended
+        if array not in found or found[array].has_ended:  # for an array, prefer an element that has not ended
             found[array] = entry
     return found, []
 
 
 @dataclass(frozen=True)
 class _Sources:
-    """What is known of a job: the files of its latest run directory, and its entry in Slurm's queue."""
+    """The sources of a job's state: the files of its latest run directory, and its entry in Slurm's queue."""
 
     job: KnownJob
     entry: QueueEntry | None
@@ -152,7 +152,7 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
     Args:
         job: The job.
         entry: Its entry in Slurm's queue; None if it has none.
-        warnings: What Slurm did not answer.
+        warnings: Warnings about missing answers from Slurm.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the job's files.
@@ -186,10 +186,10 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
 
 
 def _find_state(known: _Sources, warnings: list[str]) -> tuple[str, int | None, str]:
-    """Return the job's state, its exit code once it has ended, and the reason; add to the warnings."""
+    """Return the job's state, exit code (None until it has ended) and reason; append to `warnings`."""
     entry, result, age = known.entry, known.result, known.age
     if entry is not None and entry.is_pending:
-        if result is None and age is not None and age < _FRESH_SECONDS:  # it started after Slurm was asked
+        if result is None and age is not None and age < _FRESH_SECONDS:  # the job started after the query to Slurm
             return "RUNNING", None, known.file.reason
         return entry.state, None, entry.explained_reason
     is_requeued = result is not None and result.exit_code == EXIT_REQUEUED and entry is not None
@@ -209,7 +209,7 @@ def _find_state(known: _Sources, warnings: list[str]) -> tuple[str, int | None, 
 
 
 def _find_end_in_slurm(known: _Sources, job_id: str, *, has_answer: bool) -> tuple[str, int | None, str]:
-    """Return the state of a Slurm job without a result, by accounting or by the queue's last entry."""
+    """Return the state of a Slurm job without a result, from accounting or the last queue entry."""
     if not has_answer:  # the job may still run
         return "UNKNOWN", None, ""
     try:
@@ -230,7 +230,7 @@ def _find_end_in_slurm(known: _Sources, job_id: str, *, has_answer: bool) -> tup
 
 
 def _find_end_of_local_job(known: _Sources) -> tuple[str, int | None, str]:
-    """Return the state of a local job without a result, by its launcher's process."""
+    """Return the state of a local job without a result, from its launcher's process."""
     if known.run is None:
         return "UNKNOWN", 1, f"Its run directory under {known.job.runs_directory} does not exist."
     process = (known.run.read(JobFile) or JobFile()).process
@@ -262,7 +262,7 @@ def _with_last_state(task: TaskStatus, last: LastState) -> TaskStatus:
 
 
 def _age_task(task: TaskStatus, file: StatusFile, age: float, *, has_ended: bool) -> TaskStatus:
-    """Return the state of a task now, `age` seconds after status.json was written."""
+    """Return the current state of a task, `age` seconds after status.json was written."""
     heartbeat_age, step_seconds = task.heartbeat_age_seconds, task.step_seconds
     return dataclasses.replace(
         task,
@@ -300,8 +300,8 @@ def _format_seconds(seconds: float | None) -> str | None:
 def is_lost(run: RunDirectory) -> bool:
     """Return whether the launcher of this job certainly ended without a result.
 
-    It did if it ran on this host and its process does not exist any more, or if agents have written that they lost it.
-    (A launcher on another host that writes nothing may be stopped.)
+    This is certain if the launcher ran on this host and its process no longer exists, or if agents recorded its loss.
+    A launcher on another host that writes nothing may only be suspended.
     """
     if run.read(ResultFile) is not None:
         return False

@@ -1,1 +1,1 @@
-"""The report and the live page of a job: timeline, charts and recommendations."""
+"""Make the report and the live page of a job: timeline, charts and recommendations."""

@@ -1,6 +1,6 @@
-"""Recommendations from a job's measurements, and explanations of its failure.
+"""Make recommendations from a job's measurements, and explain its failure.
 
-Each recommendation names the numbers it is based on. Too few measurements give none.
+Each recommendation names the numbers it is based on. Too few measurements give no recommendation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SLOW_WORKER_FACTOR = 0.7  # of the median
 
 @dataclass(frozen=True)
 class Advice:
-    """What was measured, and what the user can do about it."""
+    """A finding from the measurements, and the recommended action."""
 
     finding: str
     action: str
@@ -39,7 +39,7 @@ class Advice:
 def give_advice(
     usage: JobUsage, timeline: Timeline, not_finite: Mapping[tuple[str, int], float] | None = None
 ) -> list[Advice]:
-    """Return the recommendations, the most important first; `not_finite` is that of `Curves`."""
+    """Return the recommendations, the most important first; `not_finite` is the field of `Curves`."""
     return [
         *_metrics_not_finite(not_finite or {}, usage),
         *(_from_samples(usage) if usage.num_samples >= _MIN_SAMPLES else ()),
@@ -50,7 +50,7 @@ def give_advice(
 
 
 def explain_failure(result: ResultFile, allocation: SlurmGrant) -> list[str]:
-    """Return what the end of a failed job means and what to check next, in sentences."""
+    """Return sentences that explain how a failed job ended and what to check next."""
     code, tail = result.exit_code, list(result.tail)
     cause = next((task for task in result.tasks if task.task == result.cause), None)
     returncode = cause.returncode if cause is not None else None

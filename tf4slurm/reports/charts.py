@@ -27,7 +27,7 @@ _DASHES = ("", "6 3", "2 3", "9 3 2 3", "1 2", "12 4")
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart; its role chooses the color, `dash` the dashes; `low` and `high` bound a shaded band."""
+    """One line of a chart: `role` selects the color, `dash` the pattern; `low` and `high` bound a shaded band."""
 
     name: str
     role: str
@@ -56,7 +56,7 @@ class Chart:
 
     @property
     def data(self) -> str:
-        """The values as JSON, from which page.js shows those under the pointer."""
+        """The values as JSON; page.js shows the values under the pointer."""
         data = {
             "x": [round(at, 1) for at in self.seconds],
             "left": _LEFT,
@@ -87,7 +87,7 @@ def make_charts(summary: JobSummary) -> list[Chart]:
 
 
 def make_lines(names: Sequence[str], columns: Mapping[int, Values]) -> list[Line]:
-    """Return a line per column that has values; one line with the mean and range for a role of many tasks."""
+    """Return a line per column with values; for a role of more than 6 tasks, one line with mean and range."""
     ranks_by_role: dict[str, list[int]] = {}
     for rank, column in columns.items():
         if measured(column):
@@ -120,13 +120,13 @@ def draw_chart(chart: Chart) -> Drawing:
 
 
 def draw_stroke(each: Line, path: str) -> Markup:
-    """Return an SVG path with the color of the role of `each` and its dash pattern."""
+    """Return an SVG path with the color and the dash pattern of a line."""
     dashes = _DASHES[each.dash % len(_DASHES)]
     return element("path", class_=f"curve r-{_color_class(each.role)}", stroke_dasharray=dashes, d=path)
 
 
 def _sum_by_role(summary: JobSummary, columns: Sequence[Values]) -> dict[int, Values]:
-    """Return the sums of the columns of each role, by the role's index."""
+    """Return the sum of the columns of each role, by role index."""
     return {
         index: combine(
             [columns[rank] for rank, name in enumerate(summary.names) if name.partition("/")[0] == role], sum

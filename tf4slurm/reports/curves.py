@@ -1,8 +1,8 @@
-"""What each task used and reported over time, from the samples of the job.
+"""Make curves of the usage and metrics of each task over time, from the samples of the job.
 
 The curve of a counter (steps, processor seconds, bytes) is its rate from one change to the next, because agents report
-it less often than samples are taken. A counter that falls belongs to a restarted script. Of more samples than a chart
-can show, every nth is used.
+counters less often than samples are taken. A counter that decreases belongs to a restarted script. If there are more
+than 240 samples, every nth sample is used.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Values = list[float | None]
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of all tasks: a list with `Values` for each rank.
+    """The curves of all tasks: lists with `Values` for each rank.
 
     Attributes:
-        seconds: The times of all curves, since the start of the job.
+        seconds: The times of all curves, in seconds since the start of the job.
         metrics: Reported metrics by name and rank.
-        total_bytes: Bytes sent and received of each rank, over all its starts.
-        peak_memory: The largest memory in bytes of each rank, over all samples.
-        not_finite: By a metric's name and rank: when it was first NaN or infinite, in seconds.
-        num_samples_left_out, num_metrics_left_out: What these curves do not contain.
+        total_bytes: Bytes sent and received by each rank, over all its starts.
+        peak_memory: Peak memory of each rank in bytes, over all samples.
+        not_finite: First time in seconds at which a metric was NaN or infinite, by metric name and rank.
+        num_samples_left_out, num_metrics_left_out: Numbers of samples and metrics left out.
     """
 
     seconds: list[float]
@@ -101,13 +101,13 @@ def combine(columns: Sequence[Values], function: Callable[[list[float]], float])
 
 
 def _columns(rows: Sequence[Sequence[float | None]], num_tasks: int) -> list[Values]:
-    """Turn rows of one time into columns of one task; missing values are None."""
+    """Transpose rows, one per time, into columns, one per task; missing values are None."""
     padded = [row if len(row) == num_tasks else (*row, *[None] * num_tasks)[:num_tasks] for row in rows]
     return [list(column) for column in zip(*padded, strict=True)] or [[] for _ in range(num_tasks)]
 
 
 def _rate(column: Values, seconds: list[float], timeout: float) -> Values:
-    """Return the increase per second between changes of a counter; None before the first and after a restart."""
+    """Return the increase per second between changes of a counter; None before the first value and after a restart."""
     result: Values = [None] * len(column)
     first: int | None = None
     for number, value in enumerate(column):
@@ -133,7 +133,7 @@ def _total(column: Values) -> float:
 def _metrics(
     seconds: Sequence[float], samples: Sequence[Sample], num_tasks: int
 ) -> tuple[dict[str, dict[int, Values]], dict[tuple[str, int], float], int]:
-    """Return the metrics by name and rank, when they were first not finite, and the number of metrics left out."""
+    """Return the metrics by name and rank, the times they were first not finite, and the number left out."""
     metrics: dict[str, dict[int, Values]] = {}
     not_finite: dict[tuple[str, int], float] = {}
     others: set[str] = set()

@@ -1,4 +1,4 @@
-"""Text for people: durations, bytes, numbers and axis ticks; and the replacement of invisible characters."""
+"""Format durations, bytes, numbers and axis ticks for people, and replace invisible characters."""
 
 from __future__ import annotations
 

@@ -29,20 +29,20 @@ from tf4slurm.reports.summary import read_summary
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
-_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d+)?", re.IGNORECASE)  # any port: it may be a tunnel's
+_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d+)?", re.IGNORECASE)  # any port: an SSH tunnel's
 _MIN_UPDATE_SECONDS = 2.0
 _MAX_UPDATE_SECONDS = 30.0
-_PROCESSOR_SHARE = 0.1  # that making the page may use
-_LAST_REQUEST_SECONDS = 10.0  # how late a browser may be when it fetches the end of the job
+_PROCESSOR_SHARE = 0.1  # maximum share of a core for making the page
+_LAST_REQUEST_SECONDS = 10.0  # time for a browser to fetch the final page
 _STATUS_TIMEOUT_SECONDS = 60.0
-_REQUEST_SECONDS = 10.0  # for a whole request, and again for its answer
+_REQUEST_SECONDS = 10.0  # timeout for a request, and for its answer
 _MAX_UNAUTHENTICATED = 64
 
 
 def serve_page(
     run: RunDirectory, on_ready: Callable[[str], None], should_stop: Callable[[], bool] = lambda: False
 ) -> str:
-    """Serve the live page until a browser has fetched the end of the job, the launcher is lost, or Ctrl-C.
+    """Serve the live page until a browser has fetched the final page, the launcher is lost, or Ctrl-C is pressed.
 
     Args:
         run: Run directory of the job.
@@ -50,7 +50,7 @@ def serve_page(
         should_stop: Called twice a second; serving ends when it returns True.
 
     Returns:
-        Why serving ended, in a sentence.
+        The reason why serving ended.
     """
     page = _Page(run)
     with _Server(page) as server:
@@ -83,7 +83,7 @@ def _wait_for_end(page: _Page, should_stop: Callable[[], bool]) -> str:
 
 
 class _Page:
-    """The current page; it is made again only after `update_seconds`, however many browsers request it."""
+    """The current page, cached for half of `update_seconds`, however many browsers request it."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.token = secrets.token_urlsafe(32)
@@ -97,7 +97,7 @@ class _Page:
         self._status_changed_at = time.monotonic()
 
     def status_age_seconds(self) -> float:
-        """Return how long status.json has not changed, by this host's clock: the job's host may have another time."""
+        """Return the seconds since status.json last changed, by this host's clock, not the job's."""
         status_time = (self._run.read(StatusFile) or StatusFile()).time
         if status_time != self._status_time:
             self._status_time, self._status_changed_at = status_time, time.monotonic()
@@ -145,12 +145,12 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, page: _Page) -> None:
         self.page = page
-        self._unauthenticated: dict[socket.socket, float] = {}  # since when; the oldest is first
+        self._unauthenticated: dict[socket.socket, float] = {}  # time of each connection, oldest first
         self._lock = threading.Lock()
         super().__init__((_LOOPBACK, 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection; close the oldest of too many without a token: browsers send it at once."""
+        """Start a thread for a connection; close the oldest of more than 64 unauthenticated connections."""
         with self._lock:
             if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
                 self._close(next(iter(self._unauthenticated)))

@@ -27,7 +27,7 @@ from tf4slurm.reports.timeline import Timeline
 from tf4slurm.reports.timeline_chart import WIDTH, describe_grouping, draw_timeline
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_SHORT_START = 0.15  # a start that takes a smaller share of the job has a timeline of its own
+_SHORT_START = 0.15  # a start that takes a smaller share of the job gets a second timeline
 _MAX_WAITS = 8
 _STATE_MEANINGS = {
     "queued": "in Slurm's queue",
@@ -56,11 +56,11 @@ _KEYS_PER_ROW, _STATES_PER_ROW = 4, 8
 
 
 def make_file(summary: JobSummary, name: str | Path) -> bytes:
-    """Return the content of a file of this name: the report for .html or no suffix, the charts for .svg and .png.
+    """Return the content of a report file: HTML for .html or no suffix, only the charts for .svg and .png.
 
     Raises:
         RunDirectoryError: The name has another suffix.
-        MissingDependencyError: A PNG needs the package resvg_py and a font.
+        MissingDependencyError: The package resvg_py or a font for a PNG is missing.
     """
     suffix = Path(name).suffix.lower()
     if suffix == ".png":
@@ -82,7 +82,7 @@ def make_report(summary: JobSummary) -> str:
 
 
 def make_page(title: str, body: Markup, script: str, live_note: str = "") -> str:
-    """Return a page that can run only this script and connect only to its own server.
+    """Return a page that may run only this script and connect only to its own server.
 
     Args:
         title: Title of the page.
@@ -175,7 +175,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _outcome(summary: JobSummary) -> tuple[str, str]:
-    """Return the outcome, or the phase of a running job, in one word, and the CSS class of its color."""
+    """Return one word for the outcome, or the phase of a running job, and the CSS class of its color."""
     result = summary.result
     if result is None:
         phase = summary.status.phase
@@ -206,7 +206,7 @@ def _facts(summary: JobSummary) -> Iterator[tuple[str, object]]:
 
 
 def _draw_start(timeline: Timeline, cause: str | None) -> Drawing | None:
-    """Draw the time until the first step, where it is a small part of the timeline."""
+    """Draw the time until the first step if it is a small part of the timeline, else return None."""
     end = (timeline.first_step_at or 0.0) * 1.25
     is_short = 0 < end < _SHORT_START * (timeline.end - timeline.start)
     return draw_timeline(timeline, 0.0, end, cause) if is_short else None
@@ -234,7 +234,7 @@ def _traffic(tasks: list[TaskUsage] | tuple[TaskUsage, ...]) -> tuple[str, str]:
 
 
 def make_picture(summary: JobSummary) -> str:
-    """Return the timeline and the charts as one SVG file in the light colors."""
+    """Return the timeline and the charts as one SVG file in light colors."""
     timeline = summary.timeline
     y = float(_MARGIN)
     parts = [element("rect", width="100%", height="100%", fill="white"), *_state_legend(timeline, y)]
@@ -273,7 +273,7 @@ def _line_legend(chart: Chart, left: float, top: float) -> Iterator[Markup]:
 
 
 def _picture_style() -> str:
-    """Return the part of page.css for drawings, without CSS variables: few programs except browsers support them."""
+    """Return the rules of page.css for drawings, with CSS variables replaced for programs that lack them."""
     css = read_template("page.css")
     colors = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", css.partition("@media")[0]))
     return re.sub(r"var\((--[\w-]+)\)", lambda match: colors[match[1]], css.partition("/* drawings */")[2])

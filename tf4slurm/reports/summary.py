@@ -1,4 +1,4 @@
-"""The summary of a job: what its run directory contains, read once for the report and the live page."""
+"""Summarize the run directory of a job for the report and the live page."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MAX_TAIL_BYTES = 16_000
 
 @dataclass(frozen=True)
 class TaskUsage:
-    """What one task used; None where nothing was measured.
+    """The resource usage of one task; None where nothing was measured.
 
     Attributes:
         cores: Mean processor seconds per second during training.
         memory_bytes: Peak memory.
-        sent_bytes, received_bytes: Over the connections to its port.
+        sent_bytes, received_bytes: Bytes on the connections to the task's port.
         steps_per_second: Mean of the reported steps per second during training.
     """
 
@@ -47,14 +47,14 @@ class TaskUsage:
 
 @dataclass(frozen=True)
 class JobUsage:
-    """What all tasks used together, and what Slurm allocated (None without Slurm).
+    """The resource usage of all tasks, and the resources that Slurm allocated (None without Slurm).
 
     Attributes:
-        cores: Mean of the sum over the tasks during training.
-        memory_bytes: Peak of the sum over the tasks.
+        cores: Mean number of cores in use during training.
+        memory_bytes: Peak of the total memory.
         seconds: Duration of the job.
         num_samples: Number of samples during training.
-        seconds_after_last_step: From the last reported step to the end of training; None without steps.
+        seconds_after_last_step: Time from the last reported step to the outcome; None without steps.
     """
 
     tasks: tuple[TaskUsage, ...]
@@ -76,16 +76,16 @@ class JobUsage:
 
 @dataclass(frozen=True)
 class JobSummary:
-    """A job that has ended or still runs, as its run directory describes it.
+    """A running or ended job, as described by its run directory.
 
     Attributes:
         job, status, allocation: job.json, status.json and slurm.json; defaults where they are missing.
         result: result.json; None until the job has ended.
-        names: The tasks by rank.
+        names: Names of the tasks by rank.
         tail: The last lines that the failed task printed.
-        warnings: Possible problems, in sentences: those of the result, else those of the events.
-        missing: What the run directory does not contain, in sentences.
-        loss: The last known state if the launcher was killed; else empty.
+        warnings: Possible problems, in sentences, from the result or else from the events.
+        missing: Missing files of the run directory, in sentences.
+        loss: The last known state if the launcher is lost; else empty.
     """
 
     path: Path
@@ -151,7 +151,7 @@ def read_summary(run: RunDirectory) -> JobSummary:
 
 
 def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, allocation: SlurmGrant) -> JobUsage:
-    """Return the usage of all tasks; means are from the first step, or the start, to the outcome."""
+    """Return the usage of all tasks; means cover the time from the first step, or the start, to the outcome."""
     start = timeline.first_step_at or 0.0
     end = next((event.seconds for event in timeline.events if event.kind == "outcome"), timeline.end)
     training = [number for number, at in enumerate(curves.seconds) if start <= at <= end]
@@ -192,7 +192,7 @@ def _queue_times(allocation: SlurmGrant, events: Sequence[Event]) -> tuple[float
 
 
 def _tail(run: RunDirectory, result: ResultFile) -> tuple[str, ...]:
-    """Return the last lines of the failed task: those in the result, else those of its log."""
+    """Return the last lines of the failed task, from the result or else from its log."""
     if result.tail or result.log is None:
         return result.tail[-_MAX_TAIL_LINES:]
     path = run.path / "logs" / Path(result.log).name

@@ -1,4 +1,4 @@
-"""SVG elements, scales and event marks, from which the charts are drawn. Colors are CSS classes of page.css."""
+"""SVG elements, scales and event marks for charts. Colors are CSS classes of page.css."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARKS = {
     "diamond": "M0 -5L4 0L0 5L-4 0Z",
     "square": "M-3 -3h6v6h-6Z",
 }
-"""Outlines around 0, 0: each kind of mark has its own shape, because some readers cannot tell the colors apart."""
+"""Outlines of marks around 0, 0; shapes differ because some readers cannot tell colors apart."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def outline(points: Sequence[tuple[float, float]], *, is_closed: bool = False) -
 
 
 def mark(x: float, y: float, kind: str, title: str) -> Markup:
-    """Return one of `MARKS`, with a title that a browser shows under the pointer."""
+    """Return one of `MARKS`, with a title that browsers show as a tooltip."""
     where = f"translate({x:g} {y:g})"
     return element("path", element("title", title), class_=f"mark {kind}", d=MARKS[kind], transform=where)
 

@@ -1,4 +1,4 @@
-"""The timeline: what each task did when, derived from the events of the job.
+"""Derive a timeline of the states of each task from the events of the job.
 
 States of a task:
 
@@ -6,8 +6,8 @@ queued       the job waits in Slurm's queue
 starting     from the start of the job or of a new attempt until the script starts
 importing    until the script's TensorFlow server answers or the script reports a step, whichever is first
 waiting      until the first task of the job reports a step
-training     from that step on
-running      instead of waiting and training, which cannot be distinguished if no task reports steps
+training     from the first step of the job on
+running      in place of waiting and training if no task reports steps
 restarting   from the exit of the script until its restart in place
 terminating  from the outcome of the job, or the exit of the script, until the task has terminated
 
@@ -39,7 +39,7 @@ class Span:
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """An event that the timeline marks; `kind` is that of events.jsonl."""
+    """An event that the timeline marks; `kind` is the kind in events.jsonl."""
 
     seconds: float
     kind: str
@@ -49,7 +49,7 @@ class TimelineEvent:
 
 @dataclass(frozen=True)
 class Wait:
-    """All other tasks waited `seconds` for `task`, until the time `until`; `what` is what the task had to do."""
+    """A wait of all other tasks for `task`, for `seconds` until the time `until`; `what` is the awaited action."""
 
     until: float
     seconds: float
@@ -99,8 +99,8 @@ def make_timeline(
     Args:
         events: The job's events.
         names: The tasks by rank; tasks that only events name are added.
-        end: When the job ended or was last seen, if that is after its last event.
-        queued: When Slurm queued the job and when Slurm started it: both before 0.
+        end: When the job ended or was last seen, if this is after its last event.
+        queued: When Slurm queued the job and when it started the job, both before 0.
     """
     builder = _TimelineBuilder(names)
     timed = [(event.seconds, event) for event in events if event.seconds is not None and event.kind]
@@ -111,12 +111,12 @@ def make_timeline(
 
 
 class _TimelineBuilder:
-    """Follows the states of all tasks while events are added in the order of time."""
+    """Derives the states of all tasks from events, which are added in the order of time."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names_by_rank = {f"rank {rank}": name for rank, name in enumerate(names)}
         self._tasks = {name: TaskTimeline(name) for name in names}
-        self._current: dict[str, tuple[str, float]] = dict.fromkeys(names, ("starting", 0.0))  # state, since when
+        self._current: dict[str, tuple[str, float]] = dict.fromkeys(names, ("starting", 0.0))  # state and its start
         self._events: list[TimelineEvent] = []
         self._waits: list[Wait] = []
         self._registered_at: dict[str, float] = {}
@@ -219,7 +219,7 @@ class _TimelineBuilder:
         self._current[name] = (state, now)
 
     def _leave(self, name: str, now: float) -> None:
-        """End the current state of a task; a state that continues the one before extends its span."""
+        """End the current state of a task; if the last span has the same state, extend that span."""
         state, since = self._current.pop(name, ("", now))
         if now <= since:
             return
@@ -230,7 +230,7 @@ class _TimelineBuilder:
             spans.append(Span(state, since, now))
 
     def _add_wait(self, times: Mapping[str, float], since: float, what: str) -> None:
-        """Add the wait for the last task: from the time of the task before it, or from `since`."""
+        """Add the wait for the last task, which begins at the second to last time in `times`, or at `since`."""
         if len(times) < 2:
             return
         (_, before), (name, at) = sorted(times.items(), key=lambda item: item[1])[-2:]

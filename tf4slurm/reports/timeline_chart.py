@@ -1,4 +1,4 @@
-"""The timeline as a drawing: a row per task, or for many tasks of a role a band with the share of tasks per state."""
+"""Draw the timeline: a row per task, or in large jobs a band per role with the share of tasks in each state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_ROWS = 40
 _LEFT, _RIGHT, _TOP = 104, 16, 46
 _ROW, _BAR, _BAND, _BAND_GAP = 19, 13, 72, 22
 _BINS = 240
-_MARK_PIXELS = 9  # of two marks of the same kind that are nearer, the second is not drawn
+_MARK_PIXELS = 9  # minimum distance of two marks of one kind; a nearer second mark is not drawn
 _MARKS = {"restarting": "triangle", "disconnected": "diamond", "exited_early": "diamond"}
 _LABELS = {
     "attempt": "new attempt",
@@ -48,7 +48,7 @@ def choose_rows(
 ) -> tuple[list[TaskTimeline], dict[str, list[TaskTimeline]]]:
     """Return the tasks with a row of their own, and the others by role.
 
-    Of many tasks the cause, the tasks of small roles, and those with the most failures and events have rows.
+    Of more than 40 tasks, at most 20 have rows: the cause, tasks of small roles, and tasks with the most events.
     """
     by_role: dict[str, list[TaskTimeline]] = {}
     for task in tasks:
@@ -67,7 +67,7 @@ def choose_rows(
 
 
 def describe_grouping(tasks: Sequence[TaskTimeline], cause: str | None) -> str:
-    """Return a note about the tasks and events that the drawing does not show one by one; empty if it shows all."""
+    """Return a note about tasks that are grouped by role; empty if there are none."""
     rows, bands = choose_rows(tasks, cause)
     if not bands:
         return ""
@@ -136,7 +136,7 @@ def _draw_band(
 
 
 def _share_of_tasks(tasks: Sequence[TaskTimeline], state: str, low: float, step: float) -> list[float]:
-    """Return the share of tasks in this state for each of the time bins."""
+    """Return the share of tasks in this state for each time bin."""
     changes = [0] * (_BINS + 1)
     for task in tasks:
         for span in task.spans:

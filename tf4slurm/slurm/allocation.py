@@ -26,7 +26,7 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 class Variables:
-    """An environment whose variables are parsed on access; a missing or invalid one raises SlurmEnvironmentError."""
+    """Parses environment variables on access; a missing or invalid variable raises SlurmEnvironmentError."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -99,7 +99,7 @@ class Variables:
 
 @dataclass(frozen=True)
 class HetComponent:
-    """The request of one component of a heterogeneous job; the fields are those of `SlurmAllocation`."""
+    """The request of one component of a heterogeneous job, with the fields of `SlurmAllocation`."""
 
     num_tasks: int | None
     cpus_per_task: int | None
@@ -107,15 +107,15 @@ class HetComponent:
 
 @dataclass(frozen=True)
 class SlurmAllocation:
-    """The resources that Slurm gave to a job.
+    """The resources that Slurm allocated to a job.
 
     Attributes:
         num_tasks: Number of requested tasks; None if the job, or a component of it, only requested nodes.
-        cpus_per_task: As requested. srun has not inherited it since Slurm 22.05.
+        cpus_per_task: Requested CPUs per task. Since Slurm 22.05 srun does not inherit this number.
         components: Components of a heterogeneous job; empty for any other job.
         restart_count: Number of times that Slurm has requeued the job.
-        array_element: Id of the element of a job array, such as "38_2". `job_id` can be that of the whole array.
-        num_nodes: Number of nodes, of a heterogeneous job those of its first component; None if Slurm does not set it.
+        array_element: Id of the job array's element, such as "38_2". `job_id` can be the id of the whole array.
+        num_nodes: Number of nodes (of the first component in a heterogeneous job); None if Slurm does not set it.
     """
 
     job_id: str
@@ -128,7 +128,7 @@ class SlurmAllocation:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SlurmAllocation | None:
-        """Read the allocation from an environment; return None outside of one.
+        """Read the allocation from an environment; return None outside of an allocation.
 
         Raises:
             SlurmEnvironmentError: A variable is invalid.
@@ -137,7 +137,7 @@ class SlurmAllocation:
         if not job_id:
             return None
         variables = Variables(environ)
-        size = 0  # _HET_SIZE alone can come from a heterogeneous job in which this one was submitted
+        size = 0  # _HET_SIZE alone can come from a heterogeneous job that submitted this job
         if environ.get(f"{_JOB_ID}{_HET_GROUP}0") == job_id:
             size = variables.optional_number(_HET_SIZE) or 0
         components = tuple(_component(variables, f"{_HET_GROUP}{n}") for n in range(size))

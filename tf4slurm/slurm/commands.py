@@ -1,4 +1,4 @@
-"""Slurm's programs: the srun command lines, and functions that run scontrol, squeue, sacct, scancel and sattach.
+"""Make srun command lines, and run scontrol, squeue, sacct, scancel and sattach.
 
 Each function that runs a program raises LaunchError if the program cannot be started, fails or times out. The error
 contains what the program wrote to standard error.
@@ -79,10 +79,10 @@ def run_program(
 def srun_command(
     allocation: SlurmAllocation, num_tasks: int, command: Sequence[str], options: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the srun command that starts `command` as each task of one step, over all components of the allocation.
+    """Return the srun command that runs `command` in each task of one step over all components of the allocation.
 
-    The launcher decides what the end of a task means, so srun must not end the step, whatever the site's default.
-    --overlap lets the step start beside an interactive shell's. `options` come last and override the others.
+    The launcher handles the end of a task, so srun must not end the step, whatever the site's default.
+    --overlap lets the step start beside an interactive shell. `options` come last and override the other options.
     """
     always = ["--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none"]
     if not allocation.components:
@@ -103,8 +103,8 @@ def _restate_cpus(cpus_per_task: int | None) -> list[str]:
 def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[str, ...]:
     """Return the srun command that starts `command` once on each node, with labelled output.
 
-    All tasks get srun's standard input. srun passes on an output line of more than 1,024 bytes in parts (MAX_MSG_LEN in
-    slurmstepd), between which it may print parts of other tasks. With --label each part is a line with its task's rank.
+    All tasks get srun's standard input. srun splits output lines of more than 1,024 bytes (MAX_MSG_LEN in slurmstepd),
+    and may mix the parts of different tasks. With --label each part is a line that starts with its task's rank.
     """
     options = ("--label", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
     return ("srun", *options, "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
@@ -120,7 +120,7 @@ def exited_tasks(line: str) -> frozenset[int]:
 
 
 def missing_programs() -> tuple[str, ...]:
-    """Return the programs of Slurm that tf4slurm needs and that are not on PATH."""
+    """Return the required programs of Slurm that are not on PATH."""
     return tuple(program for program in _PROGRAMS if shutil.which(program) is None)
 
 
@@ -146,7 +146,7 @@ def query_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:
 
 
 def check_accounting(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-    """Query sacct once, to see that it answers."""
+    """Query sacct once, to check that it answers."""
     _read(("sacct", "--noheader", "--allocations", "--starttime=now"), timeout_seconds)
 
 
@@ -163,19 +163,19 @@ def query_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Slur
 
 
 def query_grant(job_id: str) -> SlurmGrant:
-    """Return the resources that Slurm gave to a job."""
+    """Return the resources that Slurm allocated to a job."""
     return parse_grant(_read(("scontrol", "show", "job", job_id)))
 
 
 def query_queue(job_ids: Sequence[str], *, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[QueueEntry]:
-    """Return the queue entries of jobs, also of those that ended recently; one per element of a job array."""
+    """Return the queue entries of jobs, including recently ended jobs; one entry per array element."""
     if not job_ids:
         return []
     command = ("squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", SQUEUE_FORMAT)
     try:
         return parse_queue(_read(command, timeout_seconds))
     except LaunchError as error:
-        if "Invalid job id" in error.stderr:  # squeue has forgotten all of them
+        if "Invalid job id" in error.stderr:  # squeue no longer lists any of the jobs
             return []
         raise
 
@@ -189,7 +189,7 @@ def query_accounting(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) 
 
 
 def signal_batch(job_id: str, signal_name: str) -> None:
-    """Send a signal to the batch script of a job, which is its launcher."""
+    """Send a signal to the batch script (the launcher) of a job."""
     _read(("scancel", f"--signal={signal_name}", "--batch", job_id))
 
 
@@ -213,7 +213,7 @@ def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> 
 
     Raises:
         LayoutError: The environment does not determine the layout and sattach is not installed, or sattach contradicts
-            this task.
+            the environment.
     """
     try:
         return step.nodes_by_rank
@@ -227,10 +227,10 @@ def query_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) 
     """Query Slurm for the node of each rank, and check the answer against the environment of this task.
 
     Each component of a heterogeneous step is a step of its own job, with ranks from 0. Slurm forgets a step when its
-    tasks have ended, so call this while all run. Each call is a request to the controller: make it in one task only.
+    tasks have ended, so call this function while all tasks run. Call it in one task only, to spare the controller.
 
     Args:
-        timeout_seconds: Limit for each component.
+        timeout_seconds: Timeout in seconds for each component.
 
     Raises:
         LayoutError: The answer contradicts the environment of this task.

@@ -1,4 +1,4 @@
-"""The GPUs of each task of a node: Slurm's device list, divided. Devices that are not in it belong to other jobs."""
+"""Divide Slurm's list of GPUs among the tasks of a node. Devices outside the list belong to other jobs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 def divide_gpus(
     visible: Sequence[str], sees_gpus: Sequence[bool], per_task: int | None = None
 ) -> tuple[tuple[str, ...], ...]:
-    """Divide the devices of a node among those of its tasks that use GPUs.
+    """Divide the devices of a node among its tasks that use GPUs.
 
     Args:
-        visible: Slurm's names of the devices: ("2", "3").
-        sees_gpus: By local rank, whether the task uses GPUs.
-        per_task: Devices per task. None divides all evenly: if some are left over the first tasks get one more, and if
-            there are fewer devices than tasks neighbours share one.
+        visible: Slurm's names of the devices, such as ("2", "3").
+        sees_gpus: Whether each task uses GPUs, by local rank.
+        per_task: Devices per task. None divides all evenly: the first tasks get the remaining devices, and neighbours
+            share devices if there are fewer devices than tasks.
 
     Returns:
-        By local rank, the devices of the task; () for a task that uses none.
+        The devices of each task, by local rank; () for a task without GPUs.
 
     Raises:
-        PlacementError: There are fewer devices than `per_task` for each.
+        PlacementError: There are too few devices for `per_task` per task.
     """
     num_users = sum(sees_gpus)
     if per_task is not None and per_task * num_users > len(visible):
@@ -41,7 +41,7 @@ def divide_gpus(
 
 
 def gpu_environ(step: SlurmStep, sees_gpus: Sequence[bool], per_task: int | None = None) -> dict[str, str]:
-    """Return the variables that assign GPUs to the child of this task, as `share_environ` does."""
+    """Return the variables that assign GPUs to this task's child process; see `share_environ`."""
     return share_environ(step.visible_devices, step.gpus_on_node, step.local_rank, sees_gpus, per_task)
 
 
@@ -52,19 +52,19 @@ def share_environ(
     sees_gpus: Sequence[bool],
     per_task: int | None = None,
 ) -> dict[str, str]:
-    """Return the variables that assign GPUs to the child of a task; each variable that Slurm set is divided.
+    """Return the variables that assign GPUs to a task's child process, for each variable that Slurm set.
 
-    A list that Slurm made for this task alone is kept (`is_own_list`). Otherwise all tasks of the node have the same
-    list, which is divided.
+    The task keeps a list that Slurm made for this task alone (`is_own_list`). Otherwise all tasks of the node have the
+    same list, which is divided.
 
     Args:
         visible_devices: Devices by variable.
         on_node: Number of GPUs of the step on this node; None if unknown.
-        sees_gpus: By local rank, whether the task uses GPUs.
+        sees_gpus: Whether each task uses GPUs, by local rank.
         per_task: Devices per task; None divides all of them.
 
     Raises:
-        PlacementError: There are fewer devices than `per_task` for each.
+        PlacementError: There are too few devices for `per_task` per task.
     """
     if not sees_gpus[local_rank]:
         return {**dict.fromkeys(visible_devices, "-1"), **HIDDEN_GPUS}
@@ -79,7 +79,7 @@ def share_environ(
 
 
 def is_own_list(visible: Sequence[str], on_node: int | None) -> bool:
-    """Return whether Slurm made a list for one task (--gpus-per-task, --gpu-bind): devices of the node are missing."""
+    """Return whether Slurm's list is for one task (--gpus-per-task, --gpu-bind): it lacks devices of the node."""
     return on_node is not None and len(visible) < on_node
 
 

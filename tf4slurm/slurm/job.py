@@ -1,4 +1,4 @@
-"""The state, resources and queue entry of a job, parsed from the output of `scontrol show job` and `squeue`."""
+"""Parse the state, resources and queue entry of a job from the output of `scontrol show job` and `squeue`."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class SlurmJob:
 
     Attributes:
         state: For example "RUNNING", or "COMPLETING" while Slurm ends the job.
-        is_batch: Whether the job is a batch job. Slurm requeues no other.
+        is_batch: Whether the job is a batch job. Slurm requeues only batch jobs.
         can_requeue: Whether the user and the site allow a requeue.
-        is_preempted: Whether Slurm has chosen the job for preemption. Its grace time has begun then.
+        is_preempted: Whether Slurm has chosen the job for preemption, so that its grace time has begun.
         preempt_mode: Effect of preemption in the partition, such as "REQUEUE" or "CANCEL"; empty if unknown.
-        exit_code: Exit code of the batch script, 128 + n after signal n; 0 while it runs.
+        exit_code: Exit code of the batch script, 128 + n after signal n; 0 while the script runs.
     """
 
     state: str
@@ -64,7 +64,7 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class SlurmGrant:
-    """The resources that Slurm gave to a job; without those that `scontrol` does not show.
+    """The resources that Slurm allocated to a job; null if `scontrol` does not show them.
 
     Attributes:
         submitted, started: Times of submission and start, in seconds since 1970.
@@ -81,7 +81,7 @@ class SlurmGrant:
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A job, or an element of a job array, as squeue prints it. Times are Slurm's text."""
+    """A job, or an element of a job array, as squeue prints it. Times are in Slurm's format."""
 
     job_id: str
     state: str
@@ -113,7 +113,7 @@ def parse_job(text: str) -> SlurmJob:
     """Parse the output of `scontrol show job ID`.
 
     Raises:
-        ValueError: The text is not such output.
+        ValueError: The text is not the output of this command.
     """
     fields = parse_fields(text)
     if "JobState" not in fields:

@@ -1,9 +1,9 @@
-"""The layout of a step (the node of each rank), computed from a task's environment.
+"""Compute the layout of a step (the node of each rank) from a task's environment.
 
-For an ordinary step the environment determines the layout, unless the distribution is "arbitrary". For a heterogeneous
-step it does not: SLURM_DISTRIBUTION is that of the component that srun handled last, so tasks of two steps with
-different layouts can have the same environment (seen on 22.05: `srun -N2 -n4 -m cyclic a : -N1 -n2 b`, and the same
-without -m, in tasks of b). Only two cases are certain: a component with one node, and a task's own component with two.
+The environment of an ordinary step determines the layout, unless the distribution is "arbitrary". In a heterogeneous
+step SLURM_DISTRIBUTION describes only the component that srun handled last, so steps with different layouts can have
+the same environment (on 22.05, in tasks of b: `srun -N2 -n4 -m cyclic a : -N1 -n2 b`, with and without -m). Only two
+cases are certain: a component with one node, and a task's own component with two nodes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Component:
 
 
 def deal_ranks(component: Component, distribution: str | None, plane_size: int | None) -> tuple[str, ...]:
-    """Return the node of each rank, by Slurm's distribution method.
+    """Return the node of each rank for one of Slurm's distribution methods.
 
     Args:
-        distribution: As in SLURM_DISTRIBUTION: "block", "cyclic", "plane", with suffixes such as ",nopack" or
-            ":cyclic", which do not affect nodes; None, if srun does not set it, means block.
+        distribution: SLURM_DISTRIBUTION: "block", "cyclic" or "plane", with suffixes such as ",nopack" or ":cyclic",
+            which do not affect nodes; None, if srun does not set the variable, means block.
         plane_size: Number of consecutive ranks on one node; only for plane.
 
     Raises:
-        LayoutError: The distribution is another one, such as "arbitrary", or plane without a size.
+        LayoutError: The distribution is not one of these, such as "arbitrary", or is plane without a size.
     """
     method = (distribution or "block").partition(",")[0].partition(":")[0]
     if method == "block":
@@ -46,10 +46,10 @@ def deal_ranks(component: Component, distribution: str | None, plane_size: int |
 
 
 def split_components(component: Component, groups: Sequence[Collection[str]]) -> tuple[Component, ...]:
-    """Split a step into its components by the nodes of the job's groups, without groups that have no node in it.
+    """Split a step into components by the nodes of the job's groups; omit groups without a node of the step.
 
     Raises:
-        LayoutError: A node is in no group or in several.
+        LayoutError: A node of the step is in no group or in several.
     """
     counts = dict(zip(component.nodes, component.tasks_per_node, strict=True))
     members = [tuple(node for node in component.nodes if node in group) for group in map(frozenset, groups)]
@@ -59,7 +59,7 @@ def split_components(component: Component, groups: Sequence[Collection[str]]) ->
 
 
 def join_components(components: Sequence[Component], own_node: str, own_ranks: Collection[int]) -> tuple[str, ...]:
-    """Return the node of each rank of a heterogeneous step, given a task's node and the ranks on it.
+    """Return the node of each rank of a heterogeneous step, given one task's node and the ranks on this node.
 
     Raises:
         LayoutError: More than one layout is possible.
@@ -79,16 +79,16 @@ def join_components(components: Sequence[Component], own_node: str, own_ranks: C
 
 
 def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a layout with other names of the nodes, such as "n1-ib" for "n1".
+    """Return a layout with other names for the nodes, such as "n1-ib" for "n1".
 
     Args:
         nodes: Each node of the layout once, in Slurm's order.
-        counts: Number of tasks by new name. Each new name starts with the name of its node, in any order; or the new
-            names are in the order of `nodes` and sorted.
+        counts: Number of tasks by new name. Each new name starts with its node's name; or no new name does, and all are
+            sorted and in the order of `nodes`.
 
     Raises:
         LayoutError: The new names do not determine their nodes.
-        PlacementError: Slurm has placed other numbers of tasks.
+        PlacementError: The layout contradicts `counts`.
     """
     hosts, known = list(counts), frozenset(nodes)
     prefixes = [next((host[:end] for end in range(len(host), 0, -1) if host[:end] in known), None) for host in hosts]
@@ -116,7 +116,7 @@ def shorten(items: Sequence[object]) -> str:
 
 
 def _deal_rounds(component: Component, size: int) -> tuple[str, ...]:
-    """Give each node in turn up to `size` ranks, until each has its number of tasks."""
+    """Deal ranks in rounds, up to `size` per node, until each node has its number of tasks."""
     ranks: list[str] = []
     left = list(zip(component.nodes, component.tasks_per_node, strict=True))
     while left:

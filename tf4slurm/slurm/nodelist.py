@@ -1,11 +1,11 @@
-"""Slurm's nodelists: "n[001-003],gpu7" stands for n001, n002, n003, gpu7.
+"""Expand and fold Slurm's nodelists: "n[001-003],gpu7" stands for n001, n002, n003, gpu7.
 
-The results are those of `scontrol show hostnames` (22.05). A text that it refuses, or expands wrongly ("n[1" becomes
-"n]", "n[1-]" becomes "n1"), raises NodelistError.
+The results equal those of `scontrol show hostnames` (22.05). A text that scontrol refuses, or expands wrongly ("n[1"
+becomes "n]", "n[1-]" becomes "n1"), raises NodelistError.
 
     names       separated by commas or white space; order and duplicates are kept
-    ranges      n[1-3,7] is n1 n2 n3 n7; numbers have as many digits as the first: n[08-10] is n08 n09 n10
-    brackets    several are allowed, but nothing after the last: r[1-2]n[1-2] is valid, n[1-2]x is not
+    ranges      n[1-3,7] is n1 n2 n3 n7; zeros pad numbers to the width of the first: n[08-10] is n08 n09 n10
+    brackets    several are allowed, but no text after the last: r[1-2]n[1-2] is valid, n[1-2]x is not
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def expand_nodelist(nodelist: str) -> tuple[str, ...]:
 
 
 def count_nodes(nodelist: str) -> int:
-    """Count the nodes of a nodelist, including duplicates; raises what `expand_nodelist` raises."""
+    """Count the nodes of a nodelist, including duplicates; raises the same errors as `expand_nodelist`."""
     return sum(term.count_names() for term in _parse(nodelist))
 
 
@@ -78,10 +78,10 @@ def fold_nodelist(nodes: Iterable[str]) -> str:
     """Return the nodelist that expands to exactly these node names, with order and duplicates kept.
 
     Args:
-        nodes: Such as ("n9", "n10", "gpu7"). The result "n[9-10],gpu7" is that of `scontrol show hostlist`.
+        nodes: Node names: ("n9", "n10", "gpu7") become "n[9-10],gpu7", as with `scontrol show hostlist`.
 
     Raises:
-        NodelistError: There is no node, or a name is invalid; `nodelist` is that name.
+        NodelistError: There is no node, or the name in the attribute `nodelist` is invalid.
     """
     groups = itertools.groupby(map(_split_name, nodes), key=lambda parts: (parts[0], bool(parts[1])))
     terms = [_fold_group(prefix, [digits for _, digits in group]) for (prefix, _), group in groups]
@@ -154,7 +154,7 @@ def _expand_term(term: _Term) -> Sequence[str]:
 
 
 def _numbers(prefix: str, ranges: Iterable[_Range]) -> list[str]:
-    """Return the names with a prefix, thousands at a time, which is twice as fast as one by one."""
+    """Return a prefix with each number of the ranges, in blocks of 1,000, which halves the time."""
     names: list[str] = []
     for first, last, width in ranges:
         names += [prefix + str(number).zfill(width) for number in range(first, min(last, 999) + 1)]
@@ -175,7 +175,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def _fold_group(prefix: str, group: Sequence[str]) -> str:
-    """Fold names with one prefix; either all of them have trailing digits, or none has."""
+    """Fold names with one prefix; either all or none of them have trailing digits."""
     if len(group) == 1 or not group[0]:
         return ",".join(prefix + digits for digits in group)
     ranges: list[list[str]] = []
@@ -188,7 +188,7 @@ def _fold_group(prefix: str, group: Sequence[str]) -> str:
 
 
 def _follows(bounds: list[str], digits: str) -> bool:
-    """Return whether these digits extend a range: they are its next number, with the same width."""
+    """Return whether these digits are the next number of a range, with the same width."""
     first, last = bounds
     number = int(last) + 1
     return digits == f"{number:0{len(first)}}" and number - int(first) < _MAX_RANGE

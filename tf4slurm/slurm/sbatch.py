@@ -1,4 +1,4 @@
-"""sbatch: submit a batch script with a clean environment, and read the job's id."""
+"""Submit a batch script with sbatch in a clean environment, and read the job's id."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tf4slurm.slurm.commands import run_program
 from tf4slurm.slurm.step import VISIBLE_DEVICES
 from tf4slurm.system.variables import AGENT_VARIABLES, SCRIPT_VARIABLES
 
-_TIMEOUT_SECONDS = 60.0  # sbatch gives up on a controller that is down after some MessageTimeouts of 10 s each
+_TIMEOUT_SECONDS = 60.0  # without a controller, sbatch fails after several MessageTimeouts of 10 s
 _KEPT = frozenset(("SLURM_CONF", "SLURM_JWT"))  # the cluster's configuration, and the user's credentials
-_OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES))  # else a task would take itself for one of the outer job
+_OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES))  # with these a task would act as a task of the outer job
 _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX"}
-_MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")  # any of them overrides the variables of all
+_MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")  # each overrides the variables of all three
 _MEMORY_VARIABLES = frozenset(("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"))
 _JOB_ID = re.compile(r"(?P<job_id>\d+)(;\S+)?")
 _SBATCH_PREFIX = re.compile(r"^(sbatch: )?(error: )?", re.MULTILINE)
 
 
 def submit_environment(environ: Mapping[str, str], options: Iterable[str]) -> dict[str, str]:
-    """Return the environment for sbatch, which becomes the job's, without the variables of an outer job.
+    """Return the environment for sbatch and the job, without the variables of an outer job.
 
-    SBATCH_* variables override what a batch script requests. Inside a job they are the outer job's, so all are removed,
-    and so are its GPUs. Elsewhere only those are removed that the script sets itself.
+    SBATCH_* variables override the options in a batch script. Inside a job all of them are removed, and so are the
+    variables that assign GPUs. Outside, only variables of options that the script sets are removed.
 
     Args:
         options: Long names of the sbatch options in the script.
@@ -63,10 +63,10 @@ def submit_script(
 
 
 def estimate_start(text: str, environ: Mapping[str, str], *, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
-    """Return Slurm's estimate when and where a script would start, without submitting it.
+    """Return Slurm's estimate of when and where a script would start, without submitting the script.
 
     Raises:
-        RefusedError, LaunchError: As `submit_script`.
+        RefusedError, LaunchError: See `submit_script`.
     """
     done = _run(("sbatch", "--test-only"), text, environ, timeout_seconds)
     return _SBATCH_PREFIX.sub("", done.stderr).strip()
@@ -75,10 +75,10 @@ def estimate_start(text: str, environ: Mapping[str, str], *, timeout_seconds: fl
 def check_known(
     job_ids: Iterable[str], environ: Mapping[str, str], *, timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> None:
-    """Check that Slurm knows jobs: sbatch treats a dependency on an unknown job as satisfied.
+    """Check that Slurm has these jobs, because sbatch treats a dependency on an unknown job as satisfied.
 
     Raises:
-        RefusedError: Slurm does not know a job, or scontrol timed out.
+        RefusedError: Slurm does not have a job, or scontrol timed out.
         LaunchError: scontrol cannot be started.
     """
     for job_id in job_ids:
@@ -103,7 +103,7 @@ def _run(
     timeout_seconds: float,
     directory: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program with RefusedError in place of LaunchError, unless the program cannot be started."""
+    """Run a program; raise RefusedError if it fails or times out, LaunchError if it cannot be started."""
     try:
         return run_program(command, timeout_seconds, environ=environ, text=text, directory=directory)
     except LaunchError as error:

@@ -1,4 +1,4 @@
-"""The site's configuration of Slurm, parsed from the output of `scontrol show config` and `show partition`."""
+"""Parse the site's Slurm configuration from the output of `scontrol show config` and `show partition`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _PORTS = re.compile(r"\bports=([\d,-]+)")
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition. Times are Slurm's text, such as "2-00:00:00", "UNLIMITED" or "NONE".
+    """A partition. Times are in Slurm's format, such as "2-00:00:00", "UNLIMITED" or "NONE".
 
     Attributes:
-        preempt_mode: Effect of preemption on its jobs: "OFF", "REQUEUE", "CANCEL", "SUSPEND".
+        preempt_mode: Effect of preemption on its jobs: "OFF", "REQUEUE", "CANCEL" or "SUSPEND".
         grace_period_seconds: Seconds from the preemption of a job until Slurm kills it (GraceTime).
     """
 
@@ -35,7 +35,7 @@ class SlurmSite:
 
     Attributes:
         version: Version of the controller, such as "22.05.8".
-        has_accounting: Whether a database keeps ended jobs, for sacct.
+        has_accounting: Whether a database keeps ended jobs, which sacct reads.
         reserved_ports: Range from which Slurm reserves ports for each step, in Slurm's notation; empty if none.
         requeues: Whether Slurm may requeue a batch job by default (JobRequeue).
         kill_wait_seconds: Seconds from SIGTERM to SIGKILL after a time limit or scancel (KillWait).
@@ -55,7 +55,7 @@ def parse_site(config: str, partitions: str) -> SlurmSite:
     """Parse the output of `scontrol show config` and `scontrol --oneliner show partition`.
 
     Raises:
-        ValueError: `config` is not such output.
+        ValueError: `config` is not the output of `scontrol show config`.
     """
     values = {match["name"]: match["value"] for match in _SETTING.finditer(config)}
     if "SLURM_VERSION" not in values:

@@ -1,4 +1,4 @@
-"""Detection of a killed slurmstepd, which is the process of Slurm that starts the tasks of a step on a node."""
+"""Detect a killed slurmstepd, the process of Slurm that starts the tasks of a step on a node."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _POLL_SECONDS = 1.0
 async def wait_for_slurmstepd_loss() -> int:
     """Wait until the slurmstepd above this process has been killed; return its process id.
 
-    slurmstepd exits before the processes that it started only if it is killed; they continue to run. Without a
-    slurmstepd, or if /proc hides it (hidepid), this does not return: cancel it.
+    slurmstepd exits before its tasks only if it is killed; the tasks continue to run. Without a slurmstepd, or if /proc
+    hides it (hidepid), this coroutine never returns: cancel it.
     """
     process_id = _find_slurmstepd()
     if process_id is None:

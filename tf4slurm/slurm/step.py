@@ -1,4 +1,4 @@
-"""The Slurm step of a task, read from its environment. Only this module and `allocation.py` read SLURM_* variables.
+"""Read the Slurm step of a task from its environment. Only this module and `allocation.py` read SLURM_* variables.
 
 A sample, from `srun -N3 -n8 -m cyclic --gres=gpu:2` of Slurm 22.05:
     SLURM_JOB_ID=2 SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_LOCALID=4 SLURM_NODEID=0 SLURM_GTIDS=0,3,4,5,6,7
@@ -42,7 +42,7 @@ _GROUP_NODELIST = "SLURM_JOB_NODELIST_PACK_GROUP_"
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 """The variables with which Slurm assigns GPUs: for CUDA, for ROCm, for OpenCL on ROCm, for oneAPI."""
 
-_MAX_STEP_ID = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID; those above, also written as -1 to -15, are reserved
+_MAX_STEP_ID = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID; larger ids, also written as -1 to -15, are reserved
 _SIGNED_NUMBER = re.compile(r"-?[0-9]{1,10}")
 _MAX_TASKS = 10_000_000
 _MAX_GROUPS = 1000
@@ -58,7 +58,7 @@ class HetGroup:
 
 
 class _StepVariables:
-    """Variables of a step that are parsed on access. A missing or invalid one raises SlurmEnvironmentError."""
+    """Parses the variables of a step on access; a missing or invalid variable raises SlurmEnvironmentError."""
 
     _variables: Variables
 
@@ -71,13 +71,13 @@ class _StepVariables:
     def distribution(self) -> str | None:
         """SLURM_DISTRIBUTION, such as "block" or "cyclic:block"; None if srun does not set it.
 
-        In a heterogeneous step it is that of one component, which need not be this task's.
+        In a heterogeneous step the variable may describe another component than this task's.
         """
         return self._variables.optional_text(_DISTRIBUTION)
 
     @property
     def plane_size(self) -> int | None:
-        """The size of -m plane; it can be another component's, or an outer step's."""
+        """The size of -m plane; the variable may describe another component or an outer step."""
         return self._variables.optional_number(_PLANE_SIZE)
 
     @property
@@ -93,10 +93,10 @@ class _StepVariables:
 
 
 class StepOutline(_StepVariables):
-    """What TensorFlow's own resolver reads of a step.
+    """The variables of a step that TensorFlow's own resolver reads.
 
-    A step of Slurm sets all that `SlurmStep` requires. An environment made by hand need not, and then the layout is not
-    checked against this task's own place.
+    An environment made by hand may lack other variables of `SlurmStep`. Then the layout is not checked against this
+    task's node and ranks.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -117,16 +117,16 @@ class StepOutline(_StepVariables):
 
 @dataclass(frozen=True)
 class SlurmStep(_StepVariables):
-    """The step of this process, as one of its tasks sees it.
+    """The step that this process is a task of.
 
-    The fields are what every task needs. The properties are parsed on access, so that a variable that a caller does
-    not need cannot fail it. Each raises SlurmEnvironmentError if its variable is missing or invalid.
+    Every task needs the fields. Properties are parsed on access, so that an invalid variable affects only callers that
+    need it. A property raises SlurmEnvironmentError if its variable is missing or invalid.
 
     Attributes:
         rank: 0-based rank in the step (SLURM_PROCID).
         local_rank: 0-based rank among the tasks on this node.
         num_tasks: Number of tasks of the step.
-        node_name: Slurm's name of the node, which need not be its host name.
+        node_name: Slurm's name of the node, which may differ from the host name.
         reserved_ports: Ports that Slurm reserves for this step on each of its nodes; empty if the site reserves none.
         launch_address: An address of the host on which srun runs; None if Slurm does not set it.
     """
@@ -171,7 +171,7 @@ class SlurmStep(_StepVariables):
 
     @property
     def port_candidates(self) -> tuple[int, ...]:
-        """The reserved ports, rotated by the local rank: the tasks of one node try different ports first."""
+        """The reserved ports, rotated by the local rank: tasks of a node first try different ports."""
         start = self.local_rank % len(self.reserved_ports) if self.reserved_ports else 0
         return self.reserved_ports[start:] + self.reserved_ports[:start]
 
@@ -201,12 +201,12 @@ class SlurmStep(_StepVariables):
 
     @cached_property
     def het_groups(self) -> tuple[HetGroup, ...]:
-        """The components of the heterogeneous job, which need not all be in this step; empty for any other job."""
+        """The components of the heterogeneous job, including those outside this step; empty for any other job."""
         size = self._variables.optional_number(_HET_SIZE) or 0
         if size > _MAX_GROUPS:
             self._variables.refuse(_HET_SIZE, f"expected at most {_MAX_GROUPS} components")
         if self._variables.optional_text(f"{_GROUP_JOB_ID}0") != self.job_id:
-            return ()  # the variables come from a heterogeneous job in which this one was submitted
+            return ()  # the variables come from a heterogeneous job that submitted this job
         return tuple(
             HetGroup(self._variables.text(f"{_GROUP_JOB_ID}{n}"), self._variables.nodes(f"{_GROUP_NODELIST}{n}"))
             for n in range(size)
@@ -214,11 +214,11 @@ class SlurmStep(_StepVariables):
 
     @cached_property
     def nodes_by_rank(self) -> tuple[str, ...]:
-        """The node of each rank, checked against this task's own place.
+        """The node of each rank, checked against this task's node and ranks.
 
         Raises:
             LayoutError: The environment does not determine the layout, or contradicts itself. `commands.layout_of`
-                then asks Slurm.
+                then queries Slurm.
         """
         step = Component(self.nodes, self.tasks_per_node)
         components = split_components(step, [group.nodes for group in self.het_groups]) if self.het_groups else (step,)
@@ -254,7 +254,7 @@ class SlurmStep(_StepVariables):
 
 
 def own_node_name(environ: Mapping[str, str]) -> str:
-    """Return Slurm's name of this node, which need not be its host name; outside of Slurm the host name."""
+    """Return Slurm's name of this node, which may differ from the host name; the host name outside of Slurm."""
     return environ.get(_NODE_NAME) or socket.gethostname()
 
 

@@ -1,1 +1,1 @@
-"""Jobs for sbatch: its options, the batch script, the snapshot of the code, the submission."""
+"""Submit jobs with sbatch: options, batch script, snapshot of the code."""

@@ -1,4 +1,4 @@
-"""The batch script of a job: a `BatchSpec` in, text out. Pure."""
+"""Make the text of a job's batch script from its `BatchSpec`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tf4slurm.submission.sbatch_options import make_sbatch_options, place_by_com
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ARGUMENTS = '"${arguments[@]}"'
-# The output after a requeue, beside Slurm's own file, which has the output of the first run.
+# The output file after a requeue; Slurm's own file has the output of the first run.
 _NEXT_OUTPUT = 'exec >"{name}.$SLURM_RESTART_COUNT.out" 2>&1'
 _JOB_OUTPUT = "slurm-$SLURM_JOB_ID"
 _ELEMENT_OUTPUT = "slurm-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
@@ -26,8 +26,7 @@ _STOP = "exit 3"  # EXIT_PREFLIGHT
 def make_script(spec: BatchSpec) -> str:
     """Return the batch script of a job.
 
-    Its last line has all options of the job that differ from their defaults; files of settings are not read again in
-    the job.
+    The script contains all options of the job that differ from their defaults; the job does not read settings files.
 
     Raises:
         OptionError: The options contradict the roles, or each other.
@@ -47,7 +46,7 @@ def make_script(spec: BatchSpec) -> str:
 
 
 def quote(words: Sequence[str]) -> str:
-    """Return words as one line of bash that bash splits into exactly these words."""
+    """Quote words as one line of bash, which bash splits into the same words."""
     return " ".join(map(_quote, words))
 
 
@@ -129,7 +128,7 @@ def _command(spec: BatchSpec) -> str:
 
 
 def _end(command: str, epilogue: str) -> str:
-    """Return the last lines: exec, so that Slurm's signals reach the command; with an epilogue, traps forward them."""
+    """Return the last lines: exec, so that the command receives Slurm's signals, or before an epilogue, traps."""
     if not epilogue:
         return f"exec {command}"
     passing = "\n".join(f"trap 'again=1; kill -{name} $job' {name}" for name in _SIGNALS)

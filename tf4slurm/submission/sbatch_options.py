@@ -1,4 +1,4 @@
-"""The options of sbatch: the options of a `BatchSpec`, and options that follow from its roles. Pure."""
+"""Make the options of sbatch from the options of a `BatchSpec` and from its roles."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _NOT_FOR_PS = (*_GPU_OPTIONS, "mem-per-gpu", "nodes", "ntasks-per-node", "nodelist", "exclude")
 _COUNT = re.compile(r"[1-9]\d{0,8}")
 _SIGNAL = re.compile(r"(?P<target>[RB]+:)?\w+(@\d+)?")
-_WARNING_SECONDS = 60  # Slurm's default for --signal, and how much earlier than requested it may send the signal
+_WARNING_SECONDS = 60  # Slurm's default for --signal; also, Slurm may send a signal this much earlier
 
 
 def make_sbatch_options(spec: BatchSpec) -> tuple[dict[str, str], ...]:
-    """Return the complete options of sbatch for each component of the job.
+    """Return all options of sbatch for each component of the job.
 
     Raises:
         OptionError: The options contradict the roles, or each other.
     """
     options = {"job-name": spec.name, **spec.sbatch_options}
-    options.setdefault("open-mode", "append")  # else a requeue empties the output of the run before
+    options.setdefault("open-mode", "append")  # else a requeue truncates the output of the previous run
     _add_signal(options, spec)
     if spec.array_lines:
         options.setdefault("array", f"0-{len(spec.array_lines) - 1}")
@@ -32,16 +32,16 @@ def make_sbatch_options(spec: BatchSpec) -> tuple[dict[str, str], ...]:
         options["dependency"] = ",".join([f"afterok:{':'.join(spec.after)}", *others])
     components = _split(options, spec) if spec.het else (_add_gpus(_add_tasks(options, spec.num_tasks), spec),)
     for component in components:
-        for name, value in component.items():  # the name and the type of GPU are not checked yet
+        for name, value in component.items():  # the job's name and the GPU type are not checked yet
             check_option(name, value)
     return components
 
 
 def place_by_component(spec: BatchSpec) -> str:
-    """Return the placement of a heterogeneous job, a role for each rank: the ranks of the ps come first.
+    """Return the placement of a heterogeneous job: the role of each rank, with the ps first.
 
     Raises:
-        OptionError: The job has another placement, or a component without tasks.
+        OptionError: The job's placement does not put the ps first, or a component has no tasks.
     """
     ps = spec.counts.get("ps", 0)
     others = [role for role, count in spec.counts.items() if role != "ps" for _ in range(count)]
@@ -59,7 +59,7 @@ def place_by_component(spec: BatchSpec) -> str:
 
 
 def _split(options: dict[str, str], spec: BatchSpec) -> tuple[dict[str, str], ...]:
-    """Return the options of a heterogeneous job: for the component of the ps, then for all other tasks."""
+    """Return the options of a heterogeneous job for the component of the ps, then for the other component."""
     place_by_component(spec)
     if "array" in options:
         raise OptionError("Slurm has no arrays of heterogeneous jobs: omit --array or --het.", option="array")
@@ -68,7 +68,7 @@ def _split(options: dict[str, str], spec: BatchSpec) -> tuple[dict[str, str], ..
     ps_options = spec.ps_options or {}
     replaced = MEMORY_OPTIONS if set(MEMORY_OPTIONS) & set(ps_options) else ()
     ps = {name: value for name, value in options.items() if name not in (*_NOT_FOR_PS, *replaced)} | ps_options
-    for component in (ps, options):  # else Slurm uses the first component's for both
+    for component in (ps, options):  # else Slurm uses the first component's value for both
         component.setdefault("cpus-per-task", "1")
     return _add_tasks(ps, spec.ps), _add_gpus(_add_tasks(options, spec.num_tasks - spec.ps), spec)
 
@@ -84,7 +84,7 @@ def _add_tasks(options: dict[str, str], num_tasks: int) -> dict[str, str]:
 
 
 def _add_gpus(options: dict[str, str], spec: BatchSpec) -> dict[str, str]:
-    """Request as many GPUs on each node as its workers need, with the tasks spread evenly over the nodes."""
+    """Request the GPUs that the workers of each node need, with the tasks spread evenly over the nodes."""
     workers = spec.counts.get("worker", 0)
     if spec.gpus_per_worker is None or not workers or set(_GPU_OPTIONS) & set(options):
         return options
@@ -103,7 +103,7 @@ def _add_gpus(options: dict[str, str], spec: BatchSpec) -> dict[str, str]:
 
 
 def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
-    """Send --signal to the batch script, which is the launcher; a single task gets it as it is."""
+    """Add the options for a requeue; direct --signal to the launcher, except with --single."""
     if spec.requeue is not None:
         options.setdefault("requeue", "")
         options.setdefault("signal", _SIGNAL_BEFORE_LIMIT)
@@ -124,7 +124,7 @@ def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
 
 
 def _check_warning(warning: str, limit: str) -> None:
-    """Refuse a signal at the start of the job: the job would be requeued again and again, and never train."""
+    """Refuse a signal at the start of the job: the job would be requeued repeatedly without training."""
     before = int(warning.partition("@")[2] or _WARNING_SECONDS)
     seconds = _to_seconds(limit)
     if seconds is not None and seconds <= before + _WARNING_SECONDS:
@@ -136,7 +136,7 @@ def _check_warning(warning: str, limit: str) -> None:
 
 
 def _to_seconds(limit: str) -> int | None:
-    """Read a time limit as sbatch does: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None if it is something else."""
+    """Read a time limit as sbatch does: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; return None for other texts."""
     days, dash, clock = limit.rpartition("-")
     parts = clock.split(":")
     if not all(part.isdecimal() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:

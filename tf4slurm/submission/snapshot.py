@@ -1,4 +1,4 @@
-"""A snapshot: a copy of the code at submission, for a job that may stay in the queue for days."""
+"""Take a snapshot: copy the code at submission, because the job may stay in the queue for days."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COPY = "Use --snapshot copy."
 
 
 def place_snapshot(spec: BatchSpec) -> BatchSpec:
-    """Return a job with a free directory for its snapshot, beside its run directories, if it has a snapshot."""
+    """Return the job, with an unused directory beside its run directories if it has a snapshot."""
     if spec.snapshot == "none" or spec.directory is not None:
         return spec
     runs = spec.runs_directory.absolute()
@@ -34,17 +34,17 @@ def place_snapshot(spec: BatchSpec) -> BatchSpec:
 
 
 def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:
-    """Copy a directory: with "git" the files that git tracks, as they are now; with "copy" all but .git and the runs.
+    """Copy the files in `source` that git tracks ("git"), or all files except .git and the run directories ("copy").
 
-    In a git checkout "copy" omits the files that git ignores. Elsewhere, and where git ignores every file of the
-    source (as a repository of dotfiles may), it copies all files, also those with secrets, such as .env.
+    In a git checkout "copy" omits the files that git ignores. Outside of a checkout, or if git ignores every file of
+    the source (as in a repository of dotfiles), "copy" includes files with secrets, such as .env.
 
     Args:
-        target: Directory that does not exist yet; its parent has the run directories.
-        command: Command of the job: each file of it that is in `source` must be in the snapshot.
+        target: New directory; its parent contains the run directories.
+        command: Command of the job: its files that are in `source` must be in the snapshot.
 
     Raises:
-        OptionError: Git tracks no file, or not a file of the command, or the snapshot is larger than 1 GB.
+        OptionError: Git fails or tracks no file, a file of the command is missing, or the snapshot exceeds 1 GB.
         RunDirectoryError: The snapshot cannot be written.
     """
     try:
@@ -83,7 +83,7 @@ def _tracked_files(source: Path) -> list[str]:
 
 
 def _ignored_files(source: Path) -> list[Path]:
-    """Return the files and directories that git ignores; none outside of a checkout, or if git ignores all."""
+    """Return the files and directories that git ignores; empty outside of a checkout, or if git ignores all."""
     if repository_of(source) is None or not _list_files(source, "--cached", "--others", "--exclude-standard"):
         return []
     options = ("--others", "--ignored", "--exclude-standard", "--directory")

@@ -27,12 +27,12 @@ def submit(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
     """Submit a job and return its id. `kept_script` returns the path of its batch script.
 
     Args:
-        environ: Environment of the job, without the variables of an outer job; None for that of this process.
+        environ: Environment of the job (default: of this process); the variables of an outer job are removed.
 
     Raises:
         OptionError: The options contradict the roles, or each other.
-        RunDirectoryError: The script cannot be kept; nothing is submitted.
-        RefusedError: sbatch refused the job, or Slurm does not know a job in `after`.
+        RunDirectoryError: The script or the snapshot cannot be written; nothing is submitted.
+        RefusedError: sbatch refused the job, or Slurm does not have a job in `after`.
         LaunchError: sbatch is not installed.
     """
     spec = place_snapshot(spec)
@@ -47,7 +47,7 @@ def submit(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
             take_snapshot(spec.snapshot, Path.cwd(), snapshot, spec.command)
         job_id, warning = submit_script(text, environ)
     except Tf4SlurmError as error:
-        if not (isinstance(error, RefusedError) and error.returncode < 0):  # killed: Slurm may have accepted the job
+        if not (isinstance(error, RefusedError) and error.returncode < 0):  # timed out: Slurm may have the job
             draft.unlink(missing_ok=True)
             if snapshot is not None:
                 shutil.rmtree(snapshot, ignore_errors=True)
@@ -83,7 +83,7 @@ def submit_again(script: Path, name: str, environ: Mapping[str, str], directory:
 
 
 def estimate(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
-    """Return Slurm's estimate of when the job would start, without submitting it. Raises as `submit` does."""
+    """Return Slurm's estimate of when the job would start, without submitting it. See `submit` for errors."""
     text, environ = make_script(spec), _environ_for(spec, environ)
     check_known(spec.after, environ)
     return estimate_start(text, environ)
@@ -100,14 +100,14 @@ def _environ_for(spec: BatchSpec, environ: Mapping[str, str] | None) -> dict[str
 
 
 def _make_output_directory(spec: BatchSpec) -> None:
-    """Create the directory of --output: a job whose output Slurm cannot open fails without a message."""
+    """Create the directory of --output: if it is missing, the job fails without a message."""
     directory = Path(spec.sbatch_options.get("output", "")).parent
     if "%" not in str(directory):
         directory.mkdir(parents=True, exist_ok=True)
 
 
 def _write_draft(spec: BatchSpec, text: str) -> Path:
-    """Write the script (0700) before it is submitted: no job is submitted whose script cannot be kept."""
+    """Write the script (0700) before the submission, so that each submitted job has a kept script."""
     draft = spec.runs_directory / f"{spec.name}-{secrets.token_hex(4)}.draft"
     try:
         make_parent(spec.runs_directory)
