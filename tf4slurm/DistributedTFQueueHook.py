@@ -1,5 +1,5 @@
 # ruff: noqa: N802, N803, N999
-"""The old names of `tf4slurm.tensorflow.hooks`, for scripts written for tf4slurm before 0.1."""
+"""Deprecated names of `tf4slurm.tensorflow.hooks`, for scripts written for tf4slurm before 0.1."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | No
     """Return the hook that sends this worker's completion signal. Use `tf4slurm.tensorflow.hooks.DoneHook` instead.
 
     Raises:
-        PlacementError: The numbers differ from the cluster's.
+        PlacementError: A number differs from the cluster spec.
     """
     _warn("QueueManagementHook", "tf4slurm.tensorflow.hooks.DoneHook")
     current = current_server_dictionary()

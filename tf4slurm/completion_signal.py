@@ -1,4 +1,4 @@
-"""`CompletionSignal`: a training task sends once that it is done or has failed, at exit at the latest."""
+"""`CompletionSignal`: report once, at the latest at exit, that a training task is done or has failed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _signals: dict[str, CompletionSignal] = {}
 
 
 class CompletionSignal:
-    """Reports once that this process is done, or that it failed; later calls do nothing."""
+    """Reports once that this process is done or has failed; later calls have no effect."""
 
     def __init__(self, send: Callable[[bool], None]) -> None:
-        """Send nothing yet; `send` will get whether this process failed."""
+        """Send nothing yet; `send` is later called with True if this process has failed."""
         self._send = send
         self._lock = threading.Lock()
         self._is_sent = False
@@ -34,9 +34,9 @@ class CompletionSignal:
             self._send(failed)
 
     def send_at_exit(self) -> None:
-        """Send the signal when the interpreter exits: failed if an uncaught exception of the main thread ends it.
+        """Send the signal when the interpreter exits: failed if an uncaught exception ends the main thread.
 
-        sys.exit() counts as done, whatever its code. A killed process sends no signal.
+        sys.exit() counts as done with any code. A killed process sends no signal.
         """
         if self._process_id is not None:
             return
@@ -56,12 +56,12 @@ class CompletionSignal:
 
 
 def get_completion_signal(name: str, send: Callable[[bool], None]) -> CompletionSignal:
-    """Return this process's completion signal of that name; only the first caller's `send` is used."""
+    """Return this process's completion signal with this name; only the first caller's `send` is used."""
     return _signals.setdefault(name, CompletionSignal(send))
 
 
 def channel_completion_signal(task: Task, channel: ScriptChannel) -> CompletionSignal:
-    """Return this process's completion signal through its agent to the control service."""
+    """Return the completion signal that this process sends through its agent to the control service."""
     return get_completion_signal(
         f"channel of {task}", lambda failed: channel.send(completion="failed" if failed else "done")
     )

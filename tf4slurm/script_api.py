@@ -1,6 +1,6 @@
-"""What a running script may call: `report`, `should_stop`, `on_stop`, `barrier`, `data_service`, `share_of`.
+"""Functions for a running script: `report`, `should_stop`, `on_stop`, `barrier`, `data_service`, `share_of`.
 
-Most need an agent of tf4slurm; in a script that was started by hand, `report`, `should_stop` and `on_stop` do nothing.
+Most need an agent of tf4slurm. In a script without an agent, `report`, `should_stop` and `on_stop` have no effect.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tf4slurm.errors import BarrierError, RendezvousConnectionError, SlurmEnviro
 from tf4slurm.script_channel import find_script_channel
 from tf4slurm.system.variables import SERVICES_VARIABLE
 
-_MAX_METRICS, _MAX_NAME_CHARACTERS = 100, 100  # a message fits into `agent.script_channel.MAX_MESSAGE_BYTES`
+_MAX_METRICS, _MAX_NAME_CHARACTERS = 100, 100  # keeps messages below `agent.script_channel.MAX_MESSAGE_BYTES`
 _MAX_BARRIER_CHARACTERS = 1_000
-_LATE_SECONDS = 30.0  # how much later than the barrier's timeout its answer may arrive
+_LATE_SECONDS = 30.0  # extra time for the launcher's answer after the barrier's timeout
 _N = TypeVar("_N", int, float)
 _warned: set[str] = set()
 
@@ -31,14 +31,14 @@ def report(*, step: int | None = None, **metrics: float) -> None:
     """Report the training step, and metrics such as loss=0.2, to the job. Cheap enough for every step.
 
     The job keeps at most 100 metrics per task, with names of at most 100 characters. Other metrics, and values that are
-    not numbers, are left out with one RuntimeWarning, also without an agent. It never raises. With `tf4slurm run
-    --stall-timeout SECONDS` the job fails, or starts another attempt, if no task reports a new step for that long.
+    not numbers, are dropped with one RuntimeWarning, even without an agent. This function never raises. With `tf4slurm
+    run --stall-timeout SECONDS`, the job fails or starts another attempt if no task reports a new step within SECONDS.
     """
     changes, complaints = _check_report(step, metrics)
     for subject, text in complaints.items():
         if subject not in _warned:
             _warned.add(subject)
-            with contextlib.suppress(Warning):  # where warnings are errors
+            with contextlib.suppress(Warning):  # if warnings are turned into errors
                 warnings.warn(f"report() got {text}", RuntimeWarning, stacklevel=2)
     channel = find_script_channel()
     if channel is not None:
@@ -46,10 +46,10 @@ def report(*, step: int | None = None, **metrics: float) -> None:
 
 
 def should_stop() -> bool:
-    """Return whether the job was asked to stop: save and exit then. Call it at every step.
+    """Return whether the job was asked to stop; if so, save and exit. Call this function at every step.
 
-    The job has its grace period to do so (`tf4slurm run --grace-period`). From the first call in the main thread on,
-    SIGTERM, SIGUSR1 and SIGUSR2 no longer terminate this process: they are forwarded to its agent and stop the job.
+    The job has its grace period to save (`tf4slurm run --grace-period`). After the first call in the main thread,
+    SIGTERM, SIGUSR1 and SIGUSR2 no longer terminate this process: they are forwarded to the agent and stop the job.
     Signals that the process handles or ignores, as ps and workers under a chief do, are not forwarded. These signals
     still terminate a forked process, such as one of multiprocessing, unless it calls this function too.
     """
@@ -61,9 +61,9 @@ def should_stop() -> bool:
 
 
 def on_stop(save: Callable[[], object]) -> None:
-    """Call `save()` in a new thread when the job is asked to stop; at once if it has been asked.
+    """Call `save()` in a new thread when the job is asked to stop, or at once if it already was.
 
-    The job ends when these callbacks have returned in all tasks that the job waits for, so `save` must save, not only
+    The job ends when the callbacks of all tasks that it waits for have returned, so `save` must itself save, not only
     set a flag. Signals are forwarded as by `should_stop`.
     """
     channel = find_script_channel()
@@ -73,18 +73,18 @@ def on_stop(save: Callable[[], object]) -> None:
 
 
 def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] = ()) -> None:
-    """Wait until every task of these roles, by default every task of the job, waits at this barrier.
+    """Wait until all tasks of these roles, by default all tasks of the job, have reached this barrier.
 
     A process waits at one barrier at a time. A name may be used again after all tasks have passed.
 
     Args:
-        name: At most 1,000 characters.
-        timeout_seconds: How long to wait for the other tasks.
-        roles: Such as ("worker",); by default all.
+        name: Name of the barrier, at most 1,000 characters.
+        timeout_seconds: Timeout in seconds for the other tasks (default 300).
+        roles: Roles of the waiting tasks, such as ("worker",); by default all.
 
     Raises:
         ValueError: The name is too long.
-        BarrierError: A task did not arrive in time, or has ended; the text names it.
+        BarrierError: A task did not arrive in time, or has ended. The message names the task.
         RendezvousConnectionError: This process has no agent, or the agent has exited.
     """
     channel = find_script_channel()
@@ -125,9 +125,9 @@ def data_service() -> str:
 
 
 def share_of(files: Iterable[str | os.PathLike[str]], index: int, count: int) -> list[str]:
-    """Return the files that worker `index` of `count` reads: every count-th file by name, from the one at `index` on.
+    """Return the files of worker `index`: every `count`-th file in the order of names, starting at position `index`.
 
-    In one epoch the workers together read each file exactly once. All workers must pass the same files, in any order. A
+    Together, the workers read each file exactly once per epoch. All workers must pass the same files, in any order. A
     restarted worker reads its share from the beginning again.
 
     Args:
@@ -171,7 +171,7 @@ def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]
 
 
 def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the fields of ScriptState to change, and for each value that is left out the text of a warning."""
+    """Return the ScriptState fields to change, and the text of a warning for each dropped value."""
     changes: dict[str, Any] = {}
     complaints: dict[str, str] = {}
     if step is not None and (reached := _to_number("step", step, int, complaints)) is not None:
@@ -191,6 +191,6 @@ def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[dict[str, Any]
 def _to_number(name: str, value: Any, kind: Callable[[Any], _N], complaints: dict[str, str]) -> _N | None:
     try:
         return kind(value)
-    except Exception:  # whatever the conversion raises must not end the training
+    except Exception:  # no error of the conversion may end the training
         complaints[name] = f"{name}={reprlib.repr(value)}, which is not a number: it is left out. Report numbers."
         return None

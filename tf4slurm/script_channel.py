@@ -1,4 +1,4 @@
-"""The script's end of the script channel: it sends the script's state to the agent and receives the desired state.
+"""The script's end of the script channel: send the script's state to the agent, receive the desired state.
 
 The agent's end is `agent/script_channel.py`. The channel is a Unix socket; each message is one line of JSON.
 """
@@ -30,7 +30,7 @@ _channel_process = 0
 
 
 def find_script_channel() -> ScriptChannel | None:
-    """Return this process's channel to its agent; None without an agent. A forked process gets its own."""
+    """Return this process's channel to its agent; None without an agent. A forked process gets its own channel."""
     global _channel, _channel_process
     name = os.environ.get(SCRIPT_CHANNEL_VARIABLE)
     if name is None:
@@ -49,7 +49,7 @@ def to_socket_address(name: str) -> str:
 
 
 class ScriptChannel:
-    """A connection to the agent. `state` is what the script last sent, `desired` what it last received."""
+    """A connection to the agent. `state` is the last state sent, `desired` the last desired state received."""
 
     def __init__(self, name: str) -> None:
         """Connect to the agent, or raise OSError."""
@@ -72,18 +72,18 @@ class ScriptChannel:
             self._send()
 
     def send_soon(self, **changes: object) -> None:
-        """Change fields of `state` and send it, at most every 0.2 s; the last state is always sent."""
+        """Change fields of `state` and send it, at most once per 0.2 s; the last state is always sent."""
         with self._changed:
             self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
             wait = self._sent_at + _SEND_SECONDS - time.monotonic()
             if wait <= 0:
                 self._send()
             elif self._delayed is None:
-                self._delayed = threading.Timer(wait, self.send)  # not a daemon, so that the last step is sent too
+                self._delayed = threading.Timer(wait, self.send)  # no daemon, so the last state is always sent
                 self._delayed.start()
 
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
-        """Wait until `desired` fulfils the condition; return whether it did before the timeout.
+        """Wait until the condition on `desired` is true; return whether it became true before the timeout.
 
         Raises:
             RendezvousConnectionError: The agent has exited.
@@ -96,12 +96,12 @@ class ScriptChannel:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
-                # the handler of a signal that arrives just before this thread sleeps runs only when it wakes
+                # a signal that arrives just before this thread sleeps is handled only when the thread wakes
                 self._changed.wait(min(left, _WAKE_SECONDS))
             return True
 
     def add_stop_callback(self, save: Callable[[], object]) -> None:
-        """Call `save` in a new thread once the job is asked to stop; at once if it has been asked."""
+        """Call `save` in a new thread when the job is asked to stop, or at once if it already was."""
         with self._changed:
             self._callbacks.append(save)
         self._save_if_stopping()
@@ -124,7 +124,7 @@ class ScriptChannel:
         try:
             self._socket.sendall(encode(self.state) + b"\n")
         except OSError:
-            self.is_open = False  # the receiving thread wakes those that wait
+            self.is_open = False  # the receiving thread wakes the waiting threads
 
     def _receive(self) -> None:
         try:
@@ -146,7 +146,7 @@ class ScriptChannel:
             if self._is_saving or not (self.desired.stop_reason and self._callbacks):
                 return
             self._is_saving = True
-            if self.state.has_saved:  # set after earlier callbacks; the job waits for the new one too
+            if self.state.has_saved:  # earlier callbacks have returned; the job must wait for the new one too
                 self.send(has_saved=False)
         threading.Thread(target=self._save, name="tf4slurm-on-stop").start()
 
@@ -165,12 +165,12 @@ class ScriptChannel:
 
 
 def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) -> None:
-    """Send these signals to the agent from a thread: a signal handler may interrupt the main thread while it sends."""
+    """Forward these signals to the agent from a thread: a handler may interrupt the main thread during a send."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of signals already
+        with contextlib.suppress(BlockingIOError):  # the pipe is full
             os.write(writable, bytes([number]))
 
     def forward() -> None:
@@ -184,9 +184,9 @@ def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) 
 
 
 def _restore_in_forks(numbers: Sequence[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> None:
-    """Let the signals terminate a forked process, such as by Process.terminate(), without stopping the job.
+    """Restore the default action of the signals in a forked process, so that they end this process, not the job.
 
-    They are blocked during the fork, so that none reaches the handler in the new process.
+    The signals are blocked during the fork, so that no signal reaches the handler in the new process.
     """
     held = threading.local()
 

@@ -1,12 +1,12 @@
-"""How a ps learns that training is over, in scripts that start their own TensorFlow servers.
+"""Notify each ps that training is over, in scripts that start their own TensorFlow servers.
 
 A ps calls `serve_until_done` or `wait_for_workers`. Every worker and the chief sends a completion signal, by
-`done_at_end`, `signal_at_exit` or `signal_done`. The signals take one of two ways, the same in all tasks:
+`done_at_end`, `signal_at_exit` or `signal_done`. All tasks must use the same method:
 
-* method="barrier": through the control service, which also detects workers that are killed. It needs "tf4slurm run", or
-  get_server_dictionary() before.
-* method="queue": through a TensorFlow queue on each ps. It needs nothing but TensorFlow's servers, but a killed worker
-  sends nothing: only `timeout_seconds` ends the wait for it.
+* method="barrier": through the control service, which also detects killed workers. It needs "tf4slurm run", or an
+  earlier call of get_server_dictionary().
+* method="queue": through a TensorFlow queue on each ps. It needs only TensorFlow's servers, but a killed worker sends
+  no signal: only `timeout_seconds` ends the wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _METHODS = ("barrier", "queue")
 
 @dataclass(frozen=True)
 class Ending:
-    """How the training tasks ended; each task is in one of the two tuples, in the order of the cluster.
+    """The outcome of the training tasks; each task is in one of the two tuples, in the order of the cluster spec.
 
     Attributes:
         done: The tasks that finished.
@@ -51,24 +51,25 @@ def wait_for_workers(
 ) -> Ending:
     """Wait on a ps until every worker, and the chief, is done or has failed.
 
-    Call it in place of `server.join()`: the server runs in its own threads. Unlike in `server.join()`, signal handlers
-    run at once.
+    Call it instead of `server.join()`, which delays signal handlers; the server runs in its own threads.
 
     Args:
-        method: "barrier" or "queue", see the module's text. With "queue" the server of this ps must run.
-        timeout_seconds: How long to wait for all of them; None waits without limit.
-        cluster: The addresses of each role. By default what get_server_dictionary() returned in this process, else the
-            content of TF_CONFIG; the same applies to the next two.
+        method: "barrier" (default) or "queue", see the module docstring. With "queue", the server of this ps must be
+            running.
+        timeout_seconds: Timeout in seconds for all signals; None (default) waits without a limit.
+        cluster: The addresses of each role. The last result of get_server_dictionary(), else TF_CONFIG, is the default
+            of cluster, task_type and task_index.
         task_type: The role of this process.
-        task_index: Its index in its role.
+        task_index: The index of this process in its role.
 
     Returns:
-        Which tasks are done and which failed. The ps may exit now.
+        The tasks that are done and the tasks that failed. The ps may exit now.
 
     Raises:
-        ShutdownTimeoutError: Signals are missing; `missing` has their tasks.
-        ShutdownError: This process is not a ps of the cluster.
-        SlurmEnvironmentError: No cluster is given or known.
+        ShutdownTimeoutError: Signals are missing at the timeout. `missing` lists their tasks, with "barrier" all
+            training tasks.
+        ShutdownError: This process is not a ps of the cluster, or method="barrier" finds no agent.
+        SlurmEnvironmentError: No cluster is given or found.
         ValueError: The method is unknown, or only a part of cluster, task_type and task_index is given.
     """
     current = current_server_dictionary(cluster, task_type, task_index)
@@ -76,7 +77,7 @@ def wait_for_workers(
         raise ShutdownError(f"{current.task} is not a ps of the cluster: only a ps waits for the workers.")
     _check_method(method)
     failed = (_wait_for_barrier if method == "barrier" else _wait_for_queue)(current, timeout_seconds)
-    atexit.register(gc.freeze)  # without it the interpreter's last garbage collection takes 0.8 s in place of 0.1 s
+    atexit.register(gc.freeze)  # shortens the interpreter's last garbage collection from 0.8 s to 0.1 s
     tasks = current.training_tasks
     return Ending(
         done=tuple(task for task in tasks if task not in failed), failed=tuple(task for task in tasks if task in failed)
@@ -92,14 +93,14 @@ def serve_until_done(
     task_type: str | None = None,
     task_index: int | None = None,
 ) -> Ending:
-    """Keep a tf.distribute.Server running until every worker is done or has failed; otherwise as `wait_for_workers`.
+    """Keep a tf.distribute.Server running while `wait_for_workers` waits; arguments and result are the same.
 
-    A TensorFlow server runs in its own threads for as long as Python refers to it.
+    A TensorFlow server runs in its own threads as long as a Python reference to it exists.
     """
     ending = wait_for_workers(
         method=method, timeout_seconds=timeout_seconds, cluster=cluster, task_type=task_type, task_index=task_index
     )
-    del server  # referred to until here
+    del server  # the reference must exist until here
     return ending
 
 
@@ -115,14 +116,14 @@ def signal_done(
 
     Args:
         failed: Whether the worker failed.
-        method: The method with which the ps waits. An evaluator, which is outside the cluster, sends nothing.
+        method: The method with which the ps waits. With "queue", an evaluator sends nothing.
         cluster: As in `wait_for_workers`.
         task_type: As in `wait_for_workers`.
         task_index: As in `wait_for_workers`.
 
     Raises:
-        ShutdownError: A ps does not answer, or this process is a ps.
-        SlurmEnvironmentError: No cluster is given or known.
+        ShutdownError: A ps does not answer, this process is a ps, or method="barrier" finds no agent.
+        SlurmEnvironmentError: No cluster is given or found.
         ValueError: The method is unknown, or only a part of cluster, task_type and task_index is given.
     """
     _completion_signal(method, cluster, task_type, task_index).send(failed)
@@ -136,7 +137,7 @@ def done_at_end(
     task_type: str | None = None,
     task_index: int | None = None,
 ) -> Iterator[None]:
-    """Send the completion signal at the end of the block: failed if it raises, or exits with a code other than 0.
+    """Send the completion signal at the end of the block: failed if the block raises, or exits with a non-zero code.
 
     Arguments and exceptions are those of `signal_done`.
     """
@@ -159,9 +160,9 @@ def signal_at_exit(
     task_type: str | None = None,
     task_index: int | None = None,
 ) -> None:
-    """Send the completion signal when this process exits: failed if an uncaught exception ends it.
+    """Send the completion signal when this process exits: failed if an uncaught exception ends the process.
 
-    sys.exit() counts as done, whatever its code. A killed process sends no signal. Arguments and exceptions are those
+    sys.exit() counts as done with any code. A killed process sends no signal. Arguments and exceptions are those
     of `signal_done`.
     """
     _completion_signal(method, cluster, task_type, task_index).send_at_exit()

@@ -1,1 +1,1 @@
-"""Checks of host, cluster and software that find what would prevent a job from running, each with advice."""
+"""Checks of host, cluster and software that find obstacles to running a job, with advice for each."""

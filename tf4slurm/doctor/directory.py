@@ -1,4 +1,4 @@
-"""Checks of the run directory (is it writable, do all nodes share it?) and of the nodes' clocks."""
+"""Check that the run directory is writable and shared by all nodes, and that the nodes' clocks agree."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ADVICE_SHARED = "Choose a directory on a file system that all nodes share, with 
 
 
 class Probe:
-    """A small file in the directory for run directories, from `write` to `remove`."""
+    """A small test file in `runs_directory`, or in its nearest existing parent."""
 
     def __init__(self, runs_directory: Path, name: str) -> None:
-        """Choose the path; `name` must be unique in that directory."""
+        """Set the path; `name` must be unique in the directory."""
         self.path = existing_parent(runs_directory) / f".tf4slurm-doctor-{name}"
 
     def write(self) -> float:
-        """Write the file; return the seconds by which the file server's clock is at least ahead of this host's.
+        """Write the file; return the minimum clock skew in seconds, positive if the file server's clock is ahead.
 
         Raises:
             OSError: The file cannot be written.
@@ -39,7 +39,7 @@ class Probe:
         return written - min(max(written, before), time.time())  # a slow file system must not count as skew
 
     def wait_until_visible(self) -> bool:
-        """Wait until the file, which another host has written, is visible here; return whether it is after 5 s."""
+        """Wait at most 5 s for the file that another host has written; return whether it is visible here."""
         deadline = time.monotonic() + _VISIBLE_SECONDS
         while not self.path.exists():
             if time.monotonic() >= deadline:
@@ -78,7 +78,7 @@ def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, flo
 
 
 def judge_skew(skew_by_node: Mapping[str, float]) -> Finding:
-    """Return whether the nodes' clocks agree, from the offset of each clock to the file server's in seconds."""
+    """Return whether the nodes' clocks agree, from each node's `Probe.write` in seconds."""
     first, last = min(skew_by_node, key=skew_by_node.__getitem__), max(skew_by_node, key=skew_by_node.__getitem__)
     spread = skew_by_node[last] - skew_by_node[first]
     if spread <= _LARGE_SKEW_SECONDS:

@@ -1,4 +1,4 @@
-"""The environment of this process, for `tf4slurm env`: its step, layout, address and cluster spec, with warnings."""
+"""Describe this process's environment for `tf4slurm env`: step, layout, address, cluster spec and warnings."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def describe_environment(
     task_types: Sequence[str] | None = None,
     ports: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Describe this process's job, and what tf4slurm would choose for it.
+    """Describe this process's job, and the address and TF_CONFIG that tf4slurm would choose.
 
     Args:
-        interface: As for `task_address`; None for the route to the launcher.
-        task_types: A task type for each rank. If TF_CONFIG is not set, it is computed from these and `ports`.
+        interface: As for `task_address`; None selects the interface on the route to the launcher.
+        task_types: Task type of each rank. If TF_CONFIG is not set, it is computed from `task_types` and `ports`.
 
     Returns:
         {"where", "step", "nodes_by_rank", "address", "interfaces", "tf_config", "warnings"}; missing values are None.

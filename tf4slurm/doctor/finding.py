@@ -1,4 +1,4 @@
-"""Findings of the checks: merged over nodes, as text for the terminal, and as a report for an issue."""
+"""Findings of the checks: merge them over nodes, and format them for a terminal or an issue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Level = Literal["ok", "warn", "fail"]
 _LEVELS: tuple[Level, ...] = ("ok", "warn", "fail")
 _WIDTH = 110
 _INDENT = " " * 6
-_END_OF_NAME = r"(?![\w-]|\.\w)"  # of a name in a path
+_END_OF_NAME = r"(?![\w-]|\.\w)"  # end of a file name in a path
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        level: "fail" prevents a job from starting or ends it; "warn" does so in some cases, which the text names.
-        topic: Short name of what was checked, such as "python".
+        level: "fail" if the problem prevents or ends any job; "warn" if only in the cases that `text` names; else "ok".
+        topic: Short name of the check, such as "python".
         text: The result in one line without a full stop. Nodes with the same result have the same text.
-        advice: What to do, in one or two sentences; empty if there is nothing to do.
+        advice: Recommended action in one or two sentences, or empty.
         detail: Facts that differ from node to node, such as addresses.
-        nodes: The nodes with this result; empty if all checked nodes have it, or if it concerns the whole cluster.
+        nodes: The nodes with this result; empty means all checked nodes, or the whole cluster.
     """
 
     level: Level
@@ -51,7 +51,7 @@ class Finding:
         """Parse the result of `to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError: The value is not such a result.
+            KeyError, TypeError, ValueError: `value` is not a result of `to_json`.
         """
         if value["level"] not in _LEVELS:
             raise ValueError(f"{value['level']!r} is not a level")
@@ -60,9 +60,9 @@ class Finding:
 
 
 def merge_nodes(by_node: Mapping[str, Sequence[Finding]]) -> list[Finding]:
-    """Merge equal findings of several nodes into one, which names its nodes unless all nodes have it.
+    """Merge equal findings of several nodes into one, with `nodes` set unless all nodes have the finding.
 
-    The findings of one topic are adjacent; otherwise the order is that of the first node.
+    Findings of one topic are adjacent; otherwise the first node's order is kept.
     """
     nodes_of: dict[Finding, list[str]] = {}
     details: dict[Finding, list[str]] = {}

@@ -18,14 +18,14 @@ from tf4slurm.network.ports import HeldPort, format_ports, hold_port
 from tf4slurm.slurm.step import own_node_name
 from tf4slurm.spec import JobSpec
 
-# Measured: each of 3 tasks has 13 files open, and one more per additional task. They run with a limit of 40, and none
-# starts with 24.
+# Measured: each of 3 tasks has 13 files open, plus one per additional task. With a limit of 40 the tasks run; with 24,
+# no task starts.
 _FEW_FILES, _TOO_FEW_FILES = 1024, 64
-# Measured with TensorFlow 2.21: with one of these its cluster never forms; all_proxy and HTTP_PROXY have no effect.
-# gRPC skips the proxy for addresses and networks in no_grpc_proxy, or if that is not set in no_proxy. NO_PROXY, "*"
-# and a suffix without a dot have no effect.
+# Measured with TensorFlow 2.21: the cluster never forms if one of these is set; all_proxy and HTTP_PROXY have no
+# effect. gRPC skips the proxy for addresses and networks in no_grpc_proxy, or if it is not set, in no_proxy. NO_PROXY,
+# "*" and a suffix without a dot have no effect.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-_MAX_PORTS = 64  # of a range
+_MAX_PORTS = 64  # the most that are tested of a range
 
 
 def check_host(
@@ -34,12 +34,12 @@ def check_host(
     """Run all checks of this host.
 
     Args:
-        spec: The job's `runs_directory`, `interface` and `ports` are checked.
+        spec: The job whose `runs_directory`, `interface` and `ports` are checked.
         is_quick: Whether to skip the checks that start TensorFlow and pip.
-        probe_name: Unique name of the file that this host writes into the run directory.
+        probe_name: Unique name of the test file that this host writes into the run directory.
 
     Returns:
-        The findings, and the seconds by which the file server's clock is ahead of this host's, None if unknown.
+        The findings, and the clock skew from `Probe.write` in seconds, None if unknown.
     """
     directory, skew = check_directory(spec.runs_directory, probe_name)
     findings = [
@@ -55,7 +55,7 @@ def check_host(
 
 
 def network_interfaces() -> list[Interface]:
-    """Return the interfaces that other hosts can reach, by name."""
+    """Return the interfaces that other hosts can reach, sorted by name."""
     return [each for each in list_interfaces() if each.addresses and not is_loopback(each.addresses[0])]
 
 
@@ -76,7 +76,7 @@ def check_interfaces(interface: str | None, node: str) -> Finding:
 
 
 def check_proxies(environ: Mapping[str, str], addresses: Sequence[str]) -> Finding:
-    """Warn if gRPC would use a proxy for one of these addresses. The proxy's URL can contain a password: not shown."""
+    """Warn if gRPC would use a proxy for these addresses. Hide the proxy's URL: it can contain a password."""
     proxy = next((name for name in _PROXIES if environ.get(name)), None)
     if proxy is None:
         return Finding("ok", "proxy", "no proxy is set")
@@ -93,7 +93,7 @@ def check_proxies(environ: Mapping[str, str], addresses: Sequence[str]) -> Findi
 
 
 def check_open_files() -> Finding:
-    """Check how many files a process may have open."""
+    """Check the limit of open files per process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"a process may have {'any number of' if soft == resource.RLIM_INFINITY else soft} files open"
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
@@ -108,7 +108,7 @@ def check_open_files() -> Finding:
 
 
 def check_ports(candidates: Sequence[int]) -> Finding:
-    """Hold ports for a moment: some of the candidates, or without candidates any one."""
+    """Check that ports can be bound: at most 64 of the candidates, or without candidates any port."""
     held: list[HeldPort] = []
     tried = candidates[:_MAX_PORTS]
     try:
@@ -142,7 +142,7 @@ def check_munge() -> Finding:
 
 
 def _is_exempt(address: str, no_proxy: str) -> bool:
-    """Return whether no_proxy contains an address or a network of it."""
+    """Return whether no_proxy contains the address or its network."""
     for entry in filter(None, (part.strip() for part in no_proxy.split(","))):
         with contextlib.suppress(ValueError):  # a host name exempts no address
             if ipaddress.ip_address(address) in ipaddress.ip_network(entry, strict=False):

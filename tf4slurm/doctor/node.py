@@ -1,8 +1,8 @@
-"""The part of `tf4slurm doctor --on-nodes` that srun starts on each node.
+"""The process of `tf4slurm doctor --on-nodes` that srun starts on each node.
 
-Each node reads two lines of JSON from its standard input, which are the same for all nodes, and answers each with one
-line of JSON: first the task (checks of the host), then the peers (checks that they are reachable). It exits when its
-standard input ends.
+Each process reads two lines of JSON from standard input, the same on all nodes, and answers each with one line of JSON:
+first a `NodeTask` (checks of the host), then the list of peers (reachability checks). It exits when standard input
+ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tf4slurm.spec import JobSpec
 
 CHECK_SECONDS = 4.0  # for one address
 ANSWER_START = '{"tf4slurm-doctor"'
-_INPUT_SECONDS = 300.0  # the sender has shorter limits of its own, and its exit ends the input
+_INPUT_SECONDS = 300.0  # the sender has shorter timeouts, and the input ends when it exits
 _LINE_BYTES = 32 * 1024 * 1024
 _MAX_CHECKS = 64  # at the same time
 
@@ -39,8 +39,8 @@ class NodeTask:
     """The first line of input of each node.
 
     Attributes:
-        name: Unique part of the names of probes.
-        secret: For reachability checks.
+        name: Unique part of the probes' names.
+        secret: The secret of the reachability checks.
         runs_directory, interface, ports: Options of the job.
         has_probe: Whether the launcher's host has written a probe.
         credential: MUNGE credential of the launcher's host; None if MUNGE does not work there.
@@ -62,9 +62,9 @@ class Peer:
     """A host that answers reachability checks.
 
     Attributes:
-        rank: Rank in the step; the launcher's host has the number of nodes.
-        addresses: Interface of each address of the host.
-        own_address: The address that a task of a job would use there; None if there is none.
+        rank: Rank in the step; for the launcher's host, the number of nodes.
+        addresses: Interface name of each address of the host.
+        own_address: The address that a task would use on the host; None if there is none.
     """
 
     rank: int
@@ -93,7 +93,7 @@ async def _run_node(environ: Mapping[str, str]) -> None:
         if (peers := await _read(lines)) is None:
             return
         _answer(await _find_faults([Peer(**peer) for peer in peers], step.rank, task.secret))
-        await _read(lines)  # until all nodes have checked this one
+        await _read(lines)  # wait until all nodes have checked this one
     finally:
         server.close()
         port.close()
@@ -155,7 +155,7 @@ async def _find_faults(peers: Sequence[Peer], own_rank: int, secret: str) -> lis
             reason = await find_fault(peer.node, peer.rank, Address(host, peer.port), secret, CHECK_SECONDS)
         return (peer.rank, host, reason) if reason is not None else None
 
-    # Each node starts with the next rank: a host answers a limited number of checks at the same time.
+    # Each node starts with the next rank, because a host answers a limited number of checks at a time.
     ordered = sorted(peers, key=lambda peer: (peer.rank - own_rank) % len(peers))
     others = [(peer, host) for peer in ordered if peer.rank != own_rank for host in peer.addresses]
     answers = await asyncio.gather(*(check(peer, host) for peer, host in others))

@@ -1,7 +1,7 @@
-"""`tf4slurm doctor --on-nodes`: checks of each node of an allocation, and of what they share.
+"""`tf4slurm doctor --on-nodes`: check the nodes of an allocation, their network and the shared directory.
 
-One step of Slurm runs `node.py` on each node. Only srun's pipes carry the tasks and the answers, so no other process
-can take part; the ports that nodes open meanwhile answer reachability checks only.
+One Slurm step runs `node.py` on each node. Tasks and answers are only sent through srun's pipes, so no other process
+can take part. The ports that nodes open meanwhile answer reachability checks only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tf4slurm.slurm.nodelist import fold_nodelist
 from tf4slurm.slurm.step import own_node_name
 from tf4slurm.spec import JobSpec
 
-_HOST_SECONDS = 60.0 + IMPORT_SECONDS  # srun starts, and nodes check TensorFlow and pip
+_HOST_SECONDS = 60.0 + IMPORT_SECONDS  # for srun's start, and the nodes' checks of TensorFlow and pip
 _REACH_SECONDS = 60.0 + CHECK_SECONDS
 _END_SECONDS = 10.0
 _MAX_ERROR_LINES = 5
@@ -127,15 +127,15 @@ def judge_reach(
 ) -> list[Finding]:
     """Return a finding for each unreachable address, or one finding if all are reachable.
 
-    A job tries the addresses of the launcher in turn, so one reachable address of its host suffices.
+    A job tries the launcher's addresses one by one, so one reachable address of the launcher's host suffices.
 
     Args:
-        faults: By the rank of the node that checked: (rank, address, reason) of each unreachable address.
+        faults: (rank, address, reason) of each unreachable address, by the rank of the checking node.
     """
     names = {peer.rank: peer.node for peer in peers}
     has_address = {
         peer.rank for peer in peers if peer.own_address is not None
-    }  # the others have a finding of their own
+    }  # nodes without an address have their own finding
     missed_by: dict[tuple[int, str], dict[str, str]] = {}
     for checker, found in faults.items():
         for rank, address, reason in found if checker in has_address else ():
@@ -192,7 +192,7 @@ class _NodeStep:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for this process
+                start_new_session=True,  # Ctrl-C must only reach this process
             )
         except OSError as error:
             message = f"srun cannot be started: {error}. Slurm's programs must be on PATH."
@@ -211,7 +211,7 @@ class _NodeStep:
             await asyncio.wait_for(self._srun.stdin.drain(), _END_SECONDS)
 
     async def receive(self, seconds: float) -> dict[int, Any]:
-        """Return the next answer of each node, by rank; a node that does not answer in time is not waited for again."""
+        """Return the next answer of each node, by rank; later calls skip nodes that did not answer in time."""
         deadline, answers = time.monotonic() + seconds, dict[int, Any]()
         while not self._pending <= answers.keys():
             try:
@@ -224,7 +224,7 @@ class _NodeStep:
         return dict(sorted(answers.items()))
 
     async def close(self) -> None:
-        """End the step: the tasks exit when their input ends; srun kills the others."""
+        """Close the tasks' input, so that they exit; then let srun kill the remaining tasks."""
         if self._srun is None:
             return
         assert self._srun.stdin is not None
@@ -250,7 +250,7 @@ class _NodeStep:
         self._answers.put_nowait(None)
 
     async def _read_errors(self, srun: asyncio.subprocess.Process) -> None:
-        """Keep the first lines of srun's standard error; a task that it reports as failed is not waited for."""
+        """Keep the first lines of srun's standard error; stop waiting for tasks that srun reports as failed."""
         assert srun.stderr is not None
         while line := await srun.stderr.readline():
             text = line.decode(errors="replace").strip()
@@ -262,7 +262,7 @@ class _NodeStep:
 
 
 def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
-    """Add a line of `srun --label`, such as "3: {…", to `parts`; return the rank and its answer once that is complete.
+    """Add a line of `srun --label`, such as "3: {…", to `parts`; return rank and answer when the answer is complete.
 
     Other output of a task is ignored.
     """

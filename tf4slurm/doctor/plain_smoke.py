@@ -35,7 +35,7 @@ def _serve(name: str, address: str) -> None:
     port = int(address.rpartition(":")[2])
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
-    # The agent holds the port. This option lets another process listen on it, as TensorFlow's server does.
+    # The agent holds the port. With reuse_port this process can listen on it too, like TensorFlow's server.
     with socket.create_server(("", port), family=family, reuse_port=True, dualstack_ipv6=both) as listener:
         while True:
             connection, _ = listener.accept()
@@ -56,7 +56,7 @@ def _check(name: str, address: str, deadline: float) -> None:
             continue
         if answer == name:
             return
-        if not answer:  # its agent, which still held the port for it
+        if not answer:  # the task's agent still held the port
             problem = "the connection was closed"
             time.sleep(_PAUSE_SECONDS)
             continue

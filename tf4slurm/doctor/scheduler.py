@@ -14,7 +14,7 @@ from tf4slurm.slurm.site import Partition, SlurmSite
 from tf4slurm.spec import JobSpec
 
 _TIMEOUT_SECONDS = 15.0  # the controller itself gives up after MessageTimeout, 10 s by default
-_OLDEST_VERSION = (20, 11)  # the first whose srun has --overlap
+_OLDEST_VERSION = (20, 11)  # the first version whose srun has --overlap
 _MAX_PARTITIONS = 12
 
 
@@ -64,7 +64,7 @@ def check_accounting(site: SlurmSite) -> Finding:
 
 
 def judge_site(site: SlurmSite, grace_period_seconds: float = JobSpec.grace_period_seconds) -> list[Finding]:
-    """Return what the site's settings mean for a job that needs `grace_period_seconds` to save and stop."""
+    """Return findings on the site's settings for a job that needs `grace_period_seconds` to save and stop."""
     if site.reserved_ports:
         ports = Finding("ok", "step ports", f"Slurm reserves ports of {site.reserved_ports} for each step")
     else:

@@ -10,7 +10,7 @@ from tf4slurm.launch.result import Result
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.spec import JobSpec
 
-# Not "-m": with it a json.py in the user's directory would replace Python's own.
+# Not "-m", with which a json.py in the user's directory would replace Python's json module.
 _SCRIPT = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.{module} import main; main({seconds})"
 _LOG_BYTES = 64 * 1024
 
@@ -18,12 +18,12 @@ _LOG_BYTES = 64 * 1024
 def smoke_test_spec(
     options: Mapping[str, Any], allocation: SlurmAllocation | None, *, is_plain: bool, timeout_seconds: float
 ) -> JobSpec:
-    """Return a job of a chief, a ps and a worker on this host, or of all tasks of an allocation.
+    """Return the spec of a job with a chief, a ps and a worker on this host, or with all tasks of an allocation.
 
     Args:
         options: Fields of `JobSpec` that the user has set.
         is_plain: Whether the tasks run without TensorFlow.
-        timeout_seconds: Limit for the rendezvous, and again for the training.
+        timeout_seconds: Timeout in seconds for the rendezvous, and again for training.
     """
     module = "doctor.plain_smoke" if is_plain else "tensorflow.smoke"
     num_tasks = allocation.num_tasks if allocation else None

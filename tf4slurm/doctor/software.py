@@ -1,7 +1,7 @@
 """Checks of the software: Python, TensorFlow with its Keras, and conflicts between packages.
 
-A process of its own, with a timeout, imports TensorFlow: this takes seconds, and a broken TensorFlow can crash the
-process. Quick checks read the metadata of the packages only.
+TensorFlow is imported in a separate process with a timeout, because the import takes seconds and can crash. Quick
+checks only read package metadata.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from tf4slurm.doctor.finding import Finding
 
-IMPORT_SECONDS = 90.0  # it takes 2 to 10 s from a local disk, longer if many nodes read one file system
+IMPORT_SECONDS = 90.0  # the import takes 2 to 10 s from a local disk, longer if many nodes read one file system
 _PIP_SECONDS = 30.0
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "intel-tensorflow", "tensorflow-macos", "tf-nightly")
 _RELEVANT = re.compile(r"^(tensorflow|tf.keras|keras|grpcio|protobuf|numpy|tf4slurm|tf-nightly)", re.IGNORECASE)
@@ -68,7 +68,7 @@ def check_python(environ: Mapping[str, str]) -> Finding:
 
 
 def check_tensorflow(environ: Mapping[str, str]) -> list[Finding]:
-    """Import TensorFlow in a process of its own, and check its Keras."""
+    """Import TensorFlow in a separate process, and check its Keras."""
     done = _run_python(("-c", _FACTS), {**environ, "TF_CPP_MIN_LOG_LEVEL": "2"}, IMPORT_SECONDS)
     if done is None:
         text = f"TensorFlow {_origin(environ)} was not imported within {IMPORT_SECONDS:g} s"
@@ -85,7 +85,7 @@ def check_tensorflow(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def judge_keras(facts: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
-    """Check what the Keras of this TensorFlow can do under ParameterServerStrategy."""
+    """Check whether Model.fit works under ParameterServerStrategy with TensorFlow's Keras."""
     if "keras_error" in facts:
         text = f"tf.keras does not load: {facts['keras_error'].splitlines()[0][:200]}"
         wants_legacy = environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")

@@ -1,4 +1,4 @@
-"""Training with TensorFlow: the only package that imports it, and only when one of these names is used."""
+"""Training with TensorFlow. No other package imports TensorFlow, and this one only when a public name is used."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -29,9 +29,9 @@ _LAZY = {
     "run_steps": "tf4slurm.tensorflow.training",
     "worker_files": "tf4slurm.tensorflow.strategy",
 }
-"""The module of each public name. No module has a public name itself: importing it would hide that name."""
+"""The module of each public name. No module may be named like a public name: its import would replace the name."""
 
-if not TYPE_CHECKING:  # for a type checker an unknown attribute is an error
+if not TYPE_CHECKING:  # hidden from type checkers, so that an unknown attribute is an error
 
     def __getattr__(name: str) -> Any:
         """Import a public name at its first use."""

@@ -1,4 +1,4 @@
-"""`Checkpoints` saves and restores a training; `evaluate_checkpoints()` evaluates what it saves."""
+"""Save and restore training state with `Checkpoints`; evaluate it with `evaluate_checkpoints()`."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _PS_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancel
 
 
 class Checkpoints:
-    """Saves and restores variables with their step counter; `run_steps` saves periodically, at a stop, and at the end.
+    """Saves and restores variables and a step counter. `run_steps` saves when due, on a stop request, and at the end.
 
         with strategy.scope():
             weights = tf.Variable(tf.zeros(1000))
             step = tf.Variable(0, dtype=tf.int64, trainable=False)
         checkpoints = Checkpoints("checkpoints", step=step, every_minutes=10, weights=weights)
 
-    Only the chief creates one. Each ps writes its own variables, so chief and ps must see the directory at the same
-    path. Variables that are split over several ps can be restored on another number of ps.
+    Only the chief creates an instance. Each ps writes its own variables, so the directory must have the same path on
+    the chief and on every ps. Variables that are split over several ps can be restored on a different number of ps.
 
-    Killing the chief or a ps at any moment never destroys the checkpoint before. New files never overwrite those of a
-    finished checkpoint, the file `checkpoint` names a checkpoint only when it is complete, and older ones are deleted
-    after that. The files of an unfinished save are removed when the directory is opened again.
+    Killing the chief or a ps at any moment never destroys a finished checkpoint: new files never overwrite its files,
+    the file `checkpoint` lists only complete checkpoints, and older checkpoints are deleted afterwards. The files of an
+    unfinished save are removed when the directory is opened again.
 
     Attributes:
         step: The step counter.
-        restored: The checkpoint from which the variables were restored, "directory/ckpt-STEP"; None without one.
-        latest: The newest finished checkpoint; None without one.
+        restored: Path of the restored checkpoint, "directory/ckpt-STEP", or None.
+        latest: Path of the newest finished checkpoint, or None.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class Checkpoints:
         keep: int = 3,
         **trackables: Any,
     ) -> None:
-        """Restore the newest readable checkpoint of the directory; without checkpoints leave the variables unchanged.
+        """Restore the newest readable checkpoint in the directory, if there is any.
 
         Args:
-            directory: Where the checkpoints are; nothing else should be in it.
-            step: The counter, a tf.Variable of an integer type to which `run_steps` adds. Not `optimizer.iterations`,
-                to which the optimizer adds.
-            every_steps: Save whenever the counter reaches a multiple of it. If repeated steps of a lost worker carry
-                the counter past a multiple, save at the next.
-            every_minutes: Save when the last save is this long ago.
-            keep: The number of newest checkpoints to keep.
-            trackables: What to save, by name: variables, models, optimizers.
+            directory: Directory of the checkpoints; it should hold no other files.
+            step: The step counter: a tf.Variable of an integer type that `run_steps` increments. Do not pass
+                `optimizer.iterations`, which the optimizer increments.
+            every_steps: Save whenever the counter reaches a multiple of this number (default: off). If repeated steps
+                of a lost worker skip a multiple, save at the next one.
+            every_minutes: Save this many minutes after the last save (default: off).
+            keep: Number of newest checkpoints to keep (default 3).
+            trackables: The variables, models and optimizers to save, by name.
 
         Raises:
-            CheckpointError: No checkpoint can be read, or they have other variables.
+            CheckpointError: No checkpoint can be read, or a checkpoint has other variables.
             TypeError, ValueError: An argument is invalid; nothing was done.
         """
         keep = check_integer("keep", keep, at_least=1)
@@ -92,13 +92,13 @@ class Checkpoints:
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(self._directory), keep, checkpoint_name=_NAME)
 
     def save(self) -> str:
-        """Save, unless the newest checkpoint is of the current step; return the path of the newest.
+        """Save a checkpoint unless the current step is already saved; return the path of the newest checkpoint.
 
         Raises:
-            CheckpointError: The directory cannot be written, or chief and ps do not share it.
+            CheckpointError: The directory cannot be written, or the chief and the ps do not share it.
         """
         step = int(self.step.numpy())
-        if self.latest is None or step != self._saved_step:  # saving a step again would first delete its files
+        if self.latest is None or step != self._saved_step:  # saving a step twice would first delete its files
             try:
                 self.latest = str(self._manager.save(checkpoint_number=step))
             except _CANNOT_WRITE as error:
@@ -126,7 +126,7 @@ class Checkpoints:
                 status.assert_existing_objects_matched()
             except _PS_LOST:
                 raise
-            except (tf.errors.OpError, IndexError) as error:  # IndexError is raised for truncated data
+            except (tf.errors.OpError, IndexError) as error:  # TensorFlow raises IndexError for truncated data
                 logger.warning("Checkpoint %s cannot be read, trying the one before it: %s", path, error)
                 continue
             except (AssertionError, ValueError) as error:
@@ -149,25 +149,24 @@ def evaluate_checkpoints(
     *,
     look_seconds: float = 1.0,
 ) -> None:
-    """In an evaluator, evaluate new checkpoints until training is over, and exit; in other tasks return at once.
+    """In an evaluator, evaluate checkpoints until training is over, then exit; in other tasks, return at once.
 
-    The evaluator always takes the newest checkpoint, so it skips some if an evaluation takes longer than the chief
-    needs for the next checkpoint.
-    The last checkpoint is always evaluated. A restarted evaluator begins with the newest.
+    An evaluator, also a restarted one, always takes the newest checkpoint, so a slow evaluator skips some. The last
+    checkpoint is always evaluated.
 
-    After the chief's end the job waits for the evaluator, at most `tf4slurm run --finish-timeout` seconds. A job that
-    was asked to stop does not wait for it.
+    After the chief has ended, the job waits at most `tf4slurm run --finish-timeout` seconds for the evaluator. After a
+    stop request the job does not wait.
 
     Args:
-        directory: Where tf.train.CheckpointManager, or tf4slurm.tensorflow.Checkpoints, writes.
-        evaluate: Gets the path of a checkpoint, for tf.train.Checkpoint(…).read, and returns metrics to report, such as
-            {"accuracy": 0.97}. Create the model in it, outside of any strategy. If it fails because the checkpoint was
-            deleted meanwhile, the next one is evaluated.
-        look_seconds: The interval in seconds between checks for a new checkpoint.
+        directory: The directory to which tf.train.CheckpointManager or tf4slurm.tensorflow.Checkpoints writes.
+        evaluate: Function that receives the path of a checkpoint, reads it with tf.train.Checkpoint(…).read, and
+            returns metrics to report, such as {"accuracy": 0.97}. It must create the model outside of any strategy. If
+            it fails because the checkpoint was deleted meanwhile, the next checkpoint is evaluated.
+        look_seconds: Interval in seconds between checks for a new checkpoint (default 1).
 
     Raises:
-        SystemExit: With code 0, once the last checkpoint is evaluated.
-        SlurmEnvironmentError: No cluster is known in this process.
+        SystemExit: Training is over, or the job was asked to stop. The code is 0.
+        SlurmEnvironmentError: This process has no cluster spec.
         RendezvousConnectionError: This process has no agent, or the agent has exited.
     """
     if current_server_dictionary().task_type != "evaluator":
@@ -195,7 +194,7 @@ def evaluate_checkpoints(
 
 
 def check_integer(name: str, value: Any, *, at_least: int) -> int:
-    """Return an argument of any integer type, such as numpy's, as an int, or raise TypeError or ValueError."""
+    """Convert an argument of an integer type, such as numpy's, to int; raise TypeError or ValueError if invalid."""
     try:
         number = operator.index(value)
     except TypeError as error:
@@ -216,10 +215,10 @@ def _evaluate(evaluate: Callable[[str], Mapping[str, float] | None], checkpoint:
 
 
 def _finished(directory: Path) -> list[str]:
-    """Return the checkpoints that the file `checkpoint` names, newest first; without that file all with an index."""
+    """Return the checkpoints listed in the file `checkpoint`, newest first; without the file, all with an index."""
     try:
         state = tf.train.get_checkpoint_state(str(directory))
-    except ValueError:  # the file is empty, as after a power failure, and TensorFlow would refuse it
+    except ValueError:  # TensorFlow rejects the empty file that a power failure can leave
         (directory / "checkpoint").unlink()
         state = None
     if state is not None:
@@ -231,8 +230,7 @@ def _finished(directory: Path) -> list[str]:
 def _remove_unfinished(directory: Path) -> None:
     """Remove the files of unfinished saves: temporary directories, and data without an index.
 
-    TensorFlow writes an index under its final name, so the first index, which `checkpoint` does not name yet, may be
-    truncated.
+    TensorFlow writes an index under its final name, so an index may be truncated until the file `checkpoint` exists.
     """
     if not (directory / "checkpoint").exists():
         for index in directory.glob(f"{_NAME}-*.index"):
@@ -252,5 +250,5 @@ def _is_truncated(index: Path) -> bool:
     try:
         tf.train.load_checkpoint(str(index.with_suffix("")))
     except tf.errors.OpError as error:
-        return "sstable" in str(error.message)  # "too short to be an sstable", or without its end
+        return "sstable" in str(error.message)  # "too short to be an sstable", or its end is missing
     return False

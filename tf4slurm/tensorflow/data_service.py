@@ -1,7 +1,7 @@
-"""A server of TensorFlow's tf.data service: `python data_service.py DIRECTORY`, as the child of its agent.
+"""Run a server of TensorFlow's tf.data service: `python data_service.py DIRECTORY`, started by an agent.
 
-The agent starts this file by its path, with the Python of the user's script. It imports nothing of tf4slurm, because
-that Python has the script's TensorFlow but not necessarily tf4slurm. See
+The agent runs this file with the Python of the user's script. That Python has TensorFlow but not necessarily tf4slurm,
+so the file imports nothing from tf4slurm. See
 https://www.tensorflow.org/api_docs/python/tf/data/experimental/service.
 """
 
@@ -21,7 +21,7 @@ def main(directory: str) -> None:
     services = json.loads(os.environ["TF4SLURM_SERVICES"])
     (dispatcher,) = services["data-dispatcher"]
     address = services[role][int(index)]
-    port = int(address.rpartition(":")[2])  # held by the agent: gRPC can share it (SO_REUSEPORT)
+    port = int(address.rpartition(":")[2])  # the agent holds this port; gRPC shares it (SO_REUSEPORT)
     service = _import_service()
     if role == "data-dispatcher":
         server = service.DispatchServer(
@@ -60,6 +60,6 @@ def _import_service() -> Any:
 
 if __name__ == "__main__":
     here = os.path.dirname(os.path.abspath(__file__))
-    # files here, such as training.py, must not hide other modules
+    # files in this directory, such as training.py, must not hide other modules
     sys.path[:] = [path for path in sys.path if path != here]
     main(sys.argv[1])

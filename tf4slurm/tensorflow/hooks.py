@@ -23,7 +23,7 @@ from tf4slurm.tensorflow.queues import get_start_barrier, queue_completion_signa
 logger = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 60.0
-"""How long a finished worker waits for one without a session, which would get none once this worker has exited."""
+"""Seconds that a finished worker waits for others to create a session, which requires this worker."""
 
 _CLOSE_MILLISECONDS = 5000
 _CONNECT_SECONDS = 5.0
@@ -31,9 +31,9 @@ _RETRY_SECONDS = 0.1
 
 
 class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Delays each task's session until the chief has made the variables and every ps is connected.
+    """Delays each task's session until the chief has created the variables and every ps is connected.
 
-    MonitoredTrainingSession would look for the variables, find none, and look again 30 s later.
+    Otherwise MonitoredTrainingSession finds no variables, and checks again only after 30 s.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         *,
         start_timeout_seconds: float = 300.0,
     ) -> None:
-        """Connect to nothing yet.
+        """Prepare the hook without connecting.
 
         Args:
-            cluster: The addresses of each role. By default what get_server_dictionary() returned in this process, else
-                the content of TF_CONFIG; the same applies to the next two.
+            cluster: The addresses of each role. The last result of get_server_dictionary(), else TF_CONFIG, is the
+                default of cluster, task_type and task_index.
             task_type: The role of this process.
-            task_index: Its index in its role.
-            start_timeout_seconds: How long to wait for the other tasks.
+            task_index: The index of this process in its role.
+            start_timeout_seconds: Timeout in seconds for the other tasks (default 300).
 
         Raises:
-            SlurmEnvironmentError: No cluster is given or known.
+            SlurmEnvironmentError: No cluster is given or found.
             ShutdownError: The cluster has no ps.
         """
         self._current = current_server_dictionary(cluster, task_type, task_index)
@@ -65,10 +65,10 @@ class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._set_up()
 
     def _set_up(self) -> None:
-        """Let a subclass initialize itself."""
+        """Initialize the attributes of a subclass."""
 
     def begin(self) -> None:
-        """Wait for the chief's session and all ps; after the timeout leave the waiting to TensorFlow."""
+        """Wait for the chief's session and all ps; on timeout log a warning and continue."""
         try:
             self._barrier.wait_for_chief(self._start_seconds)
             _warm_up_connections(self._current, self._start_seconds)
@@ -82,11 +82,11 @@ class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 class DoneHook(_StartHook):
-    """Sends this worker's completion signal to every ps, once its session is closed and it needs the ps no more.
+    """Sends this worker's completion signal to every ps after the worker's session is closed.
 
-    Use it in every worker and the chief; a ps waits with `tf4slurm.shutdown.wait_for_workers(method="queue")`. A worker
-    that raises is reported as failed when its process exits. With SyncReplicasOptimizer the chief's session closes at
-    once, not after `stop_grace_period_secs`, and workers that wait for its tokens end.
+    Add the hook in every worker and the chief; each ps calls `tf4slurm.shutdown.wait_for_workers(method="queue")`. A
+    worker that raises is reported as failed when its process exits. With SyncReplicasOptimizer, the chief's session
+    closes at once, not after `stop_grace_period_secs`, and workers that wait for the chief's tokens end.
     """
 
     def _set_up(self) -> None:
@@ -97,32 +97,32 @@ class DoneHook(_StartHook):
             self._signal.send_at_exit()
 
     def begin(self) -> None:
-        """Find the token queue of SyncReplicasOptimizer in the graph; wait for the chief's session."""
+        """In the chief, find the token queue of SyncReplicasOptimizer. Then wait for the chief's session and all ps."""
         self._close_tokens = _close_token_queues() if self._current.is_chief else []
         super().begin()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Register at the start barrier, and let the session close before its threads are joined.
+        """Register at the start barrier, and arrange that the session closes before its threads are joined.
 
-        `end` would be too early, because later hooks may still use the session.
+        `end` is too early to close the session, because later hooks may still use it.
         """
         super().after_create_session(session, coord)
         coord.join = functools.partial(self._close_and_join, session, coord.join)
 
     def end(self, session: Any) -> None:
-        """Note that the training ended without an error."""
+        """Record that training ended without an error."""
         self._is_done = True
 
     def _close_and_join(self, session: Any, join: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Close the session, which cancels the operations that its threads wait for, then join them.
+        """Close the session, which cancels its pending operations, then join its threads.
 
-        The chief's token thread waits for gradients that no worker sends any more; TensorFlow waits 120 s for it.
+        Otherwise TensorFlow waits 120 s for the chief's token thread, which waits for gradients that no worker sends.
         """
         if self._is_done:
             self._wait_for_all()
         recovers = isinstance(sys.exc_info()[1], (tf.errors.AbortedError, tf.errors.UnavailableError))
         for operation in [] if recovers else self._close_tokens:  # a closed queue cannot be opened again
-            with contextlib.suppress(tf.errors.OpError):  # its queue runner may have closed it, or the ps has exited
+            with contextlib.suppress(tf.errors.OpError):  # the queue may be closed already, or the ps has exited
                 session.run(operation, options=tf.compat.v1.RunOptions(timeout_in_ms=_CLOSE_MILLISECONDS))
         session.close()
         join(*arguments, **options)
@@ -137,7 +137,7 @@ class DoneHook(_StartHook):
 
 
 class StartBarrierHook(_StartHook):
-    """Starts training once all training tasks have their sessions. For every worker and the chief."""
+    """Starts training once all training tasks have a session. Add it in every worker and the chief."""
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Wait at the start barrier; a restarted task passes at once.
@@ -157,11 +157,11 @@ class StartBarrierHook(_StartHook):
 
 
 def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> None:
-    """Let every ps fetch a number from this task, and in the chief also from every ps; retry until all succeed.
+    """Make every ps fetch a number from this task, and in the chief also from every ps; retry until all succeed.
 
-    A ps that looked for a task before it was up fails for seconds afterwards, while gRPC backs off. Then the first step
-    of training fails, and a session with SyncReplicasOptimizer ends without a step or an error: its recovery finds the
-    token queue closed. The server of this task must be running. Raises TimeoutError.
+    If a ps connects to a task whose server is not up yet, gRPC backs off, and later connections fail for seconds. The
+    first training step then fails. With SyncReplicasOptimizer, the session ends without a step or an error: its
+    recovery finds the token queue closed. The server of this task must be running. Raises TimeoutError.
     """
     this_task = f"/job:{current.task_type}/task:{current.task_index}"
     graph, fetches = _build_fetches(this_task, len(current.ps_addresses), current.is_chief)
@@ -181,14 +181,14 @@ def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> N
 
 
 def _build_fetches(this_task: str, num_ps: int, is_chief: bool) -> tuple[tf.Graph, list[Any]]:
-    """Return a graph in which every ps uses a number of this task, and in the chief also of every ps."""
+    """Build operations in which every ps uses a number from this task, and in the chief also from every ps."""
     every_ps = [f"/job:ps/task:{index}" for index in range(num_ps)]
     graph = tf.Graph()
     fetches = []
     with graph.as_default():
         for source in [this_task, *every_ps] if is_chief else [this_task]:
             with tf.device(source):
-                number = tf.random.uniform(())  # TensorFlow would move a constant to where it is used
+                number = tf.random.uniform(())  # TensorFlow would copy a constant to the ps
             for target in every_ps:
                 with tf.device(target):
                     fetches.append(tf.negative(number))
@@ -196,9 +196,9 @@ def _build_fetches(this_task: str, num_ps: int, is_chief: bool) -> tuple[tf.Grap
 
 
 def _close_token_queues() -> list[Any]:
-    """Return operations, added to the graph, that close the token queue of SyncReplicasOptimizer, if it has one.
+    """Add operations to the graph that close the token queue of SyncReplicasOptimizer, if any; return them.
 
-    Workers then take the remaining tokens and get the end of the input, where they would wait without end.
+    Workers then take the remaining tokens and get an end-of-input error instead of waiting forever.
     """
     close = []
     for operation in tf.compat.v1.get_default_graph().get_operations():

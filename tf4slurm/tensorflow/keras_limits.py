@@ -1,12 +1,11 @@
-"""Refuses what Keras 3 cannot do under a strategy of several processes, with an error that names what works.
+"""Raise clear errors for operations of Keras 3 that fail under a strategy of several processes.
 
-Keras 3 fails under these strategies with misleading errors, or late (measured with Keras 3.15 and TensorFlow 2.21). It
-also miscounts variables on a ps: it adds by a read and an assignment, so workers overwrite each other's counts. Here an
-assignment of a sum becomes TensorFlow's atomic addition, and other miscounting is refused.
+Otherwise Keras 3 fails late or with misleading errors (measured with Keras 3.15 and TensorFlow 2.21). It also miscounts
+variables on a ps: it adds by reading and assigning, so workers overwrite each other's counts. This module replaces the
+assignment of a sum with TensorFlow's atomic addition; other code that would miscount raises KerasError.
 
-Keras' own classes are patched once a process has such a strategy, because every model uses them, whichever function
-made it. TensorFlow has imported Keras 3 by then, except with TF_USE_LEGACY_KERAS=1: a script that then imports Keras 3
-itself gets Keras' own errors.
+The classes of Keras are patched when a process creates such a strategy, so that all models are covered. TensorFlow has
+imported Keras 3 by then, except with TF_USE_LEGACY_KERAS=1; a later import stays unpatched.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ _MISCOUNTING = {
     "dynamic_growth_steps": "pass the step at which the scale grows. Either scale the loss yourself",
     "Nadam": "overwrite each other's product of rates. Either use Adam",
 }
-"""Classes and attributes of optimizers that miscount: what several workers would do, and what works."""
+"""Optimizer classes and attributes that miscount, with the effect of several workers and the alternative."""
 _patched: set[int] = set()
 
 
 def install_keras_limits() -> None:
-    """Patch Keras 3 to count exactly on a ps, and to refuse what fails under a model's strategy. Idempotent."""
+    """Patch Keras 3 to count exactly on a ps, and to raise KerasError where it would fail. Idempotent."""
     keras = sys.modules.get("keras")
     if keras is None or id(keras) in _patched or not keras.__version__.startswith("3."):
         return
-    if keras.backend.backend() != "tensorflow":  # its models use no strategy
+    if keras.backend.backend() != "tensorflow":  # models of other backends use no strategy
         return
     _patched.add(id(keras))
     for name in sorted({name for names in _FAILING.values() for name in names}):
@@ -87,7 +86,7 @@ def _refuse_shards(initialize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _add_atomically(assign: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `assign`, but add atomically where a variable on a ps is assigned a sum or difference with itself."""
+    """Wrap `assign` so that `v = v + x` and `v = v - x` are atomic for a variable v on a ps."""
 
     @functools.wraps(assign)
     def checked(self: Any, value: Any) -> None:
@@ -112,7 +111,7 @@ def _add_atomically(assign: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _note_metric(add_variable: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a metric's `add_variable`, which notes the metric's name on the variable."""
+    """Wrap a metric's `add_variable` to store the metric's name in the variable."""
 
     @functools.wraps(add_variable)
     def named(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -142,7 +141,7 @@ def _is_on_ps(variable: Any) -> bool:
 
 
 def _reads(tensor: Any, variable: Any) -> bool:
-    """Return whether a tensor of the graph being traced is a read of the variable."""
+    """Return whether a tensor of the traced graph is the value read from the variable."""
     handle = tensor.graph.capture(variable._value.handle)
     return bool(tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle)
 

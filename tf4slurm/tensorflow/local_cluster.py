@@ -26,11 +26,11 @@ _running: list[LocalCluster] = []
 
 
 class LocalCluster:
-    """Local ps and workers for the duration of a `with` block; this process is their chief.
+    """Runs local ps and workers during a `with` block; this process is their chief.
 
-    They are the tasks of an ordinary job: their logs are in its `run_directory`, and they end with this process,
-    however it ends. TensorFlow can connect a process to one cluster only: for another cluster, start another process
-    (in a notebook, restart the kernel).
+    The tasks belong to an ordinary job with logs in its `run_directory`. They end with this process, even if it is
+    killed. TensorFlow can connect a process to one cluster only: for another cluster, start another process (in a
+    notebook, restart the kernel).
 
     Attributes:
         cluster: The cluster spec, such as {"chief": ["127.0.0.1:40123"], "ps": […], "worker": […]}.
@@ -45,12 +45,13 @@ class LocalCluster:
         start_timeout_seconds: float = 120.0,
         runs_directory: str | os.PathLike[str] = "runs",
     ) -> None:
-        """Start nothing yet.
+        """Store the arguments; `__enter__` starts the tasks.
 
         Args:
-            ps: Number of ps.
-            workers: Number of workers.
-            start_timeout_seconds: How long the tasks, and then their TensorFlow servers, may take to start.
+            ps: Number of ps (default 1).
+            workers: Number of workers (default 2).
+            start_timeout_seconds: Timeout in seconds for the tasks, and again for their TensorFlow servers (default
+                120).
             runs_directory: Parent of the job's run directory.
         """
         self.cluster: dict[str, list[str]] = {}
@@ -64,8 +65,8 @@ class LocalCluster:
         """Start the tasks.
 
         Raises:
-            RendezvousError: The job could not be started; the text has the launcher's output.
-            RendezvousTimeoutError: The job did not start in time.
+            RendezvousError: The job could not be started. The message contains the launcher's output.
+            RendezvousTimeoutError: The job did not start within `start_timeout_seconds`.
         """
         with contextlib.ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tf4slurm-")))
@@ -90,11 +91,11 @@ class LocalCluster:
         self._cleanup.close()
 
     def strategy(self, **options: Any) -> Any:
-        """Return a tf.distribute.ParameterServerStrategy over this cluster; `options` are passed on to it.
+        """Return a tf.distribute.ParameterServerStrategy for this cluster; `options` are its further arguments.
 
         Raises:
-            RendezvousError: The block of this cluster has not begun.
-            RendezvousTimeoutError: Servers did not start in time; the text names them and a log.
+            RendezvousError: The `with` block has not been entered.
+            RendezvousTimeoutError: Servers did not start in time. The message names the servers and a log file.
         """
         if not self.cluster:
             raise RendezvousError("The cluster is not running. Use it as: with LocalCluster() as cluster: …")
@@ -119,7 +120,7 @@ class LocalCluster:
             time.sleep(_POLL_SECONDS)
 
     def _command(self, directory: Path) -> list[str]:
-        """Return the job's command; the kernel terminates its launcher with this process."""
+        """Return the launcher's command; the kernel terminates the launcher when this process exits."""
         ps, workers = self._counts
         bound = [sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), "0"]
         run = ["run", "--local", "--ps", str(ps), "--workers", str(workers), "--name", "notebook"]
@@ -130,7 +131,7 @@ class LocalCluster:
 
 
 def running_cluster() -> LocalCluster | None:
-    """Return the LocalCluster in whose block this process is; None outside of one."""
+    """Return the LocalCluster whose `with` block is active, else None."""
     return _running[-1] if _running else None
 
 
@@ -139,5 +140,5 @@ def _end(launcher: subprocess.Popen[bytes], directory: Path) -> None:
     try:
         launcher.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
-        launcher.kill()  # its agents then exit
+        launcher.kill()  # the agents then exit
         launcher.wait()

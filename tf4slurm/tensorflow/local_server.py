@@ -1,6 +1,6 @@
 """The program of each task of a `LocalCluster`: `python -m tf4slurm.tensorflow.local_server DIRECTORY`.
 
-A ps or worker runs a TensorFlow server until its agent terminates it. The chief's task stands for the notebook: it
+A ps or worker runs a TensorFlow server until its agent terminates it. The chief's task represents the notebook: it
 writes DIRECTORY/cluster.json, and exits when the notebook creates DIRECTORY/end.
 """
 
@@ -18,7 +18,7 @@ _POLL_SECONDS = 0.05
 
 
 def main(directory: Path) -> None:
-    """Run the server of this task until the cluster ends."""
+    """Run this task until the cluster ends."""
     config = json.loads(os.environ["TF_CONFIG"])
     cluster, task = config["cluster"], config["task"]
     if task["type"] == "chief":

@@ -1,6 +1,6 @@
-"""TensorFlow queues on the ps: the completion signals of training tasks, and the barrier at their start.
+"""TensorFlow queues on the ps, for completion signals and for the start barrier of training tasks.
 
-A graph's queue is reached by a graph session only; an eager operation on the same device has another one. See
+Only graph sessions reach these queues; an eager operation on the same device uses a different queue. See
 https://www.tensorflow.org/api_docs/python/tf/queue/FIFOQueue.
 """
 
@@ -22,26 +22,26 @@ from tf4slurm.errors import ShutdownError, ShutdownTimeoutError
 from tf4slurm.script_channel import find_script_channel
 from tf4slurm.server_dictionary import ServerDictionary
 
-_PUT_SECONDS = 5.0  # milliseconds are enough if the ps answers; one that has exited never does
+_PUT_SECONDS = 5.0  # a running ps answers within milliseconds; one that has exited never does
 _UNBOUNDED = -1
 _CLOSE_SECONDS = 1.0
 _WAKE_SECONDS = 1.0
 _REPLY_SECONDS = 0.2
-"""How long a ps stays after the last signal. If it exits at once, the worker often gets no reply (6 of 8 times) and
-waits 5 s for it. The exchange takes 0.01 s."""
+"""Seconds that a ps keeps running after the last signal. If it exits at once, the sender often gets no reply (6 of 8
+times) and waits 5 s. The reply takes 0.01 s."""
 
 _start_barriers: dict[Task, StartBarrier] = {}
 
 
 class PsQueue:
-    """A queue of integers on a ps. Processes that give the same ps, name and capacity share the queue.
+    """A queue of integers on a ps. Processes that use the same ps, name and capacity share the queue.
 
-    Its sessions connect to this ps alone, so all other tasks may have exited. All methods raise ShutdownError if the
-    ps is lost.
+    Sessions connect to this ps only, so all other tasks may have exited. All methods raise ShutdownError if the ps is
+    lost.
     """
 
     def __init__(self, address: str, ps_index: int, name: str, capacity: int = _UNBOUNDED) -> None:
-        """Build the graph; connect to nothing."""
+        """Build the graph without connecting."""
         self._target = f"grpc://{address}"
         self._device = f"/job:ps/task:{ps_index}"
         self._graph = tf.Graph()
@@ -53,7 +53,7 @@ class PsQueue:
             self._take_and_put_back = queue.enqueue(queue.dequeue())
 
     def put(self, number: int) -> None:
-        """Append a number, within 5 s. This starts no Python thread, so it works while the interpreter exits."""
+        """Append a number, within 5 s. No Python thread is started, so this works while the interpreter exits."""
         session = self._open(_PUT_SECONDS)
         try:
             session.run(self._put, {self._number: number})
@@ -66,28 +66,28 @@ class PsQueue:
             _close(session)
 
     def take(self, timeout_seconds: float | None) -> int:
-        """Wait for a number and remove it, or raise TimeoutError; None waits without limit.
+        """Wait for a number and remove it, or raise TimeoutError; with None wait without a limit.
 
-        Signal handlers run meanwhile.
+        Signal handlers run during the wait.
         """
         return int(self._wait(self._take, timeout_seconds))
 
     def wait_until_filled(self, timeout_seconds: float | None) -> None:
-        """Wait until the queue has a number, and leave it there. Otherwise as `take`."""
+        """Wait for a number like `take`, but leave it in the queue."""
         self._wait(self._take_and_put_back, timeout_seconds)
 
     def _open(self, timeout_seconds: float | None) -> tf.compat.v1.Session:
-        timeout = 0 if timeout_seconds is None else max(1, int(timeout_seconds * 1000))  # 0 is no timeout
+        timeout = 0 if timeout_seconds is None else max(1, int(timeout_seconds * 1000))  # 0 means no timeout
         config = tf.compat.v1.ConfigProto(device_filters=[self._device], operation_timeout_in_ms=timeout)
         return tf.compat.v1.Session(self._target, graph=self._graph, config=config)
 
     def _wait(self, operation: Any, timeout_seconds: float | None) -> Any:
-        """Run it in a thread: a waiting session delays signals, and TensorFlow's timeout may lose an item."""
+        """Run in a thread: a waiting session delays signal handlers, and TensorFlow's timeout may lose an item."""
         session = self._open(None)
         result = _in_thread(lambda: session.run(operation))
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         try:
-            # the handler of a signal that arrives just before the main thread sleeps runs only when the thread wakes
+            # a signal that arrives just before the main thread sleeps is handled only when the thread wakes
             while not futures.wait([result], max(0.0, min(_WAKE_SECONDS, deadline - time.monotonic()))).done:
                 if time.monotonic() >= deadline:
                     raise TimeoutError
@@ -95,15 +95,15 @@ class PsQueue:
         except tf.errors.OpError as error:
             text = f"Lost the connection to {self._device} at {self._target}: {error.message}. See the log of that ps."
             raise ShutdownError(text) from error
-        finally:  # closing a session hangs until it has found its ps
+        finally:  # closing a session blocks until it is connected to its ps
             futures.wait([_in_thread(lambda: _close(session))], _CLOSE_SECONDS)
 
 
 class DoneQueues:
-    """The done queues of a cluster: one on each ps, with one number for each training task that is done.
+    """The done queues of a cluster: one on each ps, with one number for each finished training task.
 
-    The number is the task's 1-based position among the training tasks, negative if it failed. Names and capacities are
-    those that scripts for the old `create_done_queue` expect.
+    The number is the task's 1-based position among the training tasks, negative if the task failed. Scripts that use
+    the old `create_done_queue` expect these names and capacities.
     """
 
     def __init__(self, current: ServerDictionary) -> None:
@@ -114,7 +114,7 @@ class DoneQueues:
         ]
 
     def send(self, failed: bool) -> None:
-        """Send this task's completion signal to every ps; raise the first error when all have been tried."""
+        """Send this task's completion signal to every ps, then raise the first error, if any."""
         tasks = self._current.training_tasks
         if self._current.task not in tasks:  # an evaluator is outside the cluster, and no ps waits for it
             return
@@ -136,7 +136,7 @@ class DoneQueues:
 
         Raises:
             TimeoutError: No signal came within `timeout_seconds`.
-            ShutdownError: The sender has another cluster spec.
+            ShutdownError: The sender has a different cluster spec.
         """
         tasks = self._current.training_tasks
         number = self._queues[self._current.task_index].take(timeout_seconds)
@@ -152,7 +152,7 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
     """Wait on a ps until every training task has sent its completion signal; return the tasks that failed.
 
     Raises:
-        ShutdownTimeoutError: Signals are missing; a killed worker sends none.
+        ShutdownTimeoutError: Signals are missing at the timeout; a killed worker sends none.
     """
     queues = DoneQueues(current)
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -173,13 +173,13 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
 
 
 def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
-    """Return this process's completion signal, sent to the queues; hooks and `tf4slurm.shutdown` share it."""
+    """Return the completion signal of this process to the queues; hooks and `tf4slurm.shutdown` share it."""
     queues = DoneQueues(current)
 
     def send(failed: bool) -> None:
         try:
             queues.send(failed)
-        finally:  # only now: a ps that waits for the control service exits at once, and reads no queue then
+        finally:  # last: a ps that waits on the control service then exits without reading its queue
             channel = find_script_channel()
             if channel is not None:
                 channel.send(completion="failed" if failed else "done")
@@ -188,9 +188,9 @@ def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
 
 
 class StartBarrier:
-    """The barrier at which training tasks wait until the chief, and then all of them, have their sessions.
+    """The barrier at which training tasks wait for the chief's session, and then for all tasks' sessions.
 
-    Its state is in queues on ps 0 and lasts for the rest of the job: a restarted task does not wait again.
+    Queues on ps 0 hold its state for the rest of the job, so a restarted task does not wait again.
     """
 
     def __init__(self, current: ServerDictionary) -> None:
@@ -218,12 +218,12 @@ class StartBarrier:
             self._collector.start()
 
     def wait_for_chief(self, timeout_seconds: float) -> None:
-        """Wait until the chief has its session, and with it the variables, or raise TimeoutError."""
+        """Wait until the chief has created its session and the variables, or raise TimeoutError."""
         if not self._current.is_chief:
             self._chief_arrived.wait_until_filled(timeout_seconds)
 
     def wait_for_all(self, timeout_seconds: float) -> None:
-        """Wait until all training tasks have their sessions, or raise TimeoutError."""
+        """Wait until all training tasks have a session, or raise TimeoutError."""
         self._all_arrived.wait_until_filled(timeout_seconds)
 
     def _collect(self) -> None:
@@ -237,18 +237,18 @@ class StartBarrier:
 
 
 def get_start_barrier(current: ServerDictionary) -> StartBarrier:
-    """Return the start barrier of this process, one for all its hooks."""
+    """Return the start barrier that all hooks of this process share."""
     return _start_barriers.setdefault(current.task, StartBarrier(current))
 
 
 def make_queue(ps_index: int, name: str, capacity: int) -> tf.queue.FIFOQueue:
-    """Add a queue of this shared name to the current graph."""
+    """Add a queue with this shared name to the current graph."""
     with tf.device(f"/job:ps/task:{ps_index}"):
         return tf.queue.FIFOQueue(capacity, tf.int32, shared_name=name)
 
 
 def done_queue_name(ps_index: int) -> str:
-    """Return the shared name of a ps's done queue."""
+    """Return the shared name of the done queue on a ps."""
     return f"done_queue{ps_index}"
 
 
@@ -258,7 +258,7 @@ def _close(session: tf.compat.v1.Session) -> None:
 
 
 def _in_thread(action: Callable[[], object]) -> futures.Future[object]:
-    """Run in a daemon thread; an executor's thread would keep the process from exiting."""
+    """Run the action in a daemon thread; an executor's thread would keep the process from exiting."""
     result: futures.Future[object] = futures.Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""`SlurmClusterResolver`: TensorFlow's class of that name, with each rank on the node where Slurm placed it.
+"""`SlurmClusterResolver`: like TensorFlow's class, but with each rank on the node where Slurm placed it.
 
 See https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SlurmClusterResolver.
 """
@@ -34,15 +34,15 @@ _PORT_BASE = 8888
 
 
 class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # type: ignore[misc]
-    """The cluster of this process's Slurm step, for tf.distribute.
+    """Resolves the cluster of this process's Slurm step for tf.distribute.
 
-    Like TensorFlow's class, it assigns ranks to jobs in the order of the job names. Unlike it, it puts each rank on the
-    node where Slurm placed it, for every distribution, and raises an error if that cannot be determined. Under an agent
-    of tf4slurm the launcher's cluster spec is used.
+    Ranks are assigned to jobs in the order of the job names, as in TensorFlow's class. Unlike that class, this one
+    supports every distribution of ranks over nodes, and raises an error if the node of a rank is unknown. Under an
+    agent of tf4slurm, the launcher's cluster spec is used.
 
-    Subclasses with ranks and hosts from another source override `_resolve_own_rank`, `_resolve_num_tasks`,
-    `_resolve_hostlist` and `_resolve_task_configuration`. As in TensorFlow, their ranks must follow the sorted host
-    names, one host after the other.
+    A subclass that gets ranks and hosts from another source overrides `_resolve_own_rank`, `_resolve_num_tasks`,
+    `_resolve_hostlist` and `_resolve_task_configuration`. As in TensorFlow, its ranks must fill one host after the
+    other, in the order of the sorted host names.
 
     Attributes:
         task_type: The job name of this task; available before `cluster_spec` is called, unlike in TensorFlow.
@@ -63,28 +63,29 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         interface: str | None = None,
         infiniband: bool = False,
     ) -> None:
-        """Resolve the cluster; with `interface` or `infiniband`, together with all other tasks of the step.
+        """Resolve the cluster; with `interface` or `infiniband`, all tasks of the step do so together.
 
         Args:
             jobs: Number of tasks of each job, such as {"ps": 1, "worker": 3}; by default all tasks are workers.
-            port_base: The port of the first task of each node; each further task has the next port. With `interface` or
-                `infiniband`, a value other than the default is the first port of the range to choose from, which has
-                one port for each task and one for the control service.
-            gpus_per_node: Number of GPUs to use on each node; by default all that Slurm granted.
-            gpus_per_task: Number of GPUs for each task; by default an even share, in a job with ps for workers only.
-            tasks_per_node: Number of tasks on every node, or by host name. Not needed unless a subclass has its own
-                ranks.
+            port_base: Port of the first task on each node (default 8888); each further task has the next port. With
+                `interface` or `infiniband`, another value than 8888 is the first port of a range: one port for each
+                task and one for the control service.
+            gpus_per_node: Number of GPUs to use on each node; by default all GPUs that Slurm granted.
+            gpus_per_task: Number of GPUs for each task; by default an even share. In a job with ps, only workers get
+                GPUs.
+            tasks_per_node: Number of tasks on each node, as one number or by host name. Only needed by subclasses with
+                their own ranks.
             auto_set_gpu: Let `cluster_spec` set CUDA_VISIBLE_DEVICES and similar variables to this task's share of the
-                granted GPUs; if Slurm granted none, of `gpus_per_node` and `gpus_per_task`, if given.
-            interface: Use addresses of this network, with ports that are held until TensorFlow's server opens them; see
-                `get_server_dictionary`.
-            infiniband: The same as interface="infiniband".
+                granted GPUs. If Slurm granted none, the share follows from `gpus_per_node` and `gpus_per_task`.
+            interface: Network whose addresses are used, as for `get_server_dictionary`. The ports are held until
+                TensorFlow's server opens them.
+            infiniband: Same as interface="infiniband".
 
         Raises:
-            SlurmEnvironmentError: A variable is missing or invalid.
+            SlurmEnvironmentError: A variable of Slurm is missing or invalid.
             LayoutError: The node of a rank cannot be determined.
             PlacementError: The numbers of tasks or GPUs do not match the step.
-            RendezvousError: The tasks did not find each other, with `interface` or `infiniband`.
+            RendezvousError: With `interface` or `infiniband`: the tasks did not form a cluster in time.
         """
         self.rpc_layer = rpc_layer
         self._port_base = port_base
@@ -94,7 +95,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         self._outline = StepOutline(os.environ)
         self._node_ranks: Sequence[int] = ()
         launched = launched_server_dictionary()
-        if launched is not None:  # the agent has set the GPUs
+        if launched is not None:  # the agent has selected the GPUs
             given = launched if jobs is None else get_server_dictionary(jobs)
             self._cluster_allocation, self.task_type, self.task_id = given
             return
@@ -136,7 +137,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
     # TensorFlow's interface
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Return the cluster spec; with `auto_set_gpu` also set which GPUs this task sees."""
+        """Return the cluster spec; with `auto_set_gpu` also make only this task's GPUs visible."""
         if self._auto_set_gpu:
             os.environ.update(self._gpu_environ())
         return tf.train.ClusterSpec(self._cluster_allocation)
@@ -158,7 +159,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Return the number of GPUs of this task: from the arguments, else from Slurm, else those that are visible."""
+        """Return this task's number of GPUs: from the arguments, else from Slurm, else the visible GPUs."""
         if self._gpus_per_task is not None:
             return {"GPU": self._gpus_per_task}
         lists = self._gpu_environ().values()
@@ -169,18 +170,18 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
     # Additions to TensorFlow's interface
 
     def serve(self, *, timeout_seconds: float = 300.0) -> None:
-        """In a ps, and in a worker under a chief, run the server until training is over, and exit; otherwise return.
+        """Run the server of a ps, or of a worker under a chief, until training is over, then exit; else do nothing.
 
-        Call it in every task before the strategy is made, in place of `tf.distribute.Server(…).join()`, which never
-        returns. Training is over when the chief, or without a chief every worker, has ended. The exit code is 0, or 1
-        if one of these failed. Under plain srun the tasks form a cluster for this, as in `get_server_dictionary`. In a
-        job without ps every task trains, and it returns at once.
+        Call it in every task before creating the strategy, instead of `tf.distribute.Server(…).join()`, which never
+        returns. Training is over when the chief has ended; without a chief, when all workers have ended. The exit code
+        is 1 if one of these tasks failed, else 0. Under plain srun, the tasks first form a cluster as in
+        `get_server_dictionary`. In a job without ps, every task trains and the call returns at once.
 
         Args:
-            timeout_seconds: How long to wait for all tasks.
+            timeout_seconds: Timeout in seconds for all tasks to form a cluster (default 300).
 
         Raises:
-            SlurmEnvironmentError: This process has no agent, and is not a task of a Slurm step.
+            SlurmEnvironmentError: This process has no agent and is not in a Slurm step.
             PlacementError: A job name is not a role of tf4slurm.
             RendezvousError: The tasks did not form a cluster in time.
         """
@@ -233,7 +234,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
                 )
 
     def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
-        """Return the host of each rank: where Slurm placed it, or for a subclass's ranks as TensorFlow does."""
+        """Return the host of each rank, as placed by Slurm, or for ranks of a subclass in TensorFlow's order."""
         hosts, counts = tuple(self._task_configuration), tuple(self._task_configuration.values())
         if not self._overrides("_resolve_own_rank") and is_in_step(os.environ):
             step = SlurmStep.from_environ(os.environ)
@@ -242,7 +243,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             "_resolve_own_rank", "_resolve_hostlist", "_resolve_task_configuration"
         ):
             return deal_ranks(Component(hosts, counts), self._outline.distribution, self._outline.plane_size)
-        # sorted, because known subclasses make the mapping from a set, whose order differs between processes
+        # sorted: known subclasses build the mapping from a set, whose order differs between processes
         found = [host for host, count in sorted(self._task_configuration.items()) for _ in range(count)]
         here = {socket.gethostname(), socket.gethostname().partition(".")[0]} & set(hosts)
         if here and found[self._rank] not in here:
@@ -255,7 +256,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         return any(getattr(type(self), name) is not getattr(SlurmClusterResolver, name) for name in names)
 
     def _allocate(self, hosts: Sequence[str]) -> dict[str, list[str]]:
-        """Return the addresses of each job, with a port for each task of a host."""
+        """Return the addresses of each job; tasks of one host get consecutive ports."""
         seen: dict[str, int] = {}
         addresses = []
         for host in hosts:
@@ -285,7 +286,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         return share_environ(granted, on_node, self._node_ranks.index(self._rank), sees_gpus, per_task)
 
     def _sees_gpus(self, task_type: str) -> bool:
-        """Return whether tasks of this role train: in a job with ps the workers, in others all."""
+        """Return whether tasks of this role use GPUs: in a job with ps only workers, else all."""
         if "ps" not in self._jobs or task_type not in TASK_TYPES:
             return True
         return role_of(task_type, has_chief="chief" in self._jobs).sees_gpus

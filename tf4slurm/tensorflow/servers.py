@@ -1,6 +1,6 @@
-"""The TensorFlow servers of a cluster: wait for all with a timeout, and run this process's own.
+"""Wait for the TensorFlow servers of a cluster with a timeout, and run this process's server.
 
-TensorFlow's constructors wait in C++, where neither exceptions nor Python's signal handlers run; other threads do.
+TensorFlow's constructors wait in C++: no exception or signal handler interrupts them, but other threads run.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tf4slurm.system.variables import ATTEMPT_VARIABLE, RUN_DIRECTORY_VARIABLE
 
 _ANSWER_SECONDS = 1.0
 _POLL_SECONDS = 0.05
-_CHECKS_PER_SECOND = 1000  # at most, of all servers together
-_CONNECT_SECONDS = 20.0  # the least that TensorFlow gets to connect to servers that answer; it takes less than 1 s
+_CHECKS_PER_SECOND = 1000  # limit for all servers together
+_CONNECT_SECONDS = 20.0  # minimum for TensorFlow to connect to servers that answer; connecting takes less than 1 s
 
 
 def connect_parameter_server_strategy(
     cluster: Mapping[str, Sequence[str]], run_directory: RunDirectory | None, timeout_seconds: float, **options: Any
 ) -> Any:
-    """Return a tf.distribute.ParameterServerStrategy with this process as chief; `options` are passed on to it.
+    """Return a tf.distribute.ParameterServerStrategy with this process as chief; `options` are its further arguments.
 
-    Servers that do not answer in time raise RendezvousTimeoutError. If TensorFlow hangs although all answer, this
-    process prints the reason and exits with EXIT_NOT_FORMED.
+    Raises RendezvousTimeoutError if servers do not answer in time. If all answer but TensorFlow hangs, this process
+    prints the reason and exits with EXIT_NOT_FORMED.
     """
     import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
@@ -55,9 +55,9 @@ def connect_parameter_server_strategy(
 
 
 def run_server(current: ServerDictionary, channel: ScriptChannel | None) -> NoReturn:
-    """Run this task's TensorFlow server until training is over, then exit: with 1 if training failed, else with 0.
+    """Run this task's TensorFlow server until training is over, then exit with 1 if training failed, else with 0.
 
-    Without a channel the server runs until the process is terminated, as by an agent.
+    Without a channel, the server runs until the process is terminated, usually by the agent.
     """
     import tensorflow as tf
 
@@ -69,7 +69,7 @@ def run_server(current: ServerDictionary, channel: ScriptChannel | None) -> NoRe
         server.join()
         raise AssertionError("server.join() returned")
     if current.task_type == "worker":
-        channel.send(completion="done")  # it only serves, so only the chief's end is the end of training
+        channel.send(completion="done")  # this worker only serves: training ends with the chief
     try:
         channel.wait_until(lambda: channel.desired.is_training_over, None)
         chiefs = ["chief/0"] if "chief" in current.cluster else [str(task) for task in current.training_tasks]
@@ -90,10 +90,10 @@ def list_servers(cluster: Mapping[str, Sequence[str]]) -> dict[Task, Address]:
 
 
 def wait_for_servers(servers: Mapping[Task, Address], timeout_seconds: float) -> dict[Task, Address]:
-    """Wait until all servers have answered, or the time is over; return those that have not."""
+    """Wait until all servers have answered or the timeout expires; return the missing servers."""
     missing = dict(servers)
     thread = threading.Thread(target=lambda: asyncio.run(_check_all(missing, timeout_seconds)), daemon=True)
-    thread.start()  # a thread of its own, because a notebook's main thread has a running event loop
+    thread.start()  # a separate thread, because a notebook's main thread has a running event loop
     thread.join()
     return missing
 
@@ -116,7 +116,7 @@ def current_run_directory() -> RunDirectory | None:
 
 @contextlib.contextmanager
 def exit_after(seconds: float, explain: Callable[[], str]) -> Iterator[None]:
-    """Print what `explain` returns and exit with EXIT_NOT_FORMED, if the block takes longer than `seconds`."""
+    """If the block takes longer than `seconds`, print the result of `explain` and exit with EXIT_NOT_FORMED."""
     is_over = threading.Event()
 
     def watch() -> None:
@@ -146,7 +146,7 @@ def _describe_hang(servers: Mapping[Task, Address], run_directory: RunDirectory 
 
 
 async def _check_all(missing: dict[Task, Address], timeout_seconds: float) -> None:
-    """Remove the servers that answer from `missing`, until it is empty or the time is over."""
+    """Remove servers that answer from `missing`, until it is empty or the timeout expires."""
     deadline = time.monotonic() + timeout_seconds
     pause = max(_POLL_SECONDS, len(missing) / _CHECKS_PER_SECOND)
 

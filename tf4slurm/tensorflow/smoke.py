@@ -1,7 +1,7 @@
 """The script of `tf4slurm test`: a minimal training with a real ParameterServerStrategy.
 
-The workers' gradients move a variable on the ps to 2, until each worker has computed some. The last line that the chief
-prints describes what worked.
+The workers' gradients move a variable on the ps to 2; each worker must compute some. The chief's last line of output
+describes the result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TARGET = 2.0
 
 
 def main(timeout_seconds: float) -> None:
-    """Run the task that TF_CONFIG names; after `timeout_seconds` the chief prints where it is, and exits with 1."""
+    """Run the task that TF_CONFIG names; on timeout the chief prints its current stage and exits with 1."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     watchdog = _Watchdog("importing TensorFlow")
     threading.Thread(target=watchdog.exit_after, args=(timeout_seconds,), daemon=True).start()
@@ -40,7 +40,7 @@ def main(timeout_seconds: float) -> None:
 
 
 class _Watchdog:
-    """Ends this process after a time: TensorFlow waits in C++, where neither exceptions nor signal handlers run."""
+    """Ends this process on timeout: TensorFlow waits in C++, where no exception or signal handler interrupts it."""
 
     def __init__(self, stage: str) -> None:
         self.stage = stage
@@ -56,7 +56,7 @@ class _Watchdog:
 
 
 def _train(tf: Any, coordinator: Any, num_workers: int) -> int:
-    """Train until every worker has computed a step; return the number of steps."""
+    """Train until the target is reached and every worker has computed a step; return the number of steps."""
     with coordinator.strategy.scope():
         weight = tf.Variable(0.0)
     if "/job:ps" not in weight.device:

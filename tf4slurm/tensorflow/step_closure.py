@@ -1,4 +1,4 @@
-"""`StepClosure`: the function that a worker runs for some training steps, with the numbers that it returns."""
+"""`StepClosure`: the function with which a worker runs some training steps."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tf4slurm.errors import TrainingError
 logger = logging.getLogger(__name__)
 
 _MAX_STEPS = 64
-_MAX_OPERATIONS = 4_000  # of a graph that takes 1 to 2 s to trace and send; larger steps take long enough by themselves
+_MAX_OPERATIONS = 4_000  # a graph of this size takes 1 to 2 s to trace and send
 
 
 class StepClosure:
-    """A tf.function of some steps. It returns [index of the worker, sum of each number in `names`].
+    """A tf.function that runs several steps and returns [worker index, sum of each number in `names`].
 
-    The graph repeats the step. A TensorFlow loop would take twice as long, because its turns are coordinated with the
-    ps, and so would calls of one function (measured with 4 B on a ps, steps per second: 170 in single closures, 1,100
-    with 32 repeated, 620 in a loop, 630 in 32 calls).
+    The graph contains copies of the step. A TensorFlow loop takes twice as long, because the ps takes part in each
+    iteration, and so do repeated calls of a function. Steps per second, measured with 4 B on a ps: 170 with one step
+    per closure, 1,100 with 32 copies, 620 in a loop, 630 in 32 calls.
 
     Attributes:
-        function: The tf.function, to be called with the number of steps and the datasets.
+        function: The tf.function; its arguments are the number of steps and the datasets.
         max_steps: The largest number of steps that keeps the graph small.
-        last_steps: The size that the last `run_steps` chose.
+        last_steps: The steps per closure that the last `run_steps` chose.
         names: The names of the numbers that step_fn returns; None before it is traced.
     """
 
@@ -66,7 +66,7 @@ class StepClosure:
         return numbers
 
     def _warn_of_variables_outside(self, graph: Any) -> None:
-        """Warn once of variables that are on no ps."""
+        """Warn once about variables that are not on a ps."""
         used = getattr(graph, "_watched_variables", ())  # `graph.variables` is empty until the graph is complete
         outside = sorted({variable.name for variable in used if "/job:ps/" not in variable.device})
         if outside and not self._has_warned:
@@ -80,12 +80,12 @@ class StepClosure:
 
 @functools.lru_cache(maxsize=8)
 def make_closure(strategy: Any, step_fn: Callable[..., Any], counter_reference: Any) -> StepClosure:
-    """Return the closure; the same one for the same arguments, because its graphs are on the workers already."""
+    """Return the closure for these arguments, cached because the workers already have its graphs."""
     return StepClosure(strategy, step_fn, counter_reference)
 
 
 def _check_numbers(strategy: Any, result: Any) -> dict[str, Any]:
-    """Return the numbers that step_fn returned, by name, as scalar tensors, or raise TrainingError."""
+    """Return the numbers from step_fn by name, as scalar tensors, or raise TrainingError."""
     numbers = result if isinstance(result, dict) else {} if result is None else {"loss": result}
     for name, number in numbers.items():
         _check_number(strategy, name, number)

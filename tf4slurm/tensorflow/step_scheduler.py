@@ -14,29 +14,29 @@ from tf4slurm.script_api import report
 logger = logging.getLogger(__name__)
 
 CLOSURE_SECONDS = 0.25
-"""The target duration of a closure without `steps_per_call`.
+"""The target duration of a closure in seconds, without `steps_per_call`.
 
-The chief needs some milliseconds for a closure, which is then negligible. A stop waits for at most two closures of each
-worker, and a killed worker loses no more than these.
+The chief's work of some milliseconds per closure is then negligible. A stop request waits for at most two closures per
+worker; a killed worker loses at most two.
 """
 
-# The largest growth from one closure to the next. Each size is traced, so there should be few sizes; but before the
-# pace is known, none may take long.
+# The maximum growth from one closure to the next. A large value means fewer sizes to trace; the limit keeps closures
+# short until the speed is known.
 _MAX_GROWTH = 8
 
 
 class StepScheduler:
-    """The steps of one call of `run_steps`. Thread-safe.
+    """Schedules the steps of one `run_steps` call. Thread-safe.
 
     Attributes:
-        steps_by_worker: Completed steps of each worker, by its index.
-        sums: The sum over these steps of each number that they returned, by name.
-        closure_steps: The size of the next closure, if it may be chosen.
-        changed_at: When a closure last completed, on the monotonic clock.
+        steps_by_worker: Completed steps by worker index.
+        sums: The sum over these steps of each number that step_fn returned, by name.
+        closure_steps: Steps of the next closure; unused with `steps_per_call`.
+        changed_at: Monotonic time at which a closure last completed.
     """
 
     def __init__(self, num_workers: int, steps_per_call: int | None = None, closure_steps: int = 1) -> None:
-        """Schedule nothing yet. Without `steps_per_call` closures have `closure_steps` first, then fit the pace."""
+        """Schedule nothing yet. Without `steps_per_call`, sizes start at `closure_steps` and adapt to the speed."""
         self.steps_by_worker = [0] * num_workers
         self.sums: dict[str, float] = {}
         self.changed_at = time.monotonic()
@@ -53,7 +53,7 @@ class StepScheduler:
         return sum(self.steps_by_worker)
 
     def set_limit(self, limit: int) -> None:
-        """Schedule steps up to this total number, counted from the first."""
+        """Allow up to this total number of steps to be scheduled."""
         with self._lock:
             self._limit = limit
             self.changed_at = time.monotonic()
@@ -64,9 +64,10 @@ class StepScheduler:
             self._limit = self._scheduled
 
     def take(self, max_steps: int) -> int:
-        """Return the number of steps for the next closure, at most `max_steps` if it may be chosen; 0 at the limit.
+        """Return the number of steps for the next closure; 0 at the limit.
 
-        It is `steps_per_call` or a power of two, also for the last steps, so that few sizes are traced.
+        The number is `steps_per_call`, or a power of two up to `max_steps`. The last steps use powers of two as well,
+        so that few sizes are traced.
         """
         with self._lock:
             rest = self._limit - self._scheduled
@@ -81,7 +82,7 @@ class StepScheduler:
             return self.completed, dict(self.sums)
 
     def add_completed(self, worker: int, steps: int, sums: Mapping[str, float], now: float | None = None) -> None:
-        """Add a closure that a worker has completed, and the sums that it returned."""
+        """Record a closure that a worker has completed, with the sums that the closure returned."""
         with self._lock:
             self.steps_by_worker[worker] += steps
             for name, total in sums.items():
@@ -91,7 +92,7 @@ class StepScheduler:
             self._choose_size()
 
     def _choose_size(self) -> None:
-        """Choose the power of two with which a closure takes at most CLOSURE_SECONDS at the current pace."""
+        """Choose a power of two with which a closure takes at most CLOSURE_SECONDS at the current speed."""
         num_workers = len(self.steps_by_worker)
         seconds = self._recent[-1][0] - self._recent[0][0]
         if len(self._recent) > num_workers and seconds > 0:
@@ -101,7 +102,7 @@ class StepScheduler:
 
 
 class ProgressReporter:
-    """Reports to the job the step reached, and the mean of each number since the last report."""
+    """Reports the current step, and the mean of each number since the last report, to the job."""
 
     def __init__(self, scheduler: StepScheduler) -> None:
         self._scheduler = scheduler

@@ -1,4 +1,4 @@
-"""tf.distribute strategies over the tasks of this job, and each worker's share of the input files."""
+"""Create tf.distribute strategies for the tasks of this job, and assign input files to workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _exiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class StrategyAndCoordinator(NamedTuple):
-    """A tf.distribute.ParameterServerStrategy, and the ClusterCoordinator over it."""
+    """A tf.distribute.ParameterServerStrategy and its ClusterCoordinator."""
 
     strategy: Any
     coordinator: Any
@@ -47,36 +47,37 @@ def parameter_server_strategy(
 ) -> StrategyAndCoordinator:
     """Return strategy and coordinator in the chief; run the TensorFlow server in ps and workers.
 
-    In a ps or worker it never returns: the process ends with the job. So call it before anything that only the chief
-    should do, such as loading data. In the block of a `LocalCluster`, this process is the chief of that cluster.
+    In a ps or worker this function never returns: the process exits when training is over. Call it before work that
+    only the chief should do, such as loading data. In the `with` block of a `LocalCluster`, this process is the chief
+    of that cluster.
 
-    Whether a server belongs to this job is checked as follows. Under "tf4slurm run", and after get_server_dictionary()
-    with its exchange, each port was free when the agent took it, was checked from another host, and is held, so no
-    process of another user can listen there. With a TF_CONFIG from elsewhere, or exchange=False, there is no check:
-    TensorFlow trains with whatever TensorFlow server of that role answers at the address.
+    Under "tf4slurm run", and after get_server_dictionary(exchange=True), each server belongs to this job: another host
+    has checked the address, and the agent holds the port, so other users cannot listen there. With any other TF_CONFIG,
+    or exchange=False, nothing is checked: TensorFlow uses any TensorFlow server of that role at the address.
 
     Args:
         tasks: Under plain srun the role of each rank, or the number of tasks of each role, as for
-            get_server_dictionary(). By default the result of the last call of get_server_dictionary() in this process,
-            else the content of TF_CONFIG.
-        sharding: How variables are split over the ps along their first axis: "none" (required by Keras 3 layers),
-            "min-size" (variables of at least two times `min_shard_bytes`, such as embedding tables) or "fixed-shards"
-            (all variables with a first axis).
-        min_shard_bytes: The smallest part with "min-size".
-        max_shards: The largest number of parts; by default the number of ps.
-        variable_partitioner: A partitioner of tf.distribute.experimental.partitioners, or your own, in place of
+            get_server_dictionary(). The default is the last result of get_server_dictionary() in this process, else
+            TF_CONFIG.
+        sharding: How variables are split over the ps along their first axis: "none" (default; required by Keras 3
+            layers), "min-size" (variables of at least two times `min_shard_bytes`, such as embedding tables) or
+            "fixed-shards" (all variables but scalars).
+        min_shard_bytes: Minimum shard size in bytes with "min-size" (default 256 KiB).
+        max_shards: Maximum number of shards of a variable; by default the number of ps.
+        variable_partitioner: A partitioner from tf.distribute.experimental.partitioners, or your own; replaces
             `sharding`.
-        timeout_seconds: How long the servers of ps and workers may take to answer, including the import of TensorFlow.
+        timeout_seconds: Timeout in seconds for the servers of ps and workers, including their import of TensorFlow
+            (default 300).
 
     Returns:
         (strategy, coordinator)
 
     Raises:
-        RendezvousTimeoutError: Servers did not answer in time; the text names them and a log. If all answer but
-            TensorFlow hangs, where no exception can be raised, the process prints the reason and exits with 6.
+        RendezvousTimeoutError: Servers did not answer in time. The message names the servers and a log file. If all
+            answer but TensorFlow hangs, the process prints the reason and exits with code 6.
         PlacementError: The cluster lacks a chief, ps or worker, or this process is an evaluator.
-        SlurmEnvironmentError: No cluster is known in this process.
-        ValueError: `sharding` is unknown, or given together with `variable_partitioner`.
+        SlurmEnvironmentError: This process has no cluster spec.
+        ValueError: `sharding` is unknown, or combined with `variable_partitioner`.
     """
     if sharding not in _SHARDINGS:
         raise ValueError(f"Unknown sharding {sharding!r}: expected one of {', '.join(map(repr, _SHARDINGS))}.")
@@ -105,19 +106,19 @@ def parameter_server_strategy(
 
 
 def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options: Any) -> Any:
-    """Return a tf.distribute.MultiWorkerMirroredStrategy over the workers of this job; `options` are passed on to it.
+    """Return a tf.distribute.MultiWorkerMirroredStrategy for the workers of this job.
 
-    Call it in every worker of a job with "--ps 0 --no-chief". This strategy cannot replace a worker, and in such a job
-    none is restarted alone. Keras 3's fit is refused under it, see `keras_limits.py`.
+    Call it in every worker of a job with "--ps 0 --no-chief". The strategy cannot replace a worker, so such a job never
+    restarts a single worker. Model.fit of Keras 3 raises KerasError, see `keras_limits.py`.
 
     Args:
-        timeout_seconds: How long to wait for all workers, with their import of TensorFlow.
+        timeout_seconds: Timeout in seconds for all workers, including their import of TensorFlow (default 300).
         options: Arguments of tf.distribute.MultiWorkerMirroredStrategy.
 
     Raises:
-        PlacementError: The cluster has other roles than worker.
-        SlurmEnvironmentError: No cluster is known in this process.
-        BarrierError: A worker did not arrive in time, or has ended; the text names it.
+        PlacementError: The cluster has roles other than worker.
+        SlurmEnvironmentError: This process has no cluster spec.
+        BarrierError: A worker did not arrive in time, or has ended. The message names the worker.
         RendezvousConnectionError: This process has no agent.
     """
     current = current_server_dictionary()
@@ -132,7 +133,7 @@ def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(current.cluster), task_type=current.task_type, task_id=current.task_index, rpc_layer="grpc"
     )
-    # TensorFlow holds Python's lock while it waits for the other workers, so no thread could end its wait
+    # TensorFlow holds the GIL while it waits for the other workers, so no thread could end the wait
     barrier("multi_worker_mirrored_strategy", timeout_seconds=timeout_seconds, roles=("worker",))
     strategy = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, **options)
     install_keras_limits()
@@ -140,9 +141,9 @@ def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options:
 
 
 def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = None) -> tf.data.Dataset:
-    """Return a dataset with the paths of this worker's files, the same share as `tf4slurm.share_of`.
+    """Return a dataset with the paths of this worker's files, selected as in `tf4slurm.share_of`.
 
-    Call it in the function that `ClusterCoordinator.create_per_worker_dataset` gets; there the index of the worker is a
+    Call it in the function passed to `ClusterCoordinator.create_per_worker_dataset`, where the worker index is a
     tensor:
 
         def make_dataset():
@@ -152,12 +153,12 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
 
     Args:
         files: Paths of all files, in any order.
-        workers: The number of workers; by default that of this process's cluster.
+        workers: Number of workers; by default all workers of this process's cluster.
 
     Raises:
         ValueError: A file is named twice, or there are fewer files than workers.
-        SlurmEnvironmentError: `workers` is not given, and no cluster is known.
-        RuntimeError: From TensorFlow, if no coordinator makes the dataset.
+        SlurmEnvironmentError: `workers` is not given, and this process has no cluster spec.
+        RuntimeError: The call is not in such a function (raised by TensorFlow).
     """
     count = len(current_server_dictionary().cluster["worker"]) if workers is None else workers
     index = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -165,11 +166,11 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
 
 
 def allow_exit_without_workers(coordinator: Any) -> None:
-    """Let this process exit when its script ends, also while a worker is lost. Idempotent.
+    """Let this process exit when its script ends, even while a worker is lost. Idempotent.
 
-    The coordinator's destructor takes a lock that a thread waiting for the lost worker holds. Python does not run that
-    thread while it exits, so the chief would hang after its traceback (seen in TensorFlow 2.21). What the destructor
-    stops ends with the process anyway. TensorFlow has no public switch for this, hence the private attribute.
+    The coordinator's destructor waits for a lock. A thread that waits for the lost worker holds it, and Python stops
+    the thread at exit, so the chief would hang (seen in TensorFlow 2.21). Skipping the destructor's work is safe: the
+    process ends anyway. TensorFlow has no public option for this.
     """
     cluster = getattr(coordinator, "_cluster", None)
     if cluster is not None and cluster not in _exiting:

@@ -1,4 +1,4 @@
-"""`run_steps()`: train a number of steps on the workers of a ParameterServerStrategy, as fast as they can."""
+"""`run_steps()`: train a number of steps on the workers of a ParameterServerStrategy."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from tf4slurm.tensorflow.strategy import allow_exit_without_workers
 
 _CLOSURES_PER_WORKER = 2  # one runs while the next waits
 _POLL_SECONDS = 0.05
-_STOP_SECONDS = 10.0  # of the grace period, so that a worker that hangs does not cost the last checkpoint
-_MAX_FETCHES = 3  # of one closure's result; each fetch after a failure runs the closure again
+_STOP_SECONDS = 10.0  # leaves the rest of the grace period to the last checkpoint if a worker hangs
+_MAX_FETCHES = 3  # attempts to fetch a closure's result; each retry runs the closure again
 _threads: weakref.WeakKeyDictionary[Any, list[threading.Thread]] = weakref.WeakKeyDictionary()
-"""The threads of the last run_steps with each coordinator. They run while they wait for a closure."""
+"""The threads of each coordinator's last run_steps, which may outlive it."""
 
 
 class StepsDone(NamedTuple):
     """The result of `run_steps`.
 
     Attributes:
-        step: The counter at the end. It counts applied steps, repeated ones too.
-        steps_by_worker: Number of steps of each worker in this call, by its index. It counts completed closures; a
-            closure that a lost worker had begun is not in it.
-        means: The mean over these steps of each number that step_fn returned, by name; {"loss": …} for a loss alone.
-        is_stopped: Whether it returned early because the job is to stop.
-        seconds: The duration, with tracing and saving.
+        step: The step counter at the end, including repeated steps.
+        steps_by_worker: Steps that each worker completed in this call, by worker index; closures lost with a worker do
+            not count.
+        means: The mean over these steps of each number that step_fn returned, by name; {"loss": …} for a single tensor.
+        is_stopped: Whether run_steps returned early because of a stop request.
+        seconds: The duration, including tracing and saving.
     """
 
     step: int
@@ -48,12 +48,12 @@ class StepsDone(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """The number of steps of this call, repeated ones counted once."""
+        """The number of steps of this call; repeated steps count once."""
         return sum(self.steps_by_worker)
 
     @property
     def mean_loss(self) -> float | None:
-        """The mean loss of these steps; None if step_fn returned none."""
+        """The mean loss of these steps; None if step_fn returned no loss."""
         return self.means.get("loss")
 
 
@@ -68,42 +68,40 @@ def run_steps(
     steps_per_call: int | None = None,
     timeout_seconds: float = 600.0,
 ) -> StepsDone:
-    """Train until the step counter is at `steps`; a restored checkpoint's steps count.
+    """Train until the step counter reaches `steps`, including the steps of a restored checkpoint.
 
-    The counter counts a step once all its updates are applied, so it matches the variables, whichever process is lost.
-    A step that a lost worker had begun may be applied in part without being counted. The steps of a lost worker's
-    closures run again on another worker, also those already applied: up to half a second of steps (or two times
-    `steps_per_call`) for each loss. Both runs count, so the counter may end that much above `steps`. A restarted worker
-    reads its dataset from the beginning.
+    The counter is incremented after all updates of a step, so it matches the variables even if a process is lost. A
+    step that a lost worker had begun may be partly applied without being counted. A lost worker's closures run again on
+    another worker, including the steps already applied: up to half a second of steps, or two times `steps_per_call`.
+    These steps count twice, so the counter may exceed `steps`. A restarted worker reads its dataset from the start.
 
-    It reports step, loss and other numbers to the job (`tf4slurm.report`). When the job is to stop, it waits at most
-    10 s for the running closures, saves a checkpoint, and returns. If anything else ends it, such as Ctrl-C or an
-    error, it schedules no more closures and waits at most 10 s for those that run; the next call waits for the rest.
+    run_steps reports step, loss and other numbers to the job (`tf4slurm.report`). After a stop request, it waits at
+    most 10 s for running closures, saves a checkpoint, and returns. On an error or Ctrl-C, it schedules no more
+    closures and waits at most 10 s for running ones; the next call waits for the rest.
 
     Args:
         coordinator: The chief's ClusterCoordinator.
-        step_fn: One step: `step_fn(batch)` with a dataset, else `step_fn()`. It runs on a worker, in `strategy.run`,
-            and returns the loss, a scalar tensor; or a dict of scalar tensors by name; or None. Pass the same function
-            to later calls, because it is traced once.
-        steps: The counter's value at which to return.
+        step_fn: Function of one step: `step_fn(batch)` with a dataset, else `step_fn()`. It runs on a worker, in
+            `strategy.run`, and returns a scalar loss tensor, a dict of scalar tensors by name, or None. Pass the same
+            function to later calls, so that it is traced only once.
+        steps: The value of the step counter at which to return.
         dataset: `iter(coordinator.create_per_worker_dataset(…))`. Each worker's dataset must not end: `repeat()` it.
-        step: The counter, a tf.Variable of an integer type made in the strategy's scope; by default that of
-            `checkpoints`, else a new one that starts at 0.
-        checkpoints: Where to save: when a save is due, when the job is to stop, and at the end.
-        steps_per_call: Steps in one scheduled closure. By default as many as take 0.25 s, which makes the chief's work
-            negligible and a stop or a lost worker cheap; fewer if the step is a large graph. Tracing takes longer the
-            more steps a closure has.
-        timeout_seconds: How long to wait for a closure to complete, with tracing. TensorFlow itself waits without
-            limit, such as for the second of two lost workers.
+        step: The counter, a tf.Variable of an integer type created in the strategy's scope; by default
+            `checkpoints.step`, else a new variable that starts at 0.
+        checkpoints: The checkpoints to save when due, on a stop request, and at the end.
+        steps_per_call: Steps per scheduled closure. By default a closure takes about 0.25 s, less if the step is a
+            large graph. The chief's work is then negligible, and a stop or a lost worker costs little. Tracing time
+            grows with the number of steps.
+        timeout_seconds: Timeout in seconds for a closure, including tracing (default 600); TensorFlow sets no limit.
 
     Raises:
-        ParameterServerLostError: A ps is lost, and its variables with it. Let the chief exit: another attempt
-            (`tf4slurm run --max-attempts`) resumes from the checkpoint.
-        TrainingTimeoutError: No closure completed in time.
-        TrainingError: A dataset has ended, or step_fn returned other things than scalar tensors.
+        ParameterServerLostError: A ps and its variables are lost. Let the chief exit: another attempt (`tf4slurm run
+            --max-attempts`) resumes from the checkpoint.
+        TrainingTimeoutError: No closure completed within `timeout_seconds`.
+        TrainingError: A dataset has ended, or step_fn returned something other than scalar tensors.
         CheckpointError: A checkpoint could not be written.
         TypeError, ValueError: An argument is invalid; nothing was done.
-        BaseException: Any exception of step_fn.
+        BaseException: Any exception that step_fn raised.
     """
     steps = check_integer("steps", steps, at_least=0)
     if steps_per_call is not None:
@@ -199,7 +197,7 @@ class _Run:
         return StepsDone(step, tuple(scheduler.steps_by_worker), means, is_stopped, time.monotonic() - started)
 
     def _run_until(self, limit: int, first_step: int) -> bool:
-        """Run steps until `limit` are completed, or a save or stop is due; return whether the job is to stop."""
+        """Run until `limit` steps are completed, or a save or stop is due; return whether to stop the training."""
         self._scheduler.set_limit(limit)
         threads = [
             threading.Thread(target=self._run_closures, name=f"tf4slurm-steps-{index}", daemon=True)
@@ -220,7 +218,7 @@ class _Run:
         return is_stopped
 
     def _watch(self, threads: list[threading.Thread], first_step: int) -> bool:
-        """Wait for the threads, after a stop request at most 10 s; return whether the job is to stop."""
+        """Wait for the threads, at most 10 s after a stop request; return whether a stop was requested."""
         scheduler = self._scheduler
         is_stopped, give_up_at = False, float("inf")
         while any(thread.is_alive() for thread in threads) and time.monotonic() < give_up_at and not self._errors:
@@ -241,12 +239,12 @@ class _Run:
         return is_stopped
 
     def _give_up(self, threads: list[threading.Thread]) -> None:
-        """Schedule no more, and wait 10 s for the running closures, since a worker may hang."""
+        """Schedule no more closures; wait at most 10 s for running ones, since a worker may hang."""
         self._is_given_up = True
         self._scheduler.stop()
         if _join(threads, _STOP_SECONDS) and self._errors:
             with contextlib.suppress(BaseException):
-                self._coordinator.join()  # clears the closure's error, which it would raise at the next call
+                self._coordinator.join()  # clears the error, which would be raised by the next call
 
     def _run_closures(self) -> None:
         """Run one closure after another until no steps are left."""
@@ -255,15 +253,15 @@ class _Run:
                 worker, *sums = (float(number) for number in self._run_closure(steps))
                 named_sums = dict(zip(self._closure.names or (), sums, strict=True))
                 self._scheduler.add_completed(int(worker), steps, named_sums)
-        except BaseException as error:  # also sys.exit() in step_fn; the thread that called run_steps raises it
+        except BaseException as error:  # also sys.exit() in step_fn; run_steps raises the error in its caller's thread
             self._errors.append(error)
             self._scheduler.stop()
 
     def _run_closure(self, steps: int) -> Any:
-        """Run a closure of this many steps on a worker; return its result.
+        """Run a closure of `steps` steps on a worker; return the result.
 
-        The result stays on the worker until it is fetched. If the worker is lost before, the steps run again. If a ps
-        is lost, reading the counter fails, or TensorFlow raises an error when the closure runs again.
+        The result stays on the worker until it is fetched; if the worker is lost before that, the steps run again. If a
+        ps is lost, reading the counter fails, or TensorFlow raises an error when the closure runs again.
         """
         for fetches in range(1, _MAX_FETCHES + 1):
             with self._scheduling:
@@ -283,7 +281,7 @@ def _count_workers() -> int:
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> bool:
-    """Wait for the end of these threads, at most `seconds`; return whether all have ended."""
+    """Wait at most `seconds` for these threads to end; return whether all have ended."""
     deadline = time.monotonic() + seconds
     for thread in threads:
         if thread.is_alive():
