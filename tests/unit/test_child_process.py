@@ -334,9 +334,10 @@ def test_child_is_not_started_if_no_thread_can_be(thread: str, monkeypatch: pyte
         monkeypatch.setattr(threading.Thread, "start", refuse)
         await asyncio.wait_for(Child.start(["sleep", "300"], os.environ, Output()), 10)
 
+    before = find_children(os.getpid())
     with pytest.raises(RuntimeError, match="can't start new thread"):
         asyncio.run(run())
-    assert find_children(os.getpid()) == []
+    assert find_children(os.getpid()) == before
 
 
 def test_ending_a_child_that_has_ended_does_nothing() -> None:
