@@ -146,7 +146,7 @@ class BatchSpec(JobSpec):
 
     @property
     def has_environment(self) -> bool:
-        """Whether the job sets up an environment that has a Python of its own."""
+        """Whether the job sets up an environment with another Python."""
         return bool(self.module or self.load_env or self.venv or self.conda)
 
     @property

@@ -147,7 +147,7 @@ class RendezvousConnectionError(RendezvousError, ConnectionError):
 
 
 class RendezvousClosedError(RendezvousError):
-    """The control service refused this task; `reason` says why. A retry would not help."""
+    """The control service refused this task; `reason` has the cause. A retry would not help."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)

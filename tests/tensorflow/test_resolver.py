@@ -263,7 +263,8 @@ def test_missing_variable_is_named_outside_of_a_step() -> None:
 
 def test_tasks_per_node_that_contradicts_slurm_is_refused() -> None:
     capture = capture_of("gres-gpu2")  # three tasks on gpu-09, one on gpu-10
-    with environment(capture.environs[0]), pytest.raises(PlacementError, match=r"but .* was given"):
+    message = r"Slurm placed \{'gpu-09': 3, 'gpu-10': 1\} .* but \{'gpu-09': 2, 'gpu-10': 2\} was given\. Omit it\."
+    with environment(capture.environs[0]), pytest.raises(PlacementError, match=message):
         SlurmClusterResolver(tasks_per_node=2)
     for counts in ({"gpu-09": 3, "gpu-10": 1}, {"gpu-10": 1, "gpu-09": 3}):
         with environment(capture.environs[0]):
