@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.measure import Figure
 from tests.jobs import TF4SLURM
-from tf4slurm.jobs.registry import remember
+from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, StatusFile
 from tf4slurm.system.typed_json import from_json
@@ -24,7 +24,7 @@ def measure_status(directory: Path, runs: int) -> list[Figure]:
     run = RunDirectory.create(directory / "runs", "large")
     run.write(JobFile(name="large", command=("true",), counts={"chief": 1, "ps": 99, "worker": 900}))
     run.write(from_json(StatusFile, _status()))
-    remember("large", directory / "runs", environ)
+    register_job("large", directory / "runs", environ)
     completing = {"_TF4SLURM_COMPLETE": "bash_complete", "COMP_WORDS": "tf4slurm status ", "COMP_CWORD": "2"}
     figures = []
     for what, arguments, more, bound in (

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from tf4slurm.errors import JobStateError, LaunchError, RunDirectoryError, SchemaVersionError, WaitTimeoutError
 from tf4slurm.jobs.logs import LogLine, follow_logs, read_logs
-from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, latest_run
+from tf4slurm.jobs.registry import KnownJob, find_job, latest_run, registered_jobs
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.jobs.status import JobStatus, StatusReader
@@ -61,7 +61,7 @@ def status(job: str | KnownJob | None = None) -> JobStatus:
 
 def list_jobs(limit: int | None = None) -> list[JobStatus]:
     """Return the state of this user's jobs, the latest first, at most `limit`."""
-    return StatusReader(known_jobs(os.environ)[:limit], refuse_newer=False).read()
+    return StatusReader(registered_jobs(os.environ)[:limit], refuse_newer=False).read()
 
 
 def watch(
@@ -360,7 +360,7 @@ def _find_job_of(launcher: Process, returncode: int, runs_directory: str) -> Kno
     paths: list[Path] = []
     with contextlib.suppress(OSError):
         paths = sorted(Path(runs_directory).iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    registered = (run for job in known_jobs(os.environ) for run in reversed(job.run_directories))
+    registered = (run for job in registered_jobs(os.environ) for run in reversed(job.run_directories))
     for run in itertools.chain(registered, map(RunDirectory, paths)):
         with contextlib.suppress(SchemaVersionError):  # another version wrote it, not this launcher
             if (run.read(JobFile) or JobFile()).process == launcher:

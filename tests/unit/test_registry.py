@@ -8,7 +8,7 @@ import pytest
 
 from tf4slurm.errors import RunDirectoryError, UnknownJobError
 from tf4slurm.jobs import registry
-from tf4slurm.jobs.registry import find_job, known_jobs, latest_run, remember
+from tf4slurm.jobs.registry import find_job, latest_run, register_job, registered_jobs
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile
 
@@ -19,8 +19,8 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def test_job_is_found_by_id_and_by_name(environ: dict[str, str], tmp_path: Path) -> None:
-    remember("train-17", tmp_path / "runs", environ, "17")
-    remember("train-1712", tmp_path / "runs", environ, "1712")
+    register_job("train-17", tmp_path / "runs", environ, "17")
+    register_job("train-1712", tmp_path / "runs", environ, "1712")
     first = RunDirectory.create(tmp_path / "runs", "train-17")
     second = RunDirectory.create(tmp_path / "runs", "train-17")  # it was requeued
     RunDirectory.create(tmp_path / "runs", "train-1712")
@@ -31,8 +31,8 @@ def test_job_is_found_by_id_and_by_name(environ: dict[str, str], tmp_path: Path)
 
 def test_jobs_started_within_a_second_keep_their_order(environ: dict[str, str], tmp_path: Path) -> None:
     for number in range(20):
-        remember(f"sweep-{number}", tmp_path, environ, str(number))
-    assert [job.job_id for job in known_jobs(environ)] == [str(number) for number in reversed(range(20))]
+        register_job(f"sweep-{number}", tmp_path, environ, str(number))
+    assert [job.job_id for job in registered_jobs(environ)] == [str(number) for number in reversed(range(20))]
 
 
 def test_unregistered_job_is_found_by_the_path_of_its_run_directory(environ: dict[str, str], tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_incomplete_run_directory_is_found_and_a_missing_one_is_an_error(
     half.mkdir()
     (half / "events.jsonl").touch()
     assert latest_run(find_job(str(half), environ)).path == half
-    remember("gone-5", tmp_path / "runs", environ, "5")
+    register_job("gone-5", tmp_path / "runs", environ, "5")
     with pytest.raises(RunDirectoryError, match=r"'gone-5' has no run directory: '.*/runs/gone-5' does not exist"):
         latest_run(find_job("5", environ))
 
@@ -59,7 +59,7 @@ def test_error_for_an_unknown_job_names_similar_ones(environ: dict[str, str], tm
         find_job("17", environ)
     with pytest.raises(UnknownJobError, match="This user has not started any job"):
         find_job(None, environ)
-    remember("digits-4711", tmp_path, environ, "4711")
+    register_job("digits-4711", tmp_path, environ, "4711")
     with pytest.raises(UnknownJobError, match=r"no job '4771'.*4711") as caught:
         find_job("4771", environ)
     assert caught.value.exit_code == 5
@@ -68,15 +68,15 @@ def test_error_for_an_unknown_job_names_similar_ones(environ: dict[str, str], tm
 def test_damaged_entries_are_left_out_and_an_unwritable_registry_is_no_error(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remember("a-1", tmp_path, environ, "1")
+    register_job("a-1", tmp_path, environ, "1")
     jobs = tmp_path / "home/.local/state/tf4slurm/jobs"
     (jobs / "cut.json").write_text('{"job_id": "2", "na')
     (jobs / "other.json").write_text('{"job_id": "3", "colour": "red"}')
-    assert [job.job_id for job in known_jobs(environ)] == ["1"]
+    assert [job.job_id for job in registered_jobs(environ)] == ["1"]
     (tmp_path / "file").touch()
-    remember("b-2", tmp_path, {"HOME": str(tmp_path / "file")}, "2")  # no error
+    register_job("b-2", tmp_path, {"HOME": str(tmp_path / "file")}, "2")  # no error
     monkeypatch.setattr(registry, "_MAX_JOBS", 2)
     for number in range(4):
-        remember(f"c-{number}", tmp_path, environ, str(number))
+        register_job(f"c-{number}", tmp_path, environ, str(number))
     assert len(list(jobs.glob("*.json"))) == 2
     assert jobs.stat().st_mode & 0o077 == 0

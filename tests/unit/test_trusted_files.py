@@ -15,7 +15,7 @@ import pytest
 from tests.jobs import TF4SLURM
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import UnknownJobError, UntrustedFileError
-from tf4slurm.jobs.registry import KnownJob, find_job, known_jobs, remember
+from tf4slurm.jobs.registry import KnownJob, find_job, register_job, registered_jobs
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile
 from tf4slurm.settings import Places, project_directories
@@ -319,20 +319,20 @@ def test_registry_that_others_can_write_is_ignored_with_one_warning(
 ) -> None:
     environ = {"HOME": str(tmp_path)}
     run = RunDirectory.create(tmp_path / "runs", "train")
-    remember("train", tmp_path / "runs", environ)
-    remember("other", tmp_path / "runs", environ)
-    assert [job.name for job in known_jobs(environ)] == ["other", "train"]
+    register_job("train", tmp_path / "runs", environ)
+    register_job("other", tmp_path / "runs", environ)
+    assert [job.name for job in registered_jobs(environ)] == ["other", "train"]
     registry = tmp_path / ".local/state/tf4slurm/jobs"
     change(registry)
-    assert known_jobs(environ) == []
+    assert registered_jobs(environ) == []
     (warning,) = caplog.messages
     assert "2 registered jobs are left out" in warning
     assert f"add {str(registry)!r} to the environment variable TF4SLURM_TRUST" in warning
     for text in (None, "train"):
         with pytest.raises(UnknownJobError):
             find_job(text, environ)
-    remember("third", tmp_path / "runs", environ)
+    register_job("third", tmp_path / "runs", environ)
     assert {path.name for path in registry.iterdir()} == {"train.json", "other.json"}
     monkeypatch.setenv("TF4SLURM_TRUST", str(tmp_path))
-    assert [job.name for job in known_jobs(environ)] == ["other", "train"]
+    assert [job.name for job in registered_jobs(environ)] == ["other", "train"]
     assert isinstance(find_job(str(run.path), environ), KnownJob)

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from tf4slurm import api
 from tf4slurm.errors import Tf4SlurmError
-from tf4slurm.jobs.registry import KnownJob, known_jobs
+from tf4slurm.jobs.registry import KnownJob, registered_jobs
 from tf4slurm.jobs.schema import TaskStatus
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.system.output import format_table
@@ -29,9 +29,8 @@ _INTERRUPTED = 130
 
 def complete_jobs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the ids and names of the latest jobs."""
-    words = (
-        (word, job.name) for job in known_jobs(os.environ)[:_COMPLETED_JOBS] for word in (job.job_id, job.name) if word
-    )
+    jobs = registered_jobs(os.environ)[:_COMPLETED_JOBS]
+    words = ((word, job.name) for job in jobs for word in (job.job_id, job.name) if word)
     return [CompletionItem(word, help=name) for word, name in words if word.startswith(incomplete)]
 
 

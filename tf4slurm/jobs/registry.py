@@ -59,7 +59,7 @@ class KnownJob:
         return [RunDirectory(path) for _, path in sorted(found)]
 
 
-def remember(name: str, runs_directory: Path, environ: Mapping[str, str], job_id: str | None = None) -> KnownJob:
+def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], job_id: str | None = None) -> KnownJob:
     """Register the job with run directory `runs_directory`/`name`, which need not exist yet; return its entry."""
     job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 6))
     directory = _directory(environ)
@@ -80,7 +80,7 @@ def remember(name: str, runs_directory: Path, environ: Mapping[str, str], job_id
     return job
 
 
-def known_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
+def registered_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
     """Return all registered jobs, latest first; leave out entries that another user could have written."""
     jobs, refused = [], []
     with contextlib.suppress(OSError):
@@ -111,7 +111,7 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     if text is not None and any((path / name).exists() for name in may_be_half_gone):
         job_id = (RunDirectory(path).read(JobFile) or JobFile()).job_id
         return KnownJob(job_id, path.name, str(path.parent), path.stat().st_mtime)
-    jobs = known_jobs(environ)
+    jobs = registered_jobs(environ)
     if text is None:
         if jobs:
             return jobs[0]

@@ -33,7 +33,7 @@ from tf4slurm.agent.sidecar import CallingScript, send_error
 from tf4slurm.cluster import Address
 from tf4slurm.control.client import ControlClient
 from tf4slurm.errors import EXIT_TASK_LOST, InterfaceError, LaunchError, RendezvousError, RunDirectoryError
-from tf4slurm.jobs.registry import remember
+from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile, StatusFile
 from tf4slurm.jobs.status import last_known
@@ -87,7 +87,7 @@ def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer:
         if agent.has_lost_launcher and rendezvous.client.cluster is not None:
             _end_without_rank_0(rendezvous.client, directory, step)
         return 0 if agent.was_terminated else exit_code
-    remember(path.name, spec.runs_directory, environ, step.job_id)
+    register_job(path.name, spec.runs_directory, environ, step.job_id)
     launcher = Launcher(spec, None, directory, reporter, facts={"job_id": step.job_id}, node=step.node_name)
     result = asyncio.run(_run_both(launcher, agent))
     if any(

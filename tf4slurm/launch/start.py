@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tf4slurm.batch_spec import parse_pairs
 from tf4slurm.errors import OptionError, SlurmEnvironmentError
-from tf4slurm.jobs.registry import remember
+from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.checks import check_command, check_ports
 from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher
@@ -89,7 +89,7 @@ def run_job(
     job_id = allocation.job_id if allocation else None
     name = f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
     run_directory = RunDirectory.create(spec.runs_directory, name)
-    remember(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
+    register_job(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
     facts = {"job_id": job_id, "arguments": tuple(arguments)}
     spawner, requeue = _make_spawner(spec, environ, allocation)
     reporter = start_reporter(spec.num_tasks)  # last: a reporter may start a thread, which forks do not copy

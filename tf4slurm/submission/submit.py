@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import RefusedError, RunDirectoryError, Tf4SlurmError
-from tf4slurm.jobs.registry import remember
+from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.slurm.sbatch import check_known, estimate_start, submit_environment, submit_script
 from tf4slurm.submission.batch_script import make_script
@@ -59,7 +59,7 @@ def submit(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
         draft.unlink()
     except OSError as error:
         logger.warning("the script of job %s is kept as %s: %s", job_id, draft, error.strerror)
-    remember(f"{spec.name}-{job_id}", spec.runs_directory, environ, job_id)
+    register_job(f"{spec.name}-{job_id}", spec.runs_directory, environ, job_id)
     return job_id
 
 
@@ -78,7 +78,7 @@ def submit_again(script: Path, name: str, environ: Mapping[str, str], directory:
         logger.warning("%s", warning)
     with contextlib.suppress(OSError):
         os.link(script, script.with_name(f"{name}-{job_id}.sh"))
-    remember(f"{name}-{job_id}", script.parent, environ, job_id)
+    register_job(f"{name}-{job_id}", script.parent, environ, job_id)
     return job_id
 
 
