@@ -44,7 +44,7 @@ def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | No
     ):
         if asked is not None and asked != given:
             text = f"QueueManagementHook got {asked} {role}, but the cluster has {given}. Pass the cluster's numbers."
-            raise PlacementError(text, requested=asked, available=given)
+            raise PlacementError(text)
     return DoneHook()
 
 

@@ -31,9 +31,7 @@ def GetServerDictionary(  # noqa: N802 - the old name
     )
     tasks = ListOfTFTasks if ListOfTFTasks is not None else TensorFlowServerTasks
     if tasks is None:
-        raise PlacementError(
-            "No tasks were given: expected a list with one role for each rank.", requested=0, available=0
-        )
+        raise PlacementError("No tasks were given: expected a list with one role for each rank.")
     addresses = os.environ.get(_ADDRESSES, "").split()
     if InfiniBand or InfinyBand or not addresses:
         return get_server_dictionary(tasks, InfiniBand or InfinyBand)

@@ -366,7 +366,7 @@ def _find_job_of(launcher: Process, returncode: int, runs_directory: str) -> Kno
             if (run.read(JobFile) or JobFile()).process == launcher:
                 return find(str(run.path))
     text = f"The launcher exited with code {returncode} before it created a run directory. Its output has the reason."
-    raise LaunchError(text, command=own_command(), returncode=returncode, stderr="")
+    raise LaunchError(text, command=own_command(), returncode=returncode)
 
 
 def make_report(job: str | KnownJob | None = None, path: str | os.PathLike[str] | None = None) -> Path:

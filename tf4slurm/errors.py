@@ -1,40 +1,4 @@
-"""The errors of tf4slurm, and their exit codes.
-
-Tf4SlurmError
-├─ SlurmEnvironmentError       this process is not in a Slurm step, or a variable is missing or invalid
-├─ NodelistError               text that is not a valid list of nodes (also ValueError)
-├─ LayoutError                 the node of each rank cannot be determined, or is contradictory
-├─ InterfaceError              no such network interface, or it has no address
-├─ PlacementError              the numbers of tasks, nodes or ports do not match (also ValueError)
-├─ CommandError                the command cannot be started
-├─ RunDirectoryError           the run directory cannot be created or written
-├─ SchemaVersionError          a newer version of tf4slurm wrote the job's file
-├─ RendezvousError
-│  ├─ RendezvousTimeoutError     not all tasks registered in time (also TimeoutError)
-│  ├─ RendezvousConnectionError  the control service cannot be reached (also ConnectionError)
-│  ├─ RendezvousClosedError      the control service refused this task
-│  ├─ BarrierError               a task did not arrive at a barrier in time, or cannot arrive
-│  └─ AuthenticationError        the token is wrong, or MUNGE cannot open the credentials
-├─ ShutdownError               a ps or a worker cannot signal the end of training
-│  └─ ShutdownTimeoutError       not all workers signalled in time (also TimeoutError)
-├─ KerasError                  Keras 3 does not support a call under a multi-process strategy
-├─ TrainingError               training cannot continue
-│  ├─ ParameterServerLostError   a ps is lost, with its variables
-│  └─ TrainingTimeoutError       no worker returned a result in time (also TimeoutError)
-├─ CheckpointError             a checkpoint cannot be written or restored
-├─ UnknownJobError             no job has this id, name or path
-├─ UnknownTaskError            no task of the job has this name
-│  └─ NoLogsError               the job has no logs yet
-├─ JobStateError               the job cannot be resumed or cancelled in its present state
-├─ WaitTimeoutError            jobs did not end in time (also TimeoutError)
-├─ MessageError                bytes that are not a valid control message (also ValueError)
-├─ OptionError                 an option of a job is unknown or invalid (also ValueError)
-├─ MissingDependencyError      a required package or program is not installed (also ImportError)
-├─ ProfileError                a settings file cannot be read, or has an unknown key
-├─ UntrustedFileError          other users can write a file that the user did not name
-└─ LaunchError                 a program that launches tasks failed
-   └─ RefusedError               sbatch refused the job
-"""
+"""The errors of tf4slurm, and the exit codes of its command line."""
 
 from __future__ import annotations
 
@@ -51,81 +15,67 @@ EXIT_WAIT_TIMEOUT = 124
 
 
 class Tf4SlurmError(Exception):
-    """Base class of all errors of tf4slurm. `exit_code` is the exit code of the command line."""
+    """Base class of all errors of tf4slurm. `exit_code` is the exit code of the command line.
+
+    The keyword arguments `facts` become attributes; each class declares its own, with their types.
+    """
 
     exit_code = EXIT_PREFLIGHT
+
+    def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message)
+        vars(self).update(facts)
 
 
 class SlurmEnvironmentError(Tf4SlurmError):
     """The environment variable `variable` is missing, or its `value` is invalid."""
 
-    def __init__(self, message: str, *, variable: str, value: str | None = None) -> None:
-        super().__init__(message)
-        self.variable = variable
-        self.value = value
+    variable: str
+    value: str | None = None
 
 
 class NodelistError(Tf4SlurmError, ValueError):
     """The text `nodelist` is not a list of nodes; `position` is the 0-based position of the first error."""
 
     exit_code = EXIT_USAGE
-
-    def __init__(self, message: str, *, nodelist: str, position: int) -> None:
-        super().__init__(message)
-        self.nodelist = nodelist
-        self.position = position
+    nodelist: str
+    position: int
 
 
 class LayoutError(Tf4SlurmError):
     """The node of each rank cannot be determined from the environment, or contradicts a task's own variables."""
 
-    def __init__(self, message: str, *, distribution: str | None, reason: str) -> None:
-        super().__init__(message)
-        self.distribution = distribution
-        self.reason = reason
+    distribution: str | None = None
 
 
 class InterfaceError(Tf4SlurmError):
     """The network interface does not exist on this host or has no address; `available` lists usable interfaces."""
 
-    def __init__(self, message: str, *, interface: str, available: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.interface = interface
-        self.available = tuple(available)
+    interface: str
+    available: Sequence[str] = ()
 
 
 class PlacementError(Tf4SlurmError, ValueError):
-    """The `requested` number of tasks, nodes or ports does not match the `available` number."""
-
-    def __init__(self, message: str, *, requested: int, available: int) -> None:
-        super().__init__(message)
-        self.requested = requested
-        self.available = available
+    """The numbers of tasks, nodes, ports or GPUs do not match."""
 
 
 class CommandError(Tf4SlurmError):
     """The command after `--` cannot be started: the program or script does not exist or is not executable."""
 
-    def __init__(self, message: str, *, command: Sequence[str]) -> None:
-        super().__init__(message)
-        self.command = tuple(command)
+    command: Sequence[str]
 
 
 class RunDirectoryError(Tf4SlurmError):
     """The run directory `path` cannot be created or written."""
 
-    def __init__(self, message: str, *, path: str) -> None:
-        super().__init__(message)
-        self.path = path
+    path: str
 
 
 class SchemaVersionError(Tf4SlurmError):
     """A newer version of tf4slurm wrote the file `path` of a job; `version` is its schema version."""
 
-    def __init__(self, message: str, *, path: str, version: int) -> None:
-        super().__init__(message)
-        self.path = path
-        self.version = version
+    path: str
+    version: int
 
 
 class RendezvousError(Tf4SlurmError):
@@ -141,25 +91,19 @@ class RendezvousTimeoutError(RendezvousError, TimeoutError):
 class RendezvousConnectionError(RendezvousError, ConnectionError):
     """The control service at `address` cannot be reached, or sent nothing for the heartbeat timeout."""
 
-    def __init__(self, message: str, *, address: str) -> None:
-        super().__init__(message)
-        self.address = address
+    address: str = ""
 
 
 class RendezvousClosedError(RendezvousError):
     """The control service refused this task; `reason` has the cause. A retry would not help."""
 
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    reason: str
 
 
 class BarrierError(RendezvousError):
     """The barrier `name` broke; the message names the tasks that did not arrive."""
 
-    def __init__(self, message: str, *, name: str) -> None:
-        super().__init__(message)
-        self.name = name
+    name: str
 
 
 class AuthenticationError(RendezvousError):
@@ -175,10 +119,8 @@ class ShutdownError(Tf4SlurmError):
 class ShutdownTimeoutError(ShutdownError, TimeoutError):
     """The tasks in `missing`, such as "worker/1", sent no completion signal within `seconds`."""
 
-    def __init__(self, message: str, *, missing: Sequence[str], seconds: float) -> None:
-        super().__init__(message)
-        self.missing = tuple(missing)
-        self.seconds = seconds
+    missing: Sequence[str]
+    seconds: float
 
 
 class KerasError(Tf4SlurmError):
@@ -207,21 +149,15 @@ class UnknownJobError(Tf4SlurmError):
     """No job has the id, name or path `job`."""
 
     exit_code = EXIT_UNKNOWN_JOB
-
-    def __init__(self, message: str, *, job: str) -> None:
-        super().__init__(message)
-        self.job = job
+    job: str = ""
 
 
 class UnknownTaskError(Tf4SlurmError):
     """No task of the job matches `patterns`; `tasks` lists the tasks that have logs."""
 
     exit_code = EXIT_USAGE
-
-    def __init__(self, message: str, *, patterns: Sequence[str], tasks: Sequence[str]) -> None:
-        super().__init__(message)
-        self.patterns = tuple(patterns)
-        self.tasks = tuple(tasks)
+    patterns: Sequence[str]
+    tasks: Sequence[str] = ()
 
 
 class NoLogsError(UnknownTaskError):
@@ -234,22 +170,16 @@ class JobStateError(Tf4SlurmError):
     """The `job` cannot be resumed or cancelled in its `state`, such as RUNNING."""
 
     exit_code = EXIT_USAGE
-
-    def __init__(self, message: str, *, job: str, state: str) -> None:
-        super().__init__(message)
-        self.job = job
-        self.state = state
+    job: str
+    state: str
 
 
 class WaitTimeoutError(Tf4SlurmError, TimeoutError):
     """The `jobs` did not end within `seconds`; they continue to run."""
 
     exit_code = EXIT_WAIT_TIMEOUT
-
-    def __init__(self, message: str, *, jobs: Sequence[str], seconds: float) -> None:
-        super().__init__(message)
-        self.jobs = tuple(jobs)
-        self.seconds = seconds
+    jobs: Sequence[str]
+    seconds: float
 
 
 class MessageError(Tf4SlurmError, ValueError):
@@ -260,47 +190,36 @@ class OptionError(Tf4SlurmError, ValueError):
     """An option of a job is unknown or invalid, or contradicts another one; `option` is its name."""
 
     exit_code = EXIT_USAGE
-
-    def __init__(self, message: str, *, option: str) -> None:
-        super().__init__(message)
-        self.option = option
+    option: str
 
 
 class MissingDependencyError(Tf4SlurmError, ImportError):
     """The required `package` is not installed."""
 
-    def __init__(self, message: str, *, package: str) -> None:
-        super().__init__(message)
-        self.package = package
+    package: str
 
 
 class ProfileError(Tf4SlurmError):
     """Settings cannot be used; `source` is the file or variable that contains them."""
 
-    def __init__(self, message: str, *, source: str) -> None:
-        super().__init__(message)
-        self.source = source
+    source: str
 
 
 class UntrustedFileError(Tf4SlurmError):
     """Another user owns or can write the file `path`, which this user has not named."""
 
-    def __init__(self, message: str, *, path: str) -> None:
-        super().__init__(message)
-        self.path = path
+    path: str
 
 
 class LaunchError(Tf4SlurmError):
-    """A program that launches tasks failed; `stderr` is the end of its error output."""
+    """The program `command` failed. `returncode` is negative after a timeout; `stderr` is its error output."""
 
-    def __init__(self, message: str, *, command: Sequence[str], returncode: int, stderr: str) -> None:
-        super().__init__(message)
-        self.command = tuple(command)
-        self.returncode = returncode
-        self.stderr = stderr
+    command: Sequence[str]
+    returncode: int = 0
+    stderr: str = ""
 
 
 class RefusedError(LaunchError):
-    """sbatch refused the job; `stderr` is its error output."""
+    """Slurm refused the job, or did not answer in time."""
 
     exit_code = EXIT_REFUSED

@@ -213,7 +213,7 @@ class Job:
 
     def _started(self) -> KnownJob:
         if self._known is None:
-            raise UnknownJobError("This job was not started yet: call submit() or run().", job="")
+            raise UnknownJobError("This job was not started yet: call submit() or run().")
         return self._known
 
 

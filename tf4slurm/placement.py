@@ -35,9 +35,7 @@ def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequen
     if {role: roles.count(role) for role in TASK_TYPES} != {role: counts.get(role, 0) for role in TASK_TYPES}:
         raise PlacementError(
             f"The placement {placement!r} lists {_sum_text(Counter(roles))}, but the job has {_sum_text(counts)}. "
-            "Change the placement, or the numbers of tasks.",
-            requested=sum(counts.values()),
-            available=len(roles),
+            "Change the placement, or the numbers of tasks."
         )
     return _number(roles)
 
@@ -53,9 +51,7 @@ def parse_roles(text: str) -> list[str]:
         if role not in TASK_TYPES:
             raise PlacementError(
                 f'{role!r} is neither a role nor a placement: expected "{PACK}", "{SPREAD}" or a list with one of '
-                f"{', '.join(TASK_TYPES)} for each rank.",
-                requested=len(roles),
-                available=0,
+                f"{', '.join(TASK_TYPES)} for each rank."
             )
     return roles
 
@@ -114,9 +110,7 @@ def fill_counts(
             there = "there is no Slurm allocation" if available is None else f"Slurm gives {available} tasks"
             raise PlacementError(
                 f"The number of workers is not known: {_sum_text(others) or 'no other task'}, and {there}. "
-                "Give --workers N.",
-                requested=count + 1,
-                available=available or 0,
+                "Give --workers N."
             )
         workers = available - count
     found = {**others, "worker": workers}
@@ -128,9 +122,7 @@ def fill_counts(
             change += ", or give --no-chief if worker 0 leads in the script"
         raise PlacementError(
             f"{_sum_text(counts)} {'needs' if total == 1 else 'need'} {total} tasks, but Slurm gives {available}. "
-            f"Ask Slurm for --ntasks={total} or {change}.",
-            requested=total,
-            available=available,
+            f"Ask Slurm for --ntasks={total} or {change}."
         )
     return counts
 

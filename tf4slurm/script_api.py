@@ -91,8 +91,7 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
     if channel is None:
         raise RendezvousConnectionError(
             f"Barrier {name!r} needs an agent, and this process has none. Start the script with "
-            '"tf4slurm run", or under srun call tf4slurm.get_server_dictionary() first.',
-            address="",
+            '"tf4slurm run", or under srun call tf4slurm.get_server_dictionary() first.'
         )
     if len(name) > _MAX_BARRIER_CHARACTERS:
         raise ValueError(f"A barrier's name has at most {_MAX_BARRIER_CHARACTERS} characters, this one {len(name)}.")

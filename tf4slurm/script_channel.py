@@ -92,7 +92,7 @@ class ScriptChannel:
         with self._changed:
             while not condition():
                 if not self.is_open:
-                    raise RendezvousConnectionError("The agent of this process has exited.", address="")
+                    raise RendezvousConnectionError("The agent of this process has exited.")
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False

@@ -121,9 +121,7 @@ def get_server_dictionary(
     if sum(counts.values()) != step.num_tasks:
         raise PlacementError(
             f"{sum(counts.values())} roles were given, but the step has {step.num_tasks} tasks. Give one role for each "
-            f"rank, or ask srun for --ntasks={sum(counts.values())}.",
-            requested=sum(counts.values()),
-            available=step.num_tasks,
+            f"rank, or ask srun for --ntasks={sum(counts.values())}."
         )
     place_tasks(counts, placement, [""] * step.num_tasks)  # refuses an invalid list before the sidecar starts
     interface = INFINIBAND if infiniband else interface
@@ -154,7 +152,7 @@ def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
     unknown = sorted(set(counts) - set(SCRIPT_TASK_TYPES))
     if unknown:
         text = f"{unknown[0]!r} is not a role here: expected one of {', '.join(SCRIPT_TASK_TYPES)} for each rank."
-        raise PlacementError(text, requested=sum(counts.values()), available=0)
+        raise PlacementError(text)
     return {role: counts.get(role, 0) for role in SCRIPT_TASK_TYPES}
 
 
@@ -213,9 +211,7 @@ def _check_counts(launched: ServerDictionary, counts: Mapping[str, int]) -> None
     asked = {role: count for role, count in counts.items() if count and role != "evaluator"}
     if asked != given:
         raise PlacementError(
-            f"The script asks for {asked}, but was launched with {given}. Change the script or the launcher's options.",
-            requested=sum(asked.values()),
-            available=sum(given.values()),
+            f"The script asks for {asked}, but was launched with {given}. Change the script or the launcher's options."
         )
 
 
@@ -308,9 +304,7 @@ def _compute_cluster(
     if len(usable) < needed:
         raise PlacementError(
             f"Without an exchange, each task of a node needs a port that is known before: {needed} are needed, "
-            f"{len(usable)} are available. Give ports=, or let Slurm reserve them (srun --resv-ports).",
-            requested=needed,
-            available=len(usable),
+            f"{len(usable)} are available. Give ports=, or let Slurm reserve them (srun --resv-ports)."
         )
     members = zip(place_tasks(counts, placement, nodes), nodes, local_ranks, strict=True)
     return Cluster(

@@ -22,6 +22,5 @@ def test_cluster_spec_too_long_for_an_environment_is_refused() -> None:
     assert int(run.stdout) == LONGEST
     with pytest.raises(OSError, match="Argument list too long"):
         subprocess.run(command, env={"TF_CONFIG": longest + "x"}, check=False)
-    with pytest.raises(PlacementError, match=f"of 6,000 tasks makes TF_CONFIG {LONGEST + 11:,} bytes long") as caught:
+    with pytest.raises(PlacementError, match=f"of 6,000 tasks makes TF_CONFIG {LONGEST + 11:,} bytes long"):
         check_length("x" * (LONGEST + 1), 6_000)
-    assert (caught.value.requested, caught.value.available) == (LONGEST + 11, LONGEST + 10)

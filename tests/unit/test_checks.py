@@ -52,7 +52,6 @@ def test_too_few_ports_are_refused_with_the_required_number(control_port: int | 
         "3 ports (4000-4002) are too few for 4 tasks on one host and the control service. "
         f"Give --ports a range of at least {requested}."
     )
-    assert (caught.value.requested, caught.value.available) == (requested, 3)
 
 
 @pytest.mark.parametrize(

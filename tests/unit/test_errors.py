@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-import re
+from pathlib import Path
 
 import pytest
 
@@ -31,8 +32,14 @@ CLASSES = {
 }
 
 
-def test_tree_in_the_docstring_names_every_class() -> None:
-    assert set(re.findall(r"^[│├└─ ]*(\w+Error)", errors.__doc__ or "", re.MULTILINE)) == set(CLASSES)
+def test_every_error_is_raised_with_the_facts_of_its_class() -> None:
+    for path in Path(errors.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES:
+                kind, given = CLASSES[node.func.id], {keyword.arg for keyword in node.keywords}
+                facts = {name for each in kind.__mro__ for name in inspect.get_annotations(each)}
+                required = {name for name in facts if not hasattr(kind, name)}
+                assert required <= given <= facts, f"{path}:{node.lineno}"
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -46,9 +53,9 @@ def test_every_class_has_the_root_class(name: str) -> None:
         (Tf4SlurmError("words"), Exception, {}, 3),
         (SlurmEnvironmentError("words", variable="V", value="x"), Exception, {"variable": "V", "value": "x"}, 3),
         (SlurmEnvironmentError("words", variable="V"), Exception, {"variable": "V", "value": None}, 3),
-        (InterfaceError("words", interface="ib0", available=["lo"]), Exception, {"available": ("lo",)}, 3),
-        (PlacementError("words", requested=3, available=2), ValueError, {"requested": 3, "available": 2}, 3),
-        (CommandError("words", command=["a", "b"]), Exception, {"command": ("a", "b")}, 3),
+        (InterfaceError("words", interface="ib0", available=("lo",)), Exception, {"available": ("lo",)}, 3),
+        (PlacementError("words"), ValueError, {}, 3),
+        (CommandError("words", command=("a", "b")), Exception, {"command": ("a", "b")}, 3),
         (RunDirectoryError("words", path="/x"), Exception, {"path": "/x"}, 3),
         (RendezvousError("words"), Exception, {}, 6),
         (RendezvousConnectionError("words", address="h:1"), ConnectionError, {"address": "h:1"}, 6),
@@ -57,8 +64,8 @@ def test_every_class_has_the_root_class(name: str) -> None:
         (MessageError("words"), ValueError, {}, 3),
         (OptionError("words", option="mem"), ValueError, {"option": "mem"}, 2),
         (ProfileError("words", source="/x"), Exception, {"source": "/x"}, 3),
-        (RefusedError("words", command=["sbatch"], returncode=1, stderr="no"), LaunchError, {"stderr": "no"}, 4),
-        (LaunchError("words", command=["srun"], returncode=1, stderr="no"), Exception, {"returncode": 1}, 3),
+        (RefusedError("words", command=("sbatch",), returncode=1, stderr="no"), LaunchError, {"stderr": "no"}, 4),
+        (LaunchError("words", command=("srun",)), Exception, {"returncode": 0, "stderr": ""}, 3),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )

@@ -30,9 +30,8 @@ def test_devices_are_divided(visible: str, sees_gpus: list[bool], per_task: int 
 
 
 def test_too_many_gpus_per_task_are_refused() -> None:
-    with pytest.raises(PlacementError, match=r"2 GPUs for each of 2 tasks are 4, .* the step 3: 4, 5, 7\.") as caught:
+    with pytest.raises(PlacementError, match=r"2 GPUs for each of 2 tasks are 4, .* the step 3: 4, 5, 7\."):
         divide_gpus(["4", "5", "7"], [True, False, True], 2)
-    assert (caught.value.requested, caught.value.available) == (4, 3)
 
 
 def step(local_rank: int = 0, **variables: str) -> SlurmStep:

@@ -44,7 +44,6 @@ def test_undetermined_distribution_is_refused(distribution: str) -> None:
     with pytest.raises(LayoutError, match=f"does not determine the node of each rank.*{distribution}") as caught:
         deal_ranks(Component((A,), (2,)), distribution, None)
     assert caught.value.distribution == distribution
-    assert distribution in caught.value.reason
 
 
 def test_components_are_split_in_the_order_of_the_groups() -> None:
@@ -112,7 +111,6 @@ def test_layout_that_contradicts_the_task_is_refused(
     ) as caught:
         check(nodes_by_rank, **changes)
     assert caught.value.distribution == "block"
-    assert difference in caught.value.reason
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,6 @@ def test_held_port_cannot_be_held_twice(held: HeldPort) -> None:
     with pytest.raises(PlacementError) as caught:
         hold_port([held.port])
     assert str(caught.value) == f"None of the 1 ports {held.port} is free on this host. Give a larger range."
-    assert (caught.value.requested, caught.value.available) == (1, 0)
 
 
 def test_holders_take_the_first_free_candidate(held: HeldPort) -> None:

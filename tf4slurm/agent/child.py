@@ -309,4 +309,4 @@ def check_length(tf_config: str, num_tasks: int) -> str:
         return tf_config
     text = f"The cluster of {num_tasks:,} tasks makes TF_CONFIG {length:,} bytes long"
     why = f"{text}, and Linux gives no process a variable of {limit:,} or more. Start fewer tasks."
-    raise PlacementError(why, requested=length, available=limit - 1)
+    raise PlacementError(why)

@@ -196,7 +196,7 @@ class _NodeStep:
             )
         except OSError as error:
             message = f"srun cannot be started: {error}. Slurm's programs must be on PATH."
-            raise LaunchError(message, command=command, returncode=127, stderr="") from error
+            raise LaunchError(message, command=command) from error
         self._readers = {
             asyncio.create_task(self._read_answers(self._srun)),
             asyncio.create_task(self._read_errors(self._srun)),

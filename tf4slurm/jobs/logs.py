@@ -215,4 +215,4 @@ def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
     (status,) = StatusReader([job]).read()
     command = f"tf4slurm logs -f {job.job_id or job.name}"
     text = f"{job.name} has no logs: it is {status.state}. {status.reason} To wait for them: {command}"
-    return NoLogsError(text, patterns=patterns, tasks=())
+    return NoLogsError(text, patterns=patterns)

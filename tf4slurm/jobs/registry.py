@@ -115,7 +115,7 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     if text is None:
         if jobs:
             return jobs[0]
-        raise UnknownJobError("This user has not started any job. Start one: tf4slurm run --help", job="")
+        raise UnknownJobError("This user has not started any job. Start one: tf4slurm run --help")
     for job in jobs:
         if text in (job.job_id, job.name):
             return job

@@ -26,9 +26,7 @@ def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | N
     if ports and len(ports) < requested:
         raise PlacementError(
             f"{len(ports)} ports ({format_ports(ports)}) are too few for {tasks_per_host} tasks on one host and the "
-            f"control service. Give --ports a range of at least {requested}.",
-            requested=requested,
-            available=len(ports),
+            f"control service. Give --ports a range of at least {requested}."
         )
 
 

@@ -45,8 +45,6 @@ class LocalSpawner:
             raise LaunchError(
                 f"{num_tasks} local agents cannot be started: {error.strerror}. Lower a count, or raise ulimit.",
                 command=command,
-                returncode=1,
-                stderr=str(error),
             ) from error
         self._watching: list[asyncio.Task[None]] = []
 

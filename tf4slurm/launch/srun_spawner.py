@@ -74,8 +74,6 @@ class SrunSpawner:
                 f"srun cannot be started ({error}), but SLURM_JOB_ID is set: this is a Slurm allocation. "
                 "Put Slurm's programs on PATH, or use --local for local processes.",
                 command=self._command,
-                returncode=127,
-                stderr="",
             ) from error
         self._watching = asyncio.create_task(self._watch(self._srun, listener))
 

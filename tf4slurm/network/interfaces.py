@@ -52,7 +52,7 @@ def interface_address(interface: str, node: str) -> str:
         if len(addresses) > 1:
             what = f"Interface {pattern!r} matches several on node {node}: {_describe(found, addresses)}"
             message = f"{what}. Choose one, or list several in order of preference."
-            raise InterfaceError(message, interface=pattern, available=())
+            raise InterfaceError(message, interface=pattern)
         if addresses:
             return addresses[0]
     usable = [each.name for each in found if each.addresses]

@@ -61,9 +61,7 @@ def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
         if claim is not None:
             claim.close()
     raise PlacementError(
-        f"None of the {len(candidates)} ports {format_ports(candidates)} is free on this host. Give a larger range.",
-        requested=1,
-        available=0,
+        f"None of the {len(candidates)} ports {format_ports(candidates)} is free on this host. Give a larger range."
     )
 
 

@@ -65,10 +65,10 @@ def run_program(
         )
     except subprocess.TimeoutExpired as error:
         message = f"{line} timed out after {timeout_seconds:g} s. Slurm's controller may be down or busy; try again."
-        raise LaunchError(message, command=command, returncode=-1, stderr="") from error
+        raise LaunchError(message, command=command, returncode=-1) from error
     except OSError as error:
         message = f"{line} cannot be started: {error}. Slurm's programs must be on PATH."
-        raise LaunchError(message, command=command, returncode=-1, stderr="") from error
+        raise LaunchError(message, command=command, returncode=-1) from error
     if done.returncode != 0:
         words = done.stderr.strip()[-500:] or "it wrote no error message"
         message = f"{line} exited with code {done.returncode}: {words}"
@@ -137,7 +137,7 @@ def query_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
     try:
         return parse_site(config, partitions)
     except ValueError as error:
-        raise LaunchError(f"{' '.join(command)}: {error}", command=command, returncode=0, stderr=config) from error
+        raise LaunchError(f"{' '.join(command)}: {error}", command=command) from error
 
 
 def query_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:
@@ -157,7 +157,7 @@ def query_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Slur
     try:
         job = parse_job(answer)
     except ValueError as error:
-        raise LaunchError(f"{' '.join(command)}: {error}", command=command, returncode=0, stderr=answer) from error
+        raise LaunchError(f"{' '.join(command)}: {error}", command=command) from error
     partition = parse_fields(_read(("scontrol", "show", "partition", job.partition), timeout_seconds))
     return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
 
@@ -259,7 +259,7 @@ def _sattach_layout(step_name: str, timeout_seconds: float) -> list[str]:
     num_tasks = sum(int(line["count"]) for line in _LAYOUT_LINE.finditer(answer))
     if not places or sorted(places) != list(range(num_tasks)):
         message = f"{' '.join(command)} printed no layout: {answer[-300:]!r}. Expected each rank on one node."
-        raise LaunchError(message, command=command, returncode=0, stderr=answer)
+        raise LaunchError(message, command=command)
     return [places[rank] for rank in range(num_tasks)]
 
 

@@ -32,9 +32,7 @@ def divide_gpus(
     if per_task is not None and per_task * num_users > len(visible):
         raise PlacementError(
             f"{per_task} GPUs for each of {num_users} tasks are {per_task * num_users}, but this node gives the step "
-            f"{len(visible)}: {', '.join(visible) or 'none'}. Request more GPUs per node, or fewer per task.",
-            requested=per_task * num_users,
-            available=len(visible),
+            f"{len(visible)}: {', '.join(visible) or 'none'}. Request more GPUs per node, or fewer per task."
         )
     shares = iter(_share(visible, index, num_users, per_task) for index in range(num_users))
     return tuple(next(shares) if sees else () for sees in sees_gpus)

@@ -97,15 +97,14 @@ def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Map
     elif len(hosts) == len(nodes) and set(prefixes) == known:
         names = {prefix: host for prefix, host in zip(prefixes, hosts, strict=True) if prefix is not None}
     else:
-        reason = f"the hosts {shorten(hosts)} are not the nodes {shorten(nodes)}"
-        text = f"The node of each host is unknown: {reason}. Give one name per node that starts with the node's name."
-        raise LayoutError(text, distribution=None, reason=reason)
+        raise LayoutError(
+            f"The node of each host is unknown: the hosts {shorten(hosts)} are not the nodes {shorten(nodes)}. "
+            "Give one name per node that starts with the node's name."
+        )
     found = tuple(names[node] for node in nodes_by_rank)
     if Counter(found) != Counter(counts):
         raise PlacementError(
-            f"Slurm placed {dict(Counter(found))} tasks on the nodes, but {dict(counts)} was given. Omit it.",
-            requested=sum(counts.values()),
-            available=len(found),
+            f"Slurm placed {dict(Counter(found))} tasks on the nodes, but {dict(counts)} was given. Omit it."
         )
     return found
 
@@ -131,5 +130,4 @@ def _undetermined(distribution: str | None, reason: str) -> LayoutError:
         f"The environment does not determine the node of each rank: {reason}. Make Slurm's command sattach available "
         "on the nodes, or let the tasks exchange their addresses.",
         distribution=distribution,
-        reason=reason,
     )

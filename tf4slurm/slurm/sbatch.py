@@ -58,7 +58,7 @@ def submit_script(
     match = _JOB_ID.fullmatch(done.stdout.strip())
     if match is None:
         message = f"sbatch exited with code 0 but printed no job id: {done.stdout[-300:]!r}."
-        raise LaunchError(message, command=done.args, returncode=0, stderr=done.stderr)
+        raise LaunchError(message, command=done.args, stderr=done.stderr)
     return match["job_id"], done.stderr.strip()
 
 

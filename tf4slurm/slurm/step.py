@@ -249,7 +249,6 @@ class SlurmStep(_StepVariables):
             f"The layout of the step contradicts rank {self.rank}: {difference}. Slurm has placed the tasks in another "
             "way than its variables state; request -m block or -m cyclic.",
             distribution=self.distribution,
-            reason=f"rank {self.rank}: {difference}",
         )
 
 

@@ -175,8 +175,7 @@ def evaluate_checkpoints(
     if channel is None:
         raise RendezvousConnectionError(
             "This evaluator has no agent, and could not learn when training is over. Start the script with "
-            '"tf4slurm run --evaluators 1", or under srun call tf4slurm.get_server_dictionary() first.',
-            address="",
+            '"tf4slurm run --evaluators 1", or under srun call tf4slurm.get_server_dictionary() first.'
         )
     evaluated: str | None = None
     while not should_stop():

@@ -219,18 +219,14 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         if requested != available or not 0 <= self._rank < requested:
             raise PlacementError(
                 f"The jobs {self._jobs} have {requested} tasks, but there are {available}, and this one has rank "
-                f"{self._rank}. Give as many as srun's --ntasks.",
-                requested=requested,
-                available=available,
+                f"{self._rank}. Give as many as srun's --ntasks."
             )
         if self._gpus_per_node is not None and self._gpus_per_task is not None:
             requested = self._gpus_per_task * max(self._task_configuration.values())
             if requested > self._gpus_per_node:
                 raise PlacementError(
                     f"{self._gpus_per_task} GPUs for each task need {requested} on the fullest node, but "
-                    f"gpus_per_node is {self._gpus_per_node}. Lower gpus_per_task, or put fewer tasks on a node.",
-                    requested=requested,
-                    available=self._gpus_per_node,
+                    f"gpus_per_node is {self._gpus_per_node}. Lower gpus_per_task, or put fewer tasks on a node."
                 )
 
     def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
@@ -247,9 +243,10 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         found = [host for host, count in sorted(self._task_configuration.items()) for _ in range(count)]
         here = {socket.gethostname(), socket.gethostname().partition(".")[0]} & set(hosts)
         if here and found[self._rank] not in here:
-            reason = f"rank {self._rank} is on {min(here)!r}, but the cluster spec puts it on {found[self._rank]!r}"
-            text = f"The cluster spec is wrong: {reason}. A subclass's ranks must follow the sorted host names."
-            raise LayoutError(text, distribution=None, reason=reason)
+            raise LayoutError(
+                f"The cluster spec is wrong: rank {self._rank} is on {min(here)!r}, but the cluster spec puts it on "
+                f"{found[self._rank]!r}. A subclass's ranks must follow the sorted host names."
+            )
         return found
 
     def _overrides(self, *names: str) -> bool:

@@ -126,9 +126,7 @@ def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options:
         counts = _count_tasks(current)
         raise PlacementError(
             f"MultiWorkerMirroredStrategy needs a job of workers only, but this is {current.task} of a job with "
-            f"{counts}. Start it with --ps 0 --no-chief --workers 2, for example.",
-            requested=counts.get("worker", 0),
-            available=sum(counts.values()),
+            f"{counts}. Start it with --ps 0 --no-chief --workers 2, for example."
         )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(current.cluster), task_type=current.task_type, task_id=current.task_index, rpc_layer="grpc"
@@ -200,16 +198,12 @@ def _check_roles(current: ServerDictionary) -> None:
     if missing:
         raise PlacementError(
             f"The cluster has no {missing[0]}: ParameterServerStrategy needs one chief, ps and workers, but this job "
-            f"has {counts}. Start it with --ps 1 --workers 2, for example, and without --no-chief.",
-            requested=1,
-            available=0,
+            f"has {counts}. Start it with --ps 1 --workers 2, for example, and without --no-chief."
         )
     if current.task_type not in _REQUIRED_ROLES:
         raise PlacementError(
             f"{current.task} takes no part in training. Call tf4slurm.tensorflow.evaluate_checkpoints(), which does "
-            "not return there, before parameter_server_strategy().",
-            requested=1,
-            available=0,
+            "not return there, before parameter_server_strategy()."
         )
 
 
