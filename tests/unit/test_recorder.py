@@ -11,7 +11,7 @@ import pytest
 
 from tests.processes import wait_until
 from tf4slurm.cluster import Task
-from tf4slurm.control.outcome import Outcome
+from tf4slurm.control.records import Outcome
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.recorder import Recorder
 from tf4slurm.jobs.run_directory import RunDirectory

@@ -11,7 +11,7 @@ from tf4slurm import __version__
 from tf4slurm.cli.reporter import PlainReporter, summary
 from tf4slurm.cluster import Task
 from tf4slurm.control.messages import ObservedState, Registration
-from tf4slurm.control.outcome import Outcome
+from tf4slurm.control.records import Outcome
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.control.outcome import Outcome
+from tf4slurm.control.records import Outcome
 from tf4slurm.errors import LaunchError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile

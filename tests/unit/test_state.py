@@ -23,9 +23,8 @@ from tf4slurm.control.messages import (
     TaskState,
     cluster_to_entries,
 )
-from tf4slurm.control.outcome import Outcome
+from tf4slurm.control.records import Outcome, TaskRecord
 from tf4slurm.control.state import JobState, Phase
-from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.errors import RendezvousClosedError
 from tf4slurm.spec import JobSpec
 

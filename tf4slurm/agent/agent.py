@@ -15,7 +15,7 @@ from tf4slurm.agent.bootstrap import ControlEndpoint, read_place, spec_from_envi
 from tf4slurm.agent.child import OwnedChild, TaskProcess
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Cluster
-from tf4slurm.control.outcome import exit_code_of
+from tf4slurm.control.records import exit_code_of
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.system.output import LineWriter

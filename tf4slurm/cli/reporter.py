@@ -6,9 +6,8 @@ import sys
 import time
 from typing import Any
 
-from tf4slurm.control.outcome import describe_end
+from tf4slurm.control.records import TaskRecord, describe_end
 from tf4slurm.control.state import JobState
-from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tf4slurm.cluster import format_tasks
 from tf4slurm.control.messages import BarrierArrival
-from tf4slurm.control.task_record import TaskRecord
+from tf4slurm.control.records import TaskRecord
 
 
 @dataclass

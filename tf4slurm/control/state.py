@@ -15,8 +15,7 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
 from tf4slurm.control.barriers import Barriers
 from tf4slurm.control.messages import DesiredState, ObservedState, Registration, ScriptState
-from tf4slurm.control.outcome import Outcome, describe_end, exit_code_of
-from tf4slurm.control.task_record import TaskRecord
+from tf4slurm.control.records import Outcome, TaskRecord, describe_end, exit_code_of
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, RendezvousClosedError
 from tf4slurm.network.interfaces import is_loopback
 from tf4slurm.roles import role_of
@@ -37,6 +36,8 @@ class Phase(enum.Enum):
 _NEVER = float("inf")
 _SERVER_SECONDS = 60.0  # until a warning that no TensorFlow server runs; importing TensorFlow takes less
 _LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, possibly at every step, are not logged
+_IDLE_SECONDS, _IDLE_CHECK_SECONDS = 60.0, 5.0
+_IDLE_CORES = 0.02  # processor cores per task; an idle TensorFlow server uses less
 
 
 class JobState:
@@ -87,6 +88,8 @@ class JobState:
         self._had_server = False
         self._started_at: float | None = None  # time when the children of this attempt were started
         self.warnings: tuple[str, ...] = ()
+        self._idle_watch = IdleWatch()
+        self._idle_check_at = now
         self._barriers = Barriers(self.records, lambda record: self._changed.add(record.rank), self._on_barrier)
 
     # What the service and the launcher read
@@ -270,6 +273,10 @@ class JobState:
         if self._has_stalled(now):
             self._on_stall()
         self._check_servers(now)
+        if now >= self._idle_check_at:
+            self._idle_check_at = now + _IDLE_CHECK_SECONDS
+            if (text := self._idle_watch.check(self.records, now)) is not None:
+                self._emit("idle", None, text)
         if now >= self._phase_deadline:
             self._on_phase_deadline()
 
@@ -608,3 +615,47 @@ class JobState:
 
 def _refusal(reason: str) -> RendezvousClosedError:
     return RendezvousClosedError(f"The control service refused this task: {reason}.", reason=reason)
+
+
+class IdleWatch:
+    """Notices that all tasks run but do not compute, for example because TensorFlow waits for a missing chief."""
+
+    def __init__(self) -> None:
+        self._starts: tuple[object, ...] = ()
+        self._since = 0.0
+        self._cpu_seconds = 0.0
+        self._has_warned = False
+
+    def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
+        """Return a warning if no task has computed for 60 s and none has reported a step; else None.
+
+        The warning is returned once, and again only after a task has started or ended.
+        """
+        tasks = [record for record in records if record.role.is_in_cluster]
+        states = [record.observed for record in tasks]
+        starts = tuple((state.attempt, state.starts, state.state) for state in states)
+        cpu_seconds = sum(state.usage.cpu_seconds for state in states)
+        is_known = all(state.state == "running" and state.usage.cpu_seconds for state in states)
+        is_waiting = is_known and not any(state.script.step is not None for state in states)
+        has_computed = cpu_seconds - self._cpu_seconds > _IDLE_CORES * _IDLE_SECONDS * len(tasks)
+        if starts != self._starts:
+            self._has_warned = False
+        if starts != self._starts or not is_waiting or has_computed:
+            self._starts, self._since, self._cpu_seconds = starts, now, cpu_seconds
+        elif now - self._since >= _IDLE_SECONDS and not self._has_warned:
+            self._has_warned = True
+            return _describe_idleness({record.task.task_type for record in tasks})
+        return None
+
+
+def _describe_idleness(task_types: set[str]) -> str | None:
+    """Return the warning, with the chief as the probable cause; None if the job has no ps."""
+    seen = f"all tasks run, but none has computed or reported a step for {_IDLE_SECONDS:g} s"
+    if "ps" not in task_types:
+        return None
+    if "chief" not in task_types:
+        return (
+            f"{seen}. This job has no chief: if the script waits for one, as ParameterServerStrategy does, start it "
+            "without --no-chief"
+        )
+    return f"{seen}. This job has a chief: if worker 0 leads in the script, start it with --no-chief"

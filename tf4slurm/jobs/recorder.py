@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tf4slurm.control.records import TaskRecord
 from tf4slurm.control.state import JobState
-from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory, open_to_append
 from tf4slurm.jobs.schema import Event, Sample, StatusFile, TaskStatus

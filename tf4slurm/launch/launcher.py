@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from tf4slurm import __version__
 from tf4slurm.agent.bootstrap import ControlEndpoint, spec_to_environ
-from tf4slurm.control.idle_watch import IdleWatch
-from tf4slurm.control.outcome import Outcome, describe_end
+from tf4slurm.control.records import Outcome, describe_end
 from tf4slurm.control.state import Phase
 from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_REQUEUED, EXIT_TASK_LOST, LaunchError, RunDirectoryError
 from tf4slurm.jobs.recorder import EventLog, Recorder
@@ -40,7 +39,6 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 _CLOSE_SECONDS = 2.0
-_IDLE_LOOK_SECONDS = 5.0
 _PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before a warning
 _FILE_SYSTEM_SECONDS = 300.0  # after the warning; a parallel file system's failover takes 30 to 300 s
 _LOAD_SECONDS = 3.0
@@ -85,7 +83,6 @@ class Launcher:
         if self._spawner is not None:
             self._take_signals()
         recording = asyncio.create_task(self._recorder.run())
-        idle_watch = asyncio.create_task(self._watch_for_idleness())
         slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
         # Load the report's modules and templates during training, so that the end of the job is not delayed.
         loading = threading.Thread(target=_load_report, daemon=True)
@@ -110,7 +107,6 @@ class Launcher:
             await ending
         finally:
             recording.cancel()
-            idle_watch.cancel()
             slurmstepd_watch.cancel()
             try:
                 if self._spawner is not None:
@@ -161,15 +157,6 @@ class Launcher:
             self._state.skip_grace_period(now)  # a second Ctrl-C
         self._state.on_stop(signal.Signals(number), f"the launcher received {signal.Signals(number).name}", now)
         self._host.publish()
-
-    async def _watch_for_idleness(self) -> None:
-        """Emit an event when no task computes; runs until cancelled."""
-        watch = IdleWatch()
-        while True:
-            await asyncio.sleep(_IDLE_LOOK_SECONDS)
-            text = watch.check(self._state.records, time.monotonic())
-            if text is not None:
-                self._on_event("idle", None, text)
 
     async def _watch_slurmstepd(self) -> None:
         """Stop the job when the slurmstepd of the batch script is killed, as Slurm does not; runs until cancelled."""

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Literal
 
-from tf4slurm.control.outcome import Outcome
+from tf4slurm.control.records import Outcome
 from tf4slurm.errors import LaunchError, SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile

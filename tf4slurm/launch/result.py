@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from tf4slurm.control.outcome import Outcome, describe_end
+from tf4slurm.control.records import Outcome, TaskRecord, describe_end
 from tf4slurm.control.state import JobState
-from tf4slurm.control.task_record import TaskRecord
 from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event, ResultFile, ResultTask

@@ -1,7 +1,8 @@
-"""`TaskRecord`: the control service's record of one task."""
+"""What a job's launcher knows of each task (`TaskRecord`), and how the job ended (`Outcome`)."""
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 
 from tf4slurm.cluster import Address, Task
@@ -77,3 +78,42 @@ class TaskRecord:
     def __str__(self) -> str:
         place = f" on {self.node}" if self.node else f" (rank {self.rank})" if self.is_placed else ""
         return f"{self.name}{place}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        exit_code: The exit code of `tf4slurm run`.
+        reason: The reason why the job ended, as a sentence.
+        cause: The task that failed first; None if no single task is the cause.
+        tail: The last output lines of the child of `cause`.
+        has_timed_out: The cluster did not form in time.
+    """
+
+    exit_code: int
+    reason: str
+    cause: Task | None = None
+    tail: tuple[str, ...] = ()
+    has_timed_out: bool = False
+
+    @property
+    def is_success(self) -> bool:
+        return self.exit_code == 0
+
+
+def exit_code_of(returncode: int) -> int:
+    """Return the exit code that a shell reports for a returncode: 128 + n after signal n."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def describe_end(returncode: int) -> str:
+    """Return "exited with code 3" or "was killed by signal 9 (SIGKILL)"."""
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-returncode} ({name})"
