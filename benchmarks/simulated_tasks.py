@@ -94,8 +94,8 @@ class _Tasks:
 
     async def _start(self, member: ControlClient) -> None:
         member.update(state="ready")
-        await _wait(member, lambda: bool(member.desired.starts))
-        member.update(state="running", starts=1, process_id=1)
+        await _wait(member, lambda: bool(member.desired.start_count))
+        member.update(state="running", start_count=1, process_id=1)
 
     async def _barrier(self, member: ControlClient) -> None:
         member.update_script(

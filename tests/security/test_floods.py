@@ -153,14 +153,14 @@ class Served:
         await until(lambda: all(member.cluster for member in self.members), timeout_seconds=30)
         for member in self.members:
             member.update(state="ready")
-        await until(lambda: all(member.desired.starts == 1 for member in self.members), timeout_seconds=30)
+        await until(lambda: all(member.desired.start_count == 1 for member in self.members), timeout_seconds=30)
         for member in self.members:
-            member.update(state="running", starts=1, has_server=True)
+            member.update(state="running", start_count=1, has_server=True)
         await until(lambda: self.kinds().count("started") == self._num_tasks)
 
     async def check_that_the_job_ends(self) -> None:
         """End the chief's child; the service must then terminate all tasks."""
-        self.members[0].update(state="exited", starts=1, returncode=0)
+        self.members[0].update(state="exited", start_count=1, returncode=0)
         await until(lambda: all(member.desired.terminate for member in self.members), timeout_seconds=15)
 
     async def close(self) -> None:

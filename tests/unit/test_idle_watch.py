@@ -11,11 +11,13 @@ from tf4slurm.control.state import IdleWatch
 from tf4slurm.roles import role_of
 
 
-def records_of(*names: str, cpu: float = 10.0, step: int | None = None, starts: int = 1) -> list[TaskRecord]:
+def records_of(*names: str, cpu: float = 10.0, step: int | None = None, start_count: int = 1) -> list[TaskRecord]:
     has_chief = "chief" in names
     records = [TaskRecord(rank, Task(name, 0), role_of(name, has_chief=has_chief)) for rank, name in enumerate(names)]
     for record in records:
-        record.observed = ObservedState("running", starts, usage=Usage(cpu_seconds=cpu), script=ScriptState(step=step))
+        record.observed = ObservedState(
+            "running", start_count, usage=Usage(cpu_seconds=cpu), script=ScriptState(step=step)
+        )
     return records
 
 
@@ -43,7 +45,7 @@ WAITING = records_of("ps", "worker")
 
 
 def test_warning_comes_once_for_each_start() -> None:
-    again = records_of("ps", "worker", starts=2)
+    again = records_of("ps", "worker", start_count=2)
     looks = ((0, WAITING), (60, WAITING), (200, WAITING), (210, again), (269, again), (270, again))
     assert warning_times(*looks) == [60, 270]
 
@@ -54,7 +56,7 @@ def test_warning_comes_once_for_each_start() -> None:
         records_of("ps", "worker", cpu=13),
         records_of("ps", "worker", step=3),
         records_of("ps", "worker", cpu=0.0),
-        records_of("ps", "worker", starts=2),
+        records_of("ps", "worker", start_count=2),
     ],
     ids=["computes", "reports steps", "is not measured", "was started again"],
 )

@@ -50,7 +50,7 @@ STATE = st.sampled_from(typing.get_args(TaskState))
 STATUSES = st.builds(
     ObservedState,
     state=STATE,
-    starts=NUMBER,
+    start_count=NUMBER,
     process_id=st.none() | NUMBER,
     returncode=st.none() | NUMBER,
     detail=st.none() | WORDS,
@@ -89,7 +89,7 @@ def test_status_survives_as_its_differences_from_the_one_before(before: Observed
 
 
 def test_unchanged_fields_are_not_encoded() -> None:
-    before = ObservedState("running", starts=2, process_id=7, script=ScriptState(step=1, handles_stop=True))
+    before = ObservedState("running", start_count=2, process_id=7, script=ScriptState(step=1, handles_stop=True))
     after = dataclasses.replace(before, script=ScriptState(step=2, handles_stop=True), process_id=None)
     assert encode(after, before) == b'["ObservedState",{"process_id":null,"script":{"step":2,"handles_stop":true}}]'
     assert encode(after, after) == b'["ObservedState",{}]'
@@ -100,8 +100,8 @@ def test_unchanged_fields_are_not_encoded() -> None:
     [
         (ObservedState(), b'["ObservedState",{}]'),
         (
-            ObservedState("exited", starts=1, process_id=7, returncode=-9, tail=("a", "b")),
-            b'["ObservedState",{"state":"exited","starts":1,"process_id":7,"returncode":-9,"tail":["a","b"]}]',
+            ObservedState("exited", start_count=1, process_id=7, returncode=-9, tail=("a", "b")),
+            b'["ObservedState",{"state":"exited","start_count":1,"process_id":7,"returncode":-9,"tail":["a","b"]}]',
         ),
     ],
 )
@@ -154,9 +154,9 @@ def test_message_of_another_kind_is_refused(message: Message, kind: type[Message
         (b'["ObservedState",{"state":"dead"}]', ObservedState),
         (b'["ObservedState",{"state":["registered"]}]', ObservedState),
         (b'["ObservedState",{"state":null}]', ObservedState),
-        (b'["ObservedState",{"starts":"1"}]', ObservedState),
-        (b'["ObservedState",{"starts":1.0}]', ObservedState),
-        (b'["ObservedState",{"starts":true}]', ObservedState),
+        (b'["ObservedState",{"start_count":"1"}]', ObservedState),
+        (b'["ObservedState",{"start_count":1.0}]', ObservedState),
+        (b'["ObservedState",{"start_count":true}]', ObservedState),
         (b'["ObservedState",{"tail":"ab"}]', ObservedState),
         (b'["ObservedState",{"tail":["a",1]}]', ObservedState),
         (b'["ObservedState",{"detail":1}]', ObservedState),
@@ -337,7 +337,7 @@ def test_log_lines_are_left_out_before_metrics_and_the_last_lines_are_kept() -> 
 def test_metrics_are_left_out_from_the_end_once_there_are_no_log_lines() -> None:
     waiting = BarrierArrival("loaded", "token", 3.0, ("worker",))
     script = ScriptState(step=9, metrics=METRICS, has_saved=True, completion="failed", barrier=waiting)
-    status = ObservedState("exited", starts=2, process_id=7, returncode=3, detail="why", tail=LINES, script=script)
+    status = ObservedState("exited", start_count=2, process_id=7, returncode=3, detail="why", tail=LINES, script=script)
     found = shrink(status)
     assert len(encode(found)) <= MAX_STATE_BYTES
     kept = found.script.metrics

@@ -191,16 +191,16 @@ class Job:
         await until(lambda: all(member.cluster for member in members))
         for member in members:
             member.update(state="ready")
-        await until(lambda: all(member.desired.starts == 1 for member in members))
+        await until(lambda: all(member.desired.start_count == 1 for member in members))
         for member in members:
-            member.update(state="running", starts=1)
+            member.update(state="running", start_count=1)
         await until(lambda: self.state.count("running") == ranks)
         return members
 
     async def check_undisturbed(self, members: list[ControlClient]) -> None:
         """Check that no member lost its connection, then let the first end the job."""
         assert not {kind for kind, _ in self.events} & {"lost", "disconnected", "reconnected", "exited", "outcome"}
-        members[0].update(state="exited", starts=1, returncode=0)
+        members[0].update(state="exited", start_count=1, returncode=0)
         await until(lambda: all(member.desired.terminate for member in members))
         assert self.state.outcome is not None
         assert self.state.outcome.exit_code == 0
@@ -334,18 +334,18 @@ def test_job_of_two_tasks_registers_trains_and_ends() -> None:
             assert chief.cluster == ps.cluster == job.state.cluster
             assert chief.cluster is not None
             assert chief.cluster.to_dictionary() == {"chief": ["10.0.0.0:4000"], "ps": ["10.0.0.1:4001"]}
-            assert chief.desired.starts == 0
+            assert chief.desired.start_count == 0
             chief.update(state="ready")
             ps.update(state="ready")
-            await until(lambda: chief.desired.starts == ps.desired.starts == 1)
-            chief.update(state="running", starts=1, process_id=11)
-            ps.update(state="running", starts=1, process_id=12)
+            await until(lambda: chief.desired.start_count == ps.desired.start_count == 1)
+            chief.update(state="running", start_count=1, process_id=11)
+            ps.update(state="running", start_count=1, process_id=12)
             await until(lambda: job.state.count("running") == 2)
-            chief.update(state="exited", starts=1, process_id=11, returncode=0)
+            chief.update(state="exited", start_count=1, process_id=11, returncode=0)
             await until(lambda: chief.desired.terminate and ps.desired.terminate)
             assert ps.desired.kill_wait_seconds == 0.5
-            chief.update(state="terminated", starts=1, returncode=0)
-            ps.update(state="terminated", starts=1)
+            chief.update(state="terminated", start_count=1, returncode=0)
+            ps.update(state="terminated", start_count=1)
             await job.service.wait_for_end()
             await asyncio.gather(*running)
             assert job.state.phase is Phase.ENDED
@@ -368,13 +368,13 @@ def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -> None
         before = time.monotonic()
         await until(lambda: member.cluster)
         member.update(state="ready")
-        await until(lambda: member.desired.starts == 1)
-        member.update(state="running", starts=1)
+        await until(lambda: member.desired.start_count == 1)
+        member.update(state="running", start_count=1)
         await until(lambda: state.count("running") == 1)
         state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", time.monotonic())
         service.publish()
         await until(lambda: member.desired.terminate)
-        member.update(state="terminated", starts=1)
+        member.update(state="terminated", start_count=1)
         await asyncio.gather(running, service.wait_for_end())
         assert time.monotonic() - before < 5
         await service.close()
@@ -421,7 +421,7 @@ def test_wait_for_change_returns_at_the_next_desired_state_and_not_at_heartbeats
             assert not waiting.done()
             member.update(state="ready")
             await waiting
-            assert member.desired.starts == 1
+            assert member.desired.start_count == 1
 
     run_scenario(scenario)
 
@@ -476,7 +476,7 @@ def test_failed_child_with_the_longest_tail_is_reported() -> None:
         async with serving() as job:
             chief, _ = await job.start_children(2)
             tail = ("\U0001f600" * 500,) * 20  # the limit of the agent, in the longest characters
-            chief.update(state="exited", starts=1, returncode=3, tail=tail)
+            chief.update(state="exited", start_count=1, returncode=3, tail=tail)
             await until(lambda: job.state.outcome, timeout_seconds=3)
             assert job.state.outcome is not None
             assert job.state.outcome.exit_code == 3
@@ -744,7 +744,7 @@ def test_client_whose_first_message_is_no_registration_is_refused_and_members_co
         encode(ObservedState("terminated"))[:12],
         b"nonsense",
         b'["ObservedState",{"state":"dead"}]',
-        b'["ObservedState",{"starts":"one"}]',
+        b'["ObservedState",{"start_count":"one"}]',
         b'["ObservedState",{"more":1}]',
         b"[" * 50_000,
         bytes(100),
@@ -808,10 +808,10 @@ def test_repeated_status_has_no_effect() -> None:
     async def scenario() -> None:
         async with serving() as job, raw_client(job.port) as raw:
             await raw.send(make_registration(0))
-            await raw.send(ObservedState("running", starts=1))
-            await raw.send(ObservedState("running", starts=1))
-            await raw.send(ObservedState("running", starts=2))
-            await until(lambda: job.state.records[0].observed.starts == 2)
+            await raw.send(ObservedState("running", start_count=1))
+            await raw.send(ObservedState("running", start_count=1))
+            await raw.send(ObservedState("running", start_count=2))
+            await until(lambda: job.state.records[0].observed.start_count == 2)
             assert job.events.count(("started", "chief/0")) == 2
 
     run_scenario(scenario)
@@ -863,10 +863,10 @@ def test_late_message_of_a_replaced_connection_is_ignored() -> None:
             for connection, event in ((old, "registered"), (new, "reconnected")):
                 await connection.send(make_registration(0))
                 await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
-            await new.send(ObservedState("running", starts=1))
+            await new.send(ObservedState("running", start_count=1))
             await until(lambda: job.state.records[0].observed.state == "running")
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await old.send(ObservedState("exited", starts=1, returncode=9))
+                await old.send(ObservedState("exited", start_count=1, returncode=9))
             await asyncio.wait_for(old.end(), 3)  # the service has ended it
             assert job.state.records[0].is_connected
             assert job.state.records[0].observed.state == "running"
@@ -950,13 +950,13 @@ def test_lost_connection_is_restored_without_losing_state() -> None:
             relay.cut()
             chief.update(state="ready")
             ps.update(state="ready")
-            await until(lambda: chief.desired.starts == 1)
+            await until(lambda: chief.desired.start_count == 1)
             assert relay.connections >= 2
-            chief.update(state="running", starts=1)
+            chief.update(state="running", start_count=1)
             await until(lambda: job.state.count("running") == 1)
             relay.cut()
             await until(lambda: job.events.count(("disconnected", "chief/0")) == 2)
-            chief.update(state="exited", starts=1, returncode=0)
+            chief.update(state="exited", start_count=1, returncode=0)
             await until(lambda: chief.desired.terminate)
             assert job.state.outcome is not None
             assert job.state.outcome.exit_code == 0
@@ -978,7 +978,7 @@ def test_long_status_is_sent_on_the_next_connection(tail: tuple[str, ...]) -> No
             job.begin(ps)
             await until(lambda: chief.cluster and ps.cluster)
             relay.cut()
-            chief.update(state="exited", starts=1, returncode=3, tail=tail)
+            chief.update(state="exited", start_count=1, returncode=3, tail=tail)
             await until(lambda: job.state.records[0].observed.state == "exited")
             assert job.events.count(("disconnected", "chief/0")) == 1
 
@@ -1320,7 +1320,7 @@ def test_cluster_is_sent_before_any_desired_state() -> None:
             await raw.send(make_registration(0))
             assert isinstance(await raw.receive(Cluster), Cluster)
             await raw.send(ObservedState("ready"))
-            assert await raw.receive(DesiredState) == DesiredState(starts=1, kill_wait_seconds=0.5)
+            assert await raw.receive(DesiredState) == DesiredState(start_count=1, kill_wait_seconds=0.5)
 
     run_scenario(scenario)
 

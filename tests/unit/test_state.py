@@ -97,14 +97,14 @@ class Job:
         status = dataclasses.replace(self.state.records[rank].observed, state=state, **fields)
         self.state.on_observed_state(rank, status, self.now)
 
-    def run_child(self, rank: int, starts: int = 1) -> None:
-        self.send(rank, "running", starts=starts, process_id=100 + rank, returncode=None, tail=())
+    def run_child(self, rank: int, start_count: int = 1) -> None:
+        self.send(rank, "running", start_count=start_count, process_id=100 + rank, returncode=None, tail=())
 
     def end_child(self, rank: int, returncode: int, tail: tuple[str, ...] = ()) -> None:
         self.send(rank, "exited", returncode=returncode, tail=tail)
 
     def restart_and_end_child(self, rank: int, returncode: int) -> None:
-        self.run_child(rank, self.desired(rank).starts)
+        self.run_child(rank, self.desired(rank).start_count)
         self.end_child(rank, returncode)
 
     def turn(self, seconds: float, sending: Iterable[int] | None = None, tick: float = TICK) -> None:
@@ -192,7 +192,7 @@ def test_children_start_when_every_task_is_ready() -> None:
     job.send(1, "ready")
     assert job.phase() is Phase.TRAINING
     assert job.state.take_changed() == {0, 1, 2, 3}
-    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(starts=1, kill_wait_seconds=5)] * 4
+    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(start_count=1, kill_wait_seconds=5)] * 4
 
 
 def test_job_of_one_task_registers_and_completes() -> None:
@@ -453,7 +453,7 @@ def test_desired_state_is_the_same_after_a_reconnection() -> None:
     job.state.on_disconnect(2, job.now)
     job.register(2)
     job.run_child(2)
-    assert job.desired(2) == before == DesiredState(starts=1, kill_wait_seconds=5)
+    assert job.desired(2) == before == DesiredState(start_count=1, kill_wait_seconds=5)
     assert job.texts("started").count("worker/0 on n2 started (process 102)") == 1
 
 
@@ -462,15 +462,15 @@ def test_repeated_messages_have_no_effect(repeats: int) -> None:
     job = Job().train()
     for _ in range(repeats):
         job.end_child(2, 1)
-    assert job.desired(2).starts == 2
+    assert job.desired(2).start_count == 2
     assert job.kinds.count("exited") == job.kinds.count("restarting") == 1
 
 
 def test_start_that_was_never_reported_counts() -> None:
     job = Job().train()
     job.end_child(2, 1)
-    job.send(2, "exited", starts=2, returncode=1)
-    assert job.desired(2).starts == 3
+    job.send(2, "exited", start_count=2, returncode=1)
+    assert job.desired(2).start_count == 3
 
 
 # Exits of children
@@ -480,14 +480,14 @@ def test_worker_under_a_chief_is_restarted_in_place_up_to_the_limit() -> None:
     job = Job().train()
     job.end_child(3, -9)
     assert job.state.take_changed() == {3}
-    assert [job.desired(rank).starts for rank in job.ranks] == [1, 1, 1, 2]
+    assert [job.desired(rank).start_count for rank in job.ranks] == [1, 1, 1, 2]
     job.restart_and_end_child(3, 1)
-    assert job.desired(3).starts == 3
+    assert job.desired(3).start_count == 3
     assert job.texts("restarting") == ["worker/1 on n3 restart 1 in place", "worker/1 on n3 restart 2 in place"]
     assert job.phase() is Phase.TRAINING
     job.run_child(3, 3)
     job.end_child(3, 5, tail=("boom",))
-    assert job.desired(3).starts == 3
+    assert job.desired(3).start_count == 3
     assert job.outcome == Outcome(5, "worker/1 on n3 exited with code 5.", Task("worker", 1), ("boom",))
 
 
@@ -497,7 +497,7 @@ def test_restart_limit_applies_per_worker() -> None:
         job.end_child(rank, 1)
         job.restart_and_end_child(rank, 1)
     assert job.phase() is Phase.TRAINING
-    assert [job.desired(rank).starts for rank in job.ranks] == [1, 1, 3, 3]
+    assert [job.desired(rank).start_count for rank in job.ranks] == [1, 1, 3, 3]
 
 
 def test_without_restarts_the_first_crash_ends_the_job() -> None:
@@ -512,13 +512,13 @@ def test_worker_that_has_signalled_completion_may_exit() -> None:
         job.send(rank, "running", script=ScriptState(completion="done"))
         job.end_child(rank, 0)
     assert job.phase() is Phase.TRAINING
-    assert [job.desired(rank).starts for rank in job.ranks] == [1, 1, 1, 1]
+    assert [job.desired(rank).start_count for rank in job.ranks] == [1, 1, 1, 1]
 
 
 def test_worker_that_exits_with_0_before_its_chief_has_finished_and_is_not_restarted() -> None:
     job = Job().train()
     job.end_child(2, 0)
-    assert job.desired(2).starts == 1
+    assert job.desired(2).start_count == 1
     assert "restarting" not in job.kinds
     job.turn(LIMITS.finish_timeout_seconds + 1)
     assert job.phase() is Phase.TRAINING
@@ -533,7 +533,7 @@ def test_worker_that_exits_with_0_after_a_restart_has_finished() -> None:
     job = Job().train()
     job.end_child(2, 1)
     job.restart_and_end_child(2, 0)
-    assert job.desired(2).starts == 2
+    assert job.desired(2).start_count == 2
     assert job.phase() is Phase.TRAINING
 
 
@@ -672,11 +672,11 @@ def test_failure_in_the_last_attempt_ends_the_job() -> None:
 def test_state_of_an_earlier_attempt_is_ignored() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.end_child(1, -9)
-    job.state.on_observed_state(0, ObservedState("exited", starts=1, returncode=1), job.now)
+    job.state.on_observed_state(0, ObservedState("exited", start_count=1, returncode=1), job.now)
     job.state.on_observed_state(2, ObservedState("ready"), job.now)
     job.reregister(0, 1, 2)
     assert (job.phase(), job.state.count("ready")) == (Phase.RENDEZVOUS, 0)
-    job.state.on_observed_state(3, ObservedState("running", starts=1, stop_signal="SIGTERM"), job.now)
+    job.state.on_observed_state(3, ObservedState("running", start_count=1, stop_signal="SIGTERM"), job.now)
     assert job.outcome.exit_code == 143
 
 
@@ -704,7 +704,7 @@ def test_worker_without_a_chief_costs_an_attempt() -> None:
 def test_child_killed_by_its_agent_ends_the_job_with_exit_code_7() -> None:
     job = Job().train()
     job.send(2, "exited", returncode=-9, detail="was stopped for 10 s")
-    assert job.desired(2).starts == 2
+    assert job.desired(2).start_count == 2
     job.send(1, "exited", returncode=-9, detail="was stopped for 10 s", tail=("last words",))
     assert job.outcome == Outcome(7, "ps/0 on n1 was stopped for 10 s.", Task("ps", 0), ("last words",))
 
@@ -785,7 +785,7 @@ def test_stopped_job_terminates_when_its_chief_has_exited(returncode: int) -> No
     job = Job(limits=GRACEFUL).train()
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     job.end_child(2, -15)
-    assert (job.phase(), job.desired(2).starts) == (Phase.STOPPING, 1)
+    assert (job.phase(), job.desired(2).start_count) == (Phase.STOPPING, 1)
     job.end_child(0, returncode)
     assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 143)
 
@@ -983,7 +983,7 @@ def test_server_and_first_step_emit_one_event_per_start() -> None:
     assert job.texts("serving") == ["worker/0 on n2 has a server that answers"]
     assert job.texts("first_step") == ["worker/0 on n2 reports step 7, its first"]
     job.end_child(2, -9)
-    job.send(2, "running", starts=2, has_server=False, script=ScriptState())
+    job.send(2, "running", start_count=2, has_server=False, script=ScriptState())
     job.send(2, "running", has_server=True, script=ScriptState(step=9))
     assert (len(job.texts("serving")), job.texts("first_step")[1:]) == (2, ["worker/0 on n2 reports step 9, its first"])
 
@@ -1018,7 +1018,7 @@ def test_barrier_waits_for_a_worker_that_is_restarted() -> None:
     job = Job().train()
     arrive(job, 2, 3, roles=("worker", "chief"))
     job.end_child(2, -9)
-    job.send(2, "running", starts=2, script=ScriptState())
+    job.send(2, "running", start_count=2, script=ScriptState())
     arrive(job, 0, roles=("worker", "chief"))
     assert released(job, 0, 3) == [("", "")] * 2
     arrive(job, 2, roles=("worker", "chief"))
@@ -1179,9 +1179,9 @@ def test_evaluator_is_restarted_up_to_the_limit_and_the_job_continues(chief_is_d
         job.end_child(0, 0)
     job.end_child(2, 1)
     job.restart_and_end_child(2, 1)
-    assert job.desired(2).starts == 3
+    assert job.desired(2).start_count == 3
     job.restart_and_end_child(2, 1)
-    assert job.desired(2).starts == 3
+    assert job.desired(2).start_count == 3
     assert job.texts("not_restarted") == ["evaluator/0 on n2 is not restarted again; the job continues without it"]
     assert job.phase() is (Phase.TERMINATING if chief_is_done else Phase.TRAINING)
     if not chief_is_done:
@@ -1196,7 +1196,7 @@ def test_server_of_a_data_service_is_restarted_and_the_job_fails_without_it() ->
     job = Job("chief data-dispatcher data-worker").train()
     for rank in (1, 2):
         job.end_child(rank, -9)
-        assert job.desired(rank).starts == 2
+        assert job.desired(rank).start_count == 2
         job.run_child(rank, 2)
     job.restart_and_end_child(2, 1)
     job.restart_and_end_child(2, 1)
@@ -1294,7 +1294,7 @@ def test_task_that_registers_while_terminating_is_terminated() -> None:
     job.state.on_stop(signal.SIGINT, "the launcher received SIGINT", job.now)
     job.register(1)
     assert job.desired(1).terminate
-    assert job.desired(1).starts == 0
+    assert job.desired(1).start_count == 0
     job.send(0, "terminated")
     assert job.phase() is Phase.TERMINATING
     job.send(1, "terminated")
@@ -1376,8 +1376,8 @@ class Trial(Job):
         assert self.kinds.count("outcome") == (state.outcome is not None)
         for rank in self.ranks:
             desired = self.desired(rank)
-            assert desired.starts == 0 or self.ever_ready == set(self.ranks)
-            assert desired.starts <= 1 + LIMITS.max_worker_restarts
+            assert desired.start_count == 0 or self.ever_ready == set(self.ranks)
+            assert desired.start_count <= 1 + LIMITS.max_worker_restarts
             assert desired.terminate is (state.outcome is not None)
         self.seen_phase, self.seen_outcome = (state.attempt, state.phase), state.outcome
 
@@ -1394,21 +1394,21 @@ class Trial(Job):
             record = self.state.records[rank]
             assert how in ("again", "stale") or record.has_registered or record.is_gone
 
-    def do_send(self, rank: int, state: TaskState, starts: int, returncode: int) -> None:
+    def do_send(self, rank: int, state: TaskState, start_count: int, returncode: int) -> None:
         if self.state.records[rank].is_connected:
             if state == "ready" and self.state.cluster is not None:
                 self.ever_ready.add(rank)
-            self.send(rank, state, starts=starts, returncode=returncode)
+            self.send(rank, state, start_count=start_count, returncode=returncode)
 
     def do_follow(self, rank: int) -> None:
         """Send the state that a correct agent would send now."""
         desired, status = self.desired(rank), self.state.records[rank].observed
         if desired.terminate:
-            self.do_send(rank, "terminated", status.starts, 0)
+            self.do_send(rank, "terminated", status.start_count, 0)
         elif desired.attempt > self.state.records[rank].attempt > 0:
             self.reregister(rank)
-        elif desired.starts > status.starts:
-            self.do_send(rank, "running", desired.starts, 0)
+        elif desired.start_count > status.start_count:
+            self.do_send(rank, "running", desired.start_count, 0)
         elif self.state.cluster is not None and status.state == "registered":
             self.do_send(rank, "ready", 0, 0)
 

@@ -112,12 +112,12 @@ class Agent:
 
     async def _follow_attempt(self, cluster: Cluster) -> None:
         """Start the process as often as the desired state requires, and send the desired state to its script."""
-        attempt, starts = self._client.observed.attempt, self._client.observed.starts
+        attempt, start_count = self._client.observed.attempt, self._client.observed.start_count
         while (desired := self._client.desired).attempt == attempt and not desired.terminate:
-            if desired.starts > starts:
-                starts += 1
+            if desired.start_count > start_count:
+                start_count += 1
                 self._process.channel.disconnect()
-                self._process.start(cluster, attempt, starts)
+                self._process.start(cluster, attempt, start_count)
             self._process.channel.send(desired)
             self._process.request_stop(cluster)
             await self._client.wait_for_change()

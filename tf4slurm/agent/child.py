@@ -72,8 +72,8 @@ class TaskProcess(abc.ABC):
         """Wait until the agent must end because its parent process has ended; return the agent's exit code."""
 
     @abc.abstractmethod
-    def start(self, cluster: Cluster, attempt: int, starts: int) -> None:
-        """Start the process for the `starts`-th time in this attempt, and report its state."""
+    def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
+        """Start the process for the `start_count`-th time in this attempt, and report its state."""
 
     def request_stop(self, cluster: Cluster) -> None:  # noqa: B027
         """Send the stop signal to a child process, once, if the job must stop."""
@@ -137,8 +137,8 @@ class OwnedChild(TaskProcess):
         process_id = await wait_for_slurmstepd_loss()
         self._client.update(state="terminated", detail=f"its slurmstepd (process {process_id}) was killed")
 
-    def start(self, cluster: Cluster, attempt: int, starts: int) -> None:
-        self._running = asyncio.create_task(self._run(cluster, attempt, starts))
+    def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
+        self._running = asyncio.create_task(self._run(cluster, attempt, start_count))
 
     def request_stop(self, cluster: Cluster) -> None:
         """Send the stop signal to the child, once, if the job must stop and the script does not handle that."""
@@ -170,7 +170,7 @@ class OwnedChild(TaskProcess):
             task=str(self._task(cluster)),
             time=round(time.time(), 3),
             attempt=observed.attempt,
-            starts=observed.starts,
+            starts=observed.start_count,
             state="ended" if observed.state == "running" else observed.state,  # by this agent
             returncode=observed.returncode,
         )
@@ -185,7 +185,7 @@ class OwnedChild(TaskProcess):
 
     # One start
 
-    async def _run(self, cluster: Cluster, attempt: int, starts: int) -> None:
+    async def _run(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         """Start the child and supervise it to its end. A stalled file system delays only this coroutine."""
         task, role = self._task(cluster), self._role(cluster)
         try:
@@ -195,12 +195,12 @@ class OwnedChild(TaskProcess):
             self._child = await Child.start(command, environment, log.write, is_shielded=not role.is_waited_for)
         except (Tf4SlurmError, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             returncode = getattr(error, "exit_code", _CANNOT_START)
-            self._client.update(state="exited", starts=starts, returncode=returncode, tail=(str(error),))
+            self._client.update(state="exited", start_count=start_count, returncode=returncode, tail=(str(error),))
             return
         self._reap()  # orphans that have ended in the meantime
         self._client.update(
             state="running",
-            starts=starts,
+            start_count=start_count,
             process_id=self._child.process_id,
             returncode=None,
             detail=None,

@@ -82,7 +82,7 @@ class Rendezvous:
                 if desired.terminate or desired.attempt != attempt:
                     return None
                 cluster = client.cluster if client.cluster_attempt == attempt else None
-                if desired.starts:
+                if desired.start_count:
                     return cluster
                 if self.listener is not None:
                     await responder.start(self.listener, self.token, self.place.rank)

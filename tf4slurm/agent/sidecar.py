@@ -46,12 +46,12 @@ class CallingScript(TaskProcess):
         self._client.update(state="terminated")
         return 0
 
-    def start(self, cluster: Cluster, attempt: int, starts: int) -> None:
+    def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         """Send the cluster to the script."""
         if self._rendezvous.listener is not None:
             self._rendezvous.listener.close()  # from now on the script's server listens
         self.has_started = True
-        self._client.update(state="running", starts=starts, process_id=self._process_id)
+        self._client.update(state="running", start_count=start_count, process_id=self._process_id)
         _print({"channel": self.channel.name, "entries": cluster_to_entries(cluster)})
 
     async def end(self, kill_wait_seconds: float) -> None:

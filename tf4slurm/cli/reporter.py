@@ -179,11 +179,11 @@ def _row(result: Result, record: TaskRecord) -> tuple[str, ...]:
 
 def _end_of(record: TaskRecord) -> str:
     status = record.observed
-    restarts = f" (restarted {status.starts - 1} times)" if status.starts > 1 else ""
+    restarts = f" (restarted {status.start_count - 1} times)" if status.start_count > 1 else ""
     if not record.has_registered:
         return "never registered"
     if status.returncode is not None:
         return describe_end(status.returncode) + restarts
     if status.state == "terminated":
-        return ("terminated" if status.starts else "never started") + restarts
+        return ("terminated" if status.start_count else "never started") + restarts
     return "lost" + restarts

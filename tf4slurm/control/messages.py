@@ -120,7 +120,7 @@ class ObservedState:
     Attributes:
         state: registered -> ready or not_ready (after the reachability check) -> running -> exited -> running again ...
             -> terminated.
-        starts: How many times the child process was started in this attempt.
+        start_count: How many times the child process was started in this attempt.
         process_id: Process id of the child that was started last.
         returncode: Exit code of the last child, or minus the number of the signal that killed it.
         detail: The reason why the task is `not_ready`, or why the agent killed the child or terminated by itself.
@@ -134,7 +134,7 @@ class ObservedState:
     """
 
     state: TaskState = "registered"
-    starts: int = 0
+    start_count: int = 0
     process_id: int | None = None
     returncode: int | None = None
     detail: str | None = None
@@ -153,7 +153,7 @@ class DesiredState:
 
     Attributes:
         attempt: The current attempt. A task of an earlier attempt ends its child and chooses a new port.
-        starts: How many times the child process should have been started in this attempt.
+        start_count: How many times the child process should have been started in this attempt.
         terminate: Terminate the child (SIGTERM, then SIGKILL after `kill_wait_seconds`), then the agent.
         terminate_reason: The reason for `terminate`, as a sentence.
         has_timed_out: The reason for `terminate` is that the cluster did not form in time.
@@ -166,7 +166,7 @@ class DesiredState:
     """
 
     attempt: int = 1
-    starts: int = 0
+    start_count: int = 0
     terminate: bool = False
     kill_wait_seconds: float = 0.0
     terminate_reason: str = ""

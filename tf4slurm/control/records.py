@@ -23,7 +23,7 @@ class TaskRecord:
         is_done: The child has ended and is not started again in this attempt.
         last_heartbeat_at: Time (monotonic, seconds) of the last accepted message, or of the first registration.
         disconnected_at: Time when the connection broke, if `is_connected` is False.
-        wanted_starts: How many times the child should have been started in this attempt.
+        desired_start_count: How many times the child should have been started in this attempt.
         released_barrier: Token of the script's last barrier that has ended.
         barrier_error: The reason why this barrier broke; empty if all tasks arrived.
     """
@@ -42,7 +42,7 @@ class TaskRecord:
     is_done: bool = False
     last_heartbeat_at: float = 0.0
     disconnected_at: float = 0.0
-    wanted_starts: int = 0
+    desired_start_count: int = 0
     observed: ObservedState = field(default_factory=ObservedState)
     started_at: float | None = None
     ended_at: float | None = None
@@ -52,7 +52,7 @@ class TaskRecord:
     def begin_attempt(self, attempt: int) -> None:
         """Reset the fields that describe the previous attempt."""
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
-        self.wanted_starts, self.is_done = 0, False
+        self.desired_start_count, self.is_done = 0, False
         self.started_at = self.ended_at = None
 
     @property

@@ -104,7 +104,7 @@ class JobState:
         record = self.records[rank]
         return DesiredState(
             attempt=self.attempt,
-            starts=record.wanted_starts,
+            start_count=record.desired_start_count,
             terminate=self.outcome is not None,
             kill_wait_seconds=self.spec.kill_wait_seconds,
             terminate_reason=self.outcome.reason if self.outcome is not None else "",
@@ -183,7 +183,7 @@ class JobState:
             self._emit("serving", record, "has a server that answers")
         if record.attempt < observed.attempt == self.attempt and record.address is not None and observed.port:
             self._take_address(record, Address(record.address.host, observed.port))
-        if (record.observed.state, record.observed.starts) != (before.state, before.starts):
+        if (record.observed.state, record.observed.start_count) != (before.state, before.start_count):
             self._on_task_state(record, now)
             self._note_end_of_training()
 
@@ -252,7 +252,7 @@ class JobState:
             self._decide(self._stop)
             return
         for record in self.records:  # children that have just failed are not restarted
-            if record.observed.state == "exited" and record.observed.starts >= record.wanted_starts:
+            if record.observed.state == "exited" and record.observed.start_count >= record.desired_start_count:
                 record.is_done = True
         self._phase_deadline = now + self.spec.grace_period_seconds
         self._move_on(Phase.STOPPING, f"{what}: the job has {self.spec.grace_period_seconds:g} s to save and stop")
@@ -368,7 +368,7 @@ class JobState:
 
     def _start_children(self) -> None:
         for record in self.records:
-            record.wanted_starts = 1
+            record.desired_start_count = 1
         self._phase_deadline, self._started_at = _NEVER, self._now
         self._move_on(Phase.TRAINING, "every address is reachable; starting the child processes")
 
@@ -388,10 +388,10 @@ class JobState:
         if returncode == 0 and not record.role.serves:
             record.is_done = True
             self._complete_if_done(now)
-        elif record.role.is_restarted and record.wanted_starts <= self.spec.max_worker_restarts:
-            record.wanted_starts += 1
+        elif record.role.is_restarted and record.desired_start_count <= self.spec.max_worker_restarts:
+            record.desired_start_count += 1
             self._changed.add(record.rank)
-            self._emit("restarting", record, f"restart {record.wanted_starts - 1} in place")
+            self._emit("restarting", record, f"restart {record.desired_start_count - 1} in place")
         elif record.role.is_wait_bounded or (returncode == 0 and record.role.is_restarted):
             record.is_done = True
             self._emit("not_restarted", record, "is not restarted again; the job continues without it")
@@ -633,7 +633,7 @@ class IdleWatch:
         """
         tasks = [record for record in records if record.role.is_in_cluster]
         states = [record.observed for record in tasks]
-        starts = tuple((state.attempt, state.starts, state.state) for state in states)
+        starts = tuple((state.attempt, state.start_count, state.state) for state in states)
         cpu_seconds = sum(state.usage.cpu_seconds for state in states)
         is_known = all(state.state == "running" and state.usage.cpu_seconds for state in states)
         is_waiting = is_known and not any(state.script.step is not None for state in states)

@@ -131,7 +131,7 @@ class Recorder:
             node=record.node or None,
             address=str(record.address) if record.address else None,
             state=status.state if record.has_registered else "missing",
-            starts=status.starts,
+            starts=status.start_count,
             returncode=status.returncode,
             detail=status.detail,
             is_gone=record.is_gone,

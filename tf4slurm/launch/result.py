@@ -86,7 +86,7 @@ def _result_task(record: TaskRecord, started_at: float) -> ResultTask:
         rank=record.rank,
         node=record.node or None,
         address=str(record.address) if record.address else None,
-        starts=record.observed.starts,
+        starts=record.observed.start_count,
         state=record.observed.state if record.has_registered else "missing",
         returncode=record.observed.returncode,
         started_seconds=since_start(record.started_at),
