@@ -7,6 +7,7 @@ import graphlib
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -132,23 +133,25 @@ def test_writing_a_batch_script_loads_few_modules() -> None:
     }
 
 
-def test_public_names_exist() -> None:
-    names = {"__version__", *tf4slurm._LAZY, *tf4slurm._MODULES} - {*tf4slurm._LOADS_TENSORFLOW}
+@pytest.mark.parametrize("package", [tf4slurm, tf4slurm.tensorflow], ids=["tf4slurm", "tensorflow"])
+def test_public_names_exist(package: types.ModuleType) -> None:
+    path = Path(str(package.__file__))
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    typed = {alias.name: str(node.module) for node in imports for alias in node.names}
+    lazy = {name: module for name, module in typed.items() if module not in ("tf4slurm", "typing")}
+    assert lazy == package._MODULE_OF
+    assert lazy.keys() <= {*dir(package), "SlurmClusterResolver"}
+    for name, module in lazy.items():
+        tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        assert not (path.parent / f"{name}.py").exists()  # importing such a module would hide the name
+    with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute 'get_nothing'"):
+        _ = package.get_nothing
+
+
+def test_star_import_gives_the_public_names_but_the_resolver() -> None:
+    names = {"__version__", *tf4slurm._MODULES, *tf4slurm._MODULE_OF} - {"SlurmClusterResolver"}
     assert set(tf4slurm.__all__) == names <= set(dir(tf4slurm))
-    for name, module in tf4slurm._LAZY.items():
-        tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
-        assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-    with pytest.raises(AttributeError, match="'tf4slurm' has no attribute 'get_nothing'"):
-        _ = tf4slurm.get_nothing  # type: ignore[attr-defined]
-
-
-def test_public_names_of_the_package_tensorflow_exist() -> None:
-    for name, module in tf4slurm.tensorflow._LAZY.items():
-        tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
-        assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-        assert f"tensorflow.{name}" not in MODULES  # importing such a module would hide the name
-    with pytest.raises(AttributeError, match=r"'tf4slurm\.tensorflow' has no attribute 'get_nothing'"):
-        _ = tf4slurm.tensorflow.get_nothing  # type: ignore[attr-defined]
     assert "tensorflow" not in imported_by("import tf4slurm.tensorflow")
 
 

@@ -61,70 +61,26 @@ __version__ = "0.1.0"
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-_LAZY = {
-    "BatchSpec": "tf4slurm.batch_spec",
-    "Job": "tf4slurm.job",
-    "JobSpec": "tf4slurm.spec",
-    "JobStatus": "tf4slurm.jobs.status",
-    "KnownJob": "tf4slurm.jobs.registry",
-    "LocalCluster": "tf4slurm.tensorflow.local_cluster",
-    "LogLine": "tf4slurm.jobs.logs",
-    "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
-    "TaskStatus": "tf4slurm.jobs.schema",
-    "barrier": "tf4slurm.script_api",
-    "cancel": "tf4slurm.api",
-    "data_service": "tf4slurm.script_api",
-    "get_server_dictionary": "tf4slurm.server_dictionary",
-    "list_jobs": "tf4slurm.api",
-    "logs": "tf4slurm.api",
-    "make_report": "tf4slurm.api",
-    "on_stop": "tf4slurm.script_api",
-    "report": "tf4slurm.script_api",
-    "resume": "tf4slurm.api",
-    "run": "tf4slurm.api",
-    "script": "tf4slurm.api",
-    "share_of": "tf4slurm.script_api",
-    "should_stop": "tf4slurm.script_api",
-    "status": "tf4slurm.api",
-    "submit": "tf4slurm.api",
-    "wait": "tf4slurm.api",
+_NAMES = {
+    "tf4slurm.api": "cancel list_jobs logs make_report resume run script status submit wait",
+    "tf4slurm.batch_spec": "BatchSpec",
+    "tf4slurm.job": "Job",
+    "tf4slurm.jobs.logs": "LogLine",
+    "tf4slurm.jobs.registry": "KnownJob",
+    "tf4slurm.jobs.schema": "TaskStatus",
+    "tf4slurm.jobs.status": "JobStatus",
+    "tf4slurm.script_api": "barrier data_service on_stop report share_of should_stop",
+    "tf4slurm.server_dictionary": "get_server_dictionary",
+    "tf4slurm.spec": "JobSpec",
+    "tf4slurm.tensorflow.local_cluster": "LocalCluster",
+    "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
 }
-"""The module of each public name. No module has a public name: importing that module would hide the name."""
+"""The public names of each module. No module has a public name: importing that module would hide the name."""
 
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = ("errors", "shutdown", "tensorflow")
-_LOADS_TENSORFLOW = ("SlurmClusterResolver",)  # hidden from star imports and help()
-
-__all__ = [
-    "BatchSpec",
-    "Job",
-    "JobSpec",
-    "JobStatus",
-    "KnownJob",
-    "LocalCluster",
-    "LogLine",
-    "TaskStatus",
-    "__version__",
-    "barrier",
-    "cancel",
-    "data_service",
-    "errors",
-    "get_server_dictionary",
-    "list_jobs",
-    "logs",
-    "make_report",
-    "on_stop",
-    "report",
-    "resume",
-    "run",
-    "script",
-    "share_of",
-    "should_stop",
-    "shutdown",
-    "status",
-    "submit",
-    "tensorflow",
-    "wait",
-]
+__all__ = [name for name in ("__version__", *_MODULES, *_MODULE_OF) if name != "SlurmClusterResolver"]
+"""Without `SlurmClusterResolver`: a star import, or help(), would load TensorFlow for it."""
 
 if not TYPE_CHECKING:  # for a type checker an unknown attribute is an error
 
@@ -132,10 +88,9 @@ if not TYPE_CHECKING:  # for a type checker an unknown attribute is an error
         """Import a public name at its first use."""
         if name in _MODULES:
             return importlib.import_module(f"{__name__}.{name}")
-        if name not in _LAZY:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *_MODULES} - {*_LOADS_TENSORFLOW})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -16,29 +16,25 @@ if TYPE_CHECKING:
     from tf4slurm.tensorflow.training import StepsDone as StepsDone
     from tf4slurm.tensorflow.training import run_steps as run_steps
 
-_LAZY = {
-    "Checkpoints": "tf4slurm.tensorflow.checkpoints",
-    "DoneHook": "tf4slurm.tensorflow.hooks",
-    "LocalCluster": "tf4slurm.tensorflow.local_cluster",
-    "SlurmClusterResolver": "tf4slurm.tensorflow.resolver",
-    "StartBarrierHook": "tf4slurm.tensorflow.hooks",
-    "StepsDone": "tf4slurm.tensorflow.training",
-    "evaluate_checkpoints": "tf4slurm.tensorflow.checkpoints",
-    "multi_worker_mirrored_strategy": "tf4slurm.tensorflow.strategy",
-    "parameter_server_strategy": "tf4slurm.tensorflow.strategy",
-    "run_steps": "tf4slurm.tensorflow.training",
-    "worker_files": "tf4slurm.tensorflow.strategy",
+_NAMES = {
+    "tf4slurm.tensorflow.checkpoints": "Checkpoints evaluate_checkpoints",
+    "tf4slurm.tensorflow.hooks": "DoneHook StartBarrierHook",
+    "tf4slurm.tensorflow.local_cluster": "LocalCluster",
+    "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
+    "tf4slurm.tensorflow.strategy": "multi_worker_mirrored_strategy parameter_server_strategy worker_files",
+    "tf4slurm.tensorflow.training": "StepsDone run_steps",
 }
-"""The module of each public name. No module may be named like a public name: its import would replace the name."""
+"""The public names of each module. No module has a public name: importing that module would hide the name."""
 
-if not TYPE_CHECKING:  # hidden from type checkers, so that an unknown attribute is an error
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+if not TYPE_CHECKING:  # for a type checker an unknown attribute is an error
 
     def __getattr__(name: str) -> Any:
         """Import a public name at its first use."""
-        if name not in _LAZY:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULE_OF})
