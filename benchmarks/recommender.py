@@ -87,4 +87,4 @@ def _ps_memory(job: Job) -> list[float]:
     """Return the highest sampled resident memory of each ps, in MB."""
     ranks = [rank for rank, task in enumerate(job.result["tasks"]) if re.match("ps/", task["task"])]
     samples = [json.loads(line) for line in (job.run_directory / "samples.jsonl").read_text().splitlines()]
-    return [max(sample["memory"][rank] or 0 for sample in samples) / 1e6 for rank in ranks]
+    return [max(sample["memory_bytes"][rank] or 0 for sample in samples) / 1e6 for rank in ranks]

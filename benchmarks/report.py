@@ -98,10 +98,10 @@ def _make_samples(chance: random.Random) -> list[dict[str, Any]]:
                 "seconds": at,
                 "attempt": 1,
                 "step": [step if name == "chief/0" and trained else None for name in NAMES],
-                "memory": [int(6e8 + 1e8 * chance.random()) for _ in NAMES],
-                "cpu": [round(at * (0.9 if name.startswith("ps") else 0.3), 2) for name in NAMES],
-                "sent": [int(each) for each in moved],
-                "received": [int(each * 0.8) for each in moved],
+                "memory_bytes": [int(6e8 + 1e8 * chance.random()) for _ in NAMES],
+                "cpu_seconds": [round(at * (0.9 if name.startswith("ps") else 0.3), 2) for name in NAMES],
+                "sent_bytes": [int(each) for each in moved],
+                "received_bytes": [int(each * 0.8) for each in moved],
                 "metrics": {"0": {"loss": math.exp(-trained / 900) + 0.02 * chance.random()}} if trained else {},
             }
         )

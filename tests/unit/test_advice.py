@@ -121,7 +121,10 @@ def samples_of(*samples: dict[str, Any]) -> list[Sample]:
 
 
 def test_usage_is_that_during_training() -> None:
-    samples = [{"seconds": 10 * n, "cpu": [30.0 * n if n < 3 else 60 + 5.0 * (n - 2)], "memory": [n]} for n in range(7)]
+    samples = [
+        {"seconds": 10 * n, "cpu_seconds": [30.0 * n if n < 3 else 60 + 5.0 * (n - 2)], "memory_bytes": [n]}
+        for n in range(7)
+    ]
     timeline = Timeline(0, 70, (), (TimelineEvent(60, "outcome", ""),), (), 30)
     usage = summarize_usage(["ps/0"], make_curves(samples_of(*samples), 1), timeline, SlurmGrant(cpus=4))
     assert usage.tasks == (TaskUsage("ps/0", 0.5, 6, 0, 0, None),)

@@ -22,25 +22,25 @@ def sample(seconds: float, **columns: Any) -> Sample:
 
 def test_rate_is_constant_between_changes() -> None:
     seconds = [0.0, 0.0, 5.0, 5.0, 5.0, 10.0]  # every 4 s or 6 s, sampled every 2 s
-    curves = make_curves([sample(2 * number, cpu=[value]) for number, value in enumerate(seconds)], 1)
+    curves = make_curves([sample(2 * number, cpu_seconds=[value]) for number, value in enumerate(seconds)], 1)
     assert curves.cores == [[None, 1.25, 1.25, *[pytest.approx(5 / 6)] * 3]]
 
 
 def test_counter_without_change_has_rate_zero_after_a_timeout() -> None:
-    curves = make_curves([sample(10 * number, step=[min(number, 2)], cpu=[1.0]) for number in range(6)], 1)
+    curves = make_curves([sample(10 * number, step=[min(number, 2)], cpu_seconds=[1.0]) for number in range(6)], 1)
     assert curves.steps == [[None, 0.1, 0.1, 0.0, 0.0, None]]
     assert curves.cores == [[None, 0.0, 0.0, 0.0, 0.0, 0.0]]
 
 
 def test_counter_that_falls_was_restarted() -> None:
     moved = [10, 20, None, 4, 8]
-    curves = make_curves([sample(10 * number, sent=[value]) for number, value in enumerate(moved)], 1)
+    curves = make_curves([sample(10 * number, sent_bytes=[value]) for number, value in enumerate(moved)], 1)
     assert curves.sent == [[None, 1, None, None, 0.4]]
     assert curves.total_bytes == [(28, 0)]
 
 
 def test_many_samples_are_thinned_out_and_counted() -> None:
-    peak = [sample(number, memory=[9 if number == 501 else 1], step=[number]) for number in range(1000)]
+    peak = [sample(number, memory_bytes=[9 if number == 501 else 1], step=[number]) for number in range(1000)]
     curves = make_curves(peak, 1)
     assert len(curves.seconds) == 200 <= MAX_POINTS
     assert curves.seconds[-1] == 999
@@ -59,15 +59,15 @@ def test_metrics_are_kept_by_name_and_rank() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        from_json(Sample, {"memory": [1]}),
+        from_json(Sample, {"memory_bytes": [1]}),
         sample(float("inf")),
-        sample(3, memory="x", step=3, metrics=[1]),
-        sample(3, memory=[None, "1", True], metrics={"x": {}, "7": {"a": 1}, "0": 3}),
-        sample(3, memory=[10**400], metrics={"0": {"a": float("nan")}}),
+        sample(3, memory_bytes="x", step=3, metrics=[1]),
+        sample(3, memory_bytes=[None, "1", True], metrics={"x": {}, "7": {"a": 1}, "0": 3}),
+        sample(3, memory_bytes=[10**400], metrics={"0": {"a": float("nan")}}),
     ],
 )
 def test_damaged_sample_makes_no_curve(line: Sample) -> None:
-    curves = make_curves([sample(1, memory=[5, 6]), line, sample(1, memory=[7, 7])], 2)
+    curves = make_curves([sample(1, memory_bytes=[5, 6]), line, sample(1, memory_bytes=[7, 7])], 2)
     assert [column[0] for column in curves.memory] == [5, 6]
     assert curves.seconds[:1] == [1]
     assert not any(value for by_rank in curves.metrics.values() for column in by_rank.values() for value in column)

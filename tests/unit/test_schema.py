@@ -81,12 +81,12 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
 def test_number_that_json_lacks_is_null(tmp_path: Path, value: float) -> None:
     run = RunDirectory.open(tmp_path)
     run.write(StatusFile(tasks=(TaskStatus(metrics={"loss": value, "accuracy": 0.5}),)))
-    run.append_sample(Sample(cpu=(value,), metrics={"0": {"loss": value}}))
+    run.append_sample(Sample(cpu_seconds=(value,), metrics={"0": {"loss": value}}))
     assert "NaN" not in (tmp_path / "status.json").read_text()
     status = run.read(StatusFile)
     assert status is not None
     assert status.tasks[0].metrics == {"loss": None, "accuracy": 0.5}
-    assert run.read_lines(Sample) == [Sample(cpu=(None,), metrics={"0": {"loss": None}})]
+    assert run.read_lines(Sample) == [Sample(cpu_seconds=(None,), metrics={"0": {"loss": None}})]
     assert json.loads(to_json([value, {"a": (value, 1)}])) == [None, {"a": [None, 1]}]
 
 

@@ -159,10 +159,10 @@ class Recorder:
             seconds=round(now - self._started_at, 2),
             attempt=self._state.attempt,
             step=tuple(report.step for report in reports),
-            memory=tuple(usage.memory_bytes or None for usage in usages),
-            cpu=tuple(usage.cpu_seconds or None for usage in usages),
-            sent=tuple(usage.sent_bytes or None for usage in usages),
-            received=tuple(usage.received_bytes or None for usage in usages),
+            memory_bytes=tuple(usage.memory_bytes or None for usage in usages),
+            cpu_seconds=tuple(usage.cpu_seconds or None for usage in usages),
+            sent_bytes=tuple(usage.sent_bytes or None for usage in usages),
+            received_bytes=tuple(usage.received_bytes or None for usage in usages),
             metrics={str(rank): dict(report.metrics) for rank, report in enumerate(reports) if report.metrics},
         )
 

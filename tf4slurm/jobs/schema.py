@@ -167,20 +167,20 @@ class Sample:
         seconds: When the sample was taken, in seconds since the job's start.
         attempt: Number of the attempt.
         step: Training steps.
-        memory: Resident memory in bytes.
-        cpu: Processor time in seconds.
-        sent: Bytes sent from the tasks' ports.
-        received: Bytes received at the tasks' ports.
+        memory_bytes: Resident memory.
+        cpu_seconds: Processor time.
+        sent_bytes: Bytes sent from the tasks' ports.
+        received_bytes: Bytes received at the tasks' ports.
         metrics: Metrics by rank and name; null for NaN and infinity.
     """
 
     seconds: float | None = None
     attempt: int = 1
     step: tuple[int | None, ...] = ()
-    memory: tuple[int | None, ...] = ()
-    cpu: tuple[float | None, ...] = ()
-    sent: tuple[int | None, ...] = ()
-    received: tuple[int | None, ...] = ()
+    memory_bytes: tuple[int | None, ...] = ()
+    cpu_seconds: tuple[float | None, ...] = ()
+    sent_bytes: tuple[int | None, ...] = ()
+    received_bytes: tuple[int | None, ...] = ()
     metrics: Mapping[str, Mapping[str, float | None]] = dataclasses.field(default_factory=dict)
 
 

@@ -66,18 +66,18 @@ def make_curves(samples: Iterable[Sample], num_tasks: int) -> Curves:
     def rates(counters: list[Values], timeout: float = _USAGE_TIMEOUT_SECONDS) -> list[Values]:
         return [_rate(counter, seconds, timeout) for counter in counters]
 
-    sent, received = columns(each.sent for each in shown), columns(each.received for each in shown)
+    sent, received = columns(each.sent_bytes for each in shown), columns(each.received_bytes for each in shown)
     metrics, not_finite, unnamed = _metrics(seconds, shown, num_tasks)
     return Curves(
         seconds=seconds,
         steps=rates(columns(each.step for each in shown), _STEPS_TIMEOUT_SECONDS),
-        memory=columns(each.memory for each in shown),
-        cores=rates(columns(each.cpu for each in shown)),
+        memory=columns(each.memory_bytes for each in shown),
+        cores=rates(columns(each.cpu_seconds for each in shown)),
         sent=rates(sent),
         received=rates(received),
         metrics=metrics,
         total_bytes=[(_total(out), _total(into)) for out, into in zip(sent, received, strict=True)],
-        peak_memory=[max(measured(column), default=0.0) for column in columns(each.memory for _, each in valid)],
+        peak_memory=[max(measured(column), default=0.0) for column in columns(each.memory_bytes for _, each in valid)],
         not_finite=not_finite,
         num_samples_left_out=len(valid) - len(shown),
         num_metrics_left_out=unnamed,
