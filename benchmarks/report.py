@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.measure import Figure
 from tests.jobs import TF4SLURM
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import JobFile, ResultFile, ResultTask, Sample, StatusFile, TaskStatus
+from tf4slurm.jobs.schema import JobFile, ResultFile, Sample, StatusFile, TaskStatus
 from tf4slurm.slurm.job import SlurmGrant
 from tf4slurm.system.typed_json import from_json
 
@@ -47,9 +47,8 @@ def write_large_run(parent: Path) -> RunDirectory:
         run.append_sample(from_json(Sample, sample))
     tasks = [TaskStatus(task=name, rank=rank, node=f"n{rank // 8}") for rank, name in enumerate(NAMES)]
     run.write(StatusFile(seconds=_SECONDS, phase="ended", attempt=1, tasks=tuple(tasks)))
-    ends = tuple(ResultTask(task=task.task, rank=task.rank, node=task.node) for task in tasks)
     reason = "Training is done: every task that the job waits for exited with code 0."
-    run.write_result(ResultFile(exit_code=0, reason=reason, seconds=_SECONDS, attempts=1, tasks=ends))
+    run.write_result(ResultFile(exit_code=0, reason=reason, seconds=_SECONDS, attempts=1, tasks=tuple(tasks)))
     return run
 
 

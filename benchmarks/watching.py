@@ -52,7 +52,7 @@ def _status() -> dict[str, object]:
             "started_seconds": 3.0,
             "step": 1000 + rank,
             "steps_per_second": 12.5,
-            "step_seconds": 0.1,
+            "seconds_since_step": 0.1,
             "metrics": {"loss": 0.25},
             "memory_bytes": 1_500_000_000,
         }

@@ -73,7 +73,7 @@ def test_run_does_not_return_older_job_whose_launcher_had_the_same_process_id(
         def __init__(self, *arguments: object, **options: object) -> None:
             super().__init__(*arguments, **options, stdin=subprocess.PIPE)  # type: ignore[call-overload]
             own = Process.of(self.pid)
-            older.write(JobFile(process=replace(own, started=own.started - 1)))
+            older.write(JobFile(process=replace(own, start_ticks=own.start_ticks - 1)))
             assert self.stdin is not None
             self.stdin.close()
 

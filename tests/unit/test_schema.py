@@ -21,7 +21,6 @@ from tf4slurm.jobs.schema import (
     JobFile,
     Process,
     ResultFile,
-    ResultTask,
     Sample,
     StatusFile,
     TaskStatus,
@@ -37,7 +36,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "job-files.md"
     [
         JobFile("a", "7", ("true",), counts={"ps": 1}, options={"ports": [1]}, process=Process("n1", 5, 6)),
         StatusFile(time=1.5, tasks=(TaskStatus("ps/0", metrics={"loss": 0.5, "high": None}), TaskStatus())),
-        ResultFile(0, "done", tail=("x",), tasks=(ResultTask("ps/0", returncode=-9),)),
+        ResultFile(0, "done", tail=("x",), tasks=(TaskStatus("ps/0", returncode=-9),)),
         SlurmGrant(submitted=1.0, cpus=4),
     ],
 )
@@ -107,7 +106,7 @@ def test_newer_version_is_refused_and_older_is_read(tmp_path: Path) -> None:
 def describe_schema() -> str:
     """Return docs/job-files.md: one table per file or part of a file."""
     kinds = [(f"`{name}`", kind) for kind, name in FILE_NAMES.items()]
-    kinds += [(f"Part: {kind.__name__}", kind) for kind in (Process, TaskStatus, ResultTask)]
+    kinds += [(f"Part: {kind.__name__}", kind) for kind in (Process, TaskStatus)]
     return "\n".join([INTRODUCTION, *(f"\n{describe(title, kind)}" for title, kind in kinds)]) + "\n"
 
 

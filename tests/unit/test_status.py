@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ TASK = {
     "started_seconds": 1.0,
     "step": 100,
     "steps_per_second": 10.0,
-    "step_seconds": 0.1,
+    "seconds_since_step": 0.1,
     "metrics": {"loss": 0.5},
     "memory_bytes": 10**8,
 }
@@ -52,7 +53,7 @@ def entry(state: str, **changes: str) -> QueueEntry:
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path, "train-17")
-    run.write(JobFile(process=Process.own()))
+    run.write(JobFile(process=Process.of(os.getpid())))
     return run
 
 
@@ -103,7 +104,7 @@ def test_running_job_has_tasks(run: RunDirectory, tmp_path: Path) -> None:
 def test_task_without_new_steps_is_stalled(
     run: RunDirectory, tmp_path: Path, still: float, step: int | None, lived: float, expected: str
 ) -> None:
-    write_status(run, seconds=lived, tasks=[{**TASK, "step": step, "step_seconds": still}])
+    write_status(run, seconds=lived, tasks=[{**TASK, "step": step, "seconds_since_step": still}])
     assert read_status(job(tmp_path), entry("RUNNING")).tasks[0].state == expected
 
 
@@ -147,7 +148,7 @@ def test_requeued_job_has_slurms_state(run: RunDirectory, tmp_path: Path) -> Non
 def test_local_job_without_a_result_is_lost_once_its_launcher_is_gone(run: RunDirectory, tmp_path: Path) -> None:
     write_status(run)
     assert read_status(job(tmp_path, None), None).state == "RUNNING"
-    run.write(JobFile(process=replace(Process.own(), started=1)))  # another process has its id now
+    run.write(JobFile(process=replace(Process.of(os.getpid()), start_ticks=1)))  # another process has its id now
     write_status(run, age=100)
     status = read_status(job(tmp_path, None), None)
     assert (status.state, status.exit_code) == ("LOST", 1)
@@ -201,8 +202,8 @@ def test_damaged_lines_of_the_queue_are_left_out() -> None:
 
 
 def test_process_is_distinguished_from_a_later_one_of_the_same_id() -> None:
-    own = Process.own()
+    own = Process.of(os.getpid())
     assert own.is_alive()
-    assert not replace(own, started=5).is_alive()
+    assert not replace(own, start_ticks=5).is_alive()
     assert not replace(own, host="another").is_alive()
     assert not Process().is_alive()

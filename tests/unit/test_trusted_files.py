@@ -20,7 +20,6 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile
 from tf4slurm.settings import Places, project_directories
 from tf4slurm.submission.batch_script import make_script
-from tf4slurm.system.proc import identity_of
 from tf4slurm.system.trusted_files import check_trusted
 
 NOBODY = 65534
@@ -285,7 +284,7 @@ def test_job_of_another_user_is_not_cancelled(other_users_run: Path) -> None:
     sleeper = subprocess.Popen(["sleep", "600"])
     try:
         (other_users_run / "result.json").unlink()
-        process = Process(*identity_of(sleeper.pid))
+        process = Process.of(sleeper.pid)
         assert process.is_alive()
         RunDirectory(other_users_run).write(JobFile(process=process))
         os.chown(other_users_run / "job.json", NOBODY, NOBODY)

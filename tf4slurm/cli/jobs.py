@@ -103,9 +103,9 @@ def _describe(job: JobStatus, environ: Mapping[str, str]) -> list[str]:
         table = format_table([_HEADING, *(_row(task) for task in job.tasks)])
         lines += ["", *(line.replace("STALLED", _paint("STALLED", "red", environ), 1) for line in table)]
     lines += [
-        f"{task.task} reports no new step for {task.step_seconds:.0f} s: tf4slurm logs {word} {task.task}"
+        f"{task.task} reports no new step for {task.seconds_since_step:.0f} s: tf4slurm logs {word} {task.task}"
         for task in job.tasks
-        if task.state == "STALLED" and task.step_seconds is not None
+        if task.state == "STALLED" and task.seconds_since_step is not None
     ]
     if job.exit_code and job.state != "STOPPED":
         lines.append(f"To find the reason: tf4slurm logs {word}")

@@ -76,7 +76,7 @@ class Recorder:
         self._files = files
         self._state = state
         self._started_at = started_at
-        self._progress = [_Progress() for _ in state.records]
+        self._progress = [Progress() for _ in state.records]
         self._sample_seconds = max(_STATUS_SECONDS, len(state.records) / _TASKS_PER_SECOND)
         self._interval_seconds = max(_STATUS_SECONDS, self._sample_seconds / 5)
         self._sampled_at = float("-inf")
@@ -118,33 +118,9 @@ class Recorder:
             interval_seconds=self._interval_seconds,
             heartbeat_timeout_seconds=state.spec.heartbeat_timeout_seconds,
             tasks=tuple(
-                self._task(record, progress, now)
+                describe_task(record, self._started_at, now, progress)
                 for record, progress in zip(state.records, self._progress, strict=True)
             ),
-        )
-
-    def _task(self, record: TaskRecord, progress: _Progress, now: float) -> TaskStatus:
-        status, usage, started_at = record.observed, record.observed.usage, record.started_at
-        return TaskStatus(
-            task=record.name,
-            rank=record.rank,
-            node=record.node or None,
-            address=str(record.address) if record.address else None,
-            state=status.state if record.has_registered else "missing",
-            starts=status.start_count,
-            returncode=status.returncode,
-            detail=status.detail,
-            is_gone=record.is_gone,
-            heartbeat_age_seconds=round(now - record.last_heartbeat_at, 1) if record.has_registered else None,
-            started_seconds=None if started_at is None else round(started_at - self._started_at, 3),
-            step=status.script.step,
-            steps_per_second=progress.rate(now),
-            step_seconds=None if progress.changed_at is None else round(now - progress.changed_at, 1),
-            metrics=dict(status.script.metrics),
-            memory_bytes=usage.memory_bytes,
-            cpu_seconds=usage.cpu_seconds,
-            sent_bytes=usage.sent_bytes,
-            received_bytes=usage.received_bytes,
         )
 
     def _sample(self) -> Sample | None:
@@ -167,21 +143,21 @@ class Recorder:
         )
 
 
-class _Progress:
+class Progress:
     """The training steps of one task over the last 20 s."""
 
     def __init__(self) -> None:
-        self.changed_at: float | None = None
+        self._changed_at: float | None = None
         self._steps: collections.deque[tuple[float, int]] = collections.deque()
 
     def note(self, step: int | None, now: float) -> None:
         if step is None or (self._steps and step < self._steps[-1][1]):  # the script was restarted
             self._steps.clear()
         if step is None:
-            self.changed_at = None
+            self._changed_at = None
             return
         if not self._steps or step != self._steps[-1][1]:
-            self.changed_at = now
+            self._changed_at = now
         self._steps.append((now, step))
         while len(self._steps) > 2 and now - self._steps[1][0] > _RATE_SECONDS:
             self._steps.popleft()
@@ -191,3 +167,40 @@ class _Progress:
         if not self._steps or now <= self._steps[0][0]:
             return None
         return round((self._steps[-1][1] - self._steps[0][1]) / (now - self._steps[0][0]), 2)
+
+    def seconds_since_step(self, now: float) -> float | None:
+        """Return the seconds since the last new step; None without steps."""
+        return None if self._changed_at is None else round(now - self._changed_at, 1)
+
+
+def describe_task(record: TaskRecord, started_at: float, now: float, progress: Progress | None = None) -> TaskStatus:
+    """Return the state of a task for status.json and result.json; without `progress`, its speed is unknown."""
+    progress = progress or Progress()
+    observed = record.observed
+    usage, script = observed.usage, observed.script
+
+    def since_start(at: float | None) -> float | None:
+        return None if at is None else round(at - started_at, 3)
+
+    return TaskStatus(
+        task=record.name,
+        rank=record.rank,
+        node=record.node or None,
+        address=str(record.address) if record.address else None,
+        state=observed.state if record.has_registered else "missing",
+        starts=observed.start_count,
+        returncode=observed.returncode,
+        detail=observed.detail,
+        is_gone=record.is_gone,
+        heartbeat_age_seconds=round(now - record.last_heartbeat_at, 1) if record.has_registered else None,
+        started_seconds=since_start(record.started_at),
+        ended_seconds=since_start(record.ended_at),
+        step=script.step,
+        steps_per_second=progress.rate(now),
+        seconds_since_step=progress.seconds_since_step(now),
+        metrics=dict(script.metrics),
+        memory_bytes=usage.memory_bytes,
+        cpu_seconds=usage.cpu_seconds,
+        sent_bytes=usage.sent_bytes,
+        received_bytes=usage.received_bytes,
+    )

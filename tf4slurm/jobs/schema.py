@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tf4slurm.errors import SchemaVersionError
 from tf4slurm.slurm.job import SlurmGrant
-from tf4slurm.system.proc import ProcessIdentity, identity_of, is_alive
+from tf4slurm.system.proc import is_running, read_stat
 from tf4slurm.system.typed_json import from_json, read_object, to_json
 
 SCHEMA_VERSION = 1
@@ -26,30 +26,30 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Process:
-    """The launcher's process.
+    """A process, such as the launcher's, told apart from a later one with the same id.
 
     Attributes:
         host: Host name.
         id: Process ID.
-        started: Start of the process in clock ticks since the host's boot.
+        start_ticks: Start of the process in clock ticks since the host's boot; 0 if it did not exist.
     """
 
     host: str = ""
     id: int = 0
-    started: int = 0
-
-    @classmethod
-    def own(cls) -> Process:
-        return cls.of(os.getpid())
+    start_ticks: int = 0
 
     @classmethod
     def of(cls, process_id: int) -> Process:
         """Return the process of this host with this ID, running or a zombie."""
-        return cls(*identity_of(process_id))
+        try:
+            start_ticks = read_stat(process_id).start_ticks
+        except OSError:
+            start_ticks = 0
+        return cls(os.uname().nodename, process_id, start_ticks)
 
     def is_alive(self) -> bool:
         """Return whether the process runs on this host."""
-        return is_alive(ProcessIdentity(self.host, self.id, self.started))
+        return self.host == os.uname().nodename and is_running(self.id, self.start_ticks)
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,17 @@ class TaskStatus:
         rank: Its rank in the step.
         node: Name of its node.
         address: Its host:port in the cluster spec.
-        state: "missing" until the task registers, then the state that its agent reports.
+        state: "missing" until the task registers, then the last state that its agent reported.
         starts: Number of starts of its child process in this attempt.
         returncode: Exit code of the last child process, or minus the signal that killed it.
         detail: Details of the state, in words.
         is_gone: Whether the task's agent has exited or is lost.
         heartbeat_age_seconds: Seconds since the last heartbeat of its agent.
         started_seconds: Last start of its child process, in seconds since the job's start.
+        ended_seconds: End of its last child process, in seconds since the job's start.
         step: Last training step that the script reported.
         steps_per_second: Mean steps per second over the last 20 s.
-        step_seconds: Seconds since the last new step.
+        seconds_since_step: Seconds since the last new step.
         metrics: Metrics that the script reported with its step; null for NaN and infinity.
         memory_bytes: Resident memory of the child process and its descendants.
         cpu_seconds: Processor time of the child process and its descendants.
@@ -122,9 +123,10 @@ class TaskStatus:
     is_gone: bool = False
     heartbeat_age_seconds: float | None = None
     started_seconds: float | None = None
+    ended_seconds: float | None = None
     step: int | None = None
     steps_per_second: float | None = None
-    step_seconds: float | None = None
+    seconds_since_step: float | None = None
     metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
@@ -210,33 +212,6 @@ class Event:
 
 
 @dataclass(frozen=True)
-class ResultTask:
-    """One task in result.json, in the last attempt.
-
-    Attributes:
-        task: Its role and index, such as "worker/0".
-        rank: Its rank in the step.
-        node: Name of its node.
-        address: Its host:port in the cluster spec.
-        starts: Number of starts of its child process.
-        state: "missing" if the task never registered, else the last state that its agent reported.
-        returncode: Exit code of the last child process, or minus the signal that killed it.
-        started_seconds: Last start of its child process, in seconds since the job's start.
-        ended_seconds: End of its last child process, in seconds since the job's start.
-    """
-
-    task: str = "?"
-    rank: int = 0
-    node: str | None = None
-    address: str | None = None
-    starts: int = 0
-    state: str = "?"
-    returncode: int | None = None
-    started_seconds: float | None = None
-    ended_seconds: float | None = None
-
-
-@dataclass(frozen=True)
 class ResultFile:
     """How the job ended. On a full disk the launcher writes only the exit code and the reason.
 
@@ -252,7 +227,7 @@ class ResultFile:
         attempts: Number of attempts that the job made.
         requeued: Why the job was requeued: "preemption" or "time limit"; null if it was not.
         warnings: Possible problems of the job, in sentences.
-        tasks: The tasks by rank.
+        tasks: The tasks by rank, in the last attempt.
     """
 
     exit_code: int = 1
@@ -266,7 +241,7 @@ class ResultFile:
     attempts: int | None = None
     requeued: str | None = None
     warnings: tuple[str, ...] = ()
-    tasks: tuple[ResultTask, ...] = ()
+    tasks: tuple[TaskStatus, ...] = ()
 
 
 @dataclass(frozen=True)

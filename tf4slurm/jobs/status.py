@@ -263,11 +263,11 @@ def _with_last_state(task: TaskStatus, last: LastState) -> TaskStatus:
 
 def _age_task(task: TaskStatus, file: StatusFile, age: float, *, has_ended: bool) -> TaskStatus:
     """Return the current state of a task, `age` seconds after status.json was written."""
-    heartbeat_age, step_seconds = task.heartbeat_age_seconds, task.step_seconds
+    heartbeat_age, seconds_since_step = task.heartbeat_age_seconds, task.seconds_since_step
     return dataclasses.replace(
         task,
         state=_task_state(task, file, 0.0 if has_ended else age),
-        step_seconds=None if step_seconds is None else round(step_seconds + age, 1),
+        seconds_since_step=None if seconds_since_step is None else round(seconds_since_step + age, 1),
         heartbeat_age_seconds=None if heartbeat_age is None else round(heartbeat_age + age, 1),
     )
 
@@ -283,10 +283,10 @@ def _task_state(task: TaskStatus, file: StatusFile, age: float) -> str:
 
 
 def _is_stalled(task: TaskStatus, file: StatusFile, age: float) -> bool:
-    if not task.step or task.step_seconds is None or file.phase != "training":
+    if not task.step or task.seconds_since_step is None or file.phase != "training":
         return False
     seconds_per_step = (file.seconds - (task.started_seconds or 0.0)) / task.step
-    return task.step_seconds + age > max(_STALL_SECONDS, _STALL_STEPS * seconds_per_step)
+    return task.seconds_since_step + age > max(_STALL_SECONDS, _STALL_STEPS * seconds_per_step)
 
 
 def _format_seconds(seconds: float | None) -> str | None:

@@ -274,7 +274,7 @@ def _job_file(spec: JobSpec, facts: Mapping[str, Any]) -> JobFile:
         options=spec.to_json(),
         host=socket.gethostname(),
         directory=os.getcwd(),
-        process=Process.own(),
+        process=Process.of(os.getpid()),
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         versions={"tf4slurm": __version__, "python": platform.python_version()},
         **facts,

@@ -8,8 +8,9 @@ from pathlib import Path
 from tf4slurm.control.records import Outcome, TaskRecord, describe_end
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.known_errors import explain
+from tf4slurm.jobs.recorder import describe_task
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import Event, ResultFile, ResultTask
+from tf4slurm.jobs.schema import Event, ResultFile
 from tf4slurm.launch.requeue import Reason
 
 
@@ -54,7 +55,9 @@ class Result:
             attempts=self.attempt,
             requeued=self.requeued,
             warnings=tuple(self.warnings),
-            tasks=tuple(_result_task(record, self.started_at) for record in self.records),
+            tasks=tuple(
+                describe_task(record, self.started_at, self.started_at + self.seconds) for record in self.records
+            ),
         )
 
 
@@ -75,20 +78,3 @@ class Reporter:
 
     def close(self) -> None:
         """Finish the output."""
-
-
-def _result_task(record: TaskRecord, started_at: float) -> ResultTask:
-    def since_start(at: float | None) -> float | None:
-        return None if at is None else round(at - started_at, 3)
-
-    return ResultTask(
-        task=str(record.task),
-        rank=record.rank,
-        node=record.node or None,
-        address=str(record.address) if record.address else None,
-        starts=record.observed.start_count,
-        state=record.observed.state if record.has_registered else "missing",
-        returncode=record.observed.returncode,
-        started_seconds=since_start(record.started_at),
-        ended_seconds=since_start(record.ended_at),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from tf4slurm.system.proc import identity_of, is_alive, read_stat
+from tf4slurm.system.proc import ProcessStat, is_running, read_stat
 
 _POLL_SECONDS = 1.0
 
@@ -16,18 +16,17 @@ async def wait_for_slurmstepd_loss() -> int:
     slurmstepd exits before its tasks only if it is killed; the tasks continue to run. Without a slurmstepd, or if /proc
     hides it (hidepid), this coroutine never returns: cancel it.
     """
-    process_id = _find_slurmstepd()
-    if process_id is None:
+    slurmstepd = _find_slurmstepd()
+    if slurmstepd is None:
         never: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         return await never
-    identity = identity_of(process_id)
-    while is_alive(identity):
+    while is_running(slurmstepd.process_id, slurmstepd.start_ticks):
         await asyncio.sleep(_POLL_SECONDS)
-    return process_id
+    return slurmstepd.process_id
 
 
-def _find_slurmstepd() -> int | None:
-    """Return the process id of the nearest ancestor named slurmstepd; None if there is none."""
+def _find_slurmstepd() -> ProcessStat | None:
+    """Return the nearest ancestor named slurmstepd; None if there is none."""
     process_id = os.getppid()
     while process_id > 1:
         try:
@@ -35,6 +34,6 @@ def _find_slurmstepd() -> int | None:
         except OSError:
             return None
         if stat.name == "slurmstepd":
-            return process_id
+            return stat
         process_id = stat.parent_id
     return None

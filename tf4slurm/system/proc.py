@@ -73,31 +73,10 @@ def ignores_signal(process_id: int, number: int) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1) and all(ignores_signal(child, number) for child in children)
 
 
-class ProcessIdentity(NamedTuple):
-    """The identity of a process, different from that of a later process with the same id.
-
-    `started` is the start time in clock ticks since the host's boot; 0 if the process does not exist.
-    """
-
-    host: str
-    process_id: int
-    started: int
-
-
-def identity_of(process_id: int) -> ProcessIdentity:
-    """Return the identity of a process on this host, which may be a zombie."""
-    stat = _find_stat(process_id)
-    return ProcessIdentity(os.uname().nodename, process_id, stat.start_ticks if stat else 0)
-
-
-def is_alive(identity: ProcessIdentity) -> bool:
-    """Return whether the process with this identity runs on this host."""
-    stat = _find_stat(identity.process_id) if identity.host == os.uname().nodename else None
-    return stat is not None and stat.state != "Z" and stat.start_ticks == identity.started
-
-
-def _find_stat(process_id: int) -> ProcessStat | None:
+def is_running(process_id: int, start_ticks: int) -> bool:
+    """Return whether the process that started at `start_ticks` runs: neither a zombie nor a later one with its id."""
     try:
-        return read_stat(process_id)
+        stat = read_stat(process_id)
     except OSError:
-        return None
+        return False
+    return stat.state != "Z" and stat.start_ticks == start_ticks
