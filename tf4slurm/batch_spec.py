@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tf4slurm.cluster import placeholders_in
 from tf4slurm.errors import OptionError
 from tf4slurm.options import exclusive, option, options_of
-from tf4slurm.placeholders import placeholders_in
 from tf4slurm.spec import JobSpec
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*[a-z0-9]")

@@ -1,13 +1,23 @@
-"""`Task`, `Address`, `Member` and `Cluster`, and their conversion to the cluster spec and TF_CONFIG."""
+"""`Task`, `Address`, `Member` and `Cluster`; the cluster spec, TF_CONFIG and placeholders such as {ps_hosts}."""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Callable, Iterable
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tf4slurm.roles import Role, role_of
+
+logger = logging.getLogger(__name__)
+
+_ROLES_WITH_HOSTS = ("ps", "worker", "chief")
+PLACEHOLDERS = (*(f"{role}_hosts" for role in _ROLES_WITH_HOSTS), "job_name", "task_type", "task_index")
+_IN_BRACES = re.compile(r"\{(\w+)\}")
+_LEAST_SIMILARITY = 0.8  # finds {worker_host} and {task_id}, but not {name}
 
 
 class Task(NamedTuple):
@@ -95,3 +105,22 @@ def format_tasks(tasks: Iterable[object]) -> str:
     """Return the tasks as text for a sentence, such as "worker/1, worker/3 and ps/0"."""
     names = [str(task) for task in tasks]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def fill_in(command: Sequence[str], cluster_spec: Mapping[str, Sequence[str]], task: Task) -> tuple[str, ...]:
+    """Replace the placeholders for one task: hosts by "host:port,host:port". Other braces stay unchanged."""
+    values = {f"{role}_hosts": ",".join(cluster_spec.get(role, ())) for role in _ROLES_WITH_HOSTS}
+    values.update(job_name=task.task_type, task_type=task.task_type, task_index=str(task.task_index))
+    return tuple(_IN_BRACES.sub(lambda match: values.get(match[1], match[0]), word) for word in command)
+
+
+def placeholders_in(command: Sequence[str]) -> set[str]:
+    """Return the names of the placeholders in the command."""
+    return set(_IN_BRACES.findall(" ".join(command))) & set(PLACEHOLDERS)
+
+
+def warn_of_misspelled(command: Sequence[str]) -> None:
+    """Log a warning for each name in braces that resembles a placeholder."""
+    for name in sorted(set(_IN_BRACES.findall(" ".join(command))) - set(PLACEHOLDERS)):
+        for meant in difflib.get_close_matches(name.lower(), PLACEHOLDERS, 1, _LEAST_SIMILARITY):
+            logger.warning("{%s} in the command is not a placeholder; did you mean {%s}?", name, meant)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tf4slurm.cluster import placeholders_in, warn_of_misspelled
 from tf4slurm.errors import OptionError
 from tf4slurm.network.ports import format_ports, parse_ports
 from tf4slurm.options import check_exclusive, option, options_of
-from tf4slurm.placeholders import placeholders_in, warn_of_misspelled
 from tf4slurm.placement import PACK, fill_counts, place_tasks
 
 StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]

@@ -19,13 +19,12 @@ from tf4slurm.agent.liveness import wait_until_unresponsive
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.script_channel import ScriptChannelServer
 from tf4slurm.agent.usage import watch_usage
-from tf4slurm.cluster import Address, Cluster, Member, Task
+from tf4slurm.cluster import Address, Cluster, Member, Task, fill_in
 from tf4slurm.control.messages import ScriptState, Usage
 from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LastState
 from tf4slurm.network.reachability import bypass_proxies
-from tf4slurm.placeholders import fill_in
 from tf4slurm.roles import Role, role_of
 from tf4slurm.slurm.gpus import HIDDEN_GPUS, gpu_environ
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss

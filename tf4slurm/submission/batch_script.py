@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from tf4slurm import __version__
 from tf4slurm.batch_spec import BatchSpec
-from tf4slurm.cluster import Task
-from tf4slurm.placeholders import fill_in, placeholders_in, warn_of_misspelled
+from tf4slurm.cluster import Task, fill_in, placeholders_in, warn_of_misspelled
 from tf4slurm.submission.sbatch_options import make_sbatch_options, place_by_component
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
