@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from tf4slurm.jobs.recorder import Recorder
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import StatusFile
 from tf4slurm.spec import JobSpec
-from tf4slurm.system.background import OrderedThread
 
 
 def test_last_status_is_written_after_a_slow_earlier_write(
@@ -25,7 +25,7 @@ def test_last_status_is_written_after_a_slow_earlier_write(
 ) -> None:
     run = RunDirectory.create(tmp_path, "run")
     state = JobState([Task("worker", 0)], JobSpec(), time.monotonic(), lambda *_, **__: None)
-    files = OrderedThread()
+    files = ThreadPoolExecutor(1)
     recorder = Recorder(run, state, time.monotonic(), files)
     write = RunDirectory.write
     phases: list[str] = []
@@ -45,7 +45,7 @@ def test_last_status_is_written_after_a_slow_earlier_write(
         recorder.write()
         assert phases == ["rendezvous"]
         goes_on.set()
-        await files.run(lambda: None)
+        await asyncio.wrap_future(files.submit(lambda: None))
 
     monkeypatch.setattr(RunDirectory, "write", write_slowly)
     asyncio.run(end_while_it_writes())

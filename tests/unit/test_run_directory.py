@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.recorder import EventLog
 from tf4slurm.jobs.run_directory import RunDirectory, open_to_append
 from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, Sample
-from tf4slurm.system.background import OrderedThread
 
 MAKERS = {"create": lambda path: RunDirectory.create(path.parent, path.name), "open": RunDirectory.open}
 UNUSABLE = {"parent is a file": "file/runs/digits", "itself a file's child": "file/digits", "kernel's": "/proc/runs/x"}
@@ -131,7 +131,7 @@ def test_growing_files_and_their_directories_are_private_under_any_umask(tmp_pat
     old = os.umask(0)
     try:
         run = RunDirectory.create(tmp_path, "digits")
-        thread, written = OrderedThread(), threading.Event()
+        thread, written = ThreadPoolExecutor(1), threading.Event()
         EventLog(run.events, thread).add("registered", "worker/0", "It has joined.")
         thread.submit(written.set)
         assert written.wait(10)

@@ -18,8 +18,7 @@ from tf4slurm.cluster import Cluster
 from tf4slurm.control.records import exit_code_of
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.system.output import LineWriter
-from tf4slurm.system.program import run_program
+from tf4slurm.system.program import LineWriter, run_program
 
 logger = logging.getLogger(__name__)
 

@@ -29,11 +29,10 @@ from tf4slurm.roles import Role, role_of
 from tf4slurm.slurm.gpus import HIDDEN_GPUS, gpu_environ
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.slurm.step import SlurmStep
-from tf4slurm.system.background import in_thread
 from tf4slurm.system.child_process import Child, adopt_orphans, kill_descendants, reap_orphans
 from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.guard import GUARD_LOST
-from tf4slurm.system.output import LineWriter
+from tf4slurm.system.program import LineWriter, in_thread
 from tf4slurm.system.variables import (
     AGENT_VARIABLES,
     ATTEMPT_VARIABLE,

@@ -15,7 +15,7 @@ from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, registered_jobs
 from tf4slurm.jobs.schema import TaskStatus
 from tf4slurm.jobs.status import JobStatus
-from tf4slurm.system.output import format_table
+from tf4slurm.system.program import format_table
 from tf4slurm.system.typed_json import to_json
 
 _COMPLETED_JOBS = 50

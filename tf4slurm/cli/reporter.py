@@ -12,7 +12,7 @@ from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event
 from tf4slurm.launch.result import Reporter, Result
-from tf4slurm.system.output import LineWriter, format_table
+from tf4slurm.system.program import LineWriter, format_table
 
 _DRAW_SECONDS = 0.1
 _SHOWN_EVENTS = (

@@ -13,7 +13,7 @@ from tf4slurm.cli.reporter import PlainReporter
 from tf4slurm.doctor.smoke_test import describe_success, smoke_test_spec
 from tf4slurm.launch.result import Result
 from tf4slurm.launch.start import find_allocation, run_job
-from tf4slurm.system.output import LineWriter
+from tf4slurm.system.program import LineWriter
 
 
 @click.command()

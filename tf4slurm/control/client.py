@@ -34,7 +34,7 @@ from tf4slurm.control.messages import (
 )
 from tf4slurm.errors import MessageError, RendezvousClosedError, RendezvousConnectionError
 from tf4slurm.spec import JobSpec
-from tf4slurm.system.background import in_thread
+from tf4slurm.system.program import in_thread
 
 if TYPE_CHECKING:  # generic for type checkers only
     _Call = grpc.aio.StreamStreamCall[bytes, bytes]

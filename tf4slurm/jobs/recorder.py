@@ -9,6 +9,7 @@ import asyncio
 import collections
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +18,6 @@ from tf4slurm.control.state import JobState
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory, open_to_append
 from tf4slurm.jobs.schema import Event, Sample, StatusFile, TaskStatus
-from tf4slurm.system.background import OrderedThread
 from tf4slurm.system.typed_json import to_json
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _RATE_SECONDS = 20.0  # averaging period of steps per second
 class EventLog:
     """Appends events to events.jsonl."""
 
-    def __init__(self, path: Path, files: OrderedThread) -> None:
+    def __init__(self, path: Path, files: ThreadPoolExecutor) -> None:
         self._started = time.monotonic()
         self._file: BinaryIO | None = None
         self._files = files
@@ -71,7 +71,9 @@ class EventLog:
 class Recorder:
     """Writes status.json and samples.jsonl of one job every few seconds."""
 
-    def __init__(self, run_directory: RunDirectory, state: JobState, started_at: float, files: OrderedThread) -> None:
+    def __init__(
+        self, run_directory: RunDirectory, state: JobState, started_at: float, files: ThreadPoolExecutor
+    ) -> None:
         self._run_directory = run_directory
         self._files = files
         self._state = state
@@ -85,7 +87,7 @@ class Recorder:
     async def run(self) -> None:
         """Write the files until cancelled; each interval starts after the last write."""
         while True:
-            await self._files.run(self._write, self._status(), self._sample())
+            await asyncio.wrap_future(self._files.submit(self._write, self._status(), self._sample()))
             await asyncio.sleep(self._interval_seconds)
 
     def write(self) -> None:

@@ -8,6 +8,7 @@ import functools
 import socket
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from tf4slurm.agent.bootstrap import ControlEndpoint
 from tf4slurm.cluster import Address
@@ -19,7 +20,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.spec import JobSpec
-from tf4slurm.system.background import OrderedThread, in_thread
+from tf4slurm.system.program import in_thread
 
 LOOPBACK = "127.0.0.1"
 _CLOSE_SECONDS = 2.0
@@ -33,7 +34,7 @@ class ControlHost:
         counts: Mapping[str, int],
         spec: JobSpec,
         run_directory: RunDirectory,
-        files: OrderedThread,
+        files: ThreadPoolExecutor,
         on_event: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
         """`counts` has the number of tasks of each role; `files` runs the writes to the run directory."""
@@ -63,9 +64,9 @@ class ControlHost:
         hosts = (LOOPBACK,) if is_local else await in_thread(_find_hosts, self._spec.interface, node)
         return ControlEndpoint(tuple(Address(host, port) for host in hosts), self._credentials.shared)
 
-    def announce(self, endpoint: ControlEndpoint) -> asyncio.Future[None]:
-        """Write control.json, where tasks that srun started find the service's address."""
-        return self._files.run(lambda: self._run_directory.write_control(endpoint.to_json()))
+    def announce(self, endpoint: ControlEndpoint) -> None:
+        """Write control.json, where tasks that srun started find the service's address. Call this in `files`."""
+        self._run_directory.write_control(endpoint.to_json())
 
     def publish(self) -> None:
         """Send the desired states that have changed."""
@@ -77,7 +78,7 @@ class ControlHost:
 
     async def close(self) -> None:
         await self._service.close()
-        await asyncio.wait({self._files.run(self._remove_control_file)}, timeout=_CLOSE_SECONDS)
+        await asyncio.wait({asyncio.wrap_future(self._files.submit(self._remove_control_file))}, timeout=_CLOSE_SECONDS)
 
     def _remove_control_file(self) -> None:
         with contextlib.suppress(OSError):

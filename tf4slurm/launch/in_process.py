@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,8 @@ from tf4slurm.network.interfaces import interface_address
 from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.step import SlurmStep
 from tf4slurm.spec import JobSpec
-from tf4slurm.system.background import OrderedThread
 from tf4slurm.system.exec_child import STOP_SIGNALS
-from tf4slurm.system.output import LineWriter, LogHandler
-from tf4slurm.system.program import silence_grpc
+from tf4slurm.system.program import LineWriter, LogHandler, silence_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -225,9 +224,10 @@ async def _host(
     counts: Mapping[str, int], spec: JobSpec, directory: RunDirectory, step: SlurmStep, is_over: asyncio.Event
 ) -> None:
     """Run the control service until every task has ended or is lost, or until `is_over` is set."""
-    host = ControlHost(counts, spec, directory, OrderedThread())
+    files = ThreadPoolExecutor(1)
+    host = ControlHost(counts, spec, directory, files)
     try:
-        await host.announce(await host.start(step.node_name))
+        await asyncio.wrap_future(files.submit(host.announce, await host.start(step.node_name)))
         ending, stopping = asyncio.create_task(host.wait_for_end()), asyncio.create_task(is_over.wait())
         await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

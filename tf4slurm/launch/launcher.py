@@ -11,7 +11,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,9 +31,9 @@ from tf4slurm.launch.spawner import Spawner
 from tf4slurm.slurm.commands import query_grant
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.spec import JobSpec
-from tf4slurm.system.background import OrderedThread, in_thread
 from tf4slurm.system.child_process import adopt_orphans
 from tf4slurm.system.exec_child import STOP_SIGNALS
+from tf4slurm.system.program import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Launcher:
         self._spawner = spawner
         self._run_directory = run_directory
         self._reporter = reporter
-        self._files = OrderedThread()  # writes to the run directory
+        self._files = ThreadPoolExecutor(1)  # writes to the run directory
         self._events = EventLog(run_directory.events, self._files)
         self._host = ControlHost(spec.counts, spec, run_directory, self._files, self._on_event)
         self._state = self._host.state
@@ -91,7 +92,7 @@ class Launcher:
         if job_id is not None:  # nothing waits for this thread: slurmctld may be slow
             threading.Thread(target=self._note_grant, args=(job_id,), daemon=True).start()
         try:
-            await self._in_time(self._files.run(self._write_job))
+            await self._in_time(self._write_job)
             self._reporter.on_run_directory(self._run_directory)
             for obstacle in await in_thread(self._requeue.find_obstacles) if self._requeue is not None else ():
                 logger.warning("%s", obstacle)
@@ -119,7 +120,7 @@ class Launcher:
         is_local = self._spawner is not None and self._spawner.is_local
         endpoint = await self._host.start(self._node, is_local=is_local)
         if self._spawner is None:
-            await self._in_time(self._host.announce(endpoint))
+            await self._in_time(self._host.announce, endpoint)
         return endpoint
 
     # Calls of the spawner
@@ -182,12 +183,13 @@ class Launcher:
     def _write_job(self) -> None:
         self._run_directory.write(_job_file(self._spec, self._facts))
 
-    async def _in_time(self, writing: asyncio.Future[_T]) -> _T:
-        """Wait for a write to a file system that may have stalled. A signal after the end of the job ends the wait.
+    async def _in_time(self, write: Callable[..., _T], *arguments: object) -> _T:
+        """Write to a file system that may have stalled. A signal after the end of the job ends the wait.
 
         Raises:
             RunDirectoryError: The write was not done in time, or has failed.
         """
+        writing = asyncio.wrap_future(self._files.submit(write, *arguments))
         hurry: asyncio.Future[Any] = asyncio.create_task(self._is_impatient.wait())
         path = str(self._run_directory.path)
         text = f"The file system of the run directory {path!r} does not answer"
@@ -218,8 +220,8 @@ class Launcher:
         try:
             if self._requeue is not None and self._state.was_stopped:
                 result = await self._requeue_job(result, self._requeue)
-            await self._in_time(self._files.run(self._write, result))  # last: all other files exist then
-            result = dataclasses.replace(result, report=await self._in_time(self._files.run(self._write_report)))
+            await self._in_time(self._write, result)  # last: all other files exist then
+            result = dataclasses.replace(result, report=await self._in_time(self._write_report))
         except RunDirectoryError as error:  # a full or stalled disk does not change the outcome
             logger.error("%s", error)
         self._reporter.on_result(result)
@@ -227,7 +229,7 @@ class Launcher:
 
     async def _requeue_job(self, result: Result, requeue: Requeue) -> Result:
         """Requeue the job if `Requeue.find_reason` allows it; Slurm then ends this process."""
-        reason = await self._in_time(in_thread(requeue.find_reason, result.outcome, result.run_directory))
+        reason = await self._in_time(requeue.find_reason, result.outcome, result.run_directory)
         if reason is None:
             return result
         signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)
@@ -235,7 +237,7 @@ class Launcher:
             result.outcome, exit_code=EXIT_REQUEUED, reason=f"{result.outcome.reason} It is requeued ({reason})."
         )
         requeued = dataclasses.replace(result, outcome=outcome, requeued=reason)
-        await self._in_time(self._files.run(self._write, requeued))  # before Slurm may end this process
+        await self._in_time(self._write, requeued)  # before Slurm may end this process
         return requeued if await in_thread(requeue.requeue) else result
 
     def _write(self, result: Result) -> None:

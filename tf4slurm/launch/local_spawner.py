@@ -19,8 +19,8 @@ from tf4slurm.agent.agent import run_agent
 from tf4slurm.agent.bootstrap import rank_to_environ
 from tf4slurm.errors import LaunchError
 from tf4slurm.launch.spawner import SpawnerListener, read_lines
-from tf4slurm.system.background import in_thread
 from tf4slurm.system.child_process import kill_descendants
+from tf4slurm.system.program import in_thread
 
 _Connection = multiprocessing.connection.Connection
 _FORK = multiprocessing.get_context("fork")

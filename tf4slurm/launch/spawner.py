@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import IO, Protocol
 
-from tf4slurm.system.output import LineSplitter
+from tf4slurm.system.program import LineSplitter
 
 
 class SpawnerListener(Protocol):

@@ -16,7 +16,7 @@ from tf4slurm.errors import LaunchError
 from tf4slurm.launch.spawner import SpawnerListener, read_lines
 from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import srun_command
-from tf4slurm.system.background import in_thread
+from tf4slurm.system.program import in_thread
 
 # Not "-m tf4slurm": a json.py in the user's directory would replace Python's own.
 _MAIN = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.cli.main import main; main()"

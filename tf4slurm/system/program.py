@@ -1,16 +1,23 @@
-"""Start and end of a program of tf4slurm: the command line, or an agent that srun has started."""
+"""What the programs of tf4slurm share: their start and end, and output and threads that do not block an event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
+import queue
 import sys
-from collections.abc import Callable, Mapping
-from typing import NoReturn
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, TypeVar
 
 from tf4slurm.errors import Tf4SlurmError
-from tf4slurm.system.output import LogHandler
+
+_MAX_WAITING_LINES = 10_000
+_CLOSE_SECONDS = 1.0
+_T = TypeVar("_T")
 
 
 def silence_grpc() -> None:
@@ -49,3 +56,151 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
             stream.flush()
     # Skip exit handlers, because a thread may wait for a paused terminal.
     os._exit(exit_code if isinstance(exit_code, int) else int(exit_code is not None))
+
+
+def in_thread(function: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
+    """Run a function that may wait for a file system in a new thread, so that the event loop does not wait.
+
+    A parallel file system may stall for 30 to 300 s during a failover, and a waiting thread cannot be ended: if the
+    future is cancelled, the thread continues and its result is dropped. (asyncio.run waits for the threads of
+    `asyncio.to_thread` at the end.)
+    """
+    thread = ThreadPoolExecutor(1)
+    result = asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
+    thread.shutdown(wait=False)
+    return result
+
+
+class Stream(Protocol):
+    """The methods of TextIO that `LineWriter` needs; sys.stdout has them."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+class LineWriter:
+    """Writes lines in a thread. When its queue is full it drops lines, and writes the number of dropped lines."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        # An int in the queue is a number of dropped lines.
+        self._lines: queue.Queue[str | int | threading.Event | None] = queue.Queue(_MAX_WAITING_LINES)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._write_all, name="line-writer", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        """Queue one line, without its newline."""
+        try:
+            if self._dropped:
+                self._lines.put_nowait(self._dropped)
+                self._dropped = 0
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._dropped += 1
+
+    def close(self, last_lines: Sequence[str] = ()) -> None:
+        """Write the queued lines and then `last_lines`, each for at most 1 s; drop the remaining lines."""
+        if not self._thread.is_alive():
+            return  # closed before
+        drained = threading.Event()
+        with contextlib.suppress(queue.Full):
+            self._lines.put(drained, timeout=_CLOSE_SECONDS)
+        if not drained.wait(_CLOSE_SECONDS):
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    line = self._lines.get_nowait()
+                    self._dropped += line if isinstance(line, int) else isinstance(line, str)
+        for line in (*([self._dropped] if self._dropped else []), *last_lines, None):
+            self._lines.put(line)
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _write_all(self) -> None:
+        try:
+            while (line := self._lines.get()) is not None:
+                if isinstance(line, threading.Event):
+                    line.set()
+                elif isinstance(line, int):
+                    self._write_line(f"[{line} lines left out here; the log files have them]\n")
+                else:
+                    self._write_line(line + "\n")
+                if self._lines.empty():
+                    self._stream.flush()
+            self._stream.flush()
+        except (OSError, ValueError):  # the reader has exited, or the stream is closed; the log files have the lines
+            while (line := self._lines.get()) is not None:
+                if isinstance(line, threading.Event):
+                    line.set()
+
+    def _write_line(self, line: str) -> None:
+        try:
+            self._stream.write(line)
+        except UnicodeEncodeError as error:  # a terminal without UTF-8
+            self._stream.write(line.encode(error.encoding, "backslashreplace").decode(error.encoding))
+
+
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler  # takes no type in Python 3.10
+
+
+class LogHandler(_StreamHandler):
+    """Logs to a slow stream. Event loops and threads other than the main thread do not wait for the stream.
+
+    Call `close` (as logging.shutdown does) before the process ends.
+    """
+
+    _writer: LineWriter | None = None
+    _process_id = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if threading.current_thread() is threading.main_thread() and asyncio._get_running_loop() is None:
+            super().emit(record)
+            return
+        if self._writer is None or self._process_id != os.getpid():  # a fork does not copy the thread
+            self._writer, self._process_id = LineWriter(self.stream), os.getpid()
+        self._writer.write(self.format(record))
+
+    def close(self) -> None:
+        if self._writer is not None and self._process_id == os.getpid():
+            self._writer.close()
+        super().close()
+
+
+class LineSplitter:
+    """Splits a stream of bytes into lines of text. A carriage return also ends a line, because of progress bars."""
+
+    MAX_LINE_BYTES = 65536
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._ended_in_return = False
+
+    def split(self, data: bytes) -> list[str]:
+        """Add `data`; return the lines that are now complete."""
+        if not data:
+            return []
+        if self._ended_in_return:
+            data = data.removeprefix(b"\n")
+        self._ended_in_return = data.endswith(b"\r")
+        *lines, self._rest = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if len(self._rest) > self.MAX_LINE_BYTES:
+            lines.append(self._rest)
+            self._rest = b""
+        return [line.decode("utf-8", "replace") for line in lines]
+
+    def finish(self) -> list[str]:
+        """Return the incomplete last line at the end of the stream, if any."""
+        rest, self._rest = self._rest, b""
+        return [rest.decode("utf-8", "replace")] if rest else []
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with aligned columns.
+
+    rich is too slow for `tf4slurm status`: 0.4 s for 1,000 tasks.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
