@@ -15,11 +15,12 @@ import logging
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.errors import MessageError
 from tf4slurm.spec import StopSignal
+from tf4slurm.system.typed_json import from_exact_json
 
 logger = logging.getLogger(__name__)
 
@@ -181,8 +182,6 @@ class DesiredState:
 
 
 Message = Registration | ObservedState | ScriptState | DesiredState
-_CLASSES: dict[str, type[Any]] = {each.__name__: each for each in get_args(Message)}
-_WITH_FIELDS = {*_CLASSES.values(), BarrierArrival, Usage}
 _M = TypeVar("_M", bound=Message)
 
 
@@ -202,11 +201,10 @@ def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
     """
     try:
         name, fields = json.loads(payload)
-        if _CLASSES[name] is not expected:
+        if name != expected.__name__:
             raise ValueError(f"expected {expected.__name__}")
-        message: _M = _checked(fields, expected, before)
-        return message
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return from_exact_json(expected, fields, before)
+    except (ValueError, TypeError, RecursionError) as error:
         raise _message_error(payload, "control message", error) from error
 
 
@@ -294,36 +292,3 @@ def _changed_fields(message: Any, before: Any = None) -> dict[str, Any]:
 @functools.cache
 def _defaults(kind: type[Any]) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(kind)}
-
-
-@functools.cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    """Return the types of the fields. Not computed at import, because that would make the import 50 % slower."""
-    return get_type_hints(kind)
-
-
-_arguments = functools.cache(get_args)
-
-
-def _checked(value: Any, hint: Any, before: Any = None) -> Any:
-    """Convert a JSON value to the type that a field declares: lists to tuples, objects to the declared class."""
-    if hint in _WITH_FIELDS:
-        hints = _hints(hint)
-        fields = {key: _checked(field, hints[key]) for key, field in value.items()}
-        return hint(**fields) if before is None else hint(**{**vars(before), **fields})
-    arguments = _arguments(hint)
-    origin = getattr(hint, "__origin__", None)
-    if type(None) in arguments:  # such as "int | None"
-        return None if value is None else _checked(value, arguments[0])
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise TypeError(f"{value!r} is not a list")
-        kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
-        return tuple(_checked(item, kind) for item, kind in zip(value, kinds, strict=True))
-    if origin is Literal:
-        if value not in arguments:
-            raise ValueError(f"{value!r} is not one of {arguments}")
-        return value
-    if type(value) is not hint and not (type(value) is int and hint is float):
-        raise TypeError(f"{value!r} is not {hint}")
-    return value

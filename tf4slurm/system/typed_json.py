@@ -1,7 +1,7 @@
 """Conversion of JSON to frozen dataclasses and back, by the types of their fields.
 
-Reading tolerates damage: unknown keys are ignored, and a missing or mistyped value becomes the field's default. The
-JSON is strict: NaN and infinite numbers are written as null.
+`from_json` tolerates damaged files: unknown keys are ignored, and a missing or mistyped value becomes the field's
+default. `from_exact_json` refuses them. `to_json` writes NaN and infinite numbers as null.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import dataclasses
 import functools
 import json
 import math
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 _LARGEST = 1e15  # no job writes larger numbers; damaged files may contain them
 _T = TypeVar("_T")
@@ -55,80 +54,109 @@ def read_lines(path: Path, kind: type[_T]) -> list[_T]:
 def from_json(kind: type[_T], content: Mapping[str, Any]) -> _T:
     """Convert a JSON object to a dataclass; ignore unknown keys, and replace mistyped values by defaults."""
     values = {}
-    readers: dict[str, _Reader] = _field_readers(kind)  # type: ignore[arg-type]
+    readers: dict[str, _Reader] = _field_readers(kind, False)  # type: ignore[arg-type]
     for name, read in readers.items():
         if name in content:
-            with contextlib.suppress(_MistypedError):
+            with contextlib.suppress(ValueError):
                 values[name] = read(content[name])
     return kind(**values)
 
 
-class _MistypedError(Exception):
-    """A JSON value is not of the type that the field declares."""
+def from_exact_json(kind: type[_T], content: Any, before: _T | None = None) -> _T:
+    """Convert a JSON object to a dataclass. Missing fields are taken from `before`, else from the defaults.
+
+    Raises:
+        ValueError: The content is not an object, has an unknown key, or a value of another type than its field.
+        TypeError: A field without a default is missing.
+    """
+    readers: dict[str, _Reader] = _field_readers(kind, True)  # type: ignore[arg-type]
+    try:
+        values = {name: readers[name](value) for name, value in _expect(dict, content).items()}
+    except KeyError as error:
+        raise ValueError(f"unknown key {error}") from error
+    return kind(**values) if before is None else kind(**{**vars(before), **values})
 
 
-_Reader = Callable[[Any], Any]
-_MISSING = object()
+_Reader = Callable[[Any], Any]  # raises ValueError if a JSON value is not of the declared type
+_DROPPED = object()
 
 
 @functools.cache
-def _field_readers(kind: type[Any]) -> dict[str, _Reader]:
+def _field_readers(kind: type[Any], is_exact: bool) -> dict[str, _Reader]:
     hints = get_type_hints(kind)
-    return {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind)}
+    return {field.name: _reader(hints[field.name], is_exact) for field in dataclasses.fields(kind)}
 
 
-@functools.cache
-def _reader(hint: Any) -> _Reader:
-    """Return the function that reads a JSON value of this type, or raises _MistypedError."""
-    arguments = get_args(hint)
-    if get_origin(hint) is tuple:
-        return functools.partial(_read_tuple, arguments[0])
-    if get_origin(hint) is collections.abc.Mapping:
-        return functools.partial(_read_mapping, arguments[1])
-    if isinstance(hint, types.UnionType):  # X | None
-        read = _reader(arguments[0])
+def _reader(hint: Any, is_exact: bool) -> _Reader:
+    """Return the function that reads a JSON value of this type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if type(None) in arguments:  # X | None
+        read = _reader(arguments[0], is_exact)
         return lambda value: None if value is None else read(value)
-    return functools.partial(_read_dataclass if dataclasses.is_dataclass(hint) else _read_scalar, hint)
+    if origin is Literal:
+        return functools.partial(_read_literal, arguments)
+    if origin is tuple and arguments[-1] is ...:
+        return functools.partial(_read_list, _item_reader(arguments[0], is_exact))
+    if origin is tuple:
+        return functools.partial(_read_tuple, [_reader(each, is_exact) for each in arguments])
+    if origin is collections.abc.Mapping:
+        return functools.partial(_read_mapping, _item_reader(arguments[1], is_exact))
+    if dataclasses.is_dataclass(hint):
+        convert: Callable[..., Any] = from_exact_json if is_exact else _read_dataclass
+        return functools.partial(convert, hint)
+    return functools.partial(_expect if is_exact else _read_bounded, hint)
+
+
+def _item_reader(hint: Any, is_exact: bool) -> _Reader:
+    """Return a reader. A mistyped item becomes None or an empty dataclass, so that other items keep their positions."""
+    read = _reader(hint, is_exact)
+    if is_exact:
+        return read
+    empty = _read_dataclass(hint, {}) if dataclasses.is_dataclass(hint) else _DROPPED
+    default = None if type(None) in get_args(hint) else empty
+
+    def read_or_replace(value: Any) -> Any:
+        try:
+            return read(value)
+        except ValueError:
+            return default
+
+    return read_or_replace
+
+
+def _expect(kind: Any, value: Any) -> Any:
+    if type(value) is not kind and not (kind is float and type(value) is int) and kind is not Any:
+        raise ValueError(f"{value!r} is not {kind}")
+    return value
+
+
+def _read_bounded(kind: Any, value: Any) -> Any:
+    if type(_expect(kind, value)) in (int, float) and not -_LARGEST < value < _LARGEST:
+        raise ValueError(f"{value!r} is too large")
+    return value
 
 
 def _read_dataclass(kind: Any, value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise _MistypedError
-    return from_json(kind, value)
+    return from_json(kind, _expect(dict, value))
 
 
-def _read_tuple(hint: Any, value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise _MistypedError
-    items = (_read_item(hint, item) for item in value)
-    return tuple(item for item in items if item is not _MISSING)
-
-
-def _read_mapping(hint: Any, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _MistypedError
-    items = {name: _read_item(hint, item) for name, item in value.items()}
-    return {name: item for name, item in items.items() if item is not _MISSING}
-
-
-def _read_item(hint: Any, value: Any) -> Any:
-    """Read an item. A mistyped item becomes None or an empty dataclass, so that other items keep their positions."""
-    try:
-        return _reader(hint)(value)
-    except _MistypedError:
-        if isinstance(hint, types.UnionType):
-            return None
-        return _read_dataclass(hint, {}) if dataclasses.is_dataclass(hint) else _MISSING
-
-
-def _read_scalar(kind: type[Any], value: Any) -> Any:
-    if kind is Any:
-        return value
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        raise _MistypedError
-    if kind in (int, float) and not -_LARGEST < value < _LARGEST:
-        raise _MistypedError
+def _read_literal(choices: tuple[Any, ...], value: Any) -> Any:
+    if value not in choices:
+        raise ValueError(f"{value!r} is not one of {choices}")
     return value
+
+
+def _read_list(read: _Reader, value: Any) -> tuple[Any, ...]:
+    return tuple(item for item in map(read, _expect(list, value)) if item is not _DROPPED)
+
+
+def _read_tuple(readers: Sequence[_Reader], value: Any) -> tuple[Any, ...]:
+    return tuple(read(item) for read, item in zip(readers, _expect(list, value), strict=True))
+
+
+def _read_mapping(read: _Reader, value: Any) -> dict[str, Any]:
+    items = {name: read(item) for name, item in _expect(dict, value).items()}
+    return {name: item for name, item in items.items() if item is not _DROPPED}
 
 
 def _without_nan(value: Any) -> Any:
