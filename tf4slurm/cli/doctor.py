@@ -1,8 +1,9 @@
-"""`tf4slurm doctor`: find what would prevent a job from running here."""
+"""The verbs that check whether jobs can run here: doctor and test."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import secrets
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 import click
 
 from tf4slurm import __version__
-from tf4slurm.cli.options import PLACE_OPTIONS, given, job_options
+from tf4slurm.cli.options import PLACE_OPTIONS, given, job_options, paint
 from tf4slurm.doctor.finding import Level, exit_code_of, format_findings, format_report, summarize
 from tf4slurm.doctor.host import check_host
 from tf4slurm.doctor.node import run_node
@@ -64,9 +65,7 @@ def doctor(
     elif as_report:
         click.echo(format_report(findings))
     else:
-        is_plain = bool(environ.get("NO_COLOR")) or not sys.stdout.isatty()
-        lines = format_findings(findings, lambda level, text: text if is_plain else click.style(text, _COLOURS[level]))
-        click.echo("\n".join(lines))
+        click.echo("\n".join(format_findings(findings, lambda level, text: paint(text, _COLOURS[level], environ))))
         click.echo(summarize(findings, "Next: tf4slurm test"), err=True)
     sys.exit(exit_code_of(findings))
 
@@ -74,3 +73,39 @@ def doctor(
 def _show_progress(text: str) -> None:
     if sys.stderr.isatty():
         click.echo(f"tf4slurm | {text}", err=True)
+
+
+@click.command()
+@click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
+@click.option("--plain", is_flag=True, help="Test processes and addresses without TensorFlow.")
+@job_options("test", names=PLACE_OPTIONS)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1, max=3600),
+    default=120.0,
+    show_default=True,
+    help="Seconds to form the cluster, and again to train.",
+)
+@click.pass_obj
+def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, **options: Any) -> None:
+    """Run a chief, a ps and a worker that train with ParameterServerStrategy, and report what worked.
+
+    They run on this host; in a Slurm allocation on its hosts, as many tasks as Slurm gives. The test takes some seconds
+    more than TensorFlow needs to start.
+    """
+    from tf4slurm.cli.reporter import BriefReporter
+    from tf4slurm.doctor.smoke_test import describe_success, smoke_test_spec
+    from tf4slurm.launch.start import find_allocation, run_job
+
+    allocation = find_allocation(environ, local=local)
+    is_plain = plain or importlib.util.find_spec("tensorflow") is None
+    if is_plain and not plain:
+        click.echo("tf4slurm | TensorFlow is not installed in this Python: the test runs without it", err=True)
+    spec = smoke_test_spec(given(options), allocation, is_plain=is_plain, timeout_seconds=timeout)
+    result = run_job(spec, environ, allocation, BriefReporter)
+    if result.outcome.is_success:
+        click.echo(describe_success(result))
+    else:
+        on_nodes = "" if allocation is None else " --on-nodes"
+        click.echo(f"tf4slurm | the test failed. Next: tf4slurm doctor{on_nodes}", err=True)
+    sys.exit(result.outcome.exit_code)

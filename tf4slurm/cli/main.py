@@ -14,33 +14,26 @@ from tf4slurm.system.guard import start_guard
 from tf4slurm.system.program import run_program
 
 _VERBS = {
-    "run": "Run a job: local processes, or hosts of a Slurm allocation.",
-    "submit": "Submit a job to Slurm.",
-    "script": "Print the batch script that submit gives to sbatch.",
-    "status": "Show the state of jobs, task by task.",
-    "list": "List your jobs.",
-    "logs": "Print the output of a job's tasks.",
-    "wait": "Wait until jobs have ended.",
-    "cancel": "Ask jobs to save and stop.",
-    "resume": "Start a job again with the same options.",
-    "report": "Write a job's report: one HTML file.",
-    "tensorboard": "Start TensorBoard on a job's event files.",
-    "doctor": "Check this host or cluster for problems, with advice.",
-    "test": "Run a short test job.",
-    "config": "Show the settings and their sources.",
-    "env": "Show how this process sees its job.",
-    "nodes": "Expand, fold or count Slurm's nodelists.",
-    "task": "Run one task of a job (with srun).",
-    "completion": "Print the completion script of a shell.",
+    "run": ("run.run", "Run a job: local processes, or hosts of a Slurm allocation."),
+    "submit": ("submit.submit", "Submit a job to Slurm."),
+    "script": ("submit.script", "Print the batch script that submit gives to sbatch."),
+    "status": ("jobs.status", "Show the state of jobs, task by task."),
+    "list": ("jobs.list_", "List your jobs."),
+    "logs": ("results.logs", "Print the output of a job's tasks."),
+    "wait": ("jobs.wait", "Wait until jobs have ended."),
+    "cancel": ("jobs.cancel", "Ask jobs to save and stop."),
+    "resume": ("jobs.resume", "Start a job again with the same options."),
+    "report": ("results.report", "Write a job's report: one HTML file."),
+    "tensorboard": ("results.tensorboard", "Start TensorBoard on a job's event files."),
+    "doctor": ("doctor.doctor", "Check this host or cluster for problems, with advice."),
+    "test": ("doctor.test", "Run a short test job."),
+    "config": ("show.config", "Show the settings and their sources."),
+    "env": ("show.env", "Show how this process sees its job."),
+    "nodes": ("show.nodes", "Expand, fold or count Slurm's nodelists."),
+    "task": ("run.task", "Run one task of a job (with srun)."),
+    "completion": ("main.completion", "Print the completion script of a shell."),
 }
-_MODULES = {
-    **dict.fromkeys(("status", "list", "wait", "cancel", "resume"), "jobs"),
-    "completion": "main",
-    "script": "submit",
-    "task": "run",
-    "tensorboard": "report",
-}
-_FUNCTIONS = {"list": "list_"}
+"""The module in `tf4slurm.cli`, function and summary of each verb."""
 
 
 class _Verbs(click.Group):
@@ -50,14 +43,14 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        module = importlib.import_module(f"tf4slurm.cli.{_MODULES.get(cmd_name, cmd_name)}")
-        command = getattr(module, _FUNCTIONS.get(cmd_name, cmd_name))
+        module, function = _VERBS[cmd_name][0].split(".")
+        command = getattr(importlib.import_module(f"tf4slurm.cli.{module}"), function)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_VERBS.items()))
+            formatter.write_dl([(verb, summary) for verb, (_, summary) in _VERBS.items()])
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})

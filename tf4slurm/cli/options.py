@@ -1,9 +1,10 @@
-"""The click options of a job, generated from the fields of `JobSpec` and `BatchSpec`."""
+"""What several verbs share: the options of a job, from the fields of `JobSpec` and `BatchSpec`, and the argument ID."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -17,8 +18,10 @@ from tf4slurm.spec import JobSpec
 PLACE_OPTIONS = ("runs_directory", "interface", "ports")
 """The fields for the files and the network of a job."""
 
+_COMPLETED_JOBS = 50
 _COMPLETION_SECONDS = 2.0
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+_Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> _Decorator:
@@ -36,10 +39,27 @@ def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> _D
     return add
 
 
+def _click_option(each: Option) -> _Decorator:
+    flags = (*each.flags, f"--{each.key}/--no-{each.key}" if each.is_switch else f"--{each.key}")
+    values: dict[str, Any] = {}
+    if not each.is_switch:
+        find = _FINDERS.get(each.complete, lambda _: each.choices)
+        values = {"metavar": each.metavar, "multiple": each.is_repeatable, "shell_complete": complete(find)}
+    return click.option(*flags, each.name, default=None, help=each.help, **values)
+
+
 def site_option(function: Callable[..., None]) -> Callable[..., None]:
     """Add --site to a verb that reads settings."""
     text = 'Profile of the cluster; "none" reads no settings from files and variables. See "tf4slurm config".'
-    return click.option("--site", help=text, shell_complete=_complete_sites)(function)
+    finish = complete(lambda _: (NO_SITE, *Places.here(os.environ).sites()))
+    return click.option("--site", help=text, shell_complete=finish)(function)
+
+
+def job_argument(*, many: bool = False) -> _Decorator:
+    """Add the argument for a job, or for several."""
+    if many:
+        return click.argument("jobs", nargs=-1, metavar="[ID]...", shell_complete=complete(_find_jobs))
+    return click.argument("job", required=False, metavar="[ID]", shell_complete=complete(_find_jobs))
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,31 +76,34 @@ def read_options(cls: type, environ: Mapping[str, str], values: dict[str, Any]) 
     settings = settings_here(environ, values.pop(SITE))
     files = sorted({setting.origin for setting in settings.values() if os.path.isabs(setting.origin)})
     if files:
-        click.echo(f"tf4slurm: settings from {', '.join(files)}", err=True)
+        note(f"settings from {', '.join(files)}")
     return fill_in(cls, given(values), settings)
 
 
-def _click_option(each: Option) -> _Decorator:
-    flags = (*each.flags, f"--{each.key}/--no-{each.key}" if each.is_switch else f"--{each.key}")
-    values: dict[str, Any] = {}
-    if not each.is_switch:
-        values = {"metavar": each.metavar, "multiple": each.is_repeatable, "shell_complete": _completion_of(each)}
-    return click.option(*flags, each.name, default=None, help=each.help, **values)
+def note(text: str) -> None:
+    """Print a message to standard error."""
+    click.echo(f"tf4slurm: {text}", err=True)
 
 
-def _completion_of(each: Option) -> Callable[..., list[CompletionItem]] | None:
-    find = _FINDERS.get(each.complete, lambda: each.choices)
-    return _complete(find) if each.complete or each.choices else None
+def paint(text: str, colour: str, environ: Mapping[str, str]) -> str:
+    """Return text in a colour if standard output is a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    is_plain = environ.get("NO_COLOR") or not sys.stdout.isatty()
+    return text if is_plain else click.style(text, fg=colour, bold=True)
 
 
-def _complete(find: Callable[[], Sequence[str]]) -> Callable[..., list[CompletionItem]]:
-    def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in find() if name.startswith(incomplete)]
-
-    return complete
+def complete(find: Callable[[click.Context], Iterable[str]]) -> _Completion:
+    """Return a shell completion by the names that `find` returns."""
+    return lambda context, _, start: [CompletionItem(name) for name in find(context) if name.startswith(start)]
 
 
-def _find_partitions() -> Sequence[str]:
+def _find_jobs(_context: click.Context) -> list[str]:
+    from tf4slurm.jobs.registry import registered_jobs
+
+    jobs = registered_jobs(os.environ)[:_COMPLETED_JOBS]
+    return [word for job in jobs for word in (job.job_id, job.name) if word]
+
+
+def _find_partitions(_context: click.Context) -> Sequence[str]:
     from tf4slurm.slurm.commands import query_partitions
 
     try:
@@ -89,14 +112,13 @@ def _find_partitions() -> Sequence[str]:
         return ()
 
 
-def _find_interfaces() -> Sequence[str]:
+def _find_interfaces(_context: click.Context) -> list[str]:
     from tf4slurm.network.interfaces import list_interfaces
 
     return sorted({each.name for each in list_interfaces()})
 
 
-_FINDERS: Mapping[str, Callable[[], Sequence[str]]] = {
+_FINDERS: Mapping[str, Callable[[click.Context], Iterable[str]]] = {
     "partitions": _find_partitions,
     "interfaces": _find_interfaces,
 }
-_complete_sites = _complete(lambda: (NO_SITE, *Places.here(os.environ).sites()))

@@ -67,6 +67,21 @@ class PlainReporter(Reporter):
         self._notes.write(f"tf4slurm | {text}")
 
 
+class BriefReporter(PlainReporter):
+    """Shows the job's progress without the output of its tasks, and the result only of a failed job."""
+
+    def __init__(self, num_tasks: int) -> None:
+        writer = LineWriter(sys.stderr)
+        super().__init__(num_tasks, writer, writer)
+
+    def on_output(self, line: str) -> None:
+        pass
+
+    def on_result(self, result: Result) -> None:
+        if not result.outcome.is_success:
+            super().on_result(result)
+
+
 class LiveReporter(PlainReporter):
     """Prints the same lines on a terminal, above a live line with the phase of the job.
 

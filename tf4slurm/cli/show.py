@@ -1,0 +1,120 @@
+"""The verbs that show how tf4slurm sees this process and its settings: env, config and nodes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from tf4slurm.cli.options import given, job_options
+from tf4slurm.settings import Places, create_file, describe_options, settings_here
+from tf4slurm.slurm.nodelist import count_nodes, expand_nodelist, fold_nodelist
+from tf4slurm.spec import JobSpec
+
+
+@click.command()
+@click.option("--interface", help="The network whose address a task would use.")
+@click.option(
+    "--tasks",
+    help="A task type for each rank, such as ps,worker,worker: show the cluster spec without communication.",
+)
+@job_options("env", names=("ports",))
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+@click.pass_obj
+def env(environ: dict[str, str], /, interface: str | None, tasks: str | None, as_json: bool, **options: Any) -> None:
+    """Show the Slurm step of this process, its layout, the address it would use, TF_CONFIG, and warnings."""
+    from tf4slurm.doctor.environment import describe_environment, format_environment
+
+    task_types = None if tasks is None else tasks.split(",")
+    description = describe_environment(environ, interface, task_types, JobSpec(**given(options)).ports)
+    click.echo(json.dumps(description, indent=2) if as_json else format_environment(description))
+
+
+@click.group()
+def config() -> None:
+    """Show the settings: defaults of options, from files, variables and profiles of sites."""
+
+
+@config.command()
+@click.option("--origin", is_flag=True, help="Show the file or variable that sets each option.")
+@click.option("--site", help="Profile of the cluster. [default: the one that the settings name]")
+@click.pass_obj
+def show(environ: dict[str, str], /, origin: bool, site: str | None) -> None:
+    """Print the settings that apply in this directory, in the format of a file of settings."""
+    for name, setting in sorted(settings_here(environ, site).items()):
+        value = json.dumps(setting.value, ensure_ascii=False)  # JSON is valid TOML for these types
+        click.echo(f"{name} = {value}" + (f"  # {setting.origin}" if origin else ""))
+
+
+@config.command()
+def options() -> None:
+    """Print a Markdown table of all options of a job that settings can give."""
+    click.echo(describe_options())
+
+
+@config.command()
+@click.pass_obj
+def profiles(environ: dict[str, str], /) -> None:
+    """Print the profiles of sites: name, file, and the first line of the file."""
+    for name, path in sorted(Places.here(environ).sites().items()):
+        first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        click.echo(f"{name}  {path}  {first}")
+
+
+@config.command()
+@click.pass_obj
+def path(environ: dict[str, str], /) -> None:
+    """Print the files of settings; later ones override earlier ones."""
+    places = Places.here(environ)
+    for directory in reversed(places.site_directories):
+        click.echo(f"{directory}/NAME.toml")
+    for file in places.possible_files:
+        click.echo(f"{file}{'' if file.is_file() else '  (does not exist)'}")
+
+
+@config.command()
+@click.option("--project", is_flag=True, help="Create tf4slurm.toml in this directory, for the jobs started in it.")
+@click.pass_obj
+def init(environ: dict[str, str], /, project: bool) -> None:
+    """Create a file of settings to fill in; an existing one is not changed."""
+    click.echo(create_file(Places.here(environ), project=project))
+
+
+@click.group()
+def nodes() -> None:
+    """Expand, fold or count nodelists such as "n[001-003],gpu7": arguments, or lines of standard input."""
+
+
+def _one_nodelist(_context: click.Context, _parameter: click.Parameter, nodelists: tuple[str, ...]) -> str:
+    """Return the arguments as one nodelist, or without arguments the standard input."""
+    if nodelists:
+        return ",".join(nodelists)
+    if sys.stdin.isatty():
+        raise click.UsageError('No nodelist is given. Give it as an argument, such as "n[1-3]", or on standard input.')
+    return sys.stdin.read()
+
+
+_nodelist = click.argument("nodelist", metavar="[NODELISTS]...", nargs=-1, callback=_one_nodelist)
+
+
+@nodes.command()
+@_nodelist
+def expand(nodelist: str) -> None:
+    """Write one node name per line, in Slurm's order, with duplicates."""
+    click.echo("\n".join(expand_nodelist(nodelist)))
+
+
+@nodes.command()
+@_nodelist
+def fold(nodelist: str) -> None:
+    """Fold node names into one nodelist, such as n[9-10],gpu7."""
+    click.echo(fold_nodelist(expand_nodelist(nodelist)))
+
+
+@nodes.command()
+@_nodelist
+def count(nodelist: str) -> None:
+    """Write the number of nodes, including duplicates."""
+    click.echo(count_nodes(nodelist))
