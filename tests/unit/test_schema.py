@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from tf4slurm.control.records import EVENT_KINDS
 from tf4slurm.errors import SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import (
@@ -107,7 +108,8 @@ def describe_schema() -> str:
     """Return docs/job-files.md: one table per file or part of a file."""
     kinds = [(f"`{name}`", kind) for kind, name in FILE_NAMES.items()]
     kinds += [(f"Part: {kind.__name__}", kind) for kind in (Process, TaskStatus)]
-    return "\n".join([INTRODUCTION, *(f"\n{describe(title, kind)}" for title, kind in kinds)]) + "\n"
+    sections = [describe(title, kind) + (describe_events() if kind is Event else "") for title, kind in kinds]
+    return "\n\n".join([INTRODUCTION, *sections]) + "\n"
 
 
 INTRODUCTION = f"""# Files of a job
@@ -132,6 +134,14 @@ def describe(title: str, kind: type[Any]) -> str:
     return "\n".join(
         [f"## {title}", "", " ".join(head.split()), "", "| key | type | meaning |", "|---|---|---|", *rows]
     )
+
+
+def describe_events() -> str:
+    """Return the table of the kinds of events."""
+    rows = [
+        f"| `{name}` | {kind.meaning} | {'yes' if kind.is_on_terminal else ''} |" for name, kind in EVENT_KINDS.items()
+    ]
+    return "\n".join(["\n", "| kind | meaning | printed by `tf4slurm run` |", "|---|---|---|", *rows])
 
 
 def describe_type(hint: Any) -> str:

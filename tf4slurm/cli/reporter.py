@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from tf4slurm.control.records import TaskRecord, describe_end
+from tf4slurm.control.records import EVENT_KINDS, TaskRecord, describe_end
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -15,23 +15,6 @@ from tf4slurm.launch.result import Reporter, Result
 from tf4slurm.system.program import LineWriter, format_table
 
 _DRAW_SECONDS = 0.1
-_SHOWN_EVENTS = (
-    "checking",
-    "training",
-    "stopping",
-    "grace_period_over",
-    "warning",
-    "attempt",
-    "exited_early",
-    "idle",
-    "restarting",
-    "not_restarted",
-    "disconnected",
-    "reconnected",
-    "lost",
-    "not_terminated",
-    "outcome",
-)
 
 
 class PlainReporter(Reporter):
@@ -48,7 +31,7 @@ class PlainReporter(Reporter):
         self._note(f"forming a cluster of {self._num_tasks} tasks; run directory {run_directory.path}")
 
     def on_event(self, event: Event, state: JobState) -> None:
-        if event.kind in _SHOWN_EVENTS:
+        if EVENT_KINDS[event.kind].is_on_terminal:
             self._note(f"{event.seconds:6.2f} s  {event.text}")
 
     def on_output(self, line: str) -> None:

@@ -1,9 +1,10 @@
-"""What a job's launcher knows of each task (`TaskRecord`), and how the job ended (`Outcome`)."""
+"""What the control service records about a job: each task, the kinds of events, and the outcome."""
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control.messages import ObservedState
@@ -78,6 +79,44 @@ class TaskRecord:
     def __str__(self) -> str:
         place = f" on {self.node}" if self.node else f" (rank {self.rank})" if self.is_placed else ""
         return f"{self.name}{place}"
+
+
+class EventKind(NamedTuple):
+    """A kind of event in events.jsonl: its meaning, and whether the terminal and the report's timeline show it."""
+
+    meaning: str
+    is_on_terminal: bool = False
+    is_in_timeline: bool = False
+
+
+EVENT_KINDS = {
+    # of a task
+    "registered": EventKind("The agent has registered with the address of its task."),
+    "started": EventKind("The child process was started."),
+    "serving": EventKind("The TensorFlow server of the child process answers."),
+    "first_step": EventKind("The script has reported its first training step."),
+    "barrier": EventKind("The task was the last at a barrier; the first had waited for 1 s or longer."),
+    "exited": EventKind("The child process has exited or was killed.", is_in_timeline=True),
+    "restarting": EventKind("The child process is started again.", True, True),
+    "not_restarted": EventKind("No restart is left; the job continues without this task.", True, True),
+    "exited_early": EventKind("A ps has exited with 0 while other tasks still needed it.", True, True),
+    "disconnected": EventKind("The agent has lost its connection to the launcher, and may reconnect.", True, True),
+    "reconnected": EventKind("The agent is connected again.", True, True),
+    "lost": EventKind("The agent is lost, and with it the task.", True, True),
+    "terminated": EventKind("The agent has terminated its child process, and exits."),
+    # of the job
+    "rendezvous": EventKind("A new attempt begins: every task registers again."),
+    "checking": EventKind("All tasks have registered, and check that they reach each other's addresses.", True),
+    "training": EventKind("All addresses are reachable, and the child processes start.", True),
+    "stopping": EventKind("A stop was requested, and the scripts have the grace period to save.", True, True),
+    "grace_period_over": EventKind("The grace period is over.", True, True),
+    "attempt": EventKind("A task has failed, so another attempt follows.", True, True),
+    "warning": EventKind("No task has started a TensorFlow server.", True),
+    "idle": EventKind("No task has computed or reported a step for 60 s.", True),
+    "outcome": EventKind("The exit code of the job is known.", True, True),
+    "terminating": EventKind("All tasks are asked to terminate."),
+    "not_terminated": EventKind("Some tasks did not terminate in time.", True, True),
+}
 
 
 @dataclass(frozen=True)

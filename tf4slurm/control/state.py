@@ -15,7 +15,7 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
 from tf4slurm.control.barriers import Barriers
 from tf4slurm.control.messages import DesiredState, ObservedState, Registration, ScriptState
-from tf4slurm.control.records import Outcome, TaskRecord, describe_end, exit_code_of
+from tf4slurm.control.records import EVENT_KINDS, Outcome, TaskRecord, describe_end, exit_code_of
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, RendezvousClosedError
 from tf4slurm.network.interfaces import is_loopback
 from tf4slurm.roles import role_of
@@ -57,7 +57,7 @@ class JobState:
             tasks: The task of each rank.
             spec: The job's timeouts and other limits.
             now: The current time.
-            on_event: Called as `on_event(kind, task, text, **facts)` for each event; see `jobs.schema.Event`.
+            on_event: Called as `on_event(kind, task, text, **facts)` for each event; see `EVENT_KINDS`.
             place: If not None, `place(nodes_by_rank)` replaces `tasks` when every task has registered.
         """
         has_chief = any(task.task_type == "chief" for task in tasks)
@@ -610,6 +610,7 @@ class JobState:
         self._emit(phase.value, None, text)
 
     def _emit(self, kind: str, record: TaskRecord | None, text: str, **facts: object) -> None:
+        assert kind in EVENT_KINDS, kind
         self._on_event(kind, record.name if record else None, f"{record} {text}" if record else text, **facts)
 
 

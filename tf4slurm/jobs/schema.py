@@ -193,7 +193,7 @@ class Event:
     Attributes:
         time: When it happened, in seconds since 1970.
         seconds: When it happened, in seconds since the job's start.
-        kind: The kind of change, such as "registered".
+        kind: The kind of change; see the table below.
         task: The task, such as "worker/0"; null for the job.
         text: The change in words.
         returncode: For an exit: the exit code, or minus the number of the signal that killed the process.

@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tf4slurm.control.records import EVENT_KINDS
 from tf4slurm.jobs.schema import Event
 
 STATES = ("queued", "starting", "importing", "waiting", "training", "running", "restarting", "terminating")
 
-_TASK_EVENTS = ("exited", "lost", "disconnected", "reconnected", "restarting", "not_restarted", "exited_early")
-_JOB_EVENTS = ("attempt", "stopping", "grace_period_over", "outcome", "not_terminated")
+_MARKED_KINDS = {name for name, kind in EVENT_KINDS.items() if kind.is_in_timeline}
 _MIN_WAIT_SECONDS = 1.0
 
 
@@ -176,12 +176,12 @@ class _TimelineBuilder:
             self._leave(name, now)
         elif kind == "barrier":
             self._waits.append(Wait(now, event.waited_seconds or 0.0, name, f"at barrier {event.barrier!r}"))
-        if kind in _TASK_EVENTS:
+        if kind in _MARKED_KINDS:
             is_failure = kind == "lost" or (kind == "exited" and event.returncode != 0)
             self._tasks[name].events.append(TimelineEvent(now, kind, event.text, is_failure))
 
     def _add_job_event(self, now: float, kind: str, text: str) -> None:
-        if kind in _JOB_EVENTS:
+        if kind in _MARKED_KINDS:
             is_failure = kind in ("attempt", "not_terminated")
             self._events.append(TimelineEvent(now, kind, text, is_failure))
         if kind == "checking":
