@@ -43,7 +43,7 @@ print(json.dumps(times))
 
 def measure_map(directory: Path, runs: int) -> list[Figure]:
     """Compute the node of each of 80,000 ranks on 10,000 nodes, with its checks; and TensorFlow's cluster spec."""
-    from tf4slurm.slurm.step import SlurmStep
+    from tf4slurm.slurm.environ import SlurmStep
 
     num_tasks = _NODES * _TASKS_PER_NODE
     step_of = {

@@ -22,7 +22,7 @@ from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.options import options_of, to_fields
 from tf4slurm.settings import SITE, fill_in, settings_here
-from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec import SLURM_OPTIONS, JobSpec
 
 _LINE_SECONDS = 5.0

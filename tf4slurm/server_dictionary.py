@@ -25,7 +25,7 @@ from tf4slurm.errors import InterfaceError, PlacementError, RendezvousError, Slu
 from tf4slurm.network.interfaces import INFINIBAND
 from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import SCRIPT_TASK_TYPES
-from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE, TASK_VARIABLE
 
 _TERMINATE_SECONDS = 15.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.processes import wait_until
 from tf4slurm.errors import LayoutError
 from tf4slurm.slurm.commands import layout_of, query_layout
-from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.slurm.environ import SlurmStep
 
 
 def main(directory: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.captures import CAPTURES, Capture, capture_of
 from tests.unit.test_slurm_captures import may_refuse
 from tf4slurm.errors import LayoutError, PlacementError, SlurmEnvironmentError, Tf4SlurmError
-from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.slurm.environ import SlurmStep
 
 tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 from tf4slurm import SlurmClusterResolver  # noqa: E402

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.errors import LaunchError, LayoutError
-from tf4slurm.slurm.allocation import HetComponent, SlurmAllocation
 from tf4slurm.slurm.commands import exited_tasks, layout_of, query_layout, srun_command, srun_on_each_node_command
-from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
 
 ALWAYS = ("--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
 ARBITRARY = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tf4slurm.errors import PlacementError
+from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.slurm.gpus import divide_gpus, gpu_environ
-from tf4slurm.slurm.step import SlurmStep
 
 
 @pytest.mark.parametrize(

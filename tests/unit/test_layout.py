@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tf4slurm.errors import LayoutError, PlacementError
+from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.slurm.layout import (
-    Component,
     deal_ranks,
     join_components,
     rename_nodes,
     split_components,
 )
-from tf4slurm.slurm.step import SlurmStep
 
 A, B, C = "r1-n9", "r1-n10", "gpu-09"
 
@@ -36,30 +35,29 @@ A, B, C = "r1-n9", "r1-n10", "gpu-09"
 def test_distributions(
     counts: tuple[int, ...], distribution: str | None, plane_size: int | None, expected: str
 ) -> None:
-    assert "".join(deal_ranks(Component(("A", "B", "C"), counts), distribution, plane_size)) == expected
+    assert "".join(deal_ranks(dict(zip("ABC", counts, strict=True)), distribution, plane_size)) == expected
 
 
 @pytest.mark.parametrize("distribution", ["arbitrary", "arbitrary,nopack", "plane", "unknown"])
 def test_undetermined_distribution_is_refused(distribution: str) -> None:
     with pytest.raises(LayoutError, match=f"does not determine the node of each rank.*{distribution}") as caught:
-        deal_ranks(Component((A,), (2,)), distribution, None)
+        deal_ranks({A: 2}, distribution, None)
     assert caught.value.distribution == distribution
 
 
 def test_components_are_split_in_the_order_of_the_groups() -> None:
-    step = Component((C, A, B), (1, 2, 3))
-    split = split_components(step, [(B, "not in the step"), ("neither",), (A, C)])
-    assert split == (Component((B,), (3,)), Component((C, A), (1, 2)))
+    split = split_components({C: 1, A: 2, B: 3}, [(B, "not in the step"), ("neither",), (A, C)])
+    assert [list(component.items()) for component in split] == [[(B, 3)], [(C, 1), (A, 2)]]
 
 
 @pytest.mark.parametrize("groups", [[(A,), (B,)], [(A, B), (B, C)]])
 def test_node_in_no_group_or_in_two_is_refused(groups: list[tuple[str, ...]]) -> None:
     with pytest.raises(LayoutError, match="not each in one group"):
-        split_components(Component((A, B, C), (1, 1, 1)), groups)
+        split_components({A: 1, B: 1, C: 1}, groups)
 
 
 def test_components_of_one_node_and_own_component_of_two_nodes_are_joined() -> None:
-    components = [Component((A,), (2,)), Component((B, C), (3, 1))]
+    components = [{A: 2}, {B: 3, C: 1}]
     assert join_components(components, B, {2, 4, 5}) == (A, A, B, C, B, B)
     assert join_components(components, C, {3}) == (A, A, B, C, B, B)
     assert join_components(components[:1] * 2, A, {0}) == (A, A, A, A)
@@ -67,7 +65,7 @@ def test_components_of_one_node_and_own_component_of_two_nodes_are_joined() -> N
 
 @pytest.mark.parametrize("own_node", ["A", "B"])
 def test_other_component_of_two_nodes_and_component_of_three_nodes_are_refused(own_node: str) -> None:
-    components = [Component(("A",), (2,)), Component(("B", "C", "D"), (1, 1, 1)), Component(("E", "F"), (1, 1))]
+    components = [{"A": 2}, {"B": 1, "C": 1, "D": 1}, {"E": 1, "F": 1}]
     with pytest.raises(LayoutError, match="has 3 nodes"):
         join_components(components, own_node, {0})
     with pytest.raises(LayoutError, match="has 2 nodes"):

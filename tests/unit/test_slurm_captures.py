@@ -6,8 +6,8 @@ import pytest
 
 from tests.captures import CAPTURES, Capture, capture_of
 from tf4slurm.errors import LayoutError
+from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.slurm.gpus import gpu_environ
-from tf4slurm.slurm.step import SlurmStep
 
 
 def steps_of(capture: Capture) -> list[SlurmStep]:
@@ -16,7 +16,7 @@ def steps_of(capture: Capture) -> list[SlurmStep]:
 
 def may_refuse(capture: Capture, step: SlurmStep) -> bool:
     """Return whether other layouts give this task the same environment: see `layout.py`."""
-    groups = [set(group.nodes) & set(step.nodes) for group in step.het_groups]
+    groups = [set(group) & set(step.nodes) for group in step.het_groups.values()]
     components = [nodes for nodes in groups if nodes]
     known = [len(nodes) == 1 or (len(nodes) == 2 and step.node_name in nodes) for nodes in components]
     return "arbitrary" in capture.layout or (len(components) > 1 and not all(known))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from functools import cached_property
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.captures import CAPTURES
 from tf4slurm.errors import Tf4SlurmError
-from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep
 from tf4slurm.slurm.gpus import gpu_environ
 from tf4slurm.slurm.nodelist import count_nodes, expand_nodelist, fold_nodelist
-from tf4slurm.slurm.step import SlurmStep
 
 ENVIRONS = [environ for capture in CAPTURES for environ in capture.environs]
 READ = sorted(
@@ -35,9 +35,7 @@ TEXTS = st.one_of(
         lambda broken: broken[0][: broken[1]] + broken[2] + broken[0][broken[1] :]
     ),
 )
-ATTRIBUTES = [
-    name for name in dir(SlurmStep) if isinstance(vars(SlurmStep).get(name), property) or name == "nodes_by_rank"
-]
+ATTRIBUTES = [name for name, value in vars(SlurmStep).items() if isinstance(value, (property, cached_property))]
 
 
 @given(

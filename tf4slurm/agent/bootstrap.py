@@ -13,7 +13,7 @@ from pathlib import Path
 from tf4slurm.cluster import Address
 from tf4slurm.control import munge
 from tf4slurm.control.credentials import Credentials
-from tf4slurm.slurm.step import SlurmStep, own_node_name
+from tf4slurm.slurm.environ import SlurmStep, own_node_name
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.variables import (
     CERTIFICATE_VARIABLE,

@@ -26,9 +26,9 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LastState
 from tf4slurm.network.reachability import bypass_proxies
 from tf4slurm.roles import Role, role_of
+from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.slurm.gpus import HIDDEN_GPUS, gpu_environ
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
-from tf4slurm.slurm.step import SlurmStep
 from tf4slurm.system.child_process import Child, adopt_orphans, kill_descendants, reap_orphans
 from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.guard import GUARD_LOST

@@ -22,7 +22,7 @@ from tf4slurm.errors import PlacementError, Tf4SlurmError
 from tf4slurm.network.interfaces import task_address
 from tf4slurm.network.ports import HeldPort, hold_port
 from tf4slurm.network.reachability import ReachabilityServer, find_unreachable, members_to_check
-from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.spec import JobSpec
 
 _CHECK_SECONDS = 5.0

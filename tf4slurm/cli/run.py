@@ -64,7 +64,7 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
     from tf4slurm.cli.reporter import PlainReporter
     from tf4slurm.launch.checks import check_command
     from tf4slurm.launch.in_process import run_task
-    from tf4slurm.slurm.step import SlurmStep
+    from tf4slurm.slurm.environ import SlurmStep
     from tf4slurm.system.program import LineWriter
 
     step = SlurmStep.from_environ(environ)

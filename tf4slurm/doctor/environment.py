@@ -10,9 +10,8 @@ from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.network.interfaces import is_loopback, list_interfaces, task_address
 from tf4slurm.network.ports import format_ports
 from tf4slurm.server_dictionary import get_server_dictionary
-from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import layout_of
-from tf4slurm.slurm.step import SlurmStep, is_in_step, own_node_name
+from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name
 from tf4slurm.system.variables import TASK_VARIABLE
 
 _LAYOUT_SECONDS = 10.0

@@ -15,7 +15,7 @@ from tf4slurm.doctor.software import check_software
 from tf4slurm.errors import InterfaceError, PlacementError
 from tf4slurm.network.interfaces import Interface, interface_address, is_loopback, list_interfaces
 from tf4slurm.network.ports import HeldPort, format_ports, hold_port
-from tf4slurm.slurm.step import own_node_name
+from tf4slurm.slurm.environ import own_node_name
 from tf4slurm.spec import JobSpec
 
 # Measured: each of 3 tasks has 13 files open, plus one per additional task. With a limit of 40 the tasks run; with 24,

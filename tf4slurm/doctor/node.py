@@ -24,7 +24,7 @@ from tf4slurm.errors import AuthenticationError, InterfaceError
 from tf4slurm.network.interfaces import task_address
 from tf4slurm.network.ports import hold_port
 from tf4slurm.network.reachability import ReachabilityServer, find_fault
-from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.spec import JobSpec
 
 CHECK_SECONDS = 4.0  # for one address

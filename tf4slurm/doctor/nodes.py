@@ -25,10 +25,9 @@ from tf4slurm.launch.srun_spawner import TF4SLURM
 from tf4slurm.network.interfaces import host_addresses
 from tf4slurm.network.ports import hold_port
 from tf4slurm.network.reachability import ReachabilityServer
-from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import exited_tasks, srun_on_each_node_command
+from tf4slurm.slurm.environ import SlurmAllocation, own_node_name
 from tf4slurm.slurm.nodelist import fold_nodelist
-from tf4slurm.slurm.step import own_node_name
 from tf4slurm.spec import JobSpec
 
 _HOST_SECONDS = 60.0 + IMPORT_SECONDS  # for srun's start, and the nodes' checks of TensorFlow and pip

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from tf4slurm.doctor.finding import Finding
 from tf4slurm.errors import LaunchError
 from tf4slurm.slurm import commands
-from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.slurm.site import Partition, SlurmSite
 from tf4slurm.spec import JobSpec
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf4slurm.launch.result import Result
-from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec import JobSpec
 
 # Not "-m", with which a json.py in the user's directory would replace Python's json module.

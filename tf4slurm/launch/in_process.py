@@ -43,7 +43,7 @@ from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.result import Reporter, Result
 from tf4slurm.network.interfaces import interface_address
 from tf4slurm.slurm.commands import cancel_step
-from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.program import LineWriter, LogHandler, silence_grpc

@@ -14,8 +14,8 @@ from pathlib import Path
 from tf4slurm import errors
 from tf4slurm.errors import LaunchError
 from tf4slurm.launch.spawner import SpawnerListener, read_lines
-from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import srun_command
+from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.system.program import in_thread
 
 # Not "-m tf4slurm": a json.py in the user's directory would replace Python's own.

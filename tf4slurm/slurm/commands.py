@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tf4slurm.errors import LaunchError, LayoutError
-from tf4slurm.slurm.allocation import SlurmAllocation
+from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
 from tf4slurm.slurm.job import (
     SQUEUE_FORMAT,
     QueueEntry,
@@ -29,7 +29,6 @@ from tf4slurm.slurm.job import (
 )
 from tf4slurm.slurm.nodelist import expand_nodelist
 from tf4slurm.slurm.site import SlurmSite, parse_site
-from tf4slurm.slurm.step import SlurmStep
 
 _USER_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")  # variables that change what these programs do
 _TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; the programs give up after MessageTimeout, 10 s by default
@@ -84,20 +83,19 @@ def srun_command(
     The launcher handles the end of a task, so srun must not end the step, whatever the site's default.
     --overlap lets the step start beside an interactive shell. `options` come last and override the other options.
     """
-    always = ["--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none"]
-    if not allocation.components:
-        start = [f"--ntasks={num_tasks}", *always, *_restate_cpus(allocation.cpus_per_task)]
-        return ("srun", *start, *options, *command)
+    always = ("--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
     line = ["srun"]
-    for number, component in enumerate(allocation.components):
-        separator = [":"] if number else []
-        start = [f"--het-group={number}", f"--ntasks={component.num_tasks}", *always]
-        line += [*separator, *start, *_restate_cpus(component.cpus_per_task), *options, *command]
+    whole = HetComponent(num_tasks, allocation.cpus_per_task)
+    for number, component in enumerate(allocation.components or (whole,)):
+        if number > 0:
+            line.append(":")
+        if allocation.components:
+            line.append(f"--het-group={number}")
+        line += [f"--ntasks={component.num_tasks}", *always]
+        if component.cpus_per_task is not None:
+            line.append(f"--cpus-per-task={component.cpus_per_task}")
+        line += [*options, *command]
     return tuple(line)
-
-
-def _restate_cpus(cpus_per_task: int | None) -> list[str]:
-    return [] if cpus_per_task is None else [f"--cpus-per-task={cpus_per_task}"]
 
 
 def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[str, ...]:
@@ -236,9 +234,9 @@ def query_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) 
         LayoutError: The answer contradicts the environment of this task.
     """
     own_nodes = frozenset(step.nodes)
-    job_ids = [group.job_id for group in step.het_groups if not own_nodes.isdisjoint(group.nodes)] or [step.job_id]
+    job_ids = [job_id for job_id, nodes in step.het_groups.items() if not own_nodes.isdisjoint(nodes)]
     nodes_by_rank: list[str] = []
-    for job_id in job_ids:
+    for job_id in job_ids or [step.job_id]:
         nodes_by_rank += _sattach_layout(f"{job_id}.{step.step_id}", timeout_seconds)
     step.check_own_place(nodes_by_rank)
     return tuple(nodes_by_rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tf4slurm.errors import PlacementError
-from tf4slurm.slurm.step import SlurmStep
+from tf4slurm.slurm.environ import SlurmStep
 
 HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 """The variables that hide all GPUs from a process."""

@@ -10,24 +10,19 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tf4slurm.errors import LayoutError, PlacementError
 
-
-@dataclass(frozen=True)
-class Component:
-    """One component of a heterogeneous step, or an ordinary step; `tasks_per_node` has one count per node."""
-
-    nodes: tuple[str, ...]
-    tasks_per_node: tuple[int, ...]
+Component = Mapping[str, int]
+"""A component of a heterogeneous step, or an ordinary step: the number of tasks by node, in Slurm's order."""
 
 
 def deal_ranks(component: Component, distribution: str | None, plane_size: int | None) -> tuple[str, ...]:
     """Return the node of each rank for one of Slurm's distribution methods.
 
     Args:
+        component: The step.
         distribution: SLURM_DISTRIBUTION: "block", "cyclic" or "plane", with suffixes such as ",nopack" or ":cyclic",
             which do not affect nodes; None, if srun does not set the variable, means block.
         plane_size: Number of consecutive ranks on one node; only for plane.
@@ -37,7 +32,7 @@ def deal_ranks(component: Component, distribution: str | None, plane_size: int |
     """
     method = (distribution or "block").partition(",")[0].partition(":")[0]
     if method == "block":
-        return _deal_rounds(component, max(component.tasks_per_node))
+        return _deal_rounds(component, max(component.values()))
     if method == "cyclic":
         return _deal_rounds(component, 1)
     if method == "plane" and plane_size:
@@ -45,17 +40,16 @@ def deal_ranks(component: Component, distribution: str | None, plane_size: int |
     raise _undetermined(distribution, f"the distribution is {distribution!r}")
 
 
-def split_components(component: Component, groups: Sequence[Collection[str]]) -> tuple[Component, ...]:
+def split_components(step: Component, groups: Iterable[Collection[str]]) -> list[Component]:
     """Split a step into components by the nodes of the job's groups; omit groups without a node of the step.
 
     Raises:
         LayoutError: A node of the step is in no group or in several.
     """
-    counts = dict(zip(component.nodes, component.tasks_per_node, strict=True))
-    members = [tuple(node for node in component.nodes if node in group) for group in map(frozenset, groups)]
-    if sorted(itertools.chain.from_iterable(members)) != sorted(component.nodes):
+    components = [{node: count for node, count in step.items() if node in group} for group in map(frozenset, groups)]
+    if sorted(itertools.chain.from_iterable(components)) != sorted(step):
         raise _undetermined(None, "its nodes are not each in one group of the heterogeneous job")
-    return tuple(Component(nodes, tuple(counts[node] for node in nodes)) for nodes in members if nodes)
+    return [component for component in components if component]
 
 
 def join_components(components: Sequence[Component], own_node: str, own_ranks: Collection[int]) -> tuple[str, ...]:
@@ -66,14 +60,14 @@ def join_components(components: Sequence[Component], own_node: str, own_ranks: C
     """
     ranks: list[str] = []
     for component in components:
-        if len(component.nodes) == 1:
+        if len(component) == 1:
             ranks += deal_ranks(component, None, None)
-        elif len(component.nodes) == 2 and own_node in component.nodes:
-            (other,) = set(component.nodes) - {own_node}
-            own_range = range(len(ranks), len(ranks) + sum(component.tasks_per_node))
+        elif len(component) == 2 and own_node in component:
+            (other,) = component.keys() - {own_node}
+            own_range = range(len(ranks), len(ranks) + sum(component.values()))
             ranks += [own_node if rank in own_ranks else other for rank in own_range]
         else:
-            reason = f"a component of the heterogeneous step has {len(component.nodes)} nodes, and any distribution"
+            reason = f"a component of the heterogeneous step has {len(component)} nodes, and any distribution"
             raise _undetermined(None, reason)
     return tuple(ranks)
 
@@ -117,7 +111,7 @@ def shorten(items: Sequence[object]) -> str:
 def _deal_rounds(component: Component, size: int) -> tuple[str, ...]:
     """Deal ranks in rounds, up to `size` per node, until each node has its number of tasks."""
     ranks: list[str] = []
-    left = list(zip(component.nodes, component.tasks_per_node, strict=True))
+    left = list(component.items())
     while left:
         for node, count in left:
             ranks += [node] * min(size, count)

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tf4slurm.errors import LaunchError, RefusedError
-from tf4slurm.slurm.allocation import SlurmAllocation
 from tf4slurm.slurm.commands import run_program
-from tf4slurm.slurm.step import VISIBLE_DEVICES
+from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
 from tf4slurm.system.variables import AGENT_VARIABLES, SCRIPT_VARIABLES
 
 _TIMEOUT_SECONDS = 60.0  # without a controller, sbatch fails after several MessageTimeouts of 10 s

@@ -25,9 +25,9 @@ from tf4slurm.server_dictionary import (
     set_current_server_dictionary,
 )
 from tf4slurm.slurm.commands import layout_of
+from tf4slurm.slurm.environ import SlurmStep, is_in_step
 from tf4slurm.slurm.gpus import is_own_list, share_environ
-from tf4slurm.slurm.layout import Component, deal_ranks, rename_nodes
-from tf4slurm.slurm.step import SlurmStep, StepOutline, is_in_step
+from tf4slurm.slurm.layout import deal_ranks, rename_nodes
 from tf4slurm.tensorflow.servers import run_server
 
 _PORT_BASE = 8888
@@ -92,7 +92,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         self._gpus_per_node = gpus_per_node
         self._gpus_per_task = gpus_per_task
         self._auto_set_gpu = auto_set_gpu
-        self._outline = StepOutline(os.environ)
+        self._outline = SlurmStep(os.environ)
         self._node_ranks: Sequence[int] = ()
         launched = launched_server_dictionary()
         if launched is not None:  # the agent has selected the GPUs
@@ -120,19 +120,19 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
 
     def _resolve_own_rank(self) -> int:
         """Return the rank of this task, from 0."""
-        return StepOutline(os.environ).rank
+        return SlurmStep(os.environ).rank
 
     def _resolve_num_tasks(self) -> int:
         """Return the number of tasks of the step."""
-        return StepOutline(os.environ).num_tasks
+        return SlurmStep(os.environ).num_tasks
 
     def _resolve_hostlist(self) -> list[str]:
         """Return the names of the step's nodes."""
-        return list(StepOutline(os.environ).nodes)
+        return list(SlurmStep(os.environ).nodes)
 
     def _resolve_task_configuration(self) -> dict[str, int]:
         """Return the number of tasks on each host."""
-        return dict(zip(self._resolve_hostlist(), StepOutline(os.environ).tasks_per_node, strict=False))
+        return dict(zip(self._resolve_hostlist(), SlurmStep(os.environ).tasks_per_node, strict=False))
 
     # TensorFlow's interface
 
@@ -231,17 +231,16 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
 
     def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
         """Return the host of each rank, as placed by Slurm, or for ranks of a subclass in TensorFlow's order."""
-        hosts, counts = tuple(self._task_configuration), tuple(self._task_configuration.values())
         if not self._overrides("_resolve_own_rank") and is_in_step(os.environ):
             step = SlurmStep.from_environ(os.environ)
             return rename_nodes(layout_of(step), step.nodes, self._task_configuration)
         if not has_own_configuration and not self._overrides(
             "_resolve_own_rank", "_resolve_hostlist", "_resolve_task_configuration"
         ):
-            return deal_ranks(Component(hosts, counts), self._outline.distribution, self._outline.plane_size)
+            return deal_ranks(self._task_configuration, self._outline.distribution, self._outline.plane_size)
         # sorted: known subclasses build the mapping from a set, whose order differs between processes
         found = [host for host, count in sorted(self._task_configuration.items()) for _ in range(count)]
-        here = {socket.gethostname(), socket.gethostname().partition(".")[0]} & set(hosts)
+        here = {socket.gethostname(), socket.gethostname().partition(".")[0]} & set(self._task_configuration)
         if here and found[self._rank] not in here:
             raise LayoutError(
                 f"The cluster spec is wrong: rank {self._rank} is on {min(here)!r}, but the cluster spec puts it on "

@@ -1,8 +1,7 @@
-"""Steps in environments of real tasks, and variations of them. More recorded steps are in test_slurm_captures."""
+"""Steps and allocations in environments of real tasks, and variations of them. See also test_slurm_captures."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from tests.captures import OUTSIDE_OF_STEPS, capture_of
 from tf4slurm.errors import LayoutError, SlurmEnvironmentError
-from tf4slurm.slurm.step import HetGroup, SlurmStep, is_in_step
+from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep, is_in_step
 
 DATA = Path(__file__).parent.parent / "data"
 BATCH: dict[str, str] = json.loads((DATA / "batch-3-nodes-7-tasks.json").read_text())["environments"][0]
@@ -31,7 +30,7 @@ def test_rank_and_node_of_every_task_of_a_recorded_step(name: str) -> None:
 
 def test_all_fields_of_one_task() -> None:
     step = SlurmStep.from_environ(TASK)
-    assert {field.name: getattr(step, field.name) for field in dataclasses.fields(step) if field.compare} == {
+    expected: dict[str, object] = {
         "job_id": "38",
         "step_id": "0",
         "rank": 6,
@@ -41,6 +40,7 @@ def test_all_fields_of_one_task() -> None:
         "reserved_ports": tuple(range(23163, 23169)),
         "launch_address": "10.78.0.2",
     }
+    assert {name: getattr(step, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_ordinary_step() -> None:
     assert (read.node_name, read.nodes) == ("r1-n9", ("r1-n9", "r1-n10", "r1-n11"))
     assert (read.tasks_per_node, read.node_ranks) == ((3, 2, 2), (0, 1, 6))
     assert (read.distribution, read.plane_size) == ("plane", 2)
-    assert (read.restart_count, read.het_groups) == (0, ())
+    assert (read.restart_count, read.het_groups) == (0, {})
     assert (read.gpus, read.gpus_on_node) == ((), None)
     assert read.nodes_by_rank == ("r1-n9", "r1-n9", "r1-n10", "r1-n10", "r1-n11", "r1-n11", "r1-n9")
 
@@ -165,13 +165,13 @@ def test_restart_count_of_a_requeued_job() -> None:
 
 def test_groups_of_a_heterogeneous_job() -> None:
     read = SlurmStep.from_environ(HET)
-    assert read.het_groups == (HetGroup("36", ("r1-n10",)), HetGroup("37", ("r1-n2", "r1-n9")))
+    assert read.het_groups == {"36": ("r1-n10",), "37": ("r1-n2", "r1-n9")}
     assert read.nodes_by_rank == ("r1-n10", "r1-n10", "r1-n2", "r1-n2", "r1-n2", "r1-n9")
 
 
 def test_groups_of_an_outer_job_are_ignored() -> None:
     left = {name: value for name, value in HET.items() if "GROUP" in name or "SIZE" in name}
-    assert step(**left).het_groups == ()
+    assert step(**left).het_groups == {}
     assert len(step(**left).nodes_by_rank) == 7
 
 
@@ -216,7 +216,7 @@ def test_invalid_field_is_refused_at_construction(variable: str, value: str, exp
         ("nodes", "SLURM_STEP_NODELIST", "n[3-1]", "is reversed"),
         ("tasks_per_node", "SLURM_STEP_TASKS_PER_NODE", "3,2(x)", 'expected counts such as "3,1(x2)"'),
         ("tasks_per_node", "SLURM_STEP_TASKS_PER_NODE", "1(x999999999)", "expected counts"),
-        ("tasks_per_node", "SLURM_STEP_TASKS_PER_NODE", "3,4", "expected 3 counts as in SLURM_STEP_NODELIST, 7 in all"),
+        ("tasks_by_node", "SLURM_STEP_TASKS_PER_NODE", "3,4", "expected 3 counts as in SLURM_STEP_NODELIST, 7 in all"),
         ("nodes_by_rank", "SLURM_STEP_TASKS_PER_NODE", "3,3,2", "expected 3 counts"),
         ("node_ranks", "SLURM_GTIDS", "0,,6", 'expected numbers such as "0,3,4"'),
         ("plane_size", "SLURM_DIST_PLANESIZE", "two", "expected a number"),
@@ -253,7 +253,83 @@ def test_huge_number_of_tasks_is_refused_before_it_is_expanded() -> None:
         _ = huge.nodes_by_rank
 
 
-def test_equality_and_hash() -> None:
-    assert step() == step(SLURM_NODEID="1")
-    assert hash(step()) == hash(step())
-    assert step() != step(SLURM_PROCID="1")
+def batch_without(*variables: str, **changes: str) -> dict[str, str]:
+    return {**{name: value for name, value in BATCH.items() if name not in variables}, **changes}
+
+
+def test_batch_script() -> None:
+    expected = SlurmAllocation(job_id="38", num_tasks=7, cpus_per_task=None, num_nodes=3)
+    assert SlurmAllocation.from_environ(BATCH) == expected
+
+
+def test_element_of_a_job_array() -> None:
+    allocation = SlurmAllocation.from_environ(batch_without(SLURM_ARRAY_JOB_ID="38", SLURM_ARRAY_TASK_ID="2"))
+    assert allocation is not None
+    assert allocation.array_element == "38_2"
+
+
+HET_BATCH = {
+    **{"SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "38", "SLURM_JOB_ID_HET_GROUP_1": "39"},
+    **{"SLURM_NTASKS_HET_GROUP_0": "1", "SLURM_CPUS_PER_TASK_HET_GROUP_0": "3"},
+    **{"SLURM_NTASKS_PER_NODE_HET_GROUP_1": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "3"},
+}
+
+
+def test_components_of_a_heterogeneous_job() -> None:
+    allocation = SlurmAllocation.from_environ(batch_without(**HET_BATCH))
+    assert allocation is not None
+    assert allocation.components == (HetComponent(1, 3), HetComponent(6, None))
+    assert allocation.num_tasks == 7
+    some = SlurmAllocation.from_environ({**batch_without(**HET_BATCH), "SLURM_NTASKS_PER_NODE_HET_GROUP_1": ""})
+    assert some is not None
+    assert some.num_tasks is None
+
+
+def test_components_of_an_outer_job_are_ignored() -> None:
+    allocation = SlurmAllocation.from_environ(batch_without(**{**HET_BATCH, "SLURM_JOB_ID_HET_GROUP_0": "5"}))
+    assert allocation is not None
+    assert (allocation.components, allocation.num_tasks) == ((), 7)
+
+
+@pytest.mark.parametrize("environ", [{}, {"PATH": "/bin"}, {"SLURM_JOB_ID": ""}, {"SLURM_CONF": "/etc/slurm.conf"}])
+def test_no_allocation(environ: dict[str, str]) -> None:
+    assert SlurmAllocation.from_environ(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "num_tasks"),
+    [
+        (batch_without("SLURM_NTASKS"), None),
+        (batch_without("SLURM_NTASKS", SLURM_NTASKS_PER_NODE="4"), 12),
+        (batch_without(SLURM_NTASKS_PER_NODE="4"), 7),
+        (batch_without("SLURM_NTASKS", "SLURM_JOB_NUM_NODES", SLURM_NTASKS_PER_NODE="4"), None),
+        (batch_without(SLURM_NTASKS=""), None),
+    ],
+)
+def test_number_of_tasks(environ: dict[str, str], num_tasks: int | None) -> None:
+    allocation = SlurmAllocation.from_environ(environ)
+    assert allocation is not None
+    assert allocation.num_tasks == num_tasks
+
+
+def test_cpus_per_task() -> None:
+    allocation = SlurmAllocation.from_environ({**BATCH, "SLURM_CPUS_PER_TASK": "4"})
+    assert allocation is not None
+    assert allocation.cpus_per_task == 4
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SLURM_NTASKS", "seven"),
+        ("SLURM_NTASKS", "-1"),
+        ("SLURM_NTASKS", "9" * 10),
+        ("SLURM_JOB_NUM_NODES", "3(x2)"),
+        ("SLURM_CPUS_PER_TASK", "4.5"),
+        ("SLURM_RESTART_COUNT", "often"),
+    ],
+)
+def test_invalid_count_is_refused(variable: str, value: str) -> None:
+    with pytest.raises(SlurmEnvironmentError, match=f"^{variable} is ") as caught:
+        SlurmAllocation.from_environ({**BATCH, variable: value})
+    assert (caught.value.variable, caught.value.value) == (variable, value)

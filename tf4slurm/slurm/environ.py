@@ -1,0 +1,346 @@
+"""Read the allocation and the step of this process from SLURM_* variables. Only this module reads them.
+
+A sample, from `srun -N3 -n8 -m cyclic --gres=gpu:2` of Slurm 22.05:
+    SLURM_JOB_ID=2 SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_LOCALID=4 SLURM_NODEID=0 SLURM_GTIDS=0,3,4,5,6,7
+    SLURM_STEP_NUM_TASKS=8 SLURMD_NODENAME=r1-n9 SLURM_STEP_NODELIST=r1-n[9-11] SLURM_STEP_TASKS_PER_NODE=6,1(x2)
+    SLURM_DISTRIBUTION=cyclic SLURM_STEP_RESV_PORTS=23006-23012 SLURM_LAUNCH_NODE_IPADDR=10.78.0.254
+    CUDA_VISIBLE_DEVICES=0,1 SLURM_STEP_GPUS=0,1 SLURM_GPUS_ON_NODE=2
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from tf4slurm.errors import LayoutError, SlurmEnvironmentError
+from tf4slurm.network.ports import parse_ports
+from tf4slurm.slurm.layout import deal_ranks, join_components, shorten, split_components
+from tf4slurm.slurm.nodelist import MAX_NODES, expand_nodelist
+
+T = TypeVar("T")
+Default = TypeVar("Default")
+
+_JOB_ID = "SLURM_JOB_ID"
+_STEP_ID = "SLURM_STEP_ID"
+_RANK = "SLURM_PROCID"
+_NODE_NAME = "SLURMD_NODENAME"
+_TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
+_RESTART_COUNT = "SLURM_RESTART_COUNT"
+_HET_SIZE = "SLURM_HET_SIZE"
+# srun sets these for "srun a : b"; sbatch and salloc set them too, beside *_HET_GROUP_* with the same values
+_GROUP_JOB_ID = "SLURM_JOB_ID_PACK_GROUP_"
+_GROUP_NODELIST = "SLURM_JOB_NODELIST_PACK_GROUP_"
+
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+"""The variables with which Slurm assigns GPUs: for CUDA, for ROCm, for OpenCL on ROCm, for oneAPI."""
+
+_MAX_STEP_ID = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID; larger ids, also written as -1 to -15, are reserved
+_SIGNED_NUMBER = re.compile(r"-?[0-9]{1,10}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_MAX_TASKS = 10_000_000
+_MAX_COMPONENTS = 1000
+_NO_DEVICES = ("", "-1", "NoDevFiles")
+
+
+def _number(text: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise ValueError("expected a number")
+    return int(text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Parse "0,3,4"."""
+    items = text.split(",")
+    if not all(map(_NUMBER.fullmatch, items)):
+        raise ValueError('expected numbers such as "0,3,4"')
+    return tuple(map(int, items))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Parse "3,1(x2)" into 3, 1, 1."""
+    counts: list[int] = []
+    for item in text.split(","):
+        match = _COUNT.fullmatch(item)
+        if match is None or len(counts) + int(match[2] or 1) > MAX_NODES:
+            raise ValueError('expected counts such as "3,1(x2)"')
+        counts += [int(match[1])] * int(match[2] or 1)
+    return tuple(counts)
+
+
+def _num_components(text: str) -> int:
+    if _number(text) > _MAX_COMPONENTS:
+        raise ValueError(f"expected at most {_MAX_COMPONENTS} components")
+    return int(text)
+
+
+def _read(environ: Mapping[str, str], variable: str, parse: Callable[[str], T]) -> T:
+    """Return the parsed value of a variable; raise SlurmEnvironmentError if it is missing, empty or invalid."""
+    value = environ.get(variable)
+    if not value:
+        raise SlurmEnvironmentError(
+            f"{variable} is not set: this process is not a task of a Slurm step. Start it with srun, or use "
+            '"tf4slurm run", which starts local processes where there is no Slurm.',
+            variable=variable,
+        )
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise _invalid(variable, value, str(error)) from error
+
+
+def _read_optional(
+    environ: Mapping[str, str], variable: str, parse: Callable[[str], T], default: Default
+) -> T | Default:
+    return _read(environ, variable, parse) if environ.get(variable) else default
+
+
+def _invalid(variable: str, value: str, problem: str) -> SlurmEnvironmentError:
+    message = (
+        f"{variable} is {value!r}: {problem}. Slurm sets no such value: the script, a module or a wrapper has "
+        "changed it."
+    )
+    return SlurmEnvironmentError(message, variable=variable, value=value)
+
+
+@dataclass(frozen=True)
+class HetComponent:
+    """The request of one component of a heterogeneous job, with the fields of `SlurmAllocation`."""
+
+    num_tasks: int | None
+    cpus_per_task: int | None
+
+
+@dataclass(frozen=True)
+class SlurmAllocation:
+    """The resources that Slurm allocated to a job.
+
+    Attributes:
+        num_tasks: Number of requested tasks; None if the job, or a component of it, only requested nodes.
+        cpus_per_task: Requested CPUs per task. Since Slurm 22.05 srun does not inherit this number.
+        components: Components of a heterogeneous job; empty for any other job.
+        restart_count: Number of times that Slurm has requeued the job.
+        array_element: Id of the job array's element, such as "38_2". `job_id` can be the id of the whole array.
+        num_nodes: Number of nodes (of the first component in a heterogeneous job); None if Slurm does not set it.
+    """
+
+    job_id: str
+    num_tasks: int | None
+    cpus_per_task: int | None
+    components: tuple[HetComponent, ...] = ()
+    restart_count: int = 0
+    array_element: str | None = None
+    num_nodes: int | None = None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> SlurmAllocation | None:
+        """Read the allocation from an environment; return None outside of an allocation.
+
+        Raises:
+            SlurmEnvironmentError: A variable is invalid.
+        """
+        job_id = environ.get(_JOB_ID)
+        if not job_id:
+            return None
+        size = 0  # _HET_SIZE alone can come from a heterogeneous job that submitted this job
+        if environ.get(f"{_JOB_ID}_HET_GROUP_0") == job_id:
+            size = _read_optional(environ, _HET_SIZE, _num_components, 0)
+        components = tuple(_component(environ, f"_HET_GROUP_{number}") for number in range(size))
+        whole = _component(environ, "")
+        counts = [component.num_tasks for component in components or (whole,)]
+        array = environ.get("SLURM_ARRAY_JOB_ID")
+        element = _read_optional(environ, "SLURM_ARRAY_TASK_ID", _number, None)
+        return cls(
+            job_id,
+            num_tasks=None if None in counts else sum(filter(None, counts)),
+            cpus_per_task=whole.cpus_per_task,
+            components=components,
+            restart_count=_read_optional(environ, _RESTART_COUNT, _number, 0),
+            array_element=f"{array}_{element}" if array and element is not None else None,
+            num_nodes=_read_optional(environ, "SLURM_JOB_NUM_NODES", _number, None),
+        )
+
+
+def _component(environ: Mapping[str, str], suffix: str) -> HetComponent:
+    def read(variable: str) -> int | None:
+        return _read_optional(environ, variable + suffix, _number, None)
+
+    num_tasks = read("SLURM_NTASKS")
+    if num_tasks is None:
+        per_node, num_nodes = read("SLURM_NTASKS_PER_NODE"), read("SLURM_JOB_NUM_NODES")
+        if per_node is not None and num_nodes is not None:
+            num_tasks = per_node * num_nodes
+    return HetComponent(num_tasks, read("SLURM_CPUS_PER_TASK"))
+
+
+def _required(variable: str, parse: Callable[[str], T]) -> cached_property[T]:
+    """Declare an attribute of `SlurmStep` that is read from a variable."""
+    return cached_property(lambda step: _read(step.environ, variable, parse))
+
+
+def _optional(variable: str, parse: Callable[[str], T], default: Default) -> cached_property[T | Default]:
+    """Declare an attribute of `SlurmStep` that has a default if its variable is missing or empty."""
+    return cached_property(lambda step: _read_optional(step.environ, variable, parse, default))
+
+
+class SlurmStep:
+    """The step that this process is a task of.
+
+    Attributes are parsed on access, so that an invalid variable affects only callers that need it. They raise
+    SlurmEnvironmentError if their variable is missing or invalid. In an environment made by hand, variables may be
+    missing; `from_environ` checks those that every task needs.
+
+    Attributes:
+        rank: 0-based rank in the step.
+        local_rank: 0-based rank among the tasks on this node.
+        num_tasks: Number of tasks of the step.
+        node_name: Slurm's name of the node, which may differ from the host name.
+        node_ranks: The ranks on this node, by local rank.
+        nodes: The names of the step's nodes in Slurm's order.
+        tasks_per_node: The number of tasks on each of `nodes`, not checked against other variables.
+        distribution: SLURM_DISTRIBUTION, such as "block" or "cyclic:block"; None if srun does not set it. In a
+            heterogeneous step it may describe another component than this task's.
+        plane_size: The size of -m plane; may describe another component or an outer step.
+        reserved_ports: Ports that Slurm reserves for this step on each of its nodes; empty if the site reserves none.
+        launch_address: An address of the host on which srun runs; None if Slurm does not set it.
+        restart_count: The number of times that Slurm has requeued the job.
+        gpus_on_node: The number of GPUs of all tasks of the step on this node; None if Slurm does not set it.
+    """
+
+    job_id = _required(_JOB_ID, str)
+    step_id = _required(_STEP_ID, str)
+    rank = _required(_RANK, _number)
+    local_rank = _required("SLURM_LOCALID", _number)
+    num_tasks = _required("SLURM_STEP_NUM_TASKS", _number)
+    node_name = _required(_NODE_NAME, str)
+    node_ranks = _required("SLURM_GTIDS", _numbers)
+    nodes = _required("SLURM_STEP_NODELIST", expand_nodelist)
+    tasks_per_node = _required(_TASKS_PER_NODE, _counts)
+    distribution = _optional("SLURM_DISTRIBUTION", str, None)
+    plane_size = _optional("SLURM_DIST_PLANESIZE", _number, None)
+    reserved_ports = _optional("SLURM_STEP_RESV_PORTS", parse_ports, ())
+    launch_address = _optional("SLURM_LAUNCH_NODE_IPADDR", str, None)
+    restart_count = _optional(_RESTART_COUNT, _number, 0)
+    gpus_on_node = _optional("SLURM_GPUS_ON_NODE", _number, None)
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = dict(environ)
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> SlurmStep:
+        """Read the step from an environment.
+
+        Raises:
+            SlurmEnvironmentError: This process is not a task of a step, or a variable that each task needs is invalid.
+        """
+        step = cls(environ)
+        if _is_reserved(step.step_id):
+            raise SlurmEnvironmentError(
+                f"{_STEP_ID} is {step.step_id!r}: this process is the batch script or the shell of a job, not a task "
+                'of a Slurm step. Start it with srun, or use "tf4slurm run".',
+                variable=_STEP_ID,
+                value=step.step_id,
+            )
+        for name in ("job_id", "rank", "local_rank", "num_tasks", "node_name", "reserved_ports"):
+            getattr(step, name)
+        return step
+
+    @property
+    def port_candidates(self) -> tuple[int, ...]:
+        """The reserved ports, rotated by the local rank: tasks of a node first try different ports."""
+        start = self.local_rank % len(self.reserved_ports) if self.reserved_ports else 0
+        return self.reserved_ports[start:] + self.reserved_ports[:start]
+
+    @property
+    def visible_devices(self) -> dict[str, tuple[str, ...]]:
+        """The devices in each non-empty variable of `VISIBLE_DEVICES`."""
+        texts = {name: self.environ[name] for name in VISIBLE_DEVICES if self.environ.get(name)}
+        return {name: () if text in _NO_DEVICES else tuple(text.split(",")) for name, text in texts.items()}
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs of this task, from the first non-empty variable of `VISIBLE_DEVICES`; empty if it has none."""
+        return next(iter(self.visible_devices.values()), ())
+
+    @cached_property
+    def tasks_by_node(self) -> dict[str, int]:
+        """The number of tasks on each node, in Slurm's order."""
+        counts = self.tasks_per_node
+        if len(counts) != len(self.nodes) or sum(counts) != self.num_tasks or self.num_tasks > _MAX_TASKS:
+            problem = (
+                f"expected {len(self.nodes)} counts as in SLURM_STEP_NODELIST, {self.num_tasks} in all as in "
+                "SLURM_STEP_NUM_TASKS"
+            )
+            raise _invalid(_TASKS_PER_NODE, self.environ[_TASKS_PER_NODE], problem)
+        return dict(zip(self.nodes, counts, strict=True))
+
+    @cached_property
+    def het_groups(self) -> dict[str, tuple[str, ...]]:
+        """The nodes of each component of the heterogeneous job, by the component's job id; empty for any other job.
+
+        Components outside of this step are included.
+        """
+        size = _read_optional(self.environ, _HET_SIZE, _num_components, 0)
+        if self.environ.get(f"{_GROUP_JOB_ID}0") != self.job_id:
+            return {}  # the variables come from a heterogeneous job that submitted this job
+        job_ids = [_read(self.environ, f"{_GROUP_JOB_ID}{number}", str) for number in range(size)]
+        nodes = [_read(self.environ, f"{_GROUP_NODELIST}{number}", expand_nodelist) for number in range(size)]
+        return dict(zip(job_ids, nodes, strict=True))
+
+    @cached_property
+    def nodes_by_rank(self) -> tuple[str, ...]:
+        """The node of each rank, checked against this task's node and ranks.
+
+        Raises:
+            LayoutError: The environment does not determine the layout, or contradicts itself. `commands.layout_of`
+                then queries Slurm.
+        """
+        groups = self.het_groups.values()
+        components = split_components(self.tasks_by_node, groups) if groups else []
+        if len(components) > 1:
+            nodes_by_rank = join_components(components, self.node_name, frozenset(self.node_ranks))
+        else:
+            nodes_by_rank = deal_ranks(self.tasks_by_node, self.distribution, self.plane_size)
+        self.check_own_place(nodes_by_rank)
+        return nodes_by_rank
+
+    def check_own_place(self, nodes_by_rank: Sequence[str]) -> None:
+        """Raise LayoutError if a layout contradicts the environment of this task."""
+        node = self.node_name
+        own_ranks = [rank for rank, other in enumerate(nodes_by_rank) if other == node]
+        if len(nodes_by_rank) != self.num_tasks or self.rank >= self.num_tasks:
+            difference = f"the step has {self.num_tasks} tasks, but the layout {len(nodes_by_rank)}"
+        elif nodes_by_rank[self.rank] != node:
+            difference = f"its node is {node!r}, but {nodes_by_rank[self.rank]!r} in the layout"
+        elif own_ranks != list(self.node_ranks):
+            difference = f"{node!r} has the ranks {shorten(self.node_ranks)}, but {shorten(own_ranks)} in the layout"
+        elif own_ranks.index(self.rank) != self.local_rank:
+            difference = (
+                f"it is task {self.local_rank} of {node!r}, but task {own_ranks.index(self.rank)} in the layout"
+            )
+        else:
+            return
+        raise LayoutError(
+            f"The layout of the step contradicts rank {self.rank}: {difference}. Slurm has placed the tasks in another "
+            "way than its variables state; request -m block or -m cyclic.",
+            distribution=self.distribution,
+        )
+
+
+def own_node_name(environ: Mapping[str, str]) -> str:
+    """Return Slurm's name of this node, which may differ from the host name; the host name outside of Slurm."""
+    return environ.get(_NODE_NAME) or socket.gethostname()
+
+
+def is_in_step(environ: Mapping[str, str]) -> bool:
+    """Return whether this process is a task of a Slurm step; a batch script and an interactive shell are not."""
+    return _STEP_ID in environ and _RANK in environ and not _is_reserved(environ[_STEP_ID])
+
+
+def _is_reserved(step_id: str) -> bool:
+    """Return whether Slurm gives this step id to a batch script (seen in Slurm 26.05) or an interactive shell."""
+    return _SIGNED_NUMBER.fullmatch(step_id) is not None and not 0 <= int(step_id) <= _MAX_STEP_ID
