@@ -156,8 +156,9 @@ def test_job_without_a_chief_task_is_warned(job: Job) -> None:
     options = ("--no-chief", "--ps", "2", "--workers", "2", "--grace-period", "0")
     start(job, "parameter_server_training.py", "loop", HERE, options=options)
     assert wait_until(lambda: "starting the child processes" in job.stderr, 60), job.stderr
-    job.wait_for_event("idle", timeout_seconds=160)
+    job.wait_for_event("warning", timeout_seconds=160)
     assert "as ParameterServerStrategy does, start it without --no-chief" in job.stderr
     assert job.process is not None
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == 143
+    assert "start it without --no-chief" in " ".join(job.result["warnings"])

@@ -21,6 +21,7 @@ from tf4slurm.control.messages import (
     Registration,
     ScriptState,
     TaskState,
+    Usage,
     cluster_to_entries,
 )
 from tf4slurm.control.records import Outcome, TaskRecord
@@ -895,6 +896,17 @@ def test_scripts_that_run_for_60_s_without_any_server_are_warned_of_once_until_o
     assert len(job.texts("warning")) == 1
     job.send(1, "running", has_server=True)
     assert job.state.warnings == ()
+
+
+def test_tasks_that_only_wait_are_warned_of_until_the_end() -> None:
+    job = Job("ps worker").train()
+    for rank in job.ranks:
+        job.send(rank, "running", has_server=True, usage=Usage(cpu_seconds=5.0))
+    job.turn(70, tick=1.0)
+    job.end_child(1, 0)
+    (warning,) = job.state.warnings
+    assert warning.startswith("All tasks run, but none has computed")
+    assert job.texts("warning") == [warning]
 
 
 def test_failure_before_any_server_is_no_reason_for_a_warning() -> None:

@@ -87,7 +87,7 @@ class JobState:
         self._is_finishing = False
         self._had_server = False
         self._started_at: float | None = None  # time when the children of this attempt were started
-        self.warnings: tuple[str, ...] = ()
+        self._warnings: dict[str, str] = {}  # by subject: "servers" or "idle"
         self._idle_watch = IdleWatch()
         self._idle_check_at = now
         self._barriers = Barriers(self.records, lambda record: self._changed.add(record.rank), self._on_barrier)
@@ -122,6 +122,11 @@ class JobState:
         """Return the ranks whose desired state or cluster may have changed since the last call of this method."""
         changed, self._changed = self._changed, set()
         return changed
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Possible problems of the job, in sentences, for result.json."""
+        return tuple(self._warnings.values())
 
     @property
     def was_stopped(self) -> bool:
@@ -179,7 +184,8 @@ class JobState:
         if record.observed.script != before.script:
             self._on_script_state(record, before.script, now)
         if record.observed.has_server and not before.has_server:
-            self._had_server, self.warnings = True, ()
+            self._had_server = True
+            self._warnings.pop("servers", None)
             self._emit("serving", record, "has a server that answers")
         if record.attempt < observed.attempt == self.attempt and record.address is not None and observed.port:
             self._take_address(record, Address(record.address.host, observed.port))
@@ -276,7 +282,7 @@ class JobState:
         if now >= self._idle_check_at:
             self._idle_check_at = now + _IDLE_CHECK_SECONDS
             if (text := self._idle_watch.check(self.records, now)) is not None:
-                self._emit("idle", None, text)
+                self._warn("idle", text)
         if now >= self._phase_deadline:
             self._on_phase_deadline()
 
@@ -458,7 +464,7 @@ class JobState:
         if self.spec.require_servers and seconds >= limit:
             self._decide(Outcome(EXIT_NOT_FORMED, self._no_server(f" within {limit:g} s")))
         elif seconds >= _SERVER_SECONDS:
-            self._warn(self._no_server("", ", unless it still imports TensorFlow"))
+            self._warn_of_missing_servers(", unless it still imports TensorFlow")
 
     def _no_server(self, when: str = "", unless: str = "") -> str:
         return (
@@ -467,10 +473,13 @@ class JobState:
             "tf4slurm.tensorflow, or run one copy: --ps 0 --workers 0."
         )
 
-    def _warn(self, text: str) -> None:
-        if not self.warnings:
-            self.warnings = (text,)
-            self._emit("warning", None, text)
+    def _warn_of_missing_servers(self, unless: str = "") -> None:
+        if "servers" not in self._warnings:
+            self._warn("servers", self._no_server("", unless))
+
+    def _warn(self, subject: str, text: str) -> None:
+        self._warnings[subject] = text
+        self._emit("warning", None, text)
 
     def _note_early_exit(self, record: TaskRecord, now: float) -> None:
         """Handle the early exit of a ps with code 0: the other tasks must end within the finish timeout."""
@@ -545,7 +554,7 @@ class JobState:
             self._decide(Outcome(EXIT_NOT_FORMED, self._no_server()))
             return
         if self._lacks_servers:
-            self._warn(self._no_server())
+            self._warn_of_missing_servers()
         self._decide(Outcome(0, f"Training is done: {what} exited with code 0."))
 
     def _lose(self, record: TaskRecord, why: str) -> None:
@@ -651,12 +660,12 @@ class IdleWatch:
 
 def _describe_idleness(task_types: set[str]) -> str | None:
     """Return the warning, with the chief as the probable cause; None if the job has no ps."""
-    seen = f"all tasks run, but none has computed or reported a step for {_IDLE_SECONDS:g} s"
+    seen = f"All tasks run, but none has computed or reported a step for {_IDLE_SECONDS:g} s"
     if "ps" not in task_types:
         return None
     if "chief" not in task_types:
         return (
             f"{seen}. This job has no chief: if the script waits for one, as ParameterServerStrategy does, start it "
-            "without --no-chief"
+            "without --no-chief."
         )
-    return f"{seen}. This job has a chief: if worker 0 leads in the script, start it with --no-chief"
+    return f"{seen}. This job has a chief: if worker 0 leads in the script, start it with --no-chief."
