@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from tf4slurm.cluster import placeholders_in
 from tf4slurm.errors import OptionError
-from tf4slurm.options import exclusive, option, options_of
-from tf4slurm.spec import JobSpec
+from tf4slurm.options import option, options_of
+from tf4slurm.spec import JobSpec, exclusive
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*[a-z0-9]")
-_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _JOB = re.compile(r"\d+(_\d+)?")
-_RANGE = re.compile(r"(?P<first>\d{1,9})(-(?P<last>\d{1,9})(:(?P<step>[1-9]\d{0,8}))?)?")
+_RANGE = re.compile(r"(?P<first>\d{1,9})(-(?P<last>\d{1,9})(:[1-9]\d{0,8})?)?")
 MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
@@ -142,7 +142,7 @@ class BatchSpec(JobSpec):
     @property
     def environment(self) -> dict[str, str]:
         """The variables that the script sets."""
-        return dict(_parse_variable(text) for text in self.env)
+        return {name: value for name, _, value in (text.partition("=") for text in self.env)}
 
     @property
     def has_environment(self) -> bool:
@@ -159,9 +159,29 @@ class BatchSpec(JobSpec):
             return (self.python or "python", "-m", "tf4slurm")
         return self.program
 
-    def _check_values(self) -> None:
-        super()._check_values()
-        for found in (self.sbatch_options, parse_pairs("ps-sbatch", self.ps_sbatch), self.srun_options):
+    def _check(self) -> None:
+        if self.array_args is not None and not self.array_lines:
+            self._set(array_lines=_read_array_lines(self.array_args))
+        self._check_sbatch()
+        for text in self.env:
+            if not _VARIABLE.match(text):
+                raise OptionError(f"--env {text!r}: expected NAME=VALUE with the name of a variable.", option="env")
+        self._require_command()
+        if self.single:
+            for name in sorted(placeholders_in(self.command)):
+                text = f"--single has no cluster to fill in {{{name}}} from: leave one of the two out."
+                raise OptionError(text, option="single")
+            return
+        available = _available_tasks(self.sbatch_options)
+        if self.workers is None and available is None:
+            text = "The number of workers is unknown. Give --workers N, or the number of all tasks with -n."
+            raise OptionError(text, option="workers")
+        self._set(workers=self._fill_counts(available)["worker"])
+        super()._check()
+
+    def _check_sbatch(self) -> None:
+        options, ps_options = self.sbatch_options, parse_pairs("ps-sbatch", self.ps_sbatch)
+        for found in (options, ps_options, self.srun_options):
             for name, value in found.items():
                 check_option(name, value)
         for job_id in self.after:
@@ -171,32 +191,6 @@ class BatchSpec(JobSpec):
                     "--dependency, in Slurm's syntax.",
                     option="after",
                 )
-        for name in self.environment:
-            if not _VARIABLE.fullmatch(name):
-                raise OptionError(f"--env: {name!r} is not the name of a variable. Give NAME=VALUE.", option="env")
-
-    def _check(self) -> None:
-        if self.array_args is not None and not self.array_lines:
-            self._set(array_lines=_read_array_lines(self.array_args))
-        self._check_sbatch()
-        self._require_command()
-        if self.single:
-            for name in sorted(placeholders_in(self.command)):
-                raise OptionError(
-                    f"--single has no cluster to fill in {{{name}}} from: leave one of the two out.", option="single"
-                )
-            return
-        available = _available_tasks(self.sbatch_options)
-        if self.workers is None and available is None:
-            raise OptionError(
-                "The number of workers is unknown. Give --workers N, or the number of all tasks with -n.",
-                option="workers",
-            )
-        self._set(workers=self._fill_counts(available)["worker"])
-        super()._check()
-
-    def _check_sbatch(self) -> None:
-        options, ps_options = self.sbatch_options, self.ps_options or {}
         for found in (options, ps_options):
             requested = [f"--{name} {found[name]}" for name in MEMORY_OPTIONS if name in found]
             if len(requested) > 1:
@@ -246,13 +240,6 @@ def _long_name(name: str) -> str:
     return flags.get(name, name)
 
 
-def _parse_variable(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise OptionError(f"--env {text!r} has no value. Give NAME=VALUE.", option="env")
-    return name, value
-
-
 def _available_tasks(options: Mapping[str, str]) -> int | None:
     """Return the number of tasks requested from Slurm; None if the roles determine it."""
     for names in (("ntasks",), ("nodes", "ntasks-per-node")):
@@ -278,21 +265,19 @@ def _check_array(value: str, num_lines: int) -> None:
 
 def _read_array_lines(path: Path) -> tuple[tuple[str, ...], ...]:
     """Read a file of arguments: one line per element of the array, quoted as in a shell. Empty lines count."""
-    lines = []
     try:
         source = Path("/dev/stdin") if path == Path("-") else path
-        text = source.read_text(encoding="utf-8", errors="surrogateescape")
+        lines = source.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as error:
-        raise OptionError(
-            f"--array-args {str(path)!r} cannot be read: {error.strerror}.", option="array-args"
-        ) from error
-    for number, line in enumerate(text.splitlines()):
-        try:
-            lines.append(tuple(shlex.split(line)))
-        except ValueError as error:
-            raise OptionError(
-                f"--array-args, line {number} (from 0): {error}: {line!r}", option="array-args"
-            ) from error
+        text = f"--array-args {str(path)!r} cannot be read: {error.strerror}."
+        raise OptionError(text, option="array-args") from error
     if not lines:
         raise OptionError("--array-args: the file has no line.", option="array-args")
-    return tuple(lines)
+    found = []
+    for number, line in enumerate(lines):
+        try:
+            found.append(tuple(shlex.split(line)))
+        except ValueError as error:
+            text = f"--array-args, line {number} (from 0): {error}: {line!r}"
+            raise OptionError(text, option="array-args") from error
+    return tuple(found)

@@ -10,7 +10,7 @@ import math
 import shlex
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,10 @@ from typing import Any
 from tf4slurm.errors import OptionError
 
 _METADATA = "option"
-_TRUE, _FALSE = ("1", "true", "yes", "on", "t", "y"), ("0", "false", "no", "off", "f", "n")
+_BOOLS = {
+    **dict.fromkeys(("1", "true", "yes", "on", "t", "y"), True),
+    **dict.fromkeys(("0", "false", "no", "off", "f", "n"), False),
+}
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Option:
 
     name: str
     kind: type
-    default: Any
     is_list: bool
+    default: Any
     help: str
     flags: tuple[str, ...] = ()
     metavar: str = ""
@@ -69,22 +72,22 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Return the name in settings files: the field's name with dashes, without the unit."""
+        """The name in settings files: the field's name with dashes, without the unit."""
         return self.name.removesuffix("_seconds").replace("_", "-")
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Return all long names."""
+        """All long names."""
         return (self.key, *(flag[2:] for flag in self.flags if flag.startswith("--")))
 
     @property
     def is_switch(self) -> bool:
-        """Return whether the flag takes no value."""
+        """Whether the flag takes no value."""
         return self.kind is bool
 
     @property
     def is_repeatable(self) -> bool:
-        """Return whether the flag may be given several times."""
+        """Whether the flag may be given several times."""
         return self.is_list and self.parse is None
 
     def convert(self, value: Any) -> Any:
@@ -112,25 +115,24 @@ class Option:
         """Return the command-line arguments that set this value."""
         if self.is_switch:
             return [f"--{self.key}" if value else f"--no-{self.key}"]
-        return [
-            word
-            for item in (value if self.is_repeatable else [value])
-            for word in (f"--{self.key}", self.to_text(item))
-        ]
+        items = value if self.is_repeatable else [value]
+        return [word for item in items for word in (f"--{self.key}", self.to_text(item))]
 
     def _parsed(self, value: Any) -> Any:
         if self.parse is not None:
-            if not isinstance(value, (str, int)):
-                value = self.to_text(tuple(value))
-                return self.parse(value) if value else self.default
-            return self.parse(str(value))
+            if isinstance(value, (str, int)):
+                return self.parse(str(value))
+            text = self.to_text(tuple(value))
+            return self.parse(text) if text else self.default
         if self.is_list:
             items = tuple(shlex.split(value) if isinstance(value, str) else value)
             if not all(isinstance(item, str) for item in items):
                 raise ValueError(f"{value!r} is not a list of texts.")
             return items
         if self.is_switch:
-            return _to_bool(value)
+            if str(value).lower() not in _BOOLS:
+                raise ValueError(f"{value!r} is not true or false.")
+            return _BOOLS[str(value).lower()]
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if isinstance(value, (str, self.kind)) or (is_number and self.kind in (float, str)):
             with contextlib.suppress(ValueError):
@@ -163,49 +165,24 @@ def option(default: Any, help: str, **declaration: Any) -> Any:
 
 def options_of(cls: type) -> Mapping[str, Option]:
     """Return the options that a dataclass declares, by field name."""
-    return _declared_options(cls)
+    return _options_of(cls)
 
 
 @functools.cache
-def _declared_options(cls: type) -> Mapping[str, Option]:
+def _options_of(cls: type) -> Mapping[str, Option]:
     hints = typing.get_type_hints(cls)
-    found = {}
-    for field in dataclasses.fields(cls):
-        if _METADATA in field.metadata:
-            kind, is_list = _kind_of(hints[field.name])
-            found[field.name] = Option(field.name, kind, field.default, is_list, **field.metadata[_METADATA])
-    return types.MappingProxyType(found)
+    return types.MappingProxyType(
+        {
+            field.name: Option(field.name, *_kind_of(hints[field.name]), field.default, **field.metadata[_METADATA])
+            for field in dataclasses.fields(cls)
+            if _METADATA in field.metadata
+        }
+    )
 
 
 def options_by_key(cls: type) -> dict[str, Option]:
     """Return the options that a dataclass declares, by long name on the command line."""
     return {key: each for each in options_of(cls).values() for key in each.keys}
-
-
-def check_exclusive(spec: Any) -> None:
-    """Check that no two options of a job exclude each other.
-
-    Raises:
-        OptionError: Two options do.
-    """
-    given = {
-        name: " ".join(each.to_arguments(getattr(spec, name)))
-        for name, each in options_of(type(spec)).items()
-        if getattr(spec, name) != each.default
-    }
-    for name, each in options_of(type(spec)).items():
-        for other in each.excludes:
-            if name in given and other in given:
-                raise exclusive(given[name], given[other], option=each.key)
-
-
-def exclusive(first: str, second: str, *, option: str) -> OptionError:
-    """Return the error for two options that exclude each other."""
-    return OptionError(
-        f"{first} and {second} exclude each other. Leave one out; if a settings file sets an option of sbatch, "
-        "--no-sbatch NAME removes it.",
-        option=option,
-    )
 
 
 def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,37 +191,28 @@ def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         OptionError: A name is unknown; the message contains the most similar known names.
     """
-    fields, keys = options_of(cls), options_by_key(cls)
+    names = {key: each.name for key, each in options_by_key(cls).items()} | {name: name for name in options_of(cls)}
     found = {}
     for name, value in values.items():
-        key = name.replace("_", "-")
-        if name not in fields and key not in keys:
-            raise OptionError(unknown(name, fields, "an option of a job"), option=key)
-        found[name if name in fields else keys[key].name] = value
+        key = name if name in names else name.replace("_", "-")
+        if key not in names:
+            raise OptionError(unknown(name, options_of(cls), "an option of a job"), option=key)
+        found[names[key]] = value
     return found
 
 
 def unknown(name: str, names: Iterable[str], what: str) -> str:
     """Return the error message for an unknown name, with the most similar known names."""
-    similar: Sequence[str] = difflib.get_close_matches(name, list(names), n=3)
+    similar = difflib.get_close_matches(name, list(names), n=3)
     guess = f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
     return f"{name!r} is not {what}.{guess}"
 
 
 def _kind_of(hint: Any) -> tuple[type, bool]:
     """Return the type of a value, and whether the option takes several values."""
+    kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
     if typing.get_origin(hint) is tuple:
-        return typing.get_args(hint)[0], True
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-        return (str if str in kinds else kinds[0]), False
-    return (str if typing.get_origin(hint) is typing.Literal else hint), False
-
-
-def _to_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    text = str(value).lower()
-    if text not in (*_TRUE, *_FALSE):
-        raise ValueError(f"{value!r} is not true or false.")
-    return text in _TRUE
+        return kinds[0], True
+    if typing.get_origin(hint) is typing.Literal or str in kinds:
+        return str, False
+    return (kinds[0] if kinds else hint), False

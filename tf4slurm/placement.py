@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import PlacementError
@@ -28,16 +29,18 @@ def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequen
         PlacementError: The list of roles contradicts the counts.
     """
     if placement == PACK:
-        return _number([role for role in TASK_TYPES for _ in range(counts.get(role, 0))])
-    if placement == SPREAD:
-        return _number(_spread(counts, nodes_by_rank))
-    roles = parse_roles(placement)
-    if {role: roles.count(role) for role in TASK_TYPES} != {role: counts.get(role, 0) for role in TASK_TYPES}:
-        raise PlacementError(
-            f"The placement {placement!r} lists {_sum_text(Counter(roles))}, but the job has {_sum_text(counts)}. "
-            "Change the placement, or the numbers of tasks."
-        )
-    return _number(roles)
+        roles = [role for role in TASK_TYPES for _ in range(counts.get(role, 0))]
+    elif placement == SPREAD:
+        roles = _spread(counts, nodes_by_rank)
+    else:
+        roles = parse_roles(placement)
+        if Counter(roles) != Counter(counts):
+            raise PlacementError(
+                f"The placement {placement!r} lists {_sum_text(Counter(roles))}, but the job has {_sum_text(counts)}. "
+                "Change the placement, or the numbers of tasks."
+            )
+    indices: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+    return tuple(Task(role, next(indices[role])) for role in roles)
 
 
 def parse_roles(text: str) -> list[str]:
@@ -75,56 +78,36 @@ def _spread(counts: Mapping[str, int], nodes_by_rank: Sequence[str]) -> list[str
     return [role or next(rest) for role in roles]
 
 
-def _number(roles: Sequence[str]) -> tuple[Task, ...]:
-    """Number the tasks of each role in rank order."""
-    seen: Counter[str] = Counter()
-    tasks = []
-    for role in roles:
-        tasks.append(Task(role, seen[role]))
-        seen[role] += 1
-    return tuple(tasks)
-
-
-def fill_counts(
-    chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None, data_workers: int = 0
-) -> dict[str, int]:
+def fill_counts(counts: Mapping[str, int | None], available: int | None) -> dict[str, int]:
     """Return the number of tasks of each role; check their sum against the number of tasks that Slurm provides.
 
     Args:
-        workers: Number of workers; None for all remaining tasks of `available`.
+        counts: Number of tasks of each role; None for the workers means all remaining tasks of `available`.
         available: Number of tasks of the allocation or step; None outside Slurm.
-        data_workers: Number of workers of a data service (default 0); if positive, a dispatcher is added.
-
-    Returns:
-        A dictionary such as {"chief": 1, "ps": 1, "worker": 2, "evaluator": 0}.
 
     Raises:
         PlacementError: The sum differs from `available`, or the number of workers is unknown or would be 0.
     """
-    others = {"chief": chiefs, "ps": ps, "evaluator": evaluators}
-    if data_workers:
-        others.update({"data-dispatcher": 1, "data-worker": data_workers})
-    count = sum(others.values())
-    if workers is None:
-        if available is None or available <= count:
+    found = {role: count or 0 for role, count in counts.items()}
+    if counts["worker"] is None:
+        others = sum(found.values())
+        if available is None or available <= others:
             there = "there is no Slurm allocation" if available is None else f"Slurm gives {available} tasks"
             raise PlacementError(
-                f"The number of workers is not known: {_sum_text(others) or 'no other task'}, and {there}. "
+                f"The number of workers is not known: {_sum_text(found) or 'no other task'}, and {there}. "
                 "Give --workers N."
             )
-        workers = available - count
-    found = {**others, "worker": workers}
-    counts = {role: found[role] for role in TASK_TYPES if role in found}
-    total = count + workers
+        found["worker"] = available - others
+    total = sum(found.values())
     if available is not None and total != available:
         change = "lower a count" if total > available else "raise a count"
-        if total == available + chiefs:
+        if total == available + found["chief"]:
             change += ", or give --no-chief if worker 0 leads in the script"
         raise PlacementError(
-            f"{_sum_text(counts)} {'needs' if total == 1 else 'need'} {total} tasks, but Slurm gives {available}. "
+            f"{_sum_text(found)} {'needs' if total == 1 else 'need'} {total} tasks, but Slurm gives {available}. "
             f"Ask Slurm for --ntasks={total} or {change}."
         )
-    return counts
+    return found
 
 
 def _sum_text(counts: Mapping[str, int]) -> str:

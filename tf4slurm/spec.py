@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from tf4slurm.cluster import placeholders_in, warn_of_misspelled
 from tf4slurm.errors import OptionError
 from tf4slurm.network.ports import format_ports, parse_ports
-from tf4slurm.options import check_exclusive, option, options_of
+from tf4slurm.options import option, options_of
 from tf4slurm.placement import PACK, fill_counts, place_tasks
 
 StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
@@ -119,18 +119,23 @@ class JobSpec:
         self._set(**{name: each.convert(getattr(self, name)) for name, each in options_of(type(self)).items()})
         if self.command and not self.name:
             self._set(name=_name_of(self.command))
-        check_exclusive(self)
-        self._check_values()
+        if "/" in self.name:
+            raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
+        self._check_exclusive()
         self._check()
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def _check_values(self) -> None:
-        """Check each option by itself."""
-        if "/" in self.name:
-            raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
+    def _check_exclusive(self) -> None:
+        options = options_of(type(self))
+        given = {name: getattr(self, name) for name, each in options.items() if getattr(self, name) != each.default}
+        for name in given:
+            for other in options[name].excludes:
+                if other in given:
+                    texts = [" ".join(options[each].to_arguments(given[each])) for each in (name, other)]
+                    raise exclusive(*texts, option=options[name].key)
 
     def _check(self) -> None:
         """Check the options together."""
@@ -141,14 +146,8 @@ class JobSpec:
                 option="heartbeat-interval",
             )
         if not self.chief and self.workers == 0:
-            raise OptionError(
-                "--no-chief needs at least one worker, because worker 0 leads. Give --workers N.", option="workers"
-            )
-        self._check_command()
-        if self.workers is not None:
-            place_tasks(self.counts, self.placement, [""] * self.num_tasks)
-
-    def _check_command(self) -> None:
+            text = "--no-chief needs at least one worker, because worker 0 leads. Give --workers N."
+            raise OptionError(text, option="workers")
         placeholders = placeholders_in(self.command)
         if self.chief and "worker_hosts" in placeholders and "chief_hosts" not in placeholders:
             raise OptionError(
@@ -162,6 +161,8 @@ class JobSpec:
                 "--data-python, such as --data-python python3.",
                 option="data-python",
             )
+        if self.workers is not None:
+            place_tasks(self.counts, self.placement, [""] * self.num_tasks)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -226,10 +227,22 @@ class JobSpec:
             raise OptionError('There is no command. Give it after "--", such as: -- python train.py', option="command")
 
     def _fill_counts(self, available: int | None) -> dict[str, int]:
-        return fill_counts(int(self.chief), self.ps, self.workers, self.evaluators, available, self.data_workers)
+        counts = {"chief": int(self.chief), "ps": self.ps, "worker": self.workers, "evaluator": self.evaluators}
+        if self.data_workers:
+            counts |= {"data-dispatcher": 1, "data-worker": self.data_workers}
+        return fill_counts(counts, available)
 
 
 def _name_of(command: Sequence[str]) -> str:
     """Return the script's file name without suffix, or the program's if there is no script."""
     script = next((word for word in command[1:] if word.endswith((".py", ".sh"))), command[0])
     return re.sub(r"[^\w.-]", "_", Path(script).stem) or "job"
+
+
+def exclusive(first: str, second: str, *, option: str) -> OptionError:
+    """Return the error for two options that exclude each other."""
+    return OptionError(
+        f"{first} and {second} exclude each other. Leave one out; if a settings file sets an option of sbatch, "
+        "--no-sbatch NAME removes it.",
+        option=option,
+    )

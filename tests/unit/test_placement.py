@@ -15,6 +15,11 @@ from tf4slurm.errors import PlacementError
 from tf4slurm.placement import PACK, SPREAD, fill_counts, place_tasks
 from tf4slurm.roles import TASK_TYPES
 
+
+def counts_of(chiefs: int, ps: int, workers: int | None, evaluators: int) -> dict[str, int | None]:
+    return {"chief": chiefs, "ps": ps, "worker": workers, "evaluator": evaluators}
+
+
 COUNTS = st.dictionaries(st.sampled_from(["chief", "ps", "worker", "evaluator"]), st.integers(0, 5))
 
 
@@ -51,7 +56,7 @@ def test_every_task_has_one_rank(counts: dict[str, int]) -> None:
 def test_counts_that_match_the_tasks_of_slurm(
     chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None, expected_workers: int
 ) -> None:
-    assert fill_counts(chiefs, ps, workers, evaluators, available) == {
+    assert fill_counts(counts_of(chiefs, ps, workers, evaluators), available) == {
         "chief": chiefs,
         "ps": ps,
         "worker": expected_workers,
@@ -60,7 +65,7 @@ def test_counts_that_match_the_tasks_of_slurm(
 
 
 def test_data_service_has_one_dispatcher_and_the_last_ranks() -> None:
-    counts = fill_counts(1, 1, None, 1, 9, 2)
+    counts = fill_counts({**counts_of(1, 1, None, 1), "data-dispatcher": 1, "data-worker": 2}, 9)
     assert counts == {
         "chief": 1,
         "ps": 1,
@@ -105,13 +110,13 @@ def test_counts_that_do_not_match_are_refused(
     chiefs: int, ps: int, workers: int | None, evaluators: int, available: int | None, words: str
 ) -> None:
     with pytest.raises(PlacementError) as caught:
-        fill_counts(chiefs, ps, workers, evaluators, available)
+        fill_counts(counts_of(chiefs, ps, workers, evaluators), available)
     assert str(caught.value) == words
 
 
 def test_error_without_any_counts_is_a_complete_sentence() -> None:
     with pytest.raises(PlacementError) as caught:
-        fill_counts(0, 0, None, 0, None)
+        fill_counts(counts_of(0, 0, None, 0), None)
     assert "  " not in str(caught.value)
     assert ": and" not in str(caught.value)
 
