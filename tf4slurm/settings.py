@@ -26,7 +26,7 @@ from typing import Any
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import OptionError, ProfileError
 from tf4slurm.options import Option, options_by_key, options_of, unknown
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec import JobSpec, check_exclusive
 from tf4slurm.system.trusted_files import check_trusted
 
 if sys.version_info >= (3, 11):
@@ -198,12 +198,18 @@ def read_settings(places: Places, environ: Mapping[str, str], site: str | None =
 
 
 def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return values for the fields of a dataclass of options: the given values, else the settings."""
+    """Return values for the fields of a dataclass of options: the given values, else the settings.
+
+    Raises:
+        OptionError: A value is invalid, or two options exclude each other, even if one has its default value.
+    """
     options, by_key = options_of(cls), options_by_key(cls)
     defaults = {key: setting.value for key, setting in settings.items() if key in by_key}
     values = _override(defaults, {options[name].key: value for name, value in given.items() if name in options})
     others = {name: value for name, value in given.items() if name not in options}
-    return {**{by_key[key].name: value for key, value in values.items()}, **others}
+    fields = {by_key[key].name: by_key[key].convert(value) for key, value in values.items()}
+    check_exclusive(cls, fields)
+    return {**fields, **others}
 
 
 def _override(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -116,26 +116,19 @@ class JobSpec:
     def __post_init__(self) -> None:
         words = shlex.split(self.command) if isinstance(self.command, str) else self.command
         self._set(command=tuple(words))
-        self._set(**{name: each.convert(getattr(self, name)) for name, each in options_of(type(self)).items()})
+        options = options_of(type(self))
+        self._set(**{name: each.convert(getattr(self, name)) for name, each in options.items()})
         if self.command and not self.name:
             self._set(name=_name_of(self.command))
         if "/" in self.name:
             raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
-        self._check_exclusive()
+        values = {name: getattr(self, name) for name in options}
+        check_exclusive(type(self), {name: value for name, value in values.items() if value != options[name].default})
         self._check()
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
-
-    def _check_exclusive(self) -> None:
-        options = options_of(type(self))
-        given = {name: getattr(self, name) for name, each in options.items() if getattr(self, name) != each.default}
-        for name in given:
-            for other in options[name].excludes:
-                if other in given:
-                    texts = [" ".join(options[each].to_arguments(given[each])) for each in (name, other)]
-                    raise exclusive(*texts, option=options[name].key)
 
     def _check(self) -> None:
         """Check the options together."""
@@ -237,6 +230,20 @@ def _name_of(command: Sequence[str]) -> str:
     """Return the script's file name without suffix, or the program's if there is no script."""
     script = next((word for word in command[1:] if word.endswith((".py", ".sh"))), command[0])
     return re.sub(r"[^\w.-]", "_", Path(script).stem) or "job"
+
+
+def check_exclusive(cls: type, given: Mapping[str, Any]) -> None:
+    """Check that no two given options of a job exclude each other; an option at its default excludes no other.
+
+    Raises:
+        OptionError: Two options do.
+    """
+    options = options_of(cls)
+    for name in given:
+        for other in options[name].excludes if given[name] != options[name].default else ():
+            if other in given:
+                texts = [" ".join(options[each].to_arguments(given[each])) for each in (name, other)]
+                raise exclusive(*texts, option=options[name].key)
 
 
 def exclusive(first: str, second: str, *, option: str) -> OptionError:

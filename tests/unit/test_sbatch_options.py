@@ -172,6 +172,8 @@ def test_invalid_options_of_sbatch_are_refused(arguments: tuple[str, ...], words
         (("--single", "--workers", "2"), "--single and --workers 2 exclude each other"),
         (("--single", "--name", "a/b"), "has a slash"),
         (("--single", "--no-chief"), "--single and --no-chief exclude each other"),
+        (("--single", "--ps", "1"), "--single and --ps 1 exclude each other"),  # 1 is the default
+        (("--chief", "--single"), "--single and --chief exclude each other"),
         (("--workers", "1", "--sbatch", "=3"), "expected NAME=VALUE"),
     ],
 )
