@@ -62,7 +62,7 @@ STATUSES = st.builds(
 MESSAGES = st.one_of(
     st.builds(Registration, NUMBER, WORDS, WORDS, NUMBER, WORDS, WORDS, st.none() | WORDS),
     STATUSES,
-    st.builds(DesiredState, NUMBER, NUMBER, st.booleans(), st.floats(allow_nan=False)),
+    st.builds(DesiredState, NUMBER, NUMBER, st.booleans(), grace_period_seconds=st.floats(allow_nan=False)),
 )
 CLUSTERS = st.lists(ENTRY, min_size=1, max_size=5).map(cluster_from_entries)
 JSON = st.recursive(
@@ -167,7 +167,7 @@ def test_message_of_another_kind_is_refused(message: Message, kind: type[Message
         (b'["ScriptState",{"barrier":{"name":"loaded"}}]', ScriptState),
         (b'["DesiredState",{"terminate":1}]', DesiredState),
         (b'["DesiredState",{"terminate":null}]', DesiredState),
-        (b'["DesiredState",{"kill_wait_seconds":"5"}]', DesiredState),
+        (b'["DesiredState",{"grace_period_seconds":"5"}]', DesiredState),
     ],
 )
 def test_other_bytes_are_refused_with_an_explanation(payload: bytes, kind: type[Message]) -> None:

@@ -343,7 +343,7 @@ def test_job_of_two_tasks_registers_trains_and_ends() -> None:
             await until(lambda: job.state.count("running") == 2)
             chief.update(state="exited", start_count=1, process_id=11, returncode=0)
             await until(lambda: chief.desired.terminate and ps.desired.terminate)
-            assert ps.desired.kill_wait_seconds == 0.5
+            assert ps.desired.terminate_reason.startswith("Training is done")
             chief.update(state="terminated", start_count=1, returncode=0)
             ps.update(state="terminated", start_count=1)
             await job.service.wait_for_end()
@@ -1320,7 +1320,7 @@ def test_cluster_is_sent_before_any_desired_state() -> None:
             await raw.send(make_registration(0))
             assert isinstance(await raw.receive(Cluster), Cluster)
             await raw.send(ObservedState("ready"))
-            assert await raw.receive(DesiredState) == DesiredState(start_count=1, kill_wait_seconds=0.5)
+            assert await raw.receive(DesiredState) == DesiredState(start_count=1)
 
     run_scenario(scenario)
 

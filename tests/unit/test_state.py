@@ -157,7 +157,7 @@ def test_new_job_waits_for_its_tasks() -> None:
     job = Job()
     assert job.phase() is Phase.RENDEZVOUS
     assert job.state.outcome is None
-    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(kill_wait_seconds=5)] * 4
+    assert [job.desired(rank) for rank in job.ranks] == [DesiredState()] * 4
 
 
 def test_registration_emits_one_event() -> None:
@@ -181,7 +181,7 @@ def test_when_every_task_has_registered_all_get_the_cluster(order: tuple[int, ..
         ("worker", 1, "n3", "10.0.0.3", 4003),
     ]
     assert job.state.take_changed() == {0, 1, 2, 3}
-    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(kill_wait_seconds=5)] * 4
+    assert [job.desired(rank) for rank in job.ranks] == [DesiredState()] * 4
 
 
 def test_children_start_when_every_task_is_ready() -> None:
@@ -193,7 +193,7 @@ def test_children_start_when_every_task_is_ready() -> None:
     job.send(1, "ready")
     assert job.phase() is Phase.TRAINING
     assert job.state.take_changed() == {0, 1, 2, 3}
-    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(start_count=1, kill_wait_seconds=5)] * 4
+    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(start_count=1)] * 4
 
 
 def test_job_of_one_task_registers_and_completes() -> None:
@@ -454,7 +454,7 @@ def test_desired_state_is_the_same_after_a_reconnection() -> None:
     job.state.on_disconnect(2, job.now)
     job.register(2)
     job.run_child(2)
-    assert job.desired(2) == before == DesiredState(start_count=1, kill_wait_seconds=5)
+    assert job.desired(2) == before == DesiredState(start_count=1)
     assert job.texts("started").count("worker/0 on n2 started (process 102)") == 1
 
 
@@ -650,7 +650,7 @@ def test_loss_of_a_ps_or_the_chief_costs_an_attempt(rank: int) -> None:
     job.send(2, "running", script=ScriptState(step=7))
     job.end_child(rank, -9)
     assert (job.phase(), job.state.attempt, job.state.cluster) == (Phase.RENDEZVOUS, 2, None)
-    assert [job.desired(each) for each in job.ranks] == [DesiredState(attempt=2, kill_wait_seconds=5)] * 4
+    assert [job.desired(each) for each in job.ranks] == [DesiredState(attempt=2)] * 4
     job.reregister(0, 1, 2)
     assert job.phase() is Phase.RENDEZVOUS
     job.reregister(3)
@@ -1072,7 +1072,7 @@ def test_finished_chief_ends_the_job_with_success() -> None:
     job.end_child(0, 0)
     assert job.phase() is Phase.TERMINATING
     assert job.outcome == Outcome(0, "Training is done: every task that the job waits for exited with code 0.")
-    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(1, 1, True, 5, job.outcome.reason)] * 4
+    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(1, 1, True, job.outcome.reason)] * 4
     for rank in job.ranks:
         assert job.phase() is Phase.TERMINATING
         job.send(rank, "terminated")

@@ -101,7 +101,7 @@ class Agent:
             if cluster is not None:
                 await self._follow_attempt(cluster)
             desired = self._client.desired
-            await self._process.end(desired.kill_wait_seconds)
+            await self._process.end(self._rendezvous.spec.kill_wait_seconds)
             if desired.terminate:
                 self._client.update(state="terminated")
                 return

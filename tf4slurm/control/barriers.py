@@ -33,7 +33,7 @@ class Barriers:
         self,
         records: Sequence[TaskRecord],
         on_release: Callable[[TaskRecord], None],
-        on_complete: Callable[[str, TaskRecord, float], None] = lambda *_: None,
+        on_complete: Callable[[str, TaskRecord, float], None],
     ) -> None:
         """Create an empty set of barriers.
 

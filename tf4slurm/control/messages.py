@@ -155,7 +155,7 @@ class DesiredState:
     Attributes:
         attempt: The current attempt. A task of an earlier attempt ends its child and chooses a new port.
         start_count: How many times the child process should have been started in this attempt.
-        terminate: Terminate the child (SIGTERM, then SIGKILL after `kill_wait_seconds`), then the agent.
+        terminate: Terminate the child (SIGTERM, then SIGKILL after `JobSpec.kill_wait_seconds`), then the agent.
         terminate_reason: The reason for `terminate`, as a sentence.
         has_timed_out: The reason for `terminate` is that the cluster did not form in time.
         stop_reason: The reason to save and stop within `grace_period_seconds`; empty without a stop request.
@@ -169,7 +169,6 @@ class DesiredState:
     attempt: int = 1
     start_count: int = 0
     terminate: bool = False
-    kill_wait_seconds: float = 0.0
     terminate_reason: str = ""
     has_timed_out: bool = False
     stop_reason: str = ""

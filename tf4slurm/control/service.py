@@ -243,7 +243,7 @@ class _Connection:
         self._context = context
         self._handler = asyncio.current_task()
         self._sent_cluster: Cluster | None = None
-        self._sent_state = service.state.initial_desired_state
+        self._sent_state = DesiredState()
         self._has_changed = False
         self._is_heartbeat_due = False
         self._is_due = asyncio.Event()

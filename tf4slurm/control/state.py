@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import signal
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tf4slurm import __version__
@@ -18,6 +19,7 @@ from tf4slurm.control.messages import DesiredState, ObservedState, Registration,
 from tf4slurm.control.records import EVENT_KINDS, Outcome, TaskRecord, describe_end, exit_code_of
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, RendezvousClosedError
 from tf4slurm.network.interfaces import is_loopback
+from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.roles import role_of
 from tf4slurm.spec import JobSpec
 
@@ -49,16 +51,14 @@ class JobState:
         spec: JobSpec,
         now: float,
         on_event: Callable[..., None],
-        place: Callable[[Sequence[str]], Sequence[Task]] | None = None,
     ) -> None:
         """Create the state of a job in which no task has registered.
 
         Args:
-            tasks: The task of each rank.
-            spec: The job's timeouts and other limits.
+            tasks: The task of each rank; `SPREAD` assigns the ranks again when every task has registered.
+            spec: The job's timeouts, other limits and placement.
             now: The current time.
             on_event: Called as `on_event(kind, task, text, **facts)` for each event; see `EVENT_KINDS`.
-            place: If not None, `place(nodes_by_rank)` replaces `tasks` when every task has registered.
         """
         has_chief = any(task.task_type == "chief" for task in tasks)
         self.spec = spec
@@ -67,11 +67,10 @@ class JobState:
         self.cluster: Cluster | None = None
         self.attempt = 1
         self.records = [
-            TaskRecord(rank, task, role_of(task.task_type, has_chief=has_chief), is_placed=place is None)
+            TaskRecord(rank, task, role_of(task.task_type, has_chief=has_chief), is_placed=spec.placement != SPREAD)
             for rank, task in enumerate(tasks)
         ]
         self._on_event = on_event
-        self._place = place
         self._changed: set[int] = set()
         self._active: set[int] = set()  # ranks that have registered and are not gone
         self._unregistered = set(range(len(tasks)))  # ranks that have sent no address in this attempt
@@ -94,11 +93,6 @@ class JobState:
 
     # What the service and the launcher read
 
-    @property
-    def initial_desired_state(self) -> DesiredState:
-        """Return the desired state of a task that has received none: wait for the cluster."""
-        return DesiredState(kill_wait_seconds=self.spec.kill_wait_seconds)
-
     def desired_state_of(self, rank: int) -> DesiredState:
         """Return the desired state of the task with this rank."""
         record = self.records[rank]
@@ -106,7 +100,6 @@ class JobState:
             attempt=self.attempt,
             start_count=record.desired_start_count,
             terminate=self.outcome is not None,
-            kill_wait_seconds=self.spec.kill_wait_seconds,
             terminate_reason=self.outcome.reason if self.outcome is not None else "",
             has_timed_out=self.outcome is not None and self.outcome.has_timed_out,
             stop_reason=self._stop.reason if self._stop is not None else "",
@@ -274,15 +267,13 @@ class JobState:
         """Check heartbeats and deadlines. Call this several times per heartbeat interval."""
         self._advance(now)
         self._check_heartbeats(now)
-        self._handle_held_failure()
+        held, self._held_failure = self._held_failure, None
+        if held is not None and self.phase is Phase.TRAINING:
+            self._fail(held)
         self._barriers.check(now)
-        if self._has_stalled(now):
-            self._on_stall()
+        self._check_steps(now)
         self._check_servers(now)
-        if now >= self._idle_check_at:
-            self._idle_check_at = now + _IDLE_CHECK_SECONDS
-            if (text := self._idle_watch.check(self.records, now)) is not None:
-                self._warn("idle", text)
+        self._check_idleness(now)
         if now >= self._phase_deadline:
             self._on_phase_deadline()
 
@@ -320,34 +311,24 @@ class JobState:
 
     # Rules
 
-    def _handle_held_failure(self) -> None:
-        """Handle the failure that `_fail` has held, if the job still trains."""
-        held, self._held_failure = self._held_failure, None
-        if held is not None and self.phase is Phase.TRAINING:
-            self._fail(held)
-
     def _checked_record(self, registration: Registration) -> TaskRecord:
+        rank = registration.rank
+        record = self.records[rank] if 0 <= rank < len(self.records) else None
+        misfit = ""  # the reason why the process fits into no job like this
         if registration.version != __version__:
-            raise self._refuse_and_end(
-                registration, f"it runs tf4slurm {registration.version}, the launcher {__version__}"
-            )
-        if not 0 <= registration.rank < len(self.records):
-            raise self._refuse_and_end(
-                registration, f"rank {registration.rank} is not one of this job's {len(self.records)} tasks"
-            )
-        record = self.records[registration.rank]
-        if record.is_gone:
-            raise _refusal(f"rank {registration.rank} is lost or has terminated")
-        if record.has_registered and record.incarnation != registration.incarnation:
-            raise _refusal(f"rank {registration.rank} was taken by an earlier process, on {record.node}")
-        return record
-
-    def _refuse_and_end(self, registration: Registration, reason: str) -> RendezvousClosedError:
-        """Return the error that refuses an unsuitable process; during the rendezvous also end the job."""
+            misfit = f"it runs tf4slurm {registration.version}, the launcher {__version__}"
+        elif record is None:
+            misfit = f"rank {rank} is not one of this job's {len(self.records)} tasks"
+        elif record.is_gone:
+            raise _refusal(f"rank {rank} is lost or has terminated")
+        elif record.has_registered and record.incarnation != registration.incarnation:
+            raise _refusal(f"rank {rank} was taken by an earlier process, on {record.node}")
+        else:
+            return record
         if self.phase is Phase.RENDEZVOUS:
-            text = f"The process of rank {registration.rank} on {registration.node} cannot take part: {reason}."
+            text = f"The process of rank {rank} on {registration.node} cannot take part: {misfit}."
             self._decide(Outcome(EXIT_NOT_FORMED, text))
-        return _refusal(reason)
+        raise _refusal(misfit)
 
     def _take_address(self, record: TaskRecord, address: Address) -> None:
         record.address, record.attempt = address, self.attempt
@@ -357,10 +338,12 @@ class JobState:
             self._form_cluster()
 
     def _form_cluster(self) -> None:
-        if self._place is not None:
-            has_chief = any(record.task.task_type == "chief" for record in self.records)
-            for record, task in zip(self.records, self._place([r.node for r in self.records]), strict=True):
-                record.task, record.role, record.is_placed = task, role_of(task.task_type, has_chief=has_chief), True
+        if self.spec.placement == SPREAD:
+            counts = Counter(record.task.task_type for record in self.records)
+            tasks = place_tasks(counts, SPREAD, [record.node for record in self.records])
+            for record, task in zip(self.records, tasks, strict=True):
+                role = role_of(task.task_type, has_chief="chief" in counts)
+                record.task, record.role, record.is_placed = task, role, True
         members = tuple(Member(r.rank, r.task, r.node, r.address) for r in self.records if r.address is not None)
         cluster = Cluster(members)
         for member in members if len(cluster.nodes) > 1 else ():
@@ -426,24 +409,23 @@ class JobState:
             text = f"arrived last at barrier {name!r}: the first had waited {seconds:.1f} s"
             self._emit("barrier", last, text, barrier=name, waited_seconds=round(seconds, 1))
 
-    def _has_stalled(self, now: float) -> bool:
-        """Return whether no task has reported a new step within the stall timeout.
+    def _check_steps(self, now: float) -> None:
+        """Fail if no task has reported a new step within the stall timeout.
 
         Steps arrive with heartbeats, so every task that reports steps must also have sent a heartbeat since the timeout
         expired, or at most half a heartbeat interval earlier, because the intervals vary.
         """
         seconds = self.spec.stall_timeout_seconds
         if seconds is None or self._last_step_at is None or now - self._last_step_at <= seconds:
-            return False
+            return
         asked_at = self._last_step_at + seconds - self.spec.heartbeat_interval_seconds / 2
         stepping = (r for r in self.records if r.observed.script.step is not None and not r.is_gone)
-        return all(record.last_heartbeat_at > asked_at for record in stepping)
-
-    def _on_stall(self) -> None:
+        if not all(record.last_heartbeat_at > asked_at for record in stepping):
+            return
         self._last_step_at = None
         if self.phase is Phase.TRAINING:
             furthest = max(self.records, key=lambda record: record.observed.script.step or 0)
-            seconds, step = self.spec.stall_timeout_seconds, furthest.observed.script.step
+            step = furthest.observed.script.step
             text = f"no task has reported a new step for {seconds:g} s; the last was step {step} of {furthest}."
             self._fail(Outcome(EXIT_TASK_LOST, f"Training has stalled: {text}", furthest.task))
 
@@ -472,6 +454,12 @@ class JobState:
             f"each runs the script alone{unless}. Let the script read TF_CONFIG, by TensorFlow or "
             "tf4slurm.tensorflow, or run one copy: --ps 0 --workers 0."
         )
+
+    def _check_idleness(self, now: float) -> None:
+        if now >= self._idle_check_at:
+            self._idle_check_at = now + _IDLE_CHECK_SECONDS
+            if (text := self._idle_watch.check(self.records, now)) is not None:
+                self._warn("idle", text)
 
     def _warn_of_missing_servers(self, unless: str = "") -> None:
         if "servers" not in self._warnings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from tf4slurm.control.state import JobState
 from tf4slurm.errors import InterfaceError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.network.interfaces import host_addresses, interface_address
-from tf4slurm.placement import SPREAD, place_tasks
+from tf4slurm.placement import place_tasks
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.program import in_thread
 
@@ -39,10 +38,8 @@ class ControlHost:
     ) -> None:
         """`counts` has the number of tasks of each role; `files` runs the writes to the run directory."""
         self.started_at = time.monotonic()
-        place = functools.partial(place_tasks, counts, spec.placement)
-        tasks = place([""] * sum(counts.values()))
-        needs_nodes = spec.placement == SPREAD
-        self.state = JobState(tasks, spec, self.started_at, on_event, place if needs_nodes else None)
+        tasks = place_tasks(counts, spec.placement, [""] * sum(counts.values()))
+        self.state = JobState(tasks, spec, self.started_at, on_event)
         self._spec = spec
         self._run_directory = run_directory
         self._files = files
