@@ -159,13 +159,26 @@ class BatchSpec(JobSpec):
             return (self.python or "python", "-m", "tf4slurm")
         return self.program
 
+    def _check_values(self) -> None:
+        super()._check_values()
+        for found in (self.sbatch_options, parse_pairs("ps-sbatch", self.ps_sbatch), self.srun_options):
+            for name, value in found.items():
+                check_option(name, value)
+        for job_id in self.after:
+            if not _JOB.fullmatch(job_id):
+                raise OptionError(
+                    f"--after {job_id!r} is not the id of a job, such as 4711 or 4711_3. For other dependencies use "
+                    "--dependency, in Slurm's syntax.",
+                    option="after",
+                )
+        for text in self.env:
+            if not _VARIABLE.match(text):
+                raise OptionError(f"--env {text!r}: expected NAME=VALUE with the name of a variable.", option="env")
+
     def _check(self) -> None:
         if self.array_args is not None and not self.array_lines:
             self._set(array_lines=_read_array_lines(self.array_args))
         self._check_sbatch()
-        for text in self.env:
-            if not _VARIABLE.match(text):
-                raise OptionError(f"--env {text!r}: expected NAME=VALUE with the name of a variable.", option="env")
         self._require_command()
         if self.single:
             for name in sorted(placeholders_in(self.command)):
@@ -180,17 +193,7 @@ class BatchSpec(JobSpec):
         super()._check()
 
     def _check_sbatch(self) -> None:
-        options, ps_options = self.sbatch_options, parse_pairs("ps-sbatch", self.ps_sbatch)
-        for found in (options, ps_options, self.srun_options):
-            for name, value in found.items():
-                check_option(name, value)
-        for job_id in self.after:
-            if not _JOB.fullmatch(job_id):
-                raise OptionError(
-                    f"--after {job_id!r} is not the id of a job, such as 4711 or 4711_3. For other dependencies use "
-                    "--dependency, in Slurm's syntax.",
-                    option="after",
-                )
+        options, ps_options = self.sbatch_options, self.ps_options or {}
         for found in (options, ps_options):
             requested = [f"--{name} {found[name]}" for name in MEMORY_OPTIONS if name in found]
             if len(requested) > 1:

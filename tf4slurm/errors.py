@@ -199,7 +199,7 @@ class MissingDependencyError(Tf4SlurmError, ImportError):
     package: str
 
 
-class ProfileError(Tf4SlurmError):
+class SettingsError(Tf4SlurmError):
     """Settings cannot be used; `source` is the file or variable that contains them."""
 
     source: str

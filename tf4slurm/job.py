@@ -21,7 +21,7 @@ from tf4slurm.errors import LaunchError, UnknownJobError
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.options import options_of, to_fields
-from tf4slurm.settings import SITE, fill_in, settings_here
+from tf4slurm.settings import SITE, fill_in, read_settings
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec import SLURM_OPTIONS, JobSpec
 
@@ -124,10 +124,10 @@ class Job:
 
         Raises:
             OptionError, PlacementError: Options and settings contradict each other.
-            ProfileError, UntrustedFileError: A settings file cannot be used.
+            SettingsError, UntrustedFileError: A settings file cannot be used.
             SlurmEnvironmentError: A variable of the allocation is invalid.
         """
-        settings = settings_here(os.environ, self._site)
+        settings = read_settings(os.environ, self._site)
         if local or SlurmAllocation.from_environ(os.environ) is None:
             settings = {key: setting for key, setting in settings.items() if key not in SLURM_OPTIONS}
         options = {name: value for name, value in self._options.items() if name in options_of(JobSpec)}
@@ -208,7 +208,7 @@ class Job:
 
     def _spec(self) -> BatchSpec:
         """Return the job's options, completed with settings."""
-        settings = settings_here(os.environ, self._site)
+        settings = read_settings(os.environ, self._site)
         return BatchSpec(self._command, **fill_in(BatchSpec, self._options, settings))
 
     def _started(self) -> KnownJob:

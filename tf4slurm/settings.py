@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tf4slurm.batch_spec import BatchSpec
-from tf4slurm.errors import OptionError, ProfileError
+from tf4slurm.errors import OptionError, SettingsError
 from tf4slurm.options import Option, options_by_key, options_of, unknown
 from tf4slurm.spec import JobSpec, check_exclusive
 from tf4slurm.system.trusted_files import check_trusted
@@ -69,39 +69,32 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Places:
-    """The directories and files of settings; `project` is None without a project file."""
+class SettingsPaths:
+    """The directories of settings, and the project file, which need not exist."""
 
     user: Path
-    project: Path | None
+    project: Path
     etc: Path = ETC
     shipped: Path = SHIPPED
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str], directory: Path) -> Places:
-        """Return the places of settings for the working directory `directory`."""
-        home = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or '~'}/.config"
-        within = project_directories(directory, Path(environ.get("HOME") or "~").expanduser().resolve())
-        project = next((path / PROJECT_FILE for path in within if os.path.isfile(path / PROJECT_FILE)), None)
-        return cls(Path(home).expanduser() / "tf4slurm", project)
-
-    @classmethod
-    def here(cls, environ: Mapping[str, str]) -> Places:
-        """Return the places of settings for the current directory, or for / if it was removed."""
-        try:
-            return cls.from_environ(environ, Path.cwd())
-        except OSError:
-            return cls.from_environ(environ, Path("/"))
+    def from_environ(cls, environ: Mapping[str, str], directory: Path | None = None) -> SettingsPaths:
+        """Return the paths for a working directory, by default the current one, or / if that was removed."""
+        if directory is None:
+            try:
+                directory = Path.cwd()
+            except OSError:
+                directory = Path("/")
+        home = environ.get("HOME") or "~"
+        configuration = environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
+        files = [path / PROJECT_FILE for path in project_directories(directory, Path(home).expanduser().resolve())]
+        project = next((path for path in files if os.path.isfile(path)), files[0])
+        return cls(Path(configuration).expanduser() / "tf4slurm", project)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The settings files without the profile, which need not exist; later files override earlier files."""
-        return (self.etc / _CONFIG_FILE, self.user / _CONFIG_FILE, *([self.project] if self.project else []))
-
-    @property
-    def possible_files(self) -> tuple[Path, ...]:
-        """`files`, and the project file that could be created in the current directory."""
-        return self.files if self.project else (*self.files, Path.cwd() / PROJECT_FILE)
+        return (self.etc / _CONFIG_FILE, self.user / _CONFIG_FILE, self.project)
 
     @property
     def site_directories(self) -> tuple[Path, ...]:
@@ -110,11 +103,8 @@ class Places:
 
     def sites(self) -> dict[str, Path]:
         """Return the files of the profiles by profile name."""
-        found: dict[str, Path] = {}
-        for directory in self.site_directories:
-            for path in sorted(directory.glob("*.toml")):
-                found.setdefault(path.stem, path)
-        return found
+        paths = [path for directory in reversed(self.site_directories) for path in directory.glob("*.toml")]
+        return {path.stem: path for path in paths}
 
 
 def project_directories(directory: Path, home: Path) -> tuple[Path, ...]:
@@ -132,22 +122,22 @@ def repository_of(directory: Path) -> Path | None:
     return next((path for path in (directory, *directory.parents) if os.path.exists(path / ".git")), None)
 
 
-def create_file(places: Places, *, project: bool) -> Path:
+def create_file(paths: SettingsPaths, *, project: bool) -> Path:
     """Create the user's settings file, or a project file in the current directory; return its path.
 
     Raises:
-        ProfileError: The file exists, or cannot be written.
+        SettingsError: The file exists, or cannot be written.
     """
-    path = Path.cwd() / PROJECT_FILE if project else places.user / _CONFIG_FILE
+    path = Path.cwd() / PROJECT_FILE if project else paths.user / _CONFIG_FILE
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         # 0644 at most, whatever the umask, because a group-writable file is refused.
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
             file.write(_NEW_FILE)
     except FileExistsError:
-        raise ProfileError(f"{path} exists already, and is not changed.", source=str(path)) from None
+        raise SettingsError(f"{path} exists already, and is not changed.", source=str(path)) from None
     except OSError as error:
-        raise ProfileError(f"{path} cannot be written: {error.strerror}.", source=str(path)) from error
+        raise SettingsError(f"{path} cannot be written: {error.strerror}.", source=str(path)) from error
     return path
 
 
@@ -162,37 +152,36 @@ def describe_options() -> str:
     return "\n".join(rows).replace("<", "&lt;")
 
 
-def settings_here(environ: Mapping[str, str], site: str | None = None) -> dict[str, Setting]:
-    """Return the settings for the current directory; see `read_settings`."""
-    return read_settings(Places.here(environ), environ, site)
-
-
-def read_settings(places: Places, environ: Mapping[str, str], site: str | None = None) -> dict[str, Setting]:
-    """Return the settings from all places, by the long names of options without leading dashes.
+def read_settings(
+    environ: Mapping[str, str], site: str | None = None, paths: SettingsPaths | None = None
+) -> dict[str, Setting]:
+    """Return the settings from all files and variables, by the long names of options without leading dashes.
 
     Args:
         site: The profile that the command line names; None for the profile that the settings name.
+        paths: The files to read; None for those of the current directory.
 
     Raises:
-        ProfileError: A file cannot be read, has an unknown option or an invalid value, or the profile does not exist.
+        SettingsError: A file cannot be read, has an unknown option or an invalid value, or the profile does not exist.
         UntrustedFileError: Another user could have written the file.
     """
     if site == NO_SITE:
         return {}
-    layers = [_read(path) for path in places.files if os.path.isfile(path)]
+    paths = paths or SettingsPaths.from_environ(environ)
+    layers = [_read(path) for path in paths.files if os.path.isfile(path)]
     layers.append(_from_environ(environ))
-    named = next((layer[SITE] for layer in reversed(layers) if SITE in layer), Setting(DEFAULT_SITE, "default"))
     if site is not None:
-        named = Setting(site, "command line")
+        layers.append({SITE: Setting(site, "command line")})
+    named = next((layer[SITE] for layer in reversed(layers) if SITE in layer), Setting(DEFAULT_SITE, "default"))
     if named.value == NO_SITE:
         return {}
-    profile = places.sites().get(str(named.value))
+    profiles = paths.sites()
+    profile = profiles.get(str(named.value))
     if profile is None:
-        names = sorted(places.sites())
-        text = unknown(str(named.value), names, f"a profile ({named.origin} names it)")
-        raise ProfileError(f"{text} The profiles are {', '.join(names)}.", source=named.origin)
+        text = unknown(str(named.value), profiles, f"a profile ({named.origin} names it)")
+        raise SettingsError(f"{text} The profiles are {', '.join(sorted(profiles))}.", source=named.origin)
     settings: dict[str, Setting] = {}
-    for layer in (_read(profile, is_shipped=profile.parent == places.shipped), *layers):
+    for layer in (_read(profile, is_shipped=profile.parent == paths.shipped), *layers):
         settings = _override(settings, layer)
     return {**settings, SITE: named}
 
@@ -204,23 +193,23 @@ def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]
         OptionError: A value is invalid, or two options exclude each other, even if one has its default value.
     """
     options, by_key = options_of(cls), options_by_key(cls)
-    defaults = {key: setting.value for key, setting in settings.items() if key in by_key}
-    values = _override(defaults, {options[name].key: value for name, value in given.items() if name in options})
+    typed = {options[name].key: Setting(value, "command line") for name, value in given.items() if name in options}
+    values = _override({key: setting for key, setting in settings.items() if key in by_key}, typed)
     others = {name: value for name, value in given.items() if name not in options}
-    fields = {by_key[key].name: by_key[key].convert(value) for key, value in values.items()}
+    fields = {by_key[key].name: by_key[key].convert(setting.value) for key, setting in values.items()}
     check_exclusive(cls, fields)
-    return {**fields, **others}
+    return fields | others
 
 
-def _override(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge options; later options remove earlier ones that they exclude: --mem removes a profile's mem-per-cpu."""
+def _override(earlier: Mapping[str, Setting], later: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Merge settings; later options remove earlier ones that they exclude: --mem removes a profile's mem-per-cpu."""
     options, by_key = options_of(BatchSpec), options_by_key(BatchSpec)
     excluded: set[str] = set()
-    for key, value in later.items():
+    for key, setting in later.items():
         each = by_key.get(key)
-        if each is not None and each.convert(getattr(value, "value", value)) != each.default:
+        if each is not None and each.convert(setting.value) != each.default:
             excluded.update(options[name].key for name in each.excludes)
-    return {**{key: value for key, value in earlier.items() if key not in excluded}, **later}
+    return {**{key: setting for key, setting in earlier.items() if key not in excluded}, **later}
 
 
 def _read(path: Path, *, is_shipped: bool = False) -> dict[str, Setting]:
@@ -229,30 +218,29 @@ def _read(path: Path, *, is_shipped: bool = False) -> dict[str, Setting]:
             check_trusted(path, f"To run without settings: --{SITE} {NO_SITE}.")
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ProfileError(f"{path} cannot be read as TOML: {error}.", source=str(path)) from error
-    known, origin = options_by_key(BatchSpec), str(path)
+        raise SettingsError(f"{path} cannot be read as TOML: {error}.", source=str(path)) from error
+    known, origin = _known_options(), str(path)
     found: dict[str, Setting] = {}
     for name, value in content.items():
-        key = name.replace("_", "-")
-        if key == SITE:
-            found[SITE] = Setting(value, origin)
-        elif key not in known:
-            text = unknown(name, (*known, SITE), "an option")
-            raise ProfileError(f'{path}: {text} "tf4slurm submit --help" shows the options.', source=origin)
-        else:
-            found[known[key].key] = _checked(known[key], Setting(value, origin))
+        each = known.get(name.replace("_", "-"))
+        if each is None:
+            text = unknown(name, known, "an option")
+            raise SettingsError(f'{path}: {text} "tf4slurm submit --help" shows the options.', source=origin)
+        found[each.key] = _checked(each, Setting(value, origin))
     return found
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
-    found = {}
-    for key, each in options_by_key(BatchSpec).items():
-        variable = _variable(key)
-        if environ.get(variable):
-            found[each.key] = _checked(each, Setting(environ[variable], variable))
-    if environ.get(_variable(SITE)):
-        found[SITE] = Setting(environ[_variable(SITE)], _variable(SITE))
-    return found
+    options = [(each, _variable(key)) for key, each in _known_options().items()]
+    return {
+        each.key: _checked(each, Setting(environ[variable], variable))
+        for each, variable in options
+        if environ.get(variable)
+    }
+
+
+def _known_options() -> dict[str, Option]:
+    return {**options_by_key(BatchSpec), SITE: Option(SITE, str, is_list=False, default=None, help="Profile.")}
 
 
 def _variable(key: str) -> str:
@@ -263,5 +251,5 @@ def _checked(each: Option, setting: Setting) -> Setting:
     try:
         each.convert(setting.value)
     except OptionError as error:
-        raise ProfileError(f"{setting.origin} sets {error}", source=setting.origin) from error
+        raise SettingsError(f"{setting.origin} sets {error}", source=setting.origin) from error
     return setting

@@ -120,15 +120,19 @@ class JobSpec:
         self._set(**{name: each.convert(getattr(self, name)) for name, each in options.items()})
         if self.command and not self.name:
             self._set(name=_name_of(self.command))
-        if "/" in self.name:
-            raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
         values = {name: getattr(self, name) for name in options}
         check_exclusive(type(self), {name: value for name, value in values.items() if value != options[name].default})
+        self._check_values()
         self._check()
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def _check_values(self) -> None:
+        """Check each option by itself."""
+        if "/" in self.name:
+            raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
 
     def _check(self) -> None:
         """Check the options together."""

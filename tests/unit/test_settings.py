@@ -1,4 +1,4 @@
-"""Settings: their effect on the verbs, their places, their precedence, and refusals."""
+"""Settings: their effect on the verbs, their paths, their precedence, and refusals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.main import cli
-from tf4slurm.errors import ProfileError
+from tf4slurm.errors import SettingsError
 from tf4slurm.options import options_by_key
-from tf4slurm.settings import SHIPPED, Places, read_settings
+from tf4slurm.settings import SHIPPED, SettingsPaths, read_settings
 
 TRAIN = ("--workers", "1", "--", "python", "train.py")
 
@@ -93,9 +93,9 @@ def test_variables_set_flags_and_lists(home: Path) -> None:
 def test_invalid_file_fails_every_verb_but_not_its_help(home: Path) -> None:
     path = user_file(home, "partitoin = 'x'")
     for verb in ("script", "submit", "run"):
-        assert isinstance(tf4slurm(home, verb, *TRAIN).exception, ProfileError)
+        assert isinstance(tf4slurm(home, verb, *TRAIN).exception, SettingsError)
         assert tf4slurm(home, verb, "--help").exit_code == 0
-    assert isinstance(tf4slurm(home, "config", "show").exception, ProfileError)
+    assert isinstance(tf4slurm(home, "config", "show").exception, SettingsError)
     assert str(path) in tf4slurm(home, "config", "path").stdout
 
 
@@ -128,7 +128,7 @@ def test_no_option_shares_its_variable_with_tasks() -> None:
 def test_invalid_value_is_refused_with_its_file(home: Path, text: str, words: str) -> None:
     path = user_file(home, text)
     error = tf4slurm(home, "script", *TRAIN).exception
-    assert isinstance(error, ProfileError)
+    assert isinstance(error, SettingsError)
     assert str(error).startswith(f"{path} {words}")
 
 
@@ -168,7 +168,7 @@ def test_config_init_creates_file_without_settings_and_overwrites_none(home: Pat
         path = Path(tf4slurm(home, *arguments).stdout.strip())
         assert path.is_file()
         assert tf4slurm(home, "config", "show").stdout == 'site = "generic"\n'
-        assert isinstance(tf4slurm(home, *arguments).exception, ProfileError)
+        assert isinstance(tf4slurm(home, *arguments).exception, SettingsError)
 
 
 def test_created_file_names_existing_options(home: Path) -> None:
@@ -185,74 +185,73 @@ def test_shipped_profiles_are_valid(home: Path) -> None:
         assert tf4slurm(home, "script", "--site", path.stem, *TRAIN).exit_code == 0
 
 
-# The places of settings
+# The paths of settings
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
+def paths(tmp_path: Path) -> SettingsPaths:
     for directory in ("etc/sites", "user/sites", "shipped", "project/below"):
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "shipped" / "generic.toml").write_text("")
     project = tmp_path / "project" / "tf4slurm.toml"
     project.write_text("")
-    return Places(tmp_path / "user", project, tmp_path / "etc", tmp_path / "shipped")
+    return SettingsPaths(tmp_path / "user", project, tmp_path / "etc", tmp_path / "shipped")
 
 
-def values(places: Places, environ: dict[str, str] | None = None, site: str | None = None) -> dict[str, Any]:
-    settings = read_settings(places, environ or {}, site)
+def values(paths: SettingsPaths, environ: dict[str, str] | None = None, site: str | None = None) -> dict[str, Any]:
+    settings = read_settings(environ or {}, site, paths)
     return {name: setting.value for name, setting in settings.items()}
 
 
-def test_later_place_overrides_earlier(places: Places) -> None:
-    assert places.project is not None
-    (places.shipped / "mine.toml").write_text('partition = "shipped"')
+def test_later_file_overrides_earlier(paths: SettingsPaths) -> None:
+    (paths.shipped / "mine.toml").write_text('partition = "shipped"')
     order = [
-        places.etc / "config.toml",
-        places.user / "config.toml",
-        places.project,
+        paths.etc / "config.toml",
+        paths.user / "config.toml",
+        paths.project,
     ]
     for count in range(1, 4):
         for chosen in itertools.combinations(order, count):
             for path in order:
                 path.write_text(f'partition = "{path}"' if path in chosen else "")
-            assert values(places, site="mine")["partition"] == str(chosen[-1])
-    assert values(places, {"TF4SLURM_PARTITION": "variable"}, "mine")["partition"] == "variable"
+            assert values(paths, site="mine")["partition"] == str(chosen[-1])
+    assert values(paths, {"TF4SLURM_PARTITION": "variable"}, "mine")["partition"] == "variable"
     for path in order:
         path.write_text("")
-    assert values(places, site="mine")["partition"] == "shipped"
+    assert values(paths, site="mine")["partition"] == "shipped"
 
 
-def test_settings_have_their_origin(places: Places) -> None:
-    (places.user / "config.toml").write_text('time = "5"')
-    settings = read_settings(places, {"TF4SLURM_PARTITION": "p"})
-    assert settings["time"].origin == str(places.user / "config.toml")
+def test_settings_have_their_origin(paths: SettingsPaths) -> None:
+    (paths.user / "config.toml").write_text('time = "5"')
+    settings = read_settings({"TF4SLURM_PARTITION": "p"}, paths=paths)
+    assert settings["time"].origin == str(paths.user / "config.toml")
     assert settings["partition"].origin == "TF4SLURM_PARTITION"
     assert settings["site"].origin == "default"
 
 
-def test_profile_of_user_overrides_host_and_shipped(places: Places) -> None:
-    for directory in reversed(places.site_directories):
+def test_profile_of_user_overrides_host_and_shipped(paths: SettingsPaths) -> None:
+    for directory in reversed(paths.site_directories):
         (directory / "mine.toml").write_text(f'partition = "{directory}"')
-        assert values(places, site="mine")["partition"] == str(directory)
+        assert values(paths, site="mine")["partition"] == str(directory)
 
 
-def test_file_or_variable_names_the_site(places: Places) -> None:
-    (places.shipped / "mine.toml").write_text('partition = "p"')
-    (places.etc / "config.toml").write_text('site = "mine"')
-    assert values(places)["partition"] == "p"
-    assert "partition" not in values(places, {"TF4SLURM_SITE": "generic"})
+def test_file_or_variable_names_the_site(paths: SettingsPaths) -> None:
+    (paths.shipped / "mine.toml").write_text('partition = "p"')
+    (paths.etc / "config.toml").write_text('site = "mine"')
+    assert values(paths)["partition"] == "p"
+    assert "partition" not in values(paths, {"TF4SLURM_SITE": "generic"})
 
 
-def test_site_none_disables_settings(places: Places) -> None:
-    (places.user / "config.toml").write_text('partition = "p"')
-    assert values(places, {"TF4SLURM_TIME": "5"}, "none") == {}
-    assert values(places, {"TF4SLURM_SITE": "none"}) == {}
+def test_site_none_disables_settings(paths: SettingsPaths) -> None:
+    (paths.user / "config.toml").write_text('partition = "p"')
+    assert values(paths, {"TF4SLURM_TIME": "5"}, "none") == {}
+    assert values(paths, {"TF4SLURM_SITE": "none"}) == {}
 
 
-def test_later_place_replaces_excluded_options(places: Places) -> None:
-    (places.etc / "config.toml").write_text('mem = "1G"\ntime = "5"')
-    (places.user / "config.toml").write_text('mem_per_cpu = "2G"')
-    assert values(places) == {"mem-per-cpu": "2G", "time": "5", "site": "generic"}
+def test_later_file_replaces_excluded_options(paths: SettingsPaths) -> None:
+    (paths.etc / "config.toml").write_text('mem = "1G"\ntime = "5"')
+    (paths.user / "config.toml").write_text('mem_per_cpu = "2G"')
+    assert values(paths) == {"mem-per-cpu": "2G", "time": "5", "site": "generic"}
 
 
 @pytest.mark.parametrize(
@@ -265,36 +264,36 @@ def test_later_place_replaces_excluded_options(places: Places) -> None:
         ("module = [1]", "is not a list of texts"),
     ],
 )
-def test_invalid_file_is_refused_with_its_path(places: Places, text: str, words: str) -> None:
-    path = places.user / "config.toml"
+def test_invalid_file_is_refused_with_its_path(paths: SettingsPaths, text: str, words: str) -> None:
+    path = paths.user / "config.toml"
     path.write_text(text)
-    with pytest.raises(ProfileError, match=words) as refused:
-        values(places)
+    with pytest.raises(SettingsError, match=words) as refused:
+        values(paths)
     assert refused.value.source == str(path)
     assert refused.value.exit_code == 3
 
 
-def test_unknown_profile_is_refused_with_known_ones(places: Places) -> None:
-    with pytest.raises(ProfileError, match=r"Did you mean 'generic'\? The profiles are generic"):
-        values(places, site="genric")
+def test_unknown_profile_is_refused_with_known_ones(paths: SettingsPaths) -> None:
+    with pytest.raises(SettingsError, match=r"Did you mean 'generic'\? The profiles are generic"):
+        values(paths, site="genric")
 
 
-def test_other_variables_are_ignored(places: Places) -> None:
-    assert values(places, {"TF4SLURM_TASK": "worker/0", "TF4SLURM_TIME": ""}) == {"site": "generic"}
+def test_other_variables_are_ignored(paths: SettingsPaths) -> None:
+    assert values(paths, {"TF4SLURM_TASK": "worker/0", "TF4SLURM_TIME": ""}) == {"site": "generic"}
 
 
 def test_project_file_is_found_in_parent(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "tf4slurm.toml").touch()
     environ = {"HOME": str(tmp_path)}
-    assert Places.from_environ(environ, tmp_path / "a" / "b").project == tmp_path / "tf4slurm.toml"
+    assert SettingsPaths.from_environ(environ, tmp_path / "a" / "b").project == tmp_path / "tf4slurm.toml"
     (tmp_path / "a" / "tf4slurm.toml").touch()
-    assert Places.from_environ(environ, tmp_path / "a" / "b").project == tmp_path / "a" / "tf4slurm.toml"
+    assert SettingsPaths.from_environ(environ, tmp_path / "a" / "b").project == tmp_path / "a" / "tf4slurm.toml"
 
 
 def test_directory_of_user_settings(tmp_path: Path) -> None:
-    assert Places.from_environ({"HOME": "/home/me"}, tmp_path).user == Path("/home/me/.config/tf4slurm")
-    assert Places.from_environ({"XDG_CONFIG_HOME": "/x"}, tmp_path).user == Path("/x/tf4slurm")
+    assert SettingsPaths.from_environ({"HOME": "/home/me"}, tmp_path).user == Path("/home/me/.config/tf4slurm")
+    assert SettingsPaths.from_environ({"XDG_CONFIG_HOME": "/x"}, tmp_path).user == Path("/x/tf4slurm")
 
 
 def test_unconfirmed_profile_is_marked() -> None:

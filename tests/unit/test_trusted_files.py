@@ -18,7 +18,7 @@ from tf4slurm.errors import UnknownJobError, UntrustedFileError
 from tf4slurm.jobs.registry import KnownJob, find_job, register_job, registered_jobs
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile
-from tf4slurm.settings import Places, project_directories
+from tf4slurm.settings import SettingsPaths, project_directories
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.system.trusted_files import check_trusted
 
@@ -165,8 +165,8 @@ def test_home_that_is_a_link_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "real/project").mkdir(parents=True)
     (tmp_path / "home").symlink_to("real")
     (tmp_path / "real/tf4slurm.toml").touch()
-    places = Places.from_environ({"HOME": str(tmp_path / "home")}, tmp_path / "real/project")
-    assert places.project == tmp_path / "real/tf4slurm.toml"
+    paths = SettingsPaths.from_environ({"HOME": str(tmp_path / "home")}, tmp_path / "real/project")
+    assert paths.project == tmp_path / "real/tf4slurm.toml"
 
 
 PLANTED = "load-env = 'touch PLANTED'\npython = 'PLANTED'"

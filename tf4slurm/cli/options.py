@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from tf4slurm.errors import LaunchError
 from tf4slurm.options import Option, options_of
-from tf4slurm.settings import NO_SITE, SITE, Places, fill_in, settings_here
+from tf4slurm.settings import NO_SITE, SITE, SettingsPaths, fill_in, read_settings
 from tf4slurm.spec import JobSpec
 
 PLACE_OPTIONS = ("runs_directory", "interface", "ports")
@@ -51,7 +51,7 @@ def _click_option(each: Option) -> _Decorator:
 def site_option(function: Callable[..., None]) -> Callable[..., None]:
     """Add --site to a verb that reads settings."""
     text = 'Profile of the cluster; "none" reads no settings from files and variables. See "tf4slurm config".'
-    finish = complete(lambda _: (NO_SITE, *Places.here(os.environ).sites()))
+    finish = complete(lambda _: (NO_SITE, *SettingsPaths.from_environ(os.environ).sites()))
     return click.option("--site", help=text, shell_complete=finish)(function)
 
 
@@ -71,9 +71,9 @@ def read_options(cls: type, environ: Mapping[str, str], values: dict[str, Any]) 
     """Return the options of a job from the command line and the settings; print the settings files to stderr.
 
     Raises:
-        ProfileError, UntrustedFileError: A settings file cannot be used.
+        SettingsError, UntrustedFileError: A settings file cannot be used.
     """
-    settings = settings_here(environ, values.pop(SITE))
+    settings = read_settings(environ, values.pop(SITE))
     files = sorted({setting.origin for setting in settings.values() if os.path.isabs(setting.origin)})
     if files:
         note(f"settings from {', '.join(files)}")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tf4slurm.cli.options import given, job_options
-from tf4slurm.settings import Places, create_file, describe_options, settings_here
+from tf4slurm.settings import SettingsPaths, create_file, describe_options, read_settings
 from tf4slurm.slurm.nodelist import count_nodes, expand_nodelist, fold_nodelist
 from tf4slurm.spec import JobSpec
 
@@ -43,7 +43,7 @@ def config() -> None:
 @click.pass_obj
 def show(environ: dict[str, str], /, origin: bool, site: str | None) -> None:
     """Print the settings that apply in this directory, in the format of a file of settings."""
-    for name, setting in sorted(settings_here(environ, site).items()):
+    for name, setting in sorted(read_settings(environ, site).items()):
         value = json.dumps(setting.value, ensure_ascii=False)  # JSON is valid TOML for these types
         click.echo(f"{name} = {value}" + (f"  # {setting.origin}" if origin else ""))
 
@@ -58,7 +58,7 @@ def options() -> None:
 @click.pass_obj
 def profiles(environ: dict[str, str], /) -> None:
     """Print the profiles of sites: name, file, and the first line of the file."""
-    for name, path in sorted(Places.here(environ).sites().items()):
+    for name, path in sorted(SettingsPaths.from_environ(environ).sites().items()):
         first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         click.echo(f"{name}  {path}  {first}")
 
@@ -67,10 +67,10 @@ def profiles(environ: dict[str, str], /) -> None:
 @click.pass_obj
 def path(environ: dict[str, str], /) -> None:
     """Print the files of settings; later ones override earlier ones."""
-    places = Places.here(environ)
-    for directory in reversed(places.site_directories):
+    paths = SettingsPaths.from_environ(environ)
+    for directory in reversed(paths.site_directories):
         click.echo(f"{directory}/NAME.toml")
-    for file in places.possible_files:
+    for file in paths.files:
         click.echo(f"{file}{'' if file.is_file() else '  (does not exist)'}")
 
 
@@ -79,7 +79,7 @@ def path(environ: dict[str, str], /) -> None:
 @click.pass_obj
 def init(environ: dict[str, str], /, project: bool) -> None:
     """Create a file of settings to fill in; an existing one is not changed."""
-    click.echo(create_file(Places.here(environ), project=project))
+    click.echo(create_file(SettingsPaths.from_environ(environ), project=project))
 
 
 @click.group()
