@@ -1,7 +1,7 @@
 """`get_server_dictionary()`, for scripts that start their own servers, and the cluster spec of this process.
 
 Under an agent the cluster spec comes from TF_CONFIG. Under plain srun each script starts a sidecar, an agent beside the
-script (see `launch/in_process.py`).
+script (see `launch/plain_srun.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TERMINATE_SECONDS = 15.0
 # Not "-m": a json.py in the user's directory would replace Python's own.
 _MAIN = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
-    "from tf4slurm.launch.in_process import main; main()"
+    "from tf4slurm.launch.plain_srun import main; main()"
 )
 _HOME = str(Path(errors.__file__).parents[1])
 _sidecars: list[subprocess.Popen[str]] = []

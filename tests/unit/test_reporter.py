@@ -15,7 +15,7 @@ from tf4slurm.control.records import Outcome
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event
-from tf4slurm.launch.result import Result
+from tf4slurm.launch.result import Result, make_result_file
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.program import LineWriter
 
@@ -33,13 +33,12 @@ def trained() -> JobState:
     for rank in range(4):
         state.on_observed_state(rank, ObservedState("ready"), START + 0.5)
     for rank in range(4):
-        state.on_observed_state(rank, ObservedState("running", 1, 100 + rank), START + 1)
+        state.on_observed_state(rank, ObservedState("running", 1, 100 + rank, has_server=True), START + 1)
     return state
 
 
 def result_of(state: JobState, seconds: float) -> Result:
-    assert state.outcome is not None
-    return Result(state.outcome, tuple(state.records), DIRECTORY, seconds, START)
+    return Result(make_result_file(state, DIRECTORY, START, START + seconds), DIRECTORY)
 
 
 def succeeded() -> Result:

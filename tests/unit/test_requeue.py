@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.control.records import Outcome
 from tf4slurm.errors import LaunchError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
@@ -23,7 +22,7 @@ ANSWER = """JobId=7 JobName=wrap
    NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
 """
 RUNNING = SlurmJob("RUNNING", is_batch=True, can_requeue=True, is_preempted=False, partition="low")
-STOPPED = Outcome(143, "The job was stopped: the launcher received SIGTERM.")
+STOPPED = ResultFile(143, "The job was stopped: the launcher received SIGTERM.")
 
 
 def test_job_is_parsed_from_scontrol() -> None:
@@ -58,7 +57,7 @@ def test_reason_to_requeue(
     monkeypatch: pytest.MonkeyPatch, directory: RunDirectory, exit_code: int, job: SlurmJob, reason: str | None
 ) -> None:
     answer_with(monkeypatch, job)
-    assert Requeue("7", 1).find_reason(Outcome(exit_code, ""), directory) == reason
+    assert Requeue("7", 1).find_reason(exit_code, directory) == reason
 
 
 def test_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -70,10 +69,10 @@ def test_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPat
         (tmp_path / name / "result.json").write_text(content)
     directory = RunDirectory.create(tmp_path, "train-7")
     assert directory.path.name == "train-7-5"
-    assert Requeue("7", 2).find_reason(STOPPED, directory) == "time limit"
-    assert Requeue("7", 1).find_reason(STOPPED, directory) is None
+    assert Requeue("7", 2).find_reason(STOPPED.exit_code, directory) == "time limit"
+    assert Requeue("7", 1).find_reason(STOPPED.exit_code, directory) is None
     answer_with(monkeypatch, parse_job(ANSWER.replace("PreemptTime=None", "PreemptTime=2026-11-21T07:30:00")))
-    assert Requeue("7", 0).find_reason(STOPPED, directory) == "preemption"
+    assert Requeue("7", 0).find_reason(STOPPED.exit_code, directory) == "preemption"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_unreachable_controller_means_no_requeue(
     monkeypatch.setattr(requeue, "query_job", refuse)
     monkeypatch.setattr(requeue, "requeue_job", refuse)
     with caplog.at_level(logging.ERROR):
-        assert Requeue("7", 1).find_reason(STOPPED, directory) is None
-        assert not Requeue("7", 1).requeue()
+        assert Requeue("7", 1).find_reason(STOPPED.exit_code, directory) is None
+        assert Requeue("7", 1).requeue(STOPPED, "time limit", directory) == STOPPED
     assert caplog.text.count("busy") == 2
     assert "busy" in Requeue("7", 1).find_obstacles()[0]

@@ -103,9 +103,9 @@ def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, *
         click.echo("tf4slurm | TensorFlow is not installed in this Python: the test runs without it", err=True)
     spec = smoke_test_spec(given(options), allocation, is_plain=is_plain, timeout_seconds=timeout)
     result = run_job(spec, environ, allocation, BriefReporter)
-    if result.outcome.is_success:
+    if result.file.exit_code == 0:
         click.echo(describe_success(result))
     else:
         on_nodes = "" if allocation is None else " --on-nodes"
         click.echo(f"tf4slurm | the test failed. Next: tf4slurm doctor{on_nodes}", err=True)
-    sys.exit(result.outcome.exit_code)
+    sys.exit(result.file.exit_code)

@@ -6,11 +6,10 @@ import sys
 import time
 from typing import Any
 
-from tf4slurm.control.records import EVENT_KINDS, TaskRecord, describe_end
+from tf4slurm.control.records import EVENT_KINDS, describe_end
 from tf4slurm.control.state import JobState
-from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import Event
+from tf4slurm.jobs.schema import Event, TaskStatus
 from tf4slurm.launch.result import Reporter, Result
 from tf4slurm.system.program import LineWriter, format_table
 
@@ -61,7 +60,7 @@ class BriefReporter(PlainReporter):
         pass
 
     def on_result(self, result: Result) -> None:
-        if not result.outcome.is_success:
+        if result.file.exit_code != 0:
             super().on_result(result)
 
 
@@ -139,49 +138,32 @@ def make_reporter(num_tasks: int) -> PlainReporter:
 
 def summary(result: Result) -> list[str]:
     """Return a table of tasks, the path of the logs and, after a failure, the cause and its consequences."""
-    rows = [("task", "node", "address", "started", "ended", "end"), *(_row(result, r) for r in result.records)]
+    file = result.file
+    rows = [("task", "node", "address", "started", "ended", "end"), *map(_row, file.tasks)]
     lines = ["", *format_table(rows), "", f"logs: {result.run_directory.path / 'logs'}"]
     if result.report is not None:
         lines.append(f"report: {result.report}")
-    lines += [f"WARNING: {text}" for text in result.warnings]
-    if result.outcome.is_success:
-        return [*lines, f"COMPLETED in {result.seconds:.1f} s. {result.outcome.reason}"]
-    return [*lines, *_describe_failure(result)]
+    lines += [f"WARNING: {text}" for text in file.warnings]
+    if file.exit_code == 0:
+        return [*lines, f"COMPLETED in {file.seconds:.1f} s. {file.reason}"]
+    lines += [f"FAILED with exit code {file.exit_code} after {file.seconds:.1f} s.", f"Root cause: {file.reason}"]
+    if file.tail and file.log:
+        lines += [f"The last lines of {file.log}:", *(f"    {line}" for line in file.tail)]
+    lines += [f"Explanation: {meaning}" for meaning in file.meaning]
+    return [*lines, *(f"Failure that followed: {event}." for event in file.collateral)]
 
 
-def _describe_failure(result: Result) -> list[str]:
-    outcome = result.outcome
-    lines = [
-        f"FAILED with exit code {outcome.exit_code} after {result.seconds:.1f} s.",
-        f"Root cause: {outcome.reason}",
-    ]
-    if outcome.tail and result.cause_log is not None:
-        lines += [f"The last lines of {result.cause_log}:", *(f"    {line}" for line in outcome.tail)]
-    lines += [f"Explanation: {meaning}" for meaning in explain(outcome.tail)]
-    return [*lines, *(f"Failure that followed: {event}." for event in result.collateral)]
+def _row(task: TaskStatus) -> tuple[str, ...]:
+    times = ("-" if at is None else f"{at:.2f} s" for at in (task.started_seconds, task.ended_seconds))
+    return (task.task, task.node or "-", task.address or "-", *times, _end_of(task))
 
 
-def _row(result: Result, record: TaskRecord) -> tuple[str, ...]:
-    def since_start(at: float | None) -> str:
-        return "-" if at is None else f"{at - result.started_at:.2f} s"
-
-    return (
-        str(record.task),
-        record.node or "-",
-        str(record.address or "-"),
-        since_start(record.started_at),
-        since_start(record.ended_at),
-        _end_of(record),
-    )
-
-
-def _end_of(record: TaskRecord) -> str:
-    status = record.observed
-    restarts = f" (restarted {status.start_count - 1} times)" if status.start_count > 1 else ""
-    if not record.has_registered:
+def _end_of(task: TaskStatus) -> str:
+    restarts = f" (restarted {task.starts - 1} times)" if task.starts > 1 else ""
+    if task.state == "missing":
         return "never registered"
-    if status.returncode is not None:
-        return describe_end(status.returncode) + restarts
-    if status.state == "terminated":
-        return ("terminated" if status.start_count else "never started") + restarts
+    if task.returncode is not None:
+        return describe_end(task.returncode) + restarts
+    if task.state == "terminated":
+        return ("terminated" if task.starts else "never started") + restarts
     return "lost" + restarts

@@ -43,7 +43,7 @@ def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any)
             raise click.UsageError(f"--{option} is for jobs of Slurm, and this is not one.")
     spec = JobSpec(**read_options(JobSpec, environ, options))
     result = run_job(spec, environ, allocation, make_reporter, isolated=isolated, arguments=sys.argv)
-    sys.exit(result.outcome.exit_code)
+    sys.exit(result.file.exit_code)
 
 
 @click.command()
@@ -63,7 +63,7 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
 
     from tf4slurm.cli.reporter import PlainReporter
     from tf4slurm.launch.checks import check_command
-    from tf4slurm.launch.in_process import run_task
+    from tf4slurm.launch.plain_srun import run_task
     from tf4slurm.slurm.environ import SlurmStep
     from tf4slurm.system.program import LineWriter
 

@@ -64,7 +64,7 @@ class ControlService:
 
     def __init__(self, state: JobState, credentials: ServiceCredentials) -> None:
         self.state = state
-        self._credentials = credentials
+        self.credentials = credentials
         self._server: grpc.aio.Server | None = None
         self._port: HeldPort | None = None
         self._connections: dict[int, _Connection] = {}
@@ -92,13 +92,13 @@ class ControlService:
         num_tasks = len(self.state.records)
         gc.set_threshold(max(gc.get_threshold()[0], _OBJECTS_PER_TASK * num_tasks))
         self._server = grpc.aio.server(
-            interceptors=(_TokenInterceptor(self._credentials.shared.token),),
+            interceptors=(_TokenInterceptor(self.credentials.shared.token),),
             options=_server_options(num_tasks),
         )
         handlers: dict[str, _Handler] = {METHOD: grpc.stream_stream_rpc_method_handler(self._serve)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         self._port = hold_port(ports)  # so that no other process of tf4slurm takes this port
-        pair = (self._credentials.private_key, self._credentials.shared.certificate.encode())
+        pair = (self.credentials.private_key, self.credentials.shared.certificate.encode())
         address = Address(host or "::", self._port.port)
         try:
             self._server.add_secure_port(str(address), grpc.ssl_server_credentials([pair]))

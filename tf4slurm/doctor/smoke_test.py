@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from tf4slurm.cluster import Task
 from tf4slurm.launch.result import Result
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec import JobSpec
@@ -40,14 +41,14 @@ def smoke_test_spec(
 
 def describe_success(result: Result) -> str:
     """Return a sentence about a successful test, with the last line that its chief printed."""
-    chief = next(record for record in result.records if record.task.task_type == "chief")
-    with result.run_directory.log(chief.task, result.attempt).open("rb") as log:
+    file, directory = result.file, result.run_directory.path
+    with result.run_directory.log(Task("chief", 0), file.attempts or 1).open("rb") as log:
         lines = log.read()[-_LOG_BYTES:].decode(errors="replace").strip().splitlines()
-    hosts = list(dict.fromkeys(record.node for record in result.records))
+    hosts = list(dict.fromkeys(task.node for task in file.tasks if task.node))
     where = "on this host"
     if len(hosts) > 1:
         where = f"on {len(hosts)} hosts ({', '.join(hosts)}), each address checked from another host"
     return (
-        f"It works: {len(result.records)} tasks {where}; {lines[-1] if lines else 'the chief printed nothing'}; all "
-        f"processes ended. {result.seconds:.1f} s, logs in {result.run_directory.path}"
+        f"It works: {len(file.tasks)} tasks {where}; {lines[-1] if lines else 'the chief printed nothing'}; all "
+        f"processes ended. {file.seconds:.1f} s, logs in {directory}"
     )

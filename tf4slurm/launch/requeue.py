@@ -1,17 +1,18 @@
-"""Requeue of a batch job that was stopped before it was done."""
+"""Requeue of a batch job that was stopped before it was done: obstacles, decision, and the request to Slurm."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 import signal
 from pathlib import Path
 from typing import Literal
 
-from tf4slurm.control.records import Outcome
-from tf4slurm.errors import LaunchError, SchemaVersionError
+from tf4slurm.errors import EXIT_REQUEUED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
+from tf4slurm.launch.result import save_result
 from tf4slurm.slurm.commands import query_job, requeue_job
 
 logger = logging.getLogger(__name__)
@@ -47,9 +48,9 @@ class Requeue:
             )
         return obstacles
 
-    def find_reason(self, outcome: Outcome, run_directory: RunDirectory) -> Reason | None:
+    def find_reason(self, exit_code: int, run_directory: RunDirectory) -> Reason | None:
         """Return the reason to requeue a stopped job; None if it should not or cannot be requeued."""
-        if outcome.exit_code in {128 + number for number in _USER_SIGNALS}:
+        if exit_code in {128 + number for number in _USER_SIGNALS}:
             return None
         try:
             job = query_job(self._slurm_id)
@@ -67,14 +68,17 @@ class Requeue:
             return None
         return "time limit"
 
-    def requeue(self) -> bool:
-        """Requeue the job; return whether Slurm accepts the request. Slurm then ends the job with this process."""
+    def requeue(self, result: ResultFile, reason: Reason, run_directory: RunDirectory) -> ResultFile:
+        """Requeue the job; return its result. If Slurm accepts the request, it ends the job with this process."""
+        text = f"{result.reason} It is requeued ({reason})."
+        requeued = dataclasses.replace(result, exit_code=EXIT_REQUEUED, reason=text, requeued=reason)
+        save_result(requeued, run_directory)  # before Slurm may end this process
         try:
             requeue_job(self._slurm_id)
         except LaunchError as error:
             logger.error("the job is not requeued: %s", error)
-            return False
-        return True
+            return result
+        return requeued
 
     def _count_requeues(self, run_directory: RunDirectory) -> int:
         """Count this job's requeues at the time limit, from the run directories NAME-ID, NAME-ID-2 and so on."""

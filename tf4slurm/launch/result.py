@@ -2,63 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
+import logging
 from pathlib import Path
+from typing import NamedTuple
 
-from tf4slurm.control.records import Outcome, TaskRecord, describe_end
+from tf4slurm.control.records import describe_end
 from tf4slurm.control.state import JobState
+from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.recorder import describe_task
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event, ResultFile
-from tf4slurm.launch.requeue import Reason
+
+logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """The outcome of a job, the record of each task in the last attempt, and the duration in seconds."""
+class Result(NamedTuple):
+    """The content of result.json, the run directory, and the path of the report; None if there is no report."""
 
-    outcome: Outcome
-    records: tuple[TaskRecord, ...]
+    file: ResultFile
     run_directory: RunDirectory
-    seconds: float
-    started_at: float
-    attempt: int = 1
-    requeued: Reason | None = None
-    warnings: tuple[str, ...] = ()
     report: Path | None = None
-
-    @property
-    def cause_log(self) -> Path | None:
-        """The log of the task that failed first; None if no single task is the cause."""
-        cause = self.outcome.cause
-        return self.run_directory.log(cause, self.attempt) if cause is not None else None
-
-    @property
-    def collateral(self) -> list[str]:
-        """The other tasks that failed in the last attempt, one line each."""
-        others = (record for record in self.records if record.task != self.outcome.cause)
-        return [f"{r} {describe_end(r.observed.returncode)}" for r in others if r.observed.returncode]
-
-    def to_file(self) -> ResultFile:
-        """Return the content of result.json."""
-        outcome = self.outcome
-        return ResultFile(
-            exit_code=outcome.exit_code,
-            reason=outcome.reason,
-            cause=str(outcome.cause) if outcome.cause else None,
-            tail=tuple(outcome.tail),
-            meaning=tuple(explain(outcome.tail)),
-            log=str(self.cause_log) if self.cause_log else None,
-            collateral=() if outcome.is_success else tuple(self.collateral),
-            seconds=round(self.seconds, 3),
-            attempts=self.attempt,
-            requeued=self.requeued,
-            warnings=tuple(self.warnings),
-            tasks=tuple(
-                describe_task(record, self.started_at, self.started_at + self.seconds) for record in self.records
-            ),
-        )
 
 
 class Reporter:
@@ -78,3 +42,33 @@ class Reporter:
 
     def close(self) -> None:
         """Finish the output."""
+
+
+def make_result_file(state: JobState, run_directory: RunDirectory, started_at: float, now: float) -> ResultFile:
+    """Return the content of result.json for a job that has ended; the times are in seconds (monotonic)."""
+    outcome = state.outcome
+    assert outcome is not None
+    failed = [each for each in state.records if each.task != outcome.cause and each.observed.returncode]
+    return ResultFile(
+        exit_code=outcome.exit_code,
+        reason=outcome.reason,
+        cause=str(outcome.cause) if outcome.cause else None,
+        tail=tuple(outcome.tail),
+        meaning=tuple(explain(outcome.tail)),
+        log=str(run_directory.log(outcome.cause, state.attempt)) if outcome.cause else None,
+        collateral=()
+        if outcome.is_success
+        else tuple(f"{r} {describe_end(r.observed.returncode or 0)}" for r in failed),
+        seconds=round(now - started_at, 3),
+        attempts=state.attempt,
+        warnings=state.warnings,
+        tasks=tuple(describe_task(record, started_at, now) for record in state.records),
+    )
+
+
+def save_result(content: ResultFile, run_directory: RunDirectory) -> None:
+    """Write result.json; log an error such as a full disk, which does not change the outcome."""
+    try:
+        run_directory.write_result(content)
+    except RunDirectoryError as error:
+        logger.error("%s", error)

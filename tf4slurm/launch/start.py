@@ -89,11 +89,11 @@ def run_job(
     name = f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
     run_directory = RunDirectory.create(spec.runs_directory, name)
     register_job(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
-    facts = {"job_id": job_id, "arguments": tuple(arguments)}
     spawner, requeue = _make_spawner(spec, environ, allocation)
     reporter = start_reporter(spec.num_tasks)  # last: a reporter may start a thread, which forks do not copy
     try:
-        return asyncio.run(Launcher(spec, spawner, run_directory, reporter, requeue, facts).run())
+        launcher = Launcher(spec, spawner, run_directory, reporter, requeue, job_id=job_id, arguments=arguments)
+        return asyncio.run(launcher.run())
     finally:
         reporter.close()
 

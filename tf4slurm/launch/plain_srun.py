@@ -1,4 +1,4 @@
-"""The control service inside rank 0's agent process, for tasks that srun has started.
+"""A job whose tasks plain srun has started: rank 0's process also runs the launcher or the control service.
 
 `run_task` runs `srun tf4slurm task`: each task has an agent, and rank 0's process also runs the launcher. `main` runs
 the sidecar of a script under plain srun (see `server_dictionary.py`): an agent, and on rank 0 also the control service.
@@ -33,14 +33,13 @@ from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.sidecar import CallingScript, send_error
 from tf4slurm.cluster import Address
 from tf4slurm.control.client import ControlClient
-from tf4slurm.errors import EXIT_TASK_LOST, InterfaceError, LaunchError, RendezvousError, RunDirectoryError
+from tf4slurm.errors import EXIT_TASK_LOST, InterfaceError, LaunchError, RendezvousError
 from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile, StatusFile
 from tf4slurm.jobs.status import last_known
-from tf4slurm.launch.control_host import ControlHost
-from tf4slurm.launch.launcher import Launcher
-from tf4slurm.launch.result import Reporter, Result
+from tf4slurm.launch.launcher import Launcher, close_service, make_service, start_service, write_control
+from tf4slurm.launch.result import Reporter, Result, save_result
 from tf4slurm.network.interfaces import interface_address
 from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.environ import SlurmStep
@@ -87,15 +86,12 @@ def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer:
             _end_without_rank_0(rendezvous.client, directory, step)
         return 0 if agent.was_terminated else exit_code
     register_job(path.name, spec.runs_directory, environ, step.job_id)
-    launcher = Launcher(spec, None, directory, reporter, facts={"job_id": step.job_id}, node=step.node_name)
+    launcher = Launcher(spec, None, directory, reporter, job_id=step.job_id, node=step.node_name)
     result = asyncio.run(_run_both(launcher, agent))
-    if any(
-        record.has_registered and record.is_connected and record.observed.state != "terminated"
-        for record in result.records
-    ):
+    if launcher.has_connected_agents:
         reporter.close()
         _cancel(step)  # an agent may be stopped by a signal, and srun would wait for it for ever
-    return result.outcome.exit_code
+    return result.file.exit_code
 
 
 async def _run_both(launcher: Launcher, agent: Agent) -> Result:
@@ -135,17 +131,14 @@ def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
     rank_0 = client.cluster.members[0]
     status = directory.read(StatusFile)
     what = f"The agent of {rank_0.task} on {rank_0.node}, which hosted the control service, is lost."
-    result = ResultFile(
+    content = ResultFile(
         exit_code=EXIT_TASK_LOST,
         reason=f"{what} {last_known(directory)}".strip(),
         cause=str(rank_0.task),
         seconds=status.seconds if status is not None else None,
         attempts=client.observed.attempt,
     )
-    try:
-        directory.write_result(result)
-    except RunDirectoryError as error:
-        logger.error("%s", error)
+    save_result(content, directory)
     return True
 
 
@@ -224,15 +217,15 @@ async def _host(
     counts: Mapping[str, int], spec: JobSpec, directory: RunDirectory, step: SlurmStep, is_over: asyncio.Event
 ) -> None:
     """Run the control service until every task has ended or is lost, or until `is_over` is set."""
-    files = ThreadPoolExecutor(1)
-    host = ControlHost(counts, spec, directory, files)
+    service, files = make_service(spec, counts), ThreadPoolExecutor(1)
     try:
-        await asyncio.wrap_future(files.submit(host.announce, await host.start(step.node_name)))
-        ending, stopping = asyncio.create_task(host.wait_for_end()), asyncio.create_task(is_over.wait())
+        endpoint = await start_service(service, step.node_name)
+        await asyncio.wrap_future(files.submit(write_control, endpoint, directory))
+        ending, stopping = asyncio.create_task(service.wait_for_end()), asyncio.create_task(is_over.wait())
         await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if ending.done():
             ending.result()
         ending.cancel()
     finally:
-        await host.close()
+        await close_service(service, directory, files)
