@@ -20,8 +20,7 @@ from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.result import Reporter, Result
 from tf4slurm.launch.spawner import Spawner
 from tf4slurm.launch.srun_spawner import SrunSpawner
-from tf4slurm.network.interfaces import interface_address
-from tf4slurm.network.isolation import isolate
+from tf4slurm.network.interfaces import interface_address, isolate
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name
 from tf4slurm.spec import JobSpec
 

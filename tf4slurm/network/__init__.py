@@ -1,1 +1,1 @@
-"""Network of this host: addresses of interfaces, TCP ports, reachability checks, and isolation."""
+"""Network of this host: addresses of interfaces, TCP ports, and reachability checks."""

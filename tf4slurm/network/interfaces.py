@@ -1,10 +1,15 @@
-"""Addresses of this host: on a requested interface, on the route to another host, or on all interfaces."""
+"""Addresses of this host: on a requested interface, on the route to another host, or on all interfaces.
+
+With `isolate` the host has a loopback interface only.
+"""
 
 from __future__ import annotations
 
 import fnmatch
 import ipaddress
+import os
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +21,8 @@ FASTEST = "fastest"
 _ARPHRD_INFINIBAND = 32  # linux/if_arp.h
 _FAST_NAMES = ("ib*", "hsn*")  # InfiniBand, and HPE Slingshot, whose driver reports Ethernet
 _DISCARD_PORT = 9
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, linux/if.h
 
 
 @dataclass(frozen=True)
@@ -24,13 +31,12 @@ class Interface:
 
     Attributes:
         addresses: All addresses that are not link-local, IPv4 first; empty while the interface is down.
-        hardware_type: The number in /sys/class/net/*/type (ARPHRD_…); None if unknown.
         speed: Link speed in Mbit/s; 0 if unknown.
     """
 
     name: str
     addresses: tuple[str, ...]
-    hardware_type: int | None
+    is_infiniband: bool
     speed: int
 
 
@@ -50,9 +56,12 @@ def interface_address(interface: str, node: str) -> str:
     for pattern in interface.split(","):
         addresses = _matching_addresses(pattern.strip(), found, node)
         if len(addresses) > 1:
-            what = f"Interface {pattern!r} matches several on node {node}: {_describe(found, addresses)}"
-            message = f"{what}. Choose one, or list several in order of preference."
-            raise InterfaceError(message, interface=pattern)
+            names = ", ".join(f"{each.name} ({a})" for a in addresses for each in found if a in each.addresses)
+            raise InterfaceError(
+                f"Interface {pattern!r} matches several on node {node}: {names}. Choose one, or list several in order "
+                "of preference.",
+                interface=pattern,
+            )
         if addresses:
             return addresses[0]
     usable = [each.name for each in found if each.addresses]
@@ -87,7 +96,7 @@ def list_interfaces() -> tuple[Interface, ...]:
         texts = [e.address for e in entries if e.family in (socket.AF_INET, socket.AF_INET6) and "%" not in e.address]
         usable = [text for text in texts if is_up and not ipaddress.ip_address(text).is_link_local]
         speed = stats[name].speed if name in stats else 0
-        result.append(Interface(name, tuple(sorted(usable, key=_is_ipv6)), _hardware_type(name), speed))
+        result.append(Interface(name, tuple(sorted(usable, key=_is_ipv6)), _is_infiniband(name), speed))
     return tuple(result)
 
 
@@ -103,10 +112,14 @@ def route_address(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def network_interfaces() -> list[Interface]:
+    """Return the interfaces that other hosts can reach: those that are up, except loopback."""
+    return [each for each in list_interfaces() if each.addresses and not is_loopback(each.addresses[0])]
+
+
 def host_addresses() -> tuple[str, ...]:
-    """Return the addresses of all interfaces that are up, except loopback; IPv4 first."""
-    found = [address for interface in list_interfaces() for address in interface.addresses]
-    return tuple(sorted((address for address in found if not is_loopback(address)), key=_is_ipv6))
+    """Return the addresses of all interfaces that other hosts can reach; IPv4 first."""
+    return tuple(sorted((a for each in network_interfaces() for a in each.addresses), key=_is_ipv6))
 
 
 def is_loopback(host: str) -> bool:
@@ -117,35 +130,63 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def isolate() -> None:
+    """Move this process and its future children into new user and network namespaces, with only a loopback interface.
+
+    No privilege is needed where users may create user namespaces. The process keeps its user and group. Call this while
+    the process has one thread.
+
+    Raises:
+        InterfaceError: The system is not Linux, or does not let this user create the namespaces.
+    """
+    if sys.platform != "linux":
+        raise InterfaceError("--isolated needs Linux's network namespaces. Omit it on this system.", interface="lo")
+    import ctypes  # imported here, because most processes do not need it
+    import fcntl
+    import struct
+
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            Path("/proc/self", name).write_text(text)
+        with socket.socket() as any_socket:
+            fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _IFF_UP))
+    except OSError as error:
+        raise InterfaceError(
+            f"This system does not let this user create a network namespace ({error.strerror}), which --isolated "
+            "needs. Ask root to allow it (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone or "
+            "kernel.apparmor_restrict_unprivileged_userns), or omit --isolated on a host that you trust.",
+            interface="lo",
+        ) from error
+
+
 def _matching_addresses(pattern: str, found: Sequence[Interface], node: str) -> list[str]:
     """Return one address of each interface that `pattern` matches."""
+    usable = [each for each in found if each.addresses]
     if "{host}" in pattern:
         named = _resolve(pattern.replace("{host}", node))
-        return [address for each in found for address in each.addresses if address in named][:1]
+        return [address for each in usable for address in each.addresses if address in named][:1]
     if "/" in pattern:
-        network = _network(pattern)
-        inside = ([a for a in each.addresses if ipaddress.ip_address(a) in network] for each in found)
+        try:
+            network = ipaddress.ip_network(pattern, strict=False)
+        except ValueError as error:
+            text = f'Interface {pattern!r} is not a network: {error}. Write it as "10.149.0.0/16".'
+            raise InterfaceError(text, interface=pattern) from error
+        inside = ([a for a in each.addresses if ipaddress.ip_address(a) in network] for each in usable)
         return [addresses[0] for addresses in inside if addresses]
-    usable = [each for each in found if each.addresses]
     if pattern == INFINIBAND:
-        matching = [each for each in usable if each.hardware_type == _ARPHRD_INFINIBAND]
-        matching = matching or [
-            each for each in usable if any(fnmatch.fnmatch(each.name, name) for name in _FAST_NAMES)
-        ]
+        fast = [each for each in usable if any(fnmatch.fnmatch(each.name, name) for name in _FAST_NAMES)]
+        matching = [each for each in usable if each.is_infiniband] or fast
     elif pattern == FASTEST:
         others = [each for each in usable if not is_loopback(each.addresses[0])]
         matching = [each for each in others if each.speed == max(other.speed for other in others)]
     else:
         matching = [each for each in usable if fnmatch.fnmatchcase(each.name, pattern)]
     return [each.addresses[0] for each in matching]
-
-
-def _network(pattern: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    try:
-        return ipaddress.ip_network(pattern, strict=False)
-    except ValueError as error:
-        text = f'Interface {pattern!r} is not a network: {error}. Write it as "10.149.0.0/16".'
-        raise InterfaceError(text, interface=pattern) from error
 
 
 def _resolve(name: str) -> set[str]:
@@ -155,15 +196,11 @@ def _resolve(name: str) -> set[str]:
         return set()
 
 
-def _describe(found: Sequence[Interface], addresses: Sequence[str]) -> str:
-    return ", ".join(f"{each.name} ({a})" for a in addresses for each in found if a in each.addresses)
-
-
-def _hardware_type(name: str) -> int | None:
+def _is_infiniband(name: str) -> bool:
     try:
-        return int(Path("/sys/class/net", name, "type").read_text())
+        return int(Path("/sys/class/net", name, "type").read_text()) == _ARPHRD_INFINIBAND
     except (OSError, ValueError):
-        return None
+        return False
 
 
 def _is_ipv6(address: str) -> bool:

@@ -25,7 +25,13 @@ _EMPTY_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _EMPTY_SETTINGS  # RFC 9113, section 3.4
 _FRAME_HEADER_BYTES = 9
 _SETTINGS_FRAME = 4  # the fourth byte of a frame is its type
-_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""The variables that make gRPC use a proxy.
+
+Measured with TensorFlow 2.21: the cluster never forms if one of them is set; all_proxy and HTTP_PROXY have no effect.
+gRPC skips the proxy for addresses and networks in no_grpc_proxy, or if it is not set, in no_proxy. NO_PROXY, "*" and a
+suffix without a dot have no effect.
+"""
 
 
 class ReachabilityServer:
@@ -130,11 +136,10 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
 
 def bypass_proxies(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
     """Return variables with which gRPC reaches `hosts` without an HTTP proxy; empty if `environ` sets no proxy."""
-    if not any(environ.get(name) or environ.get(name.upper()) for name in _PROXIES):
+    if not any(environ.get(name) for name in PROXY_VARIABLES):
         return {}
     names = list(dict.fromkeys(hosts))
-    # If no_grpc_proxy is set, gRPC ignores no_proxy.
-    variables = ("no_proxy", "NO_PROXY", *(("no_grpc_proxy",) if environ.get("no_grpc_proxy") else ()))
+    variables = ("no_proxy", "no_grpc_proxy") if environ.get("no_grpc_proxy") else ("no_proxy",)
     return {variable: ",".join(filter(None, (environ.get(variable), *names))) for variable in variables}
 
 
