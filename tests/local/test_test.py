@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 import socket
 import struct
@@ -15,7 +15,9 @@ import pytest
 
 from tests.jobs import TF4SLURM
 from tests.processes import wait_until
-from tf4slurm.doctor import plain_smoke
+from tf4slurm.cluster import Address
+from tf4slurm.doctor import smoke_test
+from tf4slurm.network.reachability import ReachabilityServer, find_fault
 
 pytestmark = pytest.mark.keras
 
@@ -35,19 +37,21 @@ def test_plain_processes(tmp_path: Path) -> None:
 def test_task_whose_agent_holds_the_port_is_retried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    is_over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def serve() -> None:
-            for data in (b"", b"ps/0"):
-                connection, _ = listener.accept()
-                with connection:
-                    connection.sendall(data)
+        async def answer() -> None:
+            listener.accept()[0].close()
+            listener.setblocking(False)
+            await ReachabilityServer().start(listener, "ps/0", 0)
+            await asyncio.to_thread(is_over.wait, 10)
 
         cluster = {"chief": ["127.0.0.1:1"], "ps": [f"127.0.0.1:{listener.getsockname()[1]}"]}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
-        thread = threading.Thread(target=serve, daemon=True)
+        thread = threading.Thread(target=lambda: asyncio.run(answer()), daemon=True)
         thread.start()
-        plain_smoke.main(timeout_seconds=10)
+        smoke_test.main(timeout_seconds=10)
+        is_over.set()
         thread.join(10)
     assert capsys.readouterr().out.startswith("1 of 1 tasks answered the chief")
 
@@ -59,20 +63,18 @@ def test_reset_connection_does_not_end_a_task(monkeypatch: pytest.MonkeyPatch) -
         address = holder.getsockname()
         cluster = {"ps": [f"127.0.0.1:{address[1]}"]}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
-        code = "from tf4slurm.doctor import plain_smoke; plain_smoke.main(30)"
+        code = "from tf4slurm.doctor import smoke_test; smoke_test.main(30)"
         with subprocess.Popen([sys.executable, "-c", code]) as task:
 
-            def answer() -> bytes:
-                with contextlib.suppress(ConnectionError), socket.create_connection(address, 10) as connection:
-                    return connection.recv(100)
-                return b""
+            def is_answering() -> bool:
+                return asyncio.run(find_fault("ps/0", 0, Address(*address), "ps/0", 10)) is None
 
             try:
-                assert wait_until(lambda: answer() == b"ps/0", 20)
+                assert wait_until(is_answering, 20)
                 other_client = socket.create_connection(address, 10)
                 other_client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 other_client.close()  # with a reset
-                assert answer() == b"ps/0"
+                assert is_answering()
             finally:
                 task.kill()
 

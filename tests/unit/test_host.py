@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tf4slurm.doctor import directory
-from tf4slurm.doctor.directory import Probe, check_directory, existing_parent, judge_skew
+from tf4slurm.doctor import host
+from tf4slurm.doctor.host import check_clocks, check_directory, probe_file, probe_path
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,14 @@ from tf4slurm.doctor.directory import Probe, check_directory, existing_parent, j
     ],
 )
 def test_clocks(skews: dict[str, float], level: str, words: str) -> None:
-    found = judge_skew(skews)
+    found = check_clocks(skews)
     assert found.level == level
     assert words in found.text
+
+
+def skew_of(directory: Path) -> float:
+    with probe_file(probe_path(directory, "probe")) as skew:
+        return skew
 
 
 def test_check_leaves_no_file(tmp_path: Path) -> None:
@@ -37,17 +42,17 @@ def test_check_leaves_no_file(tmp_path: Path) -> None:
 
 def test_slow_file_system_is_not_skew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(directory, "time", SimpleNamespace(time=lambda: time.time() + sum(waited)))
+    monkeypatch.setattr(host, "time", SimpleNamespace(time=lambda: time.time() + sum(waited)))
     monkeypatch.setattr("os.fsync", lambda _: waited.append(60.0))
-    assert abs(Probe(tmp_path, "probe").write()) < 2.0
+    assert abs(skew_of(tmp_path)) < 2.0
 
 
 @pytest.mark.parametrize("ahead", [60.0, -60.0])
 def test_skew_is_the_difference_to_the_time_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
 ) -> None:
-    monkeypatch.setattr(directory, "time", SimpleNamespace(time=lambda: time.time() - ahead))
-    assert Probe(tmp_path, "probe").write() == pytest.approx(ahead, abs=5)
+    monkeypatch.setattr(host, "time", SimpleNamespace(time=lambda: time.time() - ahead))
+    assert skew_of(tmp_path) == pytest.approx(ahead, abs=5)
 
 
 def test_file_instead_of_the_directory_is_a_failure(tmp_path: Path) -> None:
@@ -60,9 +65,10 @@ def test_file_instead_of_the_directory_is_a_failure(tmp_path: Path) -> None:
 def test_probe_does_not_follow_a_link(tmp_path: Path) -> None:
     (tmp_path / ".tf4slurm-doctor-probe").symlink_to(tmp_path / "victim")
     with pytest.raises(FileExistsError):
-        Probe(tmp_path, "probe").write()
+        skew_of(tmp_path)
+    assert (tmp_path / ".tf4slurm-doctor-probe").is_symlink(), "the file of another user stays"
     assert not (tmp_path / "victim").exists()
 
 
-def test_existing_parent(tmp_path: Path) -> None:
-    assert existing_parent(tmp_path / "a" / "b") == tmp_path
+def test_probe_is_in_the_nearest_existing_parent(tmp_path: Path) -> None:
+    assert probe_path(tmp_path / "a" / "b", "probe").parent == tmp_path

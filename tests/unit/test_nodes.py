@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf4slurm.doctor.node import Peer
-from tf4slurm.doctor.nodes import join_parts, judge_reach
+from tf4slurm.doctor.nodes import Peer, check_reach, join_parts
 
 LAUNCHER = Peer(3, "login", 1, {"10.0.0.9": "", "192.0.2.9": ""}, None)
 LONG = {"text": "é" * 500, "number": 7}
@@ -25,7 +24,7 @@ PEERS = [peer(0), peer(1), peer(2)]
 
 
 def judge(faults: dict[int, list[tuple[int, str, str]]], peers: list[Peer] = PEERS) -> list[tuple[str, str]]:
-    found = judge_reach(peers, LAUNCHER, {0: [], 1: [], 2: [], **faults})
+    found = check_reach(peers, LAUNCHER, {0: [], 1: [], 2: [], **faults})
     return [(finding.level, finding.text) for finding in found]
 
 

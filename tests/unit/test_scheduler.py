@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.test_site import CONFIG, PARTITIONS
 from tf4slurm.doctor.finding import Finding
-from tf4slurm.doctor.scheduler import check_version, judge_site
+from tf4slurm.doctor.scheduler import check_site, check_version
 from tf4slurm.slurm.site import Partition, SlurmSite, parse_site
 
 SITE = parse_site(CONFIG, PARTITIONS)
@@ -16,7 +16,7 @@ GOOD = Partition("work", True, "UP", "2-00:00:00", "01:00:00", "OFF", 0)
 
 
 def judge(topic: str, site: SlurmSite, grace_period_seconds: float = 25.0) -> Finding:
-    (found,) = (finding for finding in judge_site(site, grace_period_seconds) if finding.topic == topic)
+    (found,) = (finding for finding in check_site(site, grace_period_seconds) if finding.topic == topic)
     return found
 
 

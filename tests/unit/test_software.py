@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tf4slurm.doctor.software import check_python, judge_keras
+from tf4slurm.doctor.software import check_keras, check_python
 
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
 NO_TF_KERAS = "ImportError: Keras cannot be imported. Check that it is installed.\nmore"
@@ -22,7 +22,7 @@ NO_TF_KERAS = "ImportError: Keras cannot be imported. Check that it is installed
     ],
 )
 def test_keras(facts: dict[str, Any], environ: dict[str, str], level: str, words: str, advice: str) -> None:
-    found = judge_keras({"version": "2.21.0", **facts}, environ)
+    found = check_keras({"version": "2.21.0", **facts}, environ)
     assert found.level == level
     assert words in found.text
     assert advice in found.advice

@@ -8,6 +8,7 @@ import json
 import secrets
 import signal
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -16,8 +17,7 @@ from tf4slurm import __version__
 from tf4slurm.cli.options import PLACE_OPTIONS, given, job_options, paint
 from tf4slurm.doctor.finding import Level, exit_code_of, format_findings, format_report, summarize
 from tf4slurm.doctor.host import check_host
-from tf4slurm.doctor.node import run_node
-from tf4slurm.doctor.nodes import check_nodes
+from tf4slurm.doctor.nodes import check_nodes, run_node
 from tf4slurm.doctor.scheduler import check_slurm
 from tf4slurm.spec import JobSpec
 
@@ -60,7 +60,7 @@ def doctor(
             _show_progress("starting TensorFlow once")
         findings += check_host(environ, spec, is_quick=quick, probe_name=secrets.token_hex(6))[0]
     if as_json:
-        shown = {"tf4slurm": __version__, "findings": [finding.to_json() for finding in findings]}
+        shown = {"tf4slurm": __version__, "findings": [asdict(finding) for finding in findings]}
         click.echo(json.dumps({**shown, "exit_code": exit_code_of(findings)}, indent=2))
     elif as_report:
         click.echo(format_report(findings))

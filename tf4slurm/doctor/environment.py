@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tf4slurm.errors import Tf4SlurmError
@@ -33,16 +34,30 @@ def describe_environment(
         {"where", "step", "nodes_by_rank", "address", "interfaces", "tf_config", "warnings"}; missing values are None.
         "warnings" has one sentence for each problem.
     """
-    warnings: list[str] = []
     step = SlurmStep.from_environ(environ) if is_in_step(environ) else None
+    warnings: list[str] = []
+    nodes_by_rank = address = None
     tf_config = json.loads(environ["TF_CONFIG"]) if "TF_CONFIG" in environ else None
     if tf_config is None and task_types is not None:
-        tf_config = _compute_tf_config(task_types, ports, warnings)
+        with _errors_to(warnings):
+            current = get_server_dictionary(list(task_types), ports=tuple(ports), exchange=False)
+            task = {"type": current.task_type, "index": current.task_index}
+            tf_config = {"cluster": current.cluster, "task": task}
+    if step and not step.reserved_ports:
+        warnings.append("Slurm reserves no ports for this step: tasks use any free ports.")
+    if step:
+        with _errors_to(warnings):
+            nodes_by_rank = list(layout_of(step, timeout_seconds=_LAYOUT_SECONDS))
+    with _errors_to(warnings):
+        launcher = step.launch_address if step and step.launch_address else "127.0.0.1"
+        address = task_address(interface, own_node_name(environ), launcher)
+        if step and is_loopback(address):
+            warnings.append(f"Only this host can reach the address {address}.")
     return {
-        "where": _where(environ, step),
-        "step": _describe_step(step, warnings) if step else None,
-        "nodes_by_rank": _find_layout(step, warnings) if step else None,
-        "address": _find_address(environ, step, interface, warnings),
+        "where": _describe_place(environ, step),
+        "step": _describe_step(step) if step else None,
+        "nodes_by_rank": nodes_by_rank,
+        "address": address,
         "interfaces": {each.name: list(each.addresses) for each in list_interfaces()},
         "tf_config": tf_config,
         "warnings": warnings,
@@ -52,12 +67,10 @@ def describe_environment(
 def format_environment(description: Mapping[str, Any]) -> str:
     """Return the lines that show a description on a terminal."""
     lines = [f"where: {description['where']}"]
-    for name, value in (description["step"] or {}).items():
-        if value not in (None, [], ""):
-            lines.append(f"{name}: {value}")
+    step = description["step"] or {}
+    lines += [f"{name}: {value}" for name, value in step.items() if value not in (None, [], "")]
     if description["nodes_by_rank"]:
-        ranks = (f"{rank}={node}" for rank, node in enumerate(description["nodes_by_rank"]))
-        lines.append(f"layout: {' '.join(ranks)}")
+        lines.append("layout: " + " ".join(f"{rank}={node}" for rank, node in enumerate(description["nodes_by_rank"])))
     lines.append(f"address: {description['address']}")
     for name, addresses in description["interfaces"].items():
         lines.append(f"interface {name}: {', '.join(addresses) or 'down, or without an address'}")
@@ -66,7 +79,16 @@ def format_environment(description: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(f"warning: {warning}" for warning in description["warnings"])])
 
 
-def _where(environ: Mapping[str, str], step: SlurmStep | None) -> str:
+@contextlib.contextmanager
+def _errors_to(warnings: list[str]) -> Iterator[None]:
+    """Append an error of the block to `warnings`."""
+    try:
+        yield
+    except (Tf4SlurmError, OSError) as error:
+        warnings.append(str(error))
+
+
+def _describe_place(environ: Mapping[str, str], step: SlurmStep | None) -> str:
     if TASK_VARIABLE in environ:
         return f"under an agent of tf4slurm, as {environ[TASK_VARIABLE]}"
     if step is not None:
@@ -75,9 +97,7 @@ def _where(environ: Mapping[str, str], step: SlurmStep | None) -> str:
     return f"in Slurm allocation {allocation.job_id}, in no step" if allocation else "not in a Slurm job"
 
 
-def _describe_step(step: SlurmStep, warnings: list[str]) -> dict[str, Any]:
-    if not step.reserved_ports:
-        warnings.append("Slurm reserves no ports for this step: tasks use any free ports.")
+def _describe_step(step: SlurmStep) -> dict[str, Any]:
     return {
         "job_id": step.job_id,
         "step_id": step.step_id,
@@ -91,35 +111,3 @@ def _describe_step(step: SlurmStep, warnings: list[str]) -> dict[str, Any]:
         "restart_count": step.restart_count,
         "components": len(step.het_groups) or 1,
     }
-
-
-def _find_layout(step: SlurmStep, warnings: list[str]) -> list[str] | None:
-    try:
-        return list(layout_of(step, timeout_seconds=_LAYOUT_SECONDS))
-    except Tf4SlurmError as error:
-        warnings.append(str(error))
-        return None
-
-
-def _find_address(
-    environ: Mapping[str, str], step: SlurmStep | None, interface: str | None, warnings: list[str]
-) -> str | None:
-    try:
-        launcher = step.launch_address if step and step.launch_address else "127.0.0.1"
-        address = task_address(interface, own_node_name(environ), launcher)
-    except (Tf4SlurmError, OSError) as error:
-        warnings.append(str(error))
-        return None
-    if step is not None and is_loopback(address):
-        warnings.append(f"Only this host can reach the address {address}.")
-    return address
-
-
-def _compute_tf_config(task_types: Sequence[str], ports: Sequence[int], warnings: list[str]) -> dict[str, Any] | None:
-    """Return the TF_CONFIG of this task, computed without communication."""
-    try:
-        cluster, task_type, index = get_server_dictionary(list(task_types), ports=tuple(ports), exchange=False)
-    except Tf4SlurmError as error:
-        warnings.append(str(error))
-        return None
-    return {"cluster": cluster, "task": {"type": task_type, "index": index}}

@@ -8,16 +8,16 @@ import platform
 import re
 import textwrap
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from tf4slurm import __version__
 from tf4slurm.errors import EXIT_PREFLIGHT
 from tf4slurm.slurm.nodelist import fold_nodelist
 
 Level = Literal["ok", "warn", "fail"]
-_LEVELS: tuple[Level, ...] = ("ok", "warn", "fail")
 _WIDTH = 110
 _INDENT = " " * 6
 _END_OF_NAME = r"(?![\w-]|\.\w)"  # end of a file name in a path
@@ -41,42 +41,32 @@ class Finding:
     text: str
     advice: str = ""
     detail: str = ""
-    nodes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "nodes": list(self.nodes)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Finding:
-        """Parse the result of `to_json`.
-
-        Raises:
-            KeyError, TypeError, ValueError: `value` is not a result of `to_json`.
-        """
-        if value["level"] not in _LEVELS:
-            raise ValueError(f"{value['level']!r} is not a level")
-        texts = {name: str(value[name]) for name in ("topic", "text", "advice", "detail")}
-        return cls(value["level"], **texts, nodes=tuple(map(str, value["nodes"])))
+    nodes: Sequence[str] = ()
 
 
-def merge_nodes(by_node: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+def warn_unless(is_ok: bool, topic: str, text: str, *, problem: str, advice: str) -> Finding:
+    """Return a finding with `text`: without a problem "ok", else a warning with `problem` appended, and advice."""
+    return Finding("ok", topic, text) if is_ok else Finding("warn", topic, text + problem, advice)
+
+
+def merge_nodes(by_node: Mapping[str, Iterable[Finding]]) -> list[Finding]:
     """Merge equal findings of several nodes into one, with `nodes` set unless all nodes have the finding.
 
     Findings of one topic are adjacent; otherwise the first node's order is kept.
     """
-    nodes_of: dict[Finding, list[str]] = {}
-    details: dict[Finding, list[str]] = {}
+    details: defaultdict[Finding, dict[str, str]] = defaultdict(dict)  # by node
     for node, findings in by_node.items():
         for finding in findings:
-            plain = replace(finding, detail="", nodes=())
-            nodes_of.setdefault(plain, []).append(node)
-            details.setdefault(plain, []).append(f"{node}: {finding.detail}" if finding.detail else "")
-    topics = list(dict.fromkeys(finding.topic for finding in nodes_of))
-    merged = []
-    for finding in sorted(nodes_of, key=lambda finding: topics.index(finding.topic)):
-        nodes = () if len(nodes_of[finding]) == len(by_node) else tuple(nodes_of[finding])
-        merged.append(replace(finding, nodes=nodes, detail="; ".join(filter(None, details[finding]))))
-    return merged
+            details[replace(finding, detail="", nodes=())][node] = finding.detail
+    topics = list(dict.fromkeys(finding.topic for finding in details))
+    return [
+        replace(
+            finding,
+            nodes=() if details[finding].keys() == by_node.keys() else tuple(details[finding]),
+            detail="; ".join(f"{node}: {detail}" for node, detail in details[finding].items() if detail),
+        )
+        for finding in sorted(details, key=lambda finding: topics.index(finding.topic))
+    ]
 
 
 def exit_code_of(findings: Iterable[Finding]) -> int:
@@ -86,15 +76,22 @@ def exit_code_of(findings: Iterable[Finding]) -> int:
 
 def format_findings(findings: Iterable[Finding], colour: Callable[[Level, str], str]) -> list[str]:
     """Return the lines that show findings on a terminal; `colour` is applied to the level of each."""
-    return [line for finding in findings for line in _format_finding(finding, colour)]
+    lines = []
+    for finding in findings:
+        detail = f" ({finding.detail})" if finding.detail else ""
+        nodes = f" [on {fold_nodelist(finding.nodes)}]" if finding.nodes else ""
+        first, *rest = _wrap(f"{finding.topic}: {finding.text}{detail}{nodes}", _INDENT)
+        lines += [colour(finding.level, f"{finding.level:<6}") + first.removeprefix(_INDENT), *rest]
+        if finding.advice:
+            lines += _wrap(f"-> {finding.advice}", _INDENT + "   ")
+    return lines
 
 
-def summarize(findings: Iterable[Finding], next_step: str) -> str:
+def summarize(findings: Sequence[Finding], next_step: str) -> str:
     """Return the last line on a terminal: the number of failures and warnings, and the command to run next."""
-    levels = [finding.level for finding in findings]
-    failures, warnings = levels.count("fail"), _count(levels.count("warn"), "warning")
-    if failures:
-        return f"{_count(failures, 'failure')}, {warnings}. To ask for help: tf4slurm doctor --report"
+    warnings = _count(findings, "warn", "warning")
+    if exit_code_of(findings):
+        return f"{_count(findings, 'fail', 'failure')}, {warnings}. To ask for help: tf4slurm doctor --report"
     return f"no failure, {warnings}. {next_step}"
 
 
@@ -117,29 +114,11 @@ def hide_user(text: str) -> str:
     return re.sub(f"(?<=/){re.escape(user)}{_END_OF_NAME}", "USER", text)
 
 
-def _format_finding(finding: Finding, colour: Callable[[Level, str], str]) -> Iterable[str]:
-    text = f"{finding.topic}: {finding.text}"
-    if finding.detail:
-        text += f" ({finding.detail})"
-    if finding.nodes:
-        text += f" [on {fold_nodelist(finding.nodes)}]"
-    first, *rest = _wrap(text, _INDENT)
-    yield colour(finding.level, f"{finding.level:<6}") + first.removeprefix(_INDENT)
-    yield from rest
-    if finding.advice:
-        yield from _wrap(f"-> {finding.advice}", _INDENT, "   ")
+def _wrap(text: str, next_indent: str) -> list[str]:
+    wrapper = textwrap.TextWrapper(_WIDTH, _INDENT, next_indent, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)
 
 
-def _wrap(text: str, indent: str, hanging: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent + hanging,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _count(number: int, noun: str) -> str:
+def _count(findings: Iterable[Finding], level: Level, noun: str) -> str:
+    number = sum(finding.level == level for finding in findings)
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import resource
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
 
 from tf4slurm.control.munge import seal_for_this_user
-from tf4slurm.doctor.directory import check_directory
 from tf4slurm.doctor.finding import Finding
 from tf4slurm.doctor.software import check_software
 from tf4slurm.errors import InterfaceError, PlacementError
-from tf4slurm.network.interfaces import Interface, interface_address, is_loopback, list_interfaces
-from tf4slurm.network.ports import HeldPort, format_ports, hold_port
+from tf4slurm.network.interfaces import host_addresses, interface_address, network_interfaces
+from tf4slurm.network.ports import format_ports, hold_port
+from tf4slurm.network.reachability import PROXY_VARIABLES
 from tf4slurm.slurm.environ import own_node_name
 from tf4slurm.spec import JobSpec
 
+_ADVICE_SHARED = "Choose a directory on a file system that all nodes share, with --runs-directory."
+_PROBE_BYTES = 64 * 1024
+_LARGE_SKEW_SECONDS = 2.0
+_VISIBLE_SECONDS = 5.0  # NFS caches directories for some seconds
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 # Measured: each of 3 tasks has 13 files open, plus one per additional task. With a limit of 40 the tasks run; with 24,
 # no task starts.
 _FEW_FILES, _TOO_FEW_FILES = 1024, 64
-# Measured with TensorFlow 2.21: the cluster never forms if one of these is set; all_proxy and HTTP_PROXY have no
-# effect. gRPC skips the proxy for addresses and networks in no_grpc_proxy, or if it is not set, in no_proxy. NO_PROXY,
-# "*" and a suffix without a dot have no effect.
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _MAX_PORTS = 64  # the most that are tested of a range
 
 
@@ -39,64 +45,139 @@ def check_host(
         probe_name: Unique name of the test file that this host writes into the run directory.
 
     Returns:
-        The findings, and the clock skew from `Probe.write` in seconds, None if unknown.
+        The findings, and the clock skew from `probe_file` in seconds, None if unknown.
     """
     directory, skew = check_directory(spec.runs_directory, probe_name)
     findings = [
         *check_software(environ, is_quick=is_quick),
         directory,
-        check_interfaces(spec.interface, own_node_name(environ)),
-        check_proxies(environ, [address for each in network_interfaces() for address in each.addresses]),
-        check_open_files(),
-        check_ports(spec.ports),
-        check_munge(),
+        _check_interfaces(spec.interface, own_node_name(environ)),
+        _check_proxies(environ, host_addresses()),
+        _check_open_files(),
+        _check_ports(spec.ports),
+        _check_munge(),
     ]
     return findings, skew
 
 
-def network_interfaces() -> list[Interface]:
-    """Return the interfaces that other hosts can reach, sorted by name."""
-    return [each for each in list_interfaces() if each.addresses and not is_loopback(each.addresses[0])]
+def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, float | None]:
+    """Write and remove a test file; return the finding, and the skew from `probe_file` or None."""
+    text = f"run directories in {runs_directory.absolute()}"
+    path = probe_path(runs_directory, probe_name)
+    try:
+        with probe_file(path) as skew:
+            pass
+    except OSError as error:
+        advice = "Choose a directory that you may write to and that has free space, with --runs-directory."
+        return Finding("fail", "run directory", f"{text} cannot be written: {error.strerror}", advice), None
+    mounts = [each for each in psutil.disk_partitions(all=True) if path.is_relative_to(each.mountpoint)]
+    file_system = (
+        max(reversed(mounts), key=lambda each: len(each.mountpoint)).fstype if mounts else "unknown file system"
+    )
+    text += f" can be written ({file_system})"
+    if file_system in _IN_MEMORY:
+        text += ", but the file system is in this host's memory"
+        return Finding("warn", "run directory", text, _ADVICE_SHARED), skew
+    return Finding("ok", "run directory", text), skew
 
 
-def check_interfaces(interface: str | None, node: str) -> Finding:
+def check_shared(runs_directory: Path, probe_name: str) -> Finding:
+    """Wait at most 5 s for the test file of another host."""
+    deadline = time.monotonic() + _VISIBLE_SECONDS
+    while not (is_visible := probe_path(runs_directory, probe_name).exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if is_visible:
+        return Finding("ok", "shared", "nodes see the files that the launcher's host writes in the run directory")
+    text = f"a file that the launcher's host wrote in {runs_directory} is missing: the directory is not shared"
+    return Finding("fail", "shared", text, _ADVICE_SHARED)
+
+
+def check_clocks(skew_by_node: Mapping[str, float]) -> Finding:
+    """Check that the nodes' clocks agree, from each node's skew against the file server in seconds."""
+    first, last = min(skew_by_node, key=skew_by_node.__getitem__), max(skew_by_node, key=skew_by_node.__getitem__)
+    spread = skew_by_node[last] - skew_by_node[first]
+    if spread <= _LARGE_SKEW_SECONDS:
+        return Finding("ok", "clocks", f"the clocks agree within {max(spread, 0.1):.1f} s")
+    text = f"the clock of {first} is {spread:.1f} s ahead of that of {last}"
+    advice = "Synchronize the clocks (chrony, ntp): MUNGE and Slurm refuse large differences, and log times mislead."
+    return Finding("warn", "clocks", text, advice)
+
+
+def probe_path(runs_directory: Path, name: str) -> Path:
+    """Return the path of a test file in the directory, or in its nearest existing parent; `name` must be unique."""
+    path = runs_directory.absolute()
+    parent = next((each for each in (path, *path.parents) if each.exists()), path)
+    return parent / f".tf4slurm-doctor-{name}"
+
+
+@contextlib.contextmanager
+def probe_file(path: Path) -> Iterator[float]:
+    """Write a small test file and remove it after the block.
+
+    Yields:
+        The minimum clock skew in seconds, positive if the file server's clock is ahead.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    before = time.time()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        written = path.stat().st_mtime
+        yield written - min(max(written, before), time.time())  # a slow file system must not count as skew
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _check_interfaces(interface: str | None, node: str) -> Finding:
     """Report the interfaces of this host, and fail if the requested one has no address."""
-    found = network_interfaces()
-    names = ", ".join(f"{each.name} (InfiniBand)" if each.hardware_type == 32 else each.name for each in found)
-    detail = ", ".join(f"{each.name} {each.addresses[0]}" for each in found)
     if interface is not None:
         try:
             interface_address(interface, node)
         except InterfaceError as error:
             advice = "Bring it up, exclude the node (sbatch --exclude), or choose another interface."
             return Finding("fail", "interfaces", str(error).split(". ")[0], advice)
+    found = network_interfaces()
     if not found:
         return Finding("warn", "interfaces", "only loopback is up", "Jobs on several hosts need a network.")
-    return Finding("ok", "interfaces", f"up: {names}", detail=detail)
+    names = ", ".join(f"{each.name} (InfiniBand)" if each.is_infiniband else each.name for each in found)
+    return Finding(
+        "ok", "interfaces", f"up: {names}", detail=", ".join(f"{each.name} {each.addresses[0]}" for each in found)
+    )
 
 
-def check_proxies(environ: Mapping[str, str], addresses: Sequence[str]) -> Finding:
+def _check_proxies(environ: Mapping[str, str], addresses: Sequence[str]) -> Finding:
     """Warn if gRPC would use a proxy for these addresses. Hide the proxy's URL: it can contain a password."""
-    proxy = next((name for name in _PROXIES if environ.get(name)), None)
+    proxy = next((name for name in PROXY_VARIABLES if environ.get(name)), None)
     if proxy is None:
         return Finding("ok", "proxy", "no proxy is set")
-    exempt = environ.get("no_grpc_proxy") or environ.get("no_proxy", "")
-    missing = [address for address in addresses if not _is_exempt(address, exempt)]
+    networks = []
+    for entry in (environ.get("no_grpc_proxy") or environ.get("no_proxy", "")).split(","):
+        with contextlib.suppress(ValueError):  # a host name exempts no address
+            networks.append(ipaddress.ip_network(entry.strip(), strict=False))
+    missing = [each for each in addresses if not any(ipaddress.ip_address(each) in network for network in networks)]
     if not missing:
         return Finding("ok", "proxy", f"{proxy} is set, and no_proxy contains this host's addresses")
     advice = (
         "tf4slurm itself adds the job's addresses to no_proxy. For scripts that do not get the cluster spec from it: "
-        f"unset {' '.join(_PROXIES)}; or add the networks of all nodes to no_proxy, such as 10.1.0.0/16."
+        f"unset {' '.join(PROXY_VARIABLES)}; or add the networks of all nodes to no_proxy, such as 10.1.0.0/16."
     )
     text = f"{proxy} is set, and no_proxy lacks this host's addresses: TensorFlow connects to the proxy, and hangs"
     return Finding("warn", "proxy", text, advice, detail=f"missing: {', '.join(missing)}")
 
 
-def check_open_files() -> Finding:
+def _check_open_files() -> Finding:
     """Check the limit of open files per process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = f"a process may have {'any number of' if soft == resource.RLIM_INFINITY else soft} files open"
-    if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
+    if soft == resource.RLIM_INFINITY:
+        return Finding("ok", "open files", "a process may have any number of files open")
+    text = f"a process may have {soft} files open"
+    if soft >= _FEW_FILES:
         return Finding("ok", "open files", text)
     high = 65536 if hard == resource.RLIM_INFINITY else hard
     advice = f"Run ulimit -n {high}, also in the shell that submits: Slurm passes its limits on to the job."
@@ -107,30 +188,31 @@ def check_open_files() -> Finding:
     return Finding("warn", "open files", f"{text}: too few for jobs of hundreds of tasks", advice)
 
 
-def check_ports(candidates: Sequence[int]) -> Finding:
+def _check_ports(candidates: Sequence[int]) -> Finding:
     """Check that ports can be bound: at most 64 of the candidates, or without candidates any port."""
-    held: list[HeldPort] = []
     tried = candidates[:_MAX_PORTS]
     try:
-        for port in tried or (0,):
-            with contextlib.suppress(PlacementError):
-                held.append(hold_port((port,) if port else ()))
+        num_free = sum(map(_is_free, tried or (0,)))
     except OSError as error:
-        return Finding(
-            "fail", "free ports", f"no port can be bound: {error.strerror}", "Check the limits of this host."
-        )
-    finally:
-        for each in held:
-            each.close()
+        text = f"no port can be bound: {error.strerror}"
+        return Finding("fail", "free ports", text, "Check the limits of this host.")
     if not candidates:
         return Finding("ok", "free ports", "ports can be bound")
-    text = f"{len(held)} of {len(tried)} ports ({format_ports(tried)}) are free"
-    if not held:
+    text = f"{num_free} of {len(tried)} ports ({format_ports(tried)}) are free"
+    if not num_free:
         return Finding("fail", "free ports", text, "Give --ports another range, or omit it.")
     return Finding("ok", "free ports", text)
 
 
-def check_munge() -> Finding:
+def _is_free(port: int) -> bool:
+    try:
+        hold_port((port,)).close()
+    except PlacementError:
+        return False
+    return True
+
+
+def _check_munge() -> Finding:
     """Encode and decode a credential with MUNGE."""
     if seal_for_this_user("probe") is not None:
         return Finding("ok", "munge", "MUNGE works")
@@ -139,12 +221,3 @@ def check_munge() -> Finding:
         return Finding("ok", "munge", text)
     text = "MUNGE is installed but does not work: munged is not running, or refuses this user"
     return Finding("warn", "munge", text, "Start munged. Each job waits 2 s for it.")
-
-
-def _is_exempt(address: str, no_proxy: str) -> bool:
-    """Return whether no_proxy contains the address or its network."""
-    for entry in filter(None, (part.strip() for part in no_proxy.split(","))):
-        with contextlib.suppress(ValueError):  # a host name exempts no address
-            if ipaddress.ip_address(address) in ipaddress.ip_network(entry, strict=False):
-                return True
-    return False

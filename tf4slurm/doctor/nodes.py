@@ -1,7 +1,8 @@
 """`tf4slurm doctor --on-nodes`: check the nodes of an allocation, their network and the shared directory.
 
-One Slurm step runs `node.py` on each node. Tasks and answers are only sent through srun's pipes, so no other process
-can take part. The ports that nodes open meanwhile answer reachability checks only.
+One Slurm step runs `run_node` on each node. Tasks and answers are only sent through srun's pipes, so no other process
+can take part: each node reads two lines of JSON, the same on all nodes, and answers each with one line. The first is a
+`NodeTask` (checks of the host), the second the list of peers (reachability checks). A node exits when its input ends.
 """
 
 from __future__ import annotations
@@ -10,30 +11,78 @@ import asyncio
 import contextlib
 import json
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from tf4slurm.control.munge import seal_for_this_user
-from tf4slurm.doctor.directory import Probe, check_directory, judge_skew
+from tf4slurm.cluster import Address
+from tf4slurm.control.munge import open_from_this_user, seal_for_this_user
 from tf4slurm.doctor.finding import Finding, merge_nodes
-from tf4slurm.doctor.node import ANSWER_START, CHECK_SECONDS, NodeTask, Peer
+from tf4slurm.doctor.host import check_clocks, check_directory, check_host, check_shared, probe_file, probe_path
 from tf4slurm.doctor.software import IMPORT_SECONDS
-from tf4slurm.errors import LaunchError, SlurmEnvironmentError
+from tf4slurm.errors import AuthenticationError, InterfaceError, LaunchError, SlurmEnvironmentError
 from tf4slurm.launch.srun_spawner import TF4SLURM
-from tf4slurm.network.interfaces import host_addresses
+from tf4slurm.network.interfaces import host_addresses, network_interfaces, task_address
 from tf4slurm.network.ports import hold_port
-from tf4slurm.network.reachability import ReachabilityServer
+from tf4slurm.network.reachability import ReachabilityServer, find_fault
 from tf4slurm.slurm.commands import exited_tasks, srun_on_each_node_command
-from tf4slurm.slurm.environ import SlurmAllocation, own_node_name
+from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, own_node_name
 from tf4slurm.slurm.nodelist import fold_nodelist
 from tf4slurm.spec import JobSpec
 
+_CHECK_SECONDS = 4.0  # for one address
 _HOST_SECONDS = 60.0 + IMPORT_SECONDS  # for srun's start, and the nodes' checks of TensorFlow and pip
-_REACH_SECONDS = 60.0 + CHECK_SECONDS
+_REACH_SECONDS = 60.0 + _CHECK_SECONDS
 _END_SECONDS = 10.0
+_ANSWER_START = '{"tf4slurm-doctor"'
+_MAX_CHECKS = 64  # at the same time
 _MAX_ERROR_LINES = 5
+
+
+@dataclass(frozen=True)
+class NodeTask:
+    """The checks of one node.
+
+    Attributes:
+        name: Unique part of the test files' names.
+        secret: The secret of the reachability checks.
+        runs_directory, interface, ports: Options of the job.
+        has_probe: Whether the launcher's host has written a test file.
+        credential: MUNGE credential of the launcher's host; None if MUNGE does not work there.
+    """
+
+    name: str
+    secret: str
+    runs_directory: str
+    interface: str | None
+    ports: Sequence[int]
+    is_quick: bool
+    launcher_addresses: Sequence[str]
+    has_probe: bool
+    credential: str | None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A host that answers reachability checks.
+
+    Attributes:
+        rank: Rank in the step; for the launcher's host, the number of nodes.
+        addresses: Interface name of each address of the host.
+        own_address: The address that a task would use on the host; None if there is none.
+    """
+
+    rank: int
+    node: str
+    port: int
+    addresses: Mapping[str, str]
+    own_address: str | None
+
+
+# The launcher's host
 
 
 async def check_nodes(
@@ -52,18 +101,7 @@ async def check_nodes(
             "salloc -N4 tf4slurm doctor --on-nodes; or call it in a batch script.",
             variable="SLURM_JOB_ID",
         )
-    findings = await _check_nodes(allocation.num_nodes, environ, spec, is_quick, on_progress)
-    if allocation.components:
-        text = f"only the nodes of the first of {len(allocation.components)} components of this job were checked"
-        findings.append(Finding("warn", "nodes", text, "Check the others in an allocation of their own."))
-    return findings
-
-
-async def _check_nodes(
-    num_nodes: int, environ: Mapping[str, str], spec: JobSpec, is_quick: bool, on_progress: Callable[[str], None]
-) -> list[Finding]:
-    name, own_name, step = secrets.token_hex(6), own_node_name(environ), _NodeStep(num_nodes)
-    probe = Probe(spec.runs_directory, name)
+    name, own_name, num_nodes = secrets.token_hex(6), own_node_name(environ), allocation.num_nodes
     directory, own_skew = check_directory(spec.runs_directory, f"{name}.{num_nodes}")
     task = NodeTask(
         name=name,
@@ -76,52 +114,43 @@ async def _check_nodes(
         has_probe=own_skew is not None,
         credential=await asyncio.to_thread(seal_for_this_user, "probe"),
     )
-    try:
-        if own_skew is not None:
-            probe.write()
-        reports, reach = await _run_step(step, num_nodes, own_name, environ, task, on_progress)
-    finally:
-        probe.remove()
-    by_node = {r["peer"]["node"]: [Finding.from_json(finding) for finding in r["findings"]] for r in reports.values()}
-    findings = merge_nodes(by_node)
+    with probe_file(probe_path(spec.runs_directory, name)) if task.has_probe else contextlib.nullcontext():
+        reports, others = await _ask_nodes(num_nodes, own_name, environ, task, on_progress)
+    findings = merge_nodes({r["peer"]["node"]: [Finding(**each) for each in r["findings"]] for r in reports})
     if directory.level == "fail":
         findings.append(replace(directory, nodes=(own_name,)))
-    if len(reports) < num_nodes:
-        findings.append(_missing_nodes(num_nodes - len(reports), sorted(by_node), step.error_lines))
-    skews = {r["peer"]["node"]: r["skew"] for r in reports.values() if r["skew"] is not None}
+    skews = {r["peer"]["node"]: r["skew"] for r in reports if r["skew"] is not None}
     if skews and own_skew is not None:
-        findings.append(judge_skew({f"{own_name} (this host)": own_skew, **skews}))
-    return [*findings, *reach]
+        findings.append(check_clocks({f"{own_name} (this host)": own_skew, **skews}))
+    findings += others
+    if allocation.components:
+        text = f"only the nodes of the first of {len(allocation.components)} components of this job were checked"
+        findings.append(Finding("warn", "nodes", text, "Check the others in an allocation of their own."))
+    return findings
 
 
-async def _run_step(
-    step: _NodeStep,
-    num_nodes: int,
-    own_name: str,
-    environ: Mapping[str, str],
-    task: NodeTask,
-    on_progress: Callable[[str], None],
-) -> tuple[dict[int, Any], list[Finding]]:
-    """Run the checks on the nodes; return their reports by rank, and the findings about reachability."""
-    port, server = hold_port(), ReachabilityServer()
-    launcher = Peer(num_nodes, own_name, port.port, dict.fromkeys(task.launcher_addresses, ""), None)
-    try:
-        await server.start(port.listen(), task.secret, num_nodes)
-        await step.start(environ)
+async def _ask_nodes(
+    num_nodes: int, own_name: str, environ: Mapping[str, str], task: NodeTask, on_progress: Callable[[str], None]
+) -> tuple[list[Any], list[Finding]]:
+    """Run the checks on the nodes; return their reports, and the findings about missing nodes and reachability."""
+    async with _answering_checks(task.secret, num_nodes) as port, _running_step(num_nodes, environ) as step:
+        launcher = Peer(num_nodes, own_name, port, dict.fromkeys(task.launcher_addresses, ""), None)
         on_progress(f"checking {num_nodes} nodes")
-        await step.send(asdict(task))
-        reports = await step.receive(_HOST_SECONDS)
+        reports = await step.ask(asdict(task), _HOST_SECONDS)
         peers = [Peer(**report["peer"]) for report in reports.values()]
         on_progress("checking that they reach each other")
-        await step.send([asdict(peer) for peer in (*peers, launcher)])
-        return reports, judge_reach(peers, launcher, await step.receive(_REACH_SECONDS))
-    finally:
-        await step.close()
-        server.close()
-        port.close()
+        faults = await step.ask([asdict(peer) for peer in (*peers, launcher)], _REACH_SECONDS)
+    findings = check_reach(peers, launcher, faults)
+    if missing := num_nodes - len(peers):
+        stderr = f"; srun: {' | '.join(step.error_lines)}" if step.error_lines else ""
+        present = ", ".join(sorted(peer.node for peer in peers)) or "none"
+        text = f"{missing} node{'s' if missing > 1 else ''} did not answer, only {present} did{stderr}"
+        advice = "Python and tf4slurm must be on every node at the same path: install them on a shared file system."
+        findings.append(Finding("fail", "nodes", text, advice))
+    return list(reports.values()), findings
 
 
-def judge_reach(
+def check_reach(
     peers: Sequence[Peer], launcher: Peer, faults: Mapping[int, Sequence[tuple[int, str, str]]]
 ) -> list[Finding]:
     """Return a finding for each unreachable address, or one finding if all are reachable.
@@ -131,27 +160,25 @@ def judge_reach(
     Args:
         faults: (rank, address, reason) of each unreachable address, by the rank of the checking node.
     """
-    names = {peer.rank: peer.node for peer in peers}
-    has_address = {
-        peer.rank for peer in peers if peer.own_address is not None
-    }  # nodes without an address have their own finding
-    missed_by: dict[tuple[int, str], dict[str, str]] = {}
-    for checker, found in faults.items():
-        for rank, address, reason in found if checker in has_address else ():
-            missed_by.setdefault((rank, address), {})[names[checker]] = reason
+    # Nodes without an address have their own finding.
+    names = {peer.rank: peer.node for peer in peers if peer.own_address is not None}
+    missed_by: defaultdict[tuple[int, str], dict[str, str]] = defaultdict(dict)
+    for checker in faults.keys() & names.keys():
+        for rank, address, reason in faults[checker]:
+            missed_by[rank, address][names[checker]] = reason
     findings = [
-        _unreachable_address(peer, address, checkers)
+        _unreachable_address(peer, address, missed_by[peer.rank, address])
         for peer in peers
         for address in peer.addresses
-        if (checkers := missed_by.get((peer.rank, address)))
+        if missed_by[peer.rank, address]
     ]
-    missed = [set(missed_by.get((launcher.rank, address), ())) for address in launcher.addresses]
+    missed = [set(missed_by[launcher.rank, address]) for address in launcher.addresses]
     if missed and (cut_off := sorted(set.intersection(*missed))):
         where = f"{launcher.node}, where the launcher would run,"
         text = f"{where} is unreachable at all its addresses from {fold_nodelist(cut_off)}"
         findings.append(Finding("fail", "reach", text, "Start the job on a node (sbatch), not on this host."))
-    if not findings and has_address:
-        nodes = f"{len(has_address)} nodes reach each other and" if len(has_address) > 1 else "the node reaches"
+    if not findings and names:
+        nodes = f"{len(names)} nodes reach each other and" if len(names) > 1 else "the node reaches"
         findings.append(Finding("ok", "reach", f"{nodes} this host, at every address"))
     return findings
 
@@ -165,99 +192,87 @@ def _unreachable_address(peer: Peer, address: str, checkers: Mapping[str, str]) 
     return Finding("warn", "reach", f"{text}; a job would use another address", advice, detail=reason)
 
 
-def _missing_nodes(count: int, present: list[str], error_lines: list[str]) -> Finding:
-    stderr = f"; srun: {' | '.join(error_lines)}" if error_lines else ""
-    text = f"{count} node{'s' if count > 1 else ''} did not answer, only {', '.join(present) or 'none'} did{stderr}"
-    advice = "Python and tf4slurm must be on every node at the same path: install them on a shared file system."
-    return Finding("fail", "nodes", text, advice)
-
-
-class _NodeStep:
-    """The step with one task on each node, from `start` to `close`."""
-
-    def __init__(self, num_nodes: int) -> None:
-        self._pending = set(range(num_nodes))
-        self._srun: asyncio.subprocess.Process | None = None
-        self._readers: set[asyncio.Task[None]] = set()
-        self._answers: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # None: `_pending` has changed
-        self.error_lines: list[str] = []
-
-    async def start(self, environ: Mapping[str, str]) -> None:
-        command = srun_on_each_node_command(len(self._pending), (*TF4SLURM, "doctor", "--as-node"))
-        try:
-            self._srun = await asyncio.create_subprocess_exec(
-                *command,
-                env=environ,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C must only reach this process
-            )
-        except OSError as error:
-            message = f"srun cannot be started: {error}. Slurm's programs must be on PATH."
-            raise LaunchError(message, command=command) from error
-        self._readers = {
-            asyncio.create_task(self._read_answers(self._srun)),
-            asyncio.create_task(self._read_errors(self._srun)),
-        }
-
-    async def send(self, value: Any) -> None:
-        """Send one line to all nodes."""
-        assert self._srun is not None
-        assert self._srun.stdin is not None
-        with contextlib.suppress(ConnectionError, asyncio.TimeoutError):  # srun has exited: `receive` returns nothing
-            self._srun.stdin.write(json.dumps(value).encode() + b"\n")
-            await asyncio.wait_for(self._srun.stdin.drain(), _END_SECONDS)
-
-    async def receive(self, seconds: float) -> dict[int, Any]:
-        """Return the next answer of each node, by rank; later calls skip nodes that did not answer in time."""
-        deadline, answers = time.monotonic() + seconds, dict[int, Any]()
-        while not self._pending <= answers.keys():
-            try:
-                answer = await asyncio.wait_for(self._answers.get(), max(0.0, deadline - time.monotonic()))
-            except asyncio.TimeoutError:
-                break
-            if answer is not None:
-                answers[answer[0]] = answer[1]
-        self._pending &= answers.keys()
-        return dict(sorted(answers.items()))
-
-    async def close(self) -> None:
-        """Close the tasks' input, so that they exit; then let srun kill the remaining tasks."""
-        if self._srun is None:
-            return
-        assert self._srun.stdin is not None
-        self._srun.stdin.close()
-        for end in (None, self._srun.terminate, self._srun.kill):
+@contextlib.asynccontextmanager
+async def _running_step(num_nodes: int, environ: Mapping[str, str]) -> AsyncIterator[_NodeStep]:
+    """Run a step with one task on each node for the duration of the block."""
+    command = srun_on_each_node_command(num_nodes, (*TF4SLURM, "doctor", "--as-node"))
+    pipe = asyncio.subprocess.PIPE
+    try:
+        srun = await asyncio.create_subprocess_exec(
+            *command,
+            env=environ,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,  # Ctrl-C must only reach this process
+        )
+    except OSError as error:
+        message = f"srun cannot be started: {error}. Slurm's programs must be on PATH."
+        raise LaunchError(message, command=command) from error
+    assert srun.stdin is not None
+    assert srun.stdout is not None
+    assert srun.stderr is not None
+    step = _NodeStep(num_nodes, srun.stdin)
+    readers = [asyncio.create_task(step.read_answers(srun.stdout)), asyncio.create_task(step.read_errors(srun.stderr))]
+    try:
+        yield step
+    finally:
+        srun.stdin.close()  # the tasks exit
+        for end in (None, srun.terminate, srun.kill):
             if end is not None:
                 with contextlib.suppress(ProcessLookupError):
                     end()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._srun.wait(), _END_SECONDS)
+                await asyncio.wait_for(srun.wait(), _END_SECONDS)
                 break
-        await asyncio.wait(self._readers, timeout=1.0)
-        for task in self._readers:
-            task.cancel()
+        await asyncio.wait(readers, timeout=1.0)
+        for reader in readers:
+            reader.cancel()
 
-    async def _read_answers(self, srun: asyncio.subprocess.Process) -> None:
-        assert srun.stdout is not None
+
+class _NodeStep:
+    """The tasks of the step: their answers, and the first lines of srun's standard error in `error_lines`."""
+
+    def __init__(self, num_nodes: int, stdin: asyncio.StreamWriter) -> None:
+        self._stdin = stdin
+        self._pending = set(range(num_nodes))  # the ranks that can still answer
+        self._answers: dict[int, Any] = {}
+        self._has_changed = asyncio.Event()
+        self.error_lines: list[str] = []
+
+    async def ask(self, question: Any, seconds: float) -> dict[int, Any]:
+        """Send one line to all nodes; return their answers by rank. Later calls skip nodes that did not answer."""
+        self._answers = {}
+        with contextlib.suppress(ConnectionError, asyncio.TimeoutError):  # srun has exited, or the time is over
+            self._stdin.write(json.dumps(question).encode() + b"\n")
+            await asyncio.wait_for(self._stdin.drain(), _END_SECONDS)
+            await asyncio.wait_for(self._wait_for_answers(), seconds)
+        self._pending &= self._answers.keys()
+        return dict(sorted(self._answers.items()))
+
+    async def _wait_for_answers(self) -> None:
+        while not self._pending <= self._answers.keys():
+            self._has_changed.clear()
+            await self._has_changed.wait()
+
+    async def read_answers(self, stdout: asyncio.StreamReader) -> None:
         parts: dict[int, str] = {}
-        while line := await srun.stdout.readline():
-            if answer := join_parts(parts, line.decode(errors="replace")):
-                self._answers.put_nowait(answer)
+        while line := await stdout.readline():
+            answer = join_parts(parts, line.decode(errors="replace"))
+            if answer is not None and answer[0] in self._pending:
+                self._answers[answer[0]] = answer[1]
+                self._has_changed.set()
         self._pending.clear()
-        self._answers.put_nowait(None)
+        self._has_changed.set()
 
-    async def _read_errors(self, srun: asyncio.subprocess.Process) -> None:
-        """Keep the first lines of srun's standard error; stop waiting for tasks that srun reports as failed."""
-        assert srun.stderr is not None
-        while line := await srun.stderr.readline():
+    async def read_errors(self, stderr: asyncio.StreamReader) -> None:
+        """Keep the first lines; stop waiting for tasks that srun reports as failed."""
+        while line := await stderr.readline():
             text = line.decode(errors="replace").strip()
             if len(self.error_lines) < _MAX_ERROR_LINES:
                 self.error_lines.append(text[:300])
-            if ranks := exited_tasks(text):
-                self._pending -= ranks
-                self._answers.put_nowait(None)
+            self._pending -= exited_tasks(text)
+            self._has_changed.set()
 
 
 def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
@@ -269,13 +284,84 @@ def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
     if not label.strip().isdecimal():
         return None
     rank = int(label)
-    text = part if part.startswith(ANSWER_START) else parts.get(rank, "") + part
-    if not text.startswith(ANSWER_START):
+    text = part if part.startswith(_ANSWER_START) else parts.get(rank, "") + part
+    if not text.startswith(_ANSWER_START):
         return None
     parts[rank] = text
-    if not text.endswith("}"):
-        return None
+    if text.endswith("}"):
+        with contextlib.suppress(ValueError):  # the answer has more parts
+            return rank, json.loads(text)["tf4slurm-doctor"]
+    return None
+
+
+# Each node
+
+
+def run_node(environ: Mapping[str, str]) -> None:
+    """Run the checks of this node until standard input ends."""
+    asyncio.run(_run_node(environ))
+
+
+async def _run_node(environ: Mapping[str, str]) -> None:
+    step = SlurmStep.from_environ(environ)
+    if not (line := await asyncio.to_thread(sys.stdin.readline)):
+        return
+    task = NodeTask(**json.loads(line))
+    async with _answering_checks(task.secret, step.rank) as port:
+        _answer(await asyncio.to_thread(_check_node, environ, step, task, port))
+        if line := await asyncio.to_thread(sys.stdin.readline):
+            _answer(await _find_faults([Peer(**peer) for peer in json.loads(line)], step.rank, task.secret))
+            await asyncio.to_thread(sys.stdin.readline)  # wait until all nodes have checked this one
+
+
+def _answer(value: Any) -> None:
+    print(json.dumps({"tf4slurm-doctor": value}), flush=True)
+
+
+@contextlib.asynccontextmanager
+async def _answering_checks(secret: str, rank: int) -> AsyncIterator[int]:
+    """Answer reachability checks for the duration of the block; yield the port."""
+    with contextlib.closing(hold_port()) as held, contextlib.closing(ReachabilityServer()) as server:
+        await server.start(held.listen(), secret, rank)
+        yield held.port
+
+
+def _check_node(environ: Mapping[str, str], step: SlurmStep, task: NodeTask, port: int) -> dict[str, Any]:
+    spec = JobSpec(runs_directory=Path(task.runs_directory), interface=task.interface, ports=tuple(task.ports))
+    findings, skew = check_host(environ, spec, is_quick=task.is_quick, probe_name=f"{task.name}.{step.rank}")
+    if task.has_probe:
+        findings.append(check_shared(spec.runs_directory, task.name))
+    if task.credential is not None:
+        findings.append(_check_credential(task.credential))
+    own_address = None
+    with contextlib.suppress(InterfaceError, OSError, IndexError):
+        own_address = task_address(spec.interface, step.node_name, task.launcher_addresses[0])
+    addresses = {address: each.name for each in network_interfaces() for address in each.addresses}
+    peer = Peer(step.rank, step.node_name, port, addresses, own_address)
+    return {"peer": asdict(peer), "findings": [asdict(finding) for finding in findings], "skew": skew}
+
+
+def _check_credential(credential: str) -> Finding:
     try:
-        return rank, json.loads(text)["tf4slurm-doctor"]
-    except ValueError:  # the answer has more parts
-        return None
+        open_from_this_user(credential)
+    except AuthenticationError as error:
+        advice = '"srun tf4slurm task" fails: munged must run on every node of the job, or on none.'
+        text = f"another host's credential cannot be decoded: {str(error).split('. ')[0]}"
+        return Finding("warn", "munge between nodes", text, advice)
+    return Finding("ok", "munge between nodes", "another host's credential can be decoded")
+
+
+async def _find_faults(peers: Sequence[Peer], own_rank: int, secret: str) -> list[tuple[int, str, str]]:
+    """Return (rank, address, reason) for each address of another host that failed its reachability check."""
+    limit = asyncio.Semaphore(_MAX_CHECKS)
+
+    async def check(peer: Peer, host: str) -> tuple[int, str, str] | None:
+        async with limit:
+            reason = await find_fault(peer.node, peer.rank, Address(host, peer.port), secret, _CHECK_SECONDS)
+        return (peer.rank, host, reason) if reason is not None else None
+
+    # Each node starts with the next rank, because a host answers a limited number of checks at a time.
+    ordered = sorted(peers, key=lambda peer: (peer.rank - own_rank) % len(peers))
+    others = [(peer, host) for peer in ordered if peer.rank != own_rank for host in peer.addresses]
+    answers = await asyncio.gather(*(check(peer, host) for peer, host in others))
+    return [answer for answer in answers if answer is not None]

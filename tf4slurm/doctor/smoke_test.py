@@ -1,19 +1,27 @@
-"""The job that `tf4slurm test` runs: its options, and the sentence about its result."""
+"""The job that `tf4slurm test` runs: its options, its script without TensorFlow, and the sentence about its result."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import sys
+import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tf4slurm.cluster import Task
-from tf4slurm.launch.result import Result
-from tf4slurm.slurm.environ import SlurmAllocation
+from tf4slurm.cluster import Address, Task
+from tf4slurm.network.reachability import ReachabilityServer, find_fault
+from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary
 from tf4slurm.spec import JobSpec
+
+if TYPE_CHECKING:
+    from tf4slurm.launch.result import Result
+    from tf4slurm.slurm.environ import SlurmAllocation
 
 # Not "-m", with which a json.py in the user's directory would replace Python's json module.
 _SCRIPT = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.{module} import main; main({seconds})"
 _LOG_BYTES = 64 * 1024
+_PAUSE_SECONDS = 0.05
 
 
 def smoke_test_spec(
@@ -26,7 +34,7 @@ def smoke_test_spec(
         is_plain: Whether the tasks run without TensorFlow.
         timeout_seconds: Timeout in seconds for the rendezvous, and again for training.
     """
-    module = "doctor.plain_smoke" if is_plain else "tensorflow.smoke"
+    module = "doctor.smoke_test" if is_plain else "tensorflow.smoke"
     num_tasks = allocation.num_tasks if allocation else None
     return JobSpec(
         command=(sys.executable, "-c", _SCRIPT.format(module=module, seconds=timeout_seconds)),
@@ -52,3 +60,40 @@ def describe_success(result: Result) -> str:
         f"It works: {len(file.tasks)} tasks {where}; {lines[-1] if lines else 'the chief printed nothing'}; all "
         f"processes ended. {file.seconds:.1f} s, logs in {directory}"
     )
+
+
+def main(timeout_seconds: float) -> None:
+    """Run the task that TF_CONFIG names, without TensorFlow: the chief checks that each other task answers.
+
+    Raises:
+        SystemExit: In the chief, a task did not answer within `timeout_seconds`.
+    """
+    current = current_server_dictionary()
+    asyncio.run(_check_others(current, timeout_seconds) if current.task_type == "chief" else _answer(current))
+
+
+async def _answer(current: ServerDictionary) -> None:
+    """Answer at this task's address until the process is terminated."""
+    address = Address.from_text(current.cluster[current.task_type][current.task_index])
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    # The agent holds the port. With reuse_port this process can listen on it too, like TensorFlow's server.
+    listener = socket.create_server(("", address.port), family=family, reuse_port=True, dualstack_ipv6=both)
+    await ReachabilityServer().start(listener, str(current.task), current.task_index)
+    await asyncio.Event().wait()
+
+
+async def _check_others(current: ServerDictionary, timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    others = [
+        (f"{role}/{index}", index, Address.from_text(address))
+        for role, addresses in current.cluster.items()
+        for index, address in enumerate(addresses)
+        if role != "chief"
+    ]
+    for name, index, address in others:  # the name is the secret of its reachability check
+        while fault := await find_fault(name, index, address, name, max(0.0, deadline - time.monotonic())):
+            if time.monotonic() >= deadline:
+                raise SystemExit(f"tf4slurm test: {fault}")
+            await asyncio.sleep(_PAUSE_SECONDS)  # the task is starting
+    print(f"{len(others)} of {len(others)} tasks answered the chief (plain processes, no TensorFlow)", flush=True)

@@ -6,6 +6,7 @@ checks only read package metadata.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from tf4slurm.doctor.finding import Finding
+from tf4slurm.doctor.finding import Finding, warn_unless
 
 IMPORT_SECONDS = 90.0  # the import takes 2 to 10 s from a local disk, longer if many nodes read one file system
 _PIP_SECONDS = 30.0
@@ -28,7 +29,7 @@ _RELEVANT = re.compile(r"^(tensorflow|tf.keras|keras|grpcio|protobuf|numpy|tf4sl
 _FACTS = """
 import json
 import tensorflow as tf
-facts = {"version": tf.__version__, "file": tf.__file__, "servers": hasattr(tf.distribute, "Server")}
+facts = {"version": tf.__version__}
 try:
     keras = getattr(tf.keras, "__version__", None)
     if keras is None:  # Keras 2 has no version as tf.keras
@@ -46,65 +47,75 @@ print(json.dumps(facts))
 
 def check_software(environ: Mapping[str, str], *, is_quick: bool) -> list[Finding]:
     """Run all checks of the software; quick ones start neither TensorFlow nor pip."""
-    findings = [check_python(environ)]
+    python = check_python(environ)
     if importlib.util.find_spec("tensorflow") is None:
         advice = (
             "pip install 'tf4slurm[tensorflow]', or load its module first. Scripts that do not need it run without."
         )
-        return [*findings, Finding("warn", "tensorflow", "TensorFlow is not installed in this Python", advice)]
+        return [python, Finding("warn", "tensorflow", "TensorFlow is not installed in this Python", advice)]
     if is_quick:
-        return [*findings, Finding("ok", "tensorflow", f"TensorFlow {_origin(environ)}, not started (--quick)")]
-    return [*findings, *check_tensorflow(environ), *check_packages(environ)]
+        return [python, Finding("ok", "tensorflow", f"TensorFlow {_origin(environ)}, not started (--quick)")]
+    return [python, *_check_tensorflow(environ), *_check_packages(environ)]
 
 
 def check_python(environ: Mapping[str, str]) -> Finding:
     """Report this Python, and warn if `python` is another one."""
-    text = f"Python {platform.python_version()}, {sys.executable}"
     other = shutil.which("python", path=environ.get("PATH"))
-    if other is None or os.path.realpath(other) == os.path.realpath(sys.executable):
-        return Finding("ok", "python", text)
-    advice = "These checks are about tf4slurm's own Python: activate it, or give its path in the job's command."
-    return Finding("warn", "python", f"{text}; but `python` is another one, {other}", advice)
+    return warn_unless(
+        other is None or os.path.realpath(other) == os.path.realpath(sys.executable),
+        topic="python",
+        text=f"Python {platform.python_version()}, {sys.executable}",
+        problem=f"; but `python` is another one, {other}",
+        advice="These checks are about tf4slurm's own Python: activate it, or give its path in the job's command.",
+    )
 
 
-def check_tensorflow(environ: Mapping[str, str]) -> list[Finding]:
-    """Import TensorFlow in a separate process, and check its Keras."""
-    done = _run_python(("-c", _FACTS), {**environ, "TF_CPP_MIN_LOG_LEVEL": "2"}, IMPORT_SECONDS)
-    if done is None:
-        text = f"TensorFlow {_origin(environ)} was not imported within {IMPORT_SECONDS:g} s"
-        advice = "Check its file system; a copy on a local disk helps. Or increase --start-timeout."
-        return [Finding("fail", "tensorflow", text, advice)]
-    try:
-        facts = json.loads(done.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        facts = None
-    if done.returncode != 0 or not isinstance(facts, dict):
-        return [_import_failure(environ, done.returncode, done.stderr)]
-    text = f"TensorFlow {facts['version']} ({_origin(environ)}), grpcio {facts['grpcio']}, protobuf {facts['protobuf']}"
-    return [Finding("ok", "tensorflow", text), judge_keras(facts, environ)]
-
-
-def judge_keras(facts: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
-    """Check whether Model.fit works under ParameterServerStrategy with TensorFlow's Keras."""
+def check_keras(facts: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
+    """Check whether Model.fit works under ParameterServerStrategy, from the facts that `_FACTS` prints."""
     if "keras_error" in facts:
         text = f"tf.keras does not load: {facts['keras_error'].splitlines()[0][:200]}"
-        wants_legacy = environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
-        version = ".".join(str(facts["version"]).split(".")[:2])
-        advice = (
-            f"pip install tf_keras~={version}.0, or unset TF_USE_LEGACY_KERAS." if wants_legacy else "pip install keras"
-        )
+        advice = "pip install keras"
+        if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+            version = ".".join(facts["version"].split(".")[:2])
+            advice = f"pip install tf_keras~={version}.0, or unset TF_USE_LEGACY_KERAS."
         return Finding("fail", "keras", text, advice)
-    keras = str(facts["keras"])
-    if keras.startswith("3."):
-        advice = (
-            "Write the loop yourself, with strategy.run and your own step counter (TUTORIALS/train_digits.py); or "
-            "pip install tf_keras and set TF_USE_LEGACY_KERAS=1, with which fit works."
-        )
-        return Finding("warn", "keras", f"Keras {keras}: Model.fit fails under ParameterServerStrategy", advice)
-    return Finding("ok", "keras", f"Keras {keras} (Keras 2): Model.fit works under ParameterServerStrategy")
+    if not facts["keras"].startswith("3."):
+        return Finding("ok", "keras", f"Keras {facts['keras']}: Model.fit works under ParameterServerStrategy")
+    advice = (
+        "Write the loop yourself, with strategy.run and your own step counter (TUTORIALS/train_digits.py); or "
+        "pip install tf_keras and set TF_USE_LEGACY_KERAS=1, with which fit works."
+    )
+    return Finding("warn", "keras", f"Keras {facts['keras']}: Model.fit fails under ParameterServerStrategy", advice)
 
 
-def check_packages(environ: Mapping[str, str]) -> list[Finding]:
+def _check_tensorflow(environ: Mapping[str, str]) -> list[Finding]:
+    """Import TensorFlow in a separate process, and check its Keras."""
+    origin = _origin(environ)
+    done = _run_python(("-c", _FACTS), {**environ, "TF_CPP_MIN_LOG_LEVEL": "2"}, IMPORT_SECONDS)
+    if done is None:
+        text = f"TensorFlow {origin} was not imported within {IMPORT_SECONDS:g} s"
+        advice = "Check its file system; a copy on a local disk helps. Or increase --start-timeout."
+        return [Finding("fail", "tensorflow", text, advice)]
+    if done.returncode != 0:
+        reason, advice = _explain_failure(done.returncode, done.stderr)
+        return [Finding("fail", "tensorflow", f"TensorFlow {origin} cannot be imported: {reason}", advice)]
+    facts = json.loads(re.findall(r"^{.*}$", done.stdout, re.MULTILINE)[-1])
+    text = f"TensorFlow {facts['version']} ({origin}), grpcio {facts['grpcio']}, protobuf {facts['protobuf']}"
+    return [Finding("ok", "tensorflow", text), check_keras(facts, environ)]
+
+
+def _explain_failure(returncode: int, stderr: str) -> tuple[str, str]:
+    """Return the reason of a failed import, and advice."""
+    if returncode == -signal.SIGILL:
+        return "it was built for a newer processor (SIGILL)", "Install a TensorFlow built for this processor."
+    reason = (stderr.strip().splitlines() or ["no error message"])[-1][:300]
+    if "protobuf" in stderr.lower() or "Descriptors cannot" in stderr:
+        advice = "pip install --force-reinstall tensorflow, best in a new virtual environment."
+        return reason, f"It needs another protobuf: {advice}"
+    return reason, f"Show the whole error: {sys.executable} -c 'import tensorflow'"
+
+
+def _check_packages(environ: Mapping[str, str]) -> list[Finding]:
     """Check with pip for conflicts between the packages that TensorFlow needs; no finding if pip is not installed."""
     done = _run_python(("-m", "pip", "check", "--disable-pip-version-check"), environ, _PIP_SECONDS)
     if done is None or "No module named pip" in done.stderr:
@@ -120,32 +131,19 @@ def _run_python(
     arguments: tuple[str, ...], environ: Mapping[str, str], timeout_seconds: float
 ) -> subprocess.CompletedProcess[str] | None:
     """Run this Python to its end; return None if it times out."""
-    try:
+    command = (sys.executable, *arguments)
+    with contextlib.suppress(subprocess.TimeoutExpired):
         return subprocess.run(
-            (sys.executable, *arguments),
+            command,
             check=False,
-            env=dict(environ),
+            env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
             timeout=timeout_seconds,
         )
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _import_failure(environ: Mapping[str, str], returncode: int, stderr: str) -> Finding:
-    last = (stderr.strip().splitlines() or ["no error message"])[-1][:300]
-    if returncode == -signal.SIGILL:
-        last, advice = "it was built for a newer processor (SIGILL)", "Install a TensorFlow built for this processor."
-    elif "protobuf" in stderr.lower() or "Descriptors cannot" in stderr:
-        advice = (
-            "It needs another protobuf: pip install --force-reinstall tensorflow, best in a new virtual environment."
-        )
-    else:
-        advice = f"Show the whole error: {sys.executable} -c 'import tensorflow'"
-    return Finding("fail", "tensorflow", f"TensorFlow {_origin(environ)} cannot be imported: {last}", advice)
+    return None
 
 
 def _origin(environ: Mapping[str, str]) -> str:
@@ -156,10 +154,8 @@ def _origin(environ: Mapping[str, str]) -> str:
     if modules:
         return f"from module {modules[-1]}, {place}"
     for name in _TENSORFLOWS:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             package = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        installer = (package.read_text("INSTALLER") or "").strip() or "an unknown installer"
-        return f"package {name} {package.version} by {installer}, {place}"
+            installer = (package.read_text("INSTALLER") or "").strip() or "an unknown installer"
+            return f"package {name} {package.version} by {installer}, {place}"
     return f"from no package, {place}"
