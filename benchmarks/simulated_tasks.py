@@ -51,13 +51,7 @@ class _Tasks:
     def _member(self, rank: int) -> ControlClient:
         host = f"10.{rank >> 16}.{rank >> 8 & 255}.{rank & 255}"
         registration = Registration(rank, f"node{rank:05}", host, _port(), "1", __version__)
-        return ControlClient(
-            lambda: self._service,
-            lambda _: registration,
-            heartbeat_timeout_seconds=self._limits.heartbeat_timeout_seconds,
-            rendezvous_timeout_seconds=PATIENCE_SECONDS,
-            num_tasks=self._num_tasks,
-        )
+        return ControlClient(lambda: self._service, lambda _: registration, self._limits, self._num_tasks)
 
     async def live(self) -> None:
         loop = asyncio.get_running_loop()

@@ -140,9 +140,8 @@ class Served:
             member = ControlClient(
                 lambda address=address: ([address], self._credentials),  # type: ignore[misc]
                 lambda _, rank=rank: make_registration(rank),  # type: ignore[misc]
-                heartbeat_timeout_seconds=10,
-                rendezvous_timeout_seconds=60,
-                num_tasks=self._num_tasks,
+                JobSpec(start_timeout_seconds=60),
+                self._num_tasks,
             )
             self.members.append(member)
             self._running.append(asyncio.create_task(member.run()))

@@ -26,6 +26,7 @@ from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import Credentials
 from tf4slurm.control.messages import Registration
 from tf4slurm.errors import Tf4SlurmError
+from tf4slurm.spec import JobSpec
 
 NOBODY = 65534
 
@@ -42,12 +43,8 @@ def register(address: Address) -> str:
     """Register with the certificate that the service shows to any client, and a guessed token."""
     credentials = Credentials(ssl.get_server_certificate(address), "0" * 64)
     registration = Registration(0, "n", "h", 1, "intruder", __version__)
-    member = ControlClient(
-        lambda: ([address], credentials),
-        lambda _: registration,
-        heartbeat_timeout_seconds=3,
-        rendezvous_timeout_seconds=2,
-    )
+    spec = JobSpec(heartbeat_timeout_seconds=3, start_timeout_seconds=2)
+    member = ControlClient(lambda: ([address], credentials), lambda _: registration, spec)
     try:
         asyncio.run(member.run())
         return f"registered {member.cluster}"

@@ -123,12 +123,12 @@ def make_client(
     rendezvous_timeout_seconds: float = 10,
 ) -> ControlClient:
     """Return a client that has not started, with the service at one of these addresses."""
-    return ControlClient(
-        lambda: (addresses, credentials),
-        registration,
+    limits = JobSpec(
+        start_timeout_seconds=rendezvous_timeout_seconds,
+        heartbeat_interval_seconds=INTERVAL,
         heartbeat_timeout_seconds=heartbeat_timeout_seconds,
-        rendezvous_timeout_seconds=rendezvous_timeout_seconds,
     )
+    return ControlClient(lambda: (addresses, credentials), registration, limits)
 
 
 class Job:
@@ -226,7 +226,7 @@ async def serving(
 
 def is_registered(member: ControlClient) -> bool:
     """Return whether the member knows that it is registered; the service knows a moment earlier."""
-    return member._last_address is not None
+    return member.service_address is not None
 
 
 class RawClient:
@@ -1165,12 +1165,8 @@ def test_no_address_is_tried_without_credentials() -> None:
     async def scenario() -> None:
         async with serving() as job, Relay(job.port) as relay:
             address = Address("127.0.0.1", relay.port)
-            member = ControlClient(
-                lambda: ([address], None),
-                lambda _: make_registration(0),
-                heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
-                rendezvous_timeout_seconds=0.3,
-            )
+            limits = JobSpec(start_timeout_seconds=0.3)
+            member = ControlClient(lambda: ([address], None), lambda _: make_registration(0), limits)
             with pytest.raises(RendezvousConnectionError, match="no address is known yet"):
                 await member.run()
             assert relay.connections == 0
@@ -1192,12 +1188,7 @@ def test_service_that_starts_later_is_found() -> None:
     async def scenario() -> None:
         async with serving() as job:
             known: list[Address] = []
-            member = ControlClient(
-                lambda: (known, SHARED),
-                lambda _: make_registration(0),
-                heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
-                rendezvous_timeout_seconds=10,
-            )
+            member = ControlClient(lambda: (known, SHARED), lambda _: make_registration(0), JobSpec())
             job.begin(member)
             await asyncio.sleep(0)
             known.append(job.address)

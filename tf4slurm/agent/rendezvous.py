@@ -58,13 +58,8 @@ class Rendezvous:
         self._owns_child = owns_child
         self._choosing = threading.Lock()
         self._incarnation = f"{os.getpid()}-{time.time_ns():x}-{os.urandom(4).hex()}"
-        self.client = ControlClient(
-            self._addresses,
-            self._make_registration,
-            heartbeat_timeout_seconds=spec.heartbeat_timeout_seconds,
-            rendezvous_timeout_seconds=spec.start_timeout_seconds,
-            num_tasks=place.num_tasks if isinstance(place, SlurmStep) else spec.num_tasks,
-        )
+        num_tasks = place.num_tasks if isinstance(place, SlurmStep) else spec.num_tasks
+        self.client = ControlClient(self._addresses, self._make_registration, spec, num_tasks)
 
     async def wait_for_cluster(self) -> Cluster | None:
         """Register, take part in the reachability checks, and wait for all tasks.

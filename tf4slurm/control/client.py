@@ -60,17 +60,20 @@ class ControlClient:
     """One task's client of the control service.
 
     Run `run()` as an asyncio task. It returns when the service has been notified that this task has terminated, and
-    raises an error when the service refuses this task or is lost. `desired` and `cluster` are the latest from the
-    service; `wait_for_change` waits for newer ones.
+    raises an error when the service refuses this task or is lost. `wait_for_change` waits for news of the service.
+
+    Attributes:
+        desired: The latest desired state that the service has sent.
+        observed: The state of this task; change it with `update` and `begin_attempt`.
+        encoded_cluster: The latest cluster, as the service sent it; `cluster` decodes it.
+        service_address: The address of the service where this task last registered; None before that.
     """
 
     def __init__(
         self,
         find_service: Callable[[], tuple[Sequence[Address], Credentials | None]],
         make_registration: Callable[[Address], Registration],
-        *,
-        heartbeat_timeout_seconds: float,
-        rendezvous_timeout_seconds: float,
+        spec: JobSpec,
         num_tasks: int = 1,
     ) -> None:
         """Create a client that is not connected yet.
@@ -80,22 +83,20 @@ class ControlClient:
                 each attempt to connect, in a thread, because it may read a file.
             make_registration: Returns the first message for a service at the given address. Called in a thread, because
                 it may resolve a name, until a registration is accepted.
-            heartbeat_timeout_seconds: The service is lost if it sends nothing for this time.
-            rendezvous_timeout_seconds: Time limit for the registration.
+            spec: The job's timeouts. The service is lost if it sends nothing for the heartbeat timeout.
             num_tasks: Number of tasks of the job. The time limit for a connection grows with it.
         """
         self.desired = DesiredState()
         self.observed = ObservedState()
         self.encoded_cluster = b""
-        """The latest cluster, as the service sent it; `cluster` decodes it."""
+        self.service_address: Address | None = None
         self._decoded: tuple[int, Cluster | None] | None = (0, None)
         self._find_service = find_service
         self._make_registration = make_registration
         self._registration: Registration | None = None
-        self._last_address: Address | None = None
-        self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
+        self._spec = spec
         self._connect_seconds = handshake_seconds(num_tasks)
-        self._deadline = time.monotonic() + rendezvous_timeout_seconds
+        self._deadline = time.monotonic() + spec.start_timeout_seconds
         self._changed = asyncio.Event()
         self._is_due = asyncio.Event()
         self._is_heartbeat_due = False
@@ -116,11 +117,6 @@ class ControlClient:
         if self._decoded is None:
             self._decoded = decode_cluster(self.encoded_cluster)
         return self._decoded
-
-    @property
-    def service_address(self) -> Address | None:
-        """The address of the service where this task last registered; None before that."""
-        return self._last_address
 
     def update(self, **changes: Any) -> None:
         """Change fields of `observed` and send them, after a reconnect if the connection is broken."""
@@ -150,8 +146,8 @@ class ControlClient:
     async def run(self) -> None:
         """Register this task, and exchange states with the service until this task has terminated.
 
-        If the connection breaks after that, this method tries to reconnect for `JobSpec.reconnect_seconds`: then the
-        service counts the task as lost.
+        If the connection breaks after that, this method tries to reconnect for `reconnect_seconds`: then the service
+        counts the task as lost.
 
         Raises:
             RendezvousClosedError: The service refuses this task.
@@ -162,7 +158,7 @@ class ControlClient:
         at = error = ""
         while time.monotonic() < self._deadline:
             addresses, credentials = await self._find_in_time()
-            for address in sorted(addresses, key=lambda address: address != self._last_address):
+            for address in sorted(addresses, key=lambda address: address != self.service_address):
                 if (left := self._deadline - time.monotonic()) <= 0 or credentials is None:
                     break
                 try:
@@ -179,7 +175,7 @@ class ControlClient:
                     logger.debug("no connection to the control service at %s: %s", address, reason)
                 if not (error and is_cut_short):  # a call that had too little time does not replace an earlier error
                     at, error = str(address), reason
-            patience = JobSpec.reconnect_seconds if addresses else 0
+            patience = self._spec.reconnect_seconds if addresses else 0
             if self.observed.state == "terminated" and time.monotonic() - self._disconnected_at > patience:
                 return
             await asyncio.sleep(_RETRY_SECONDS)
@@ -225,8 +221,8 @@ class ControlClient:
         await call.write(encode(registration))
         await call.initial_metadata()  # the service sends them after it has registered this task
         await call.wait_for_connection()  # raises if the call has ended instead
-        self._registration, self._last_address = registration, address
-        self._deadline = min(self._deadline, time.monotonic() + self._heartbeat_timeout_seconds)
+        self._registration, self.service_address = registration, address
+        self._deadline = min(self._deadline, time.monotonic() + self._spec.heartbeat_timeout_seconds)
         self._changed.set()
 
     async def _serve(self, call: _Call) -> bool:
@@ -235,11 +231,9 @@ class ControlClient:
         self._is_due.set()
         receiving = asyncio.create_task(self._receive(call))
         sending = asyncio.create_task(self._send(call))
-        watching = asyncio.create_task(self._wait_for_timeout())
-        tasks = (receiving, sending, watching)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and not watching.done():  # after `terminated`, or a write error
+            await self._wait_for_one(receiving, sending)
+            if sending.done():  # after `terminated`, or a write error
                 await asyncio.wait({receiving}, timeout=_END_OF_CALL_SECONDS)
             if receiving.done():
                 receiving.result()
@@ -250,9 +244,21 @@ class ControlClient:
             raise ConnectionError("the control service closed the connection")
         finally:
             self._disconnected_at = time.monotonic()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            receiving.cancel()
+            sending.cancel()
+            await asyncio.gather(receiving, sending, return_exceptions=True)
+
+    async def _wait_for_one(self, *tasks: asyncio.Task[None]) -> None:
+        """Wait until a task is done, or the heartbeat timeout has expired. Time of a suspended job does not count."""
+        timeout = self._spec.heartbeat_timeout_seconds
+        while (left := self._deadline - time.monotonic()) > 0:
+            pause = min(left, timeout / _CHECKS)
+            due = time.monotonic() + pause
+            done, _ = await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            now = time.monotonic()
+            self._deadline = min(self._deadline + now - due, now + timeout)
 
     async def _receive(self, call: _Call) -> None:
         while isinstance(payload := await call.read(), bytes):
@@ -265,13 +271,12 @@ class ControlClient:
             else:
                 self.desired = decode(payload, DesiredState)
                 self._changed.set()
-            self._deadline = time.monotonic() + self._heartbeat_timeout_seconds
+            self._deadline = time.monotonic() + self._spec.heartbeat_timeout_seconds
 
     async def _send(self, call: _Call) -> None:
         """Send each change of `observed`, and a heartbeat on request, until this task has terminated."""
-        with contextlib.suppress(
-            grpc.aio.AioRpcError, asyncio.InvalidStateError
-        ):  # the call ended: `_receive` raises its error
+        # If the call has ended, `_receive` raises its error.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while self._sent.state != "terminated":
                 await self._is_due.wait()
                 self._is_due.clear()
@@ -283,18 +288,6 @@ class ControlClient:
                 elif self._is_heartbeat_due:
                     self._is_heartbeat_due = False
                     await call.write(HEARTBEAT)
-
-    async def _wait_for_timeout(self) -> None:
-        """Return when the service has sent nothing for the heartbeat timeout.
-
-        Time in which the job was suspended does not count.
-        """
-        while (left := self._deadline - time.monotonic()) > 0:
-            pause = min(left, self._heartbeat_timeout_seconds / _CHECKS)
-            due = time.monotonic() + pause
-            await asyncio.sleep(pause)
-            now = time.monotonic()
-            self._deadline = min(self._deadline + now - due, now + self._heartbeat_timeout_seconds)
 
 
 def _target(address: Address) -> str:

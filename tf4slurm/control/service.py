@@ -9,6 +9,7 @@ and after a broken connection both sides send their current state again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import hmac
@@ -110,11 +111,8 @@ class ControlService:
 
     async def wait_for_end(self) -> None:
         """Wait until the job's phase is ENDED. The deadlines in `state` ensure that this happens."""
-        ended = asyncio.create_task(self._ended.wait())
         assert self._ticker is not None
-        await asyncio.wait({ended, self._ticker}, return_when=asyncio.FIRST_COMPLETED)
-        if self._ticker.done():
-            self._ticker.result()  # raise the ticker's error: without ticks the job would never end
+        await self._ticker
 
     def publish(self) -> None:
         """Send the desired states that have changed; wake up `wait_for_end` if the job has ended."""
@@ -130,15 +128,17 @@ class ControlService:
         if self._server is not None:
             # With a time limit, because clients that keep sending can delay gRPC's `stop`.
             await asyncio.wait({asyncio.create_task(self._server.stop(_STOP_SECONDS))}, timeout=_CLOSE_SECONDS)
-            await asyncio.sleep(
-                0
-            )  # gRPC's own tasks end now: if asyncio.run cancelled them, they would print tracebacks
+            # gRPC's own tasks end now: if asyncio.run cancelled them, they would print tracebacks.
+            await asyncio.sleep(0)
         if self._port is not None:
             self._port.close()
 
     async def _tick(self) -> None:
+        """Check deadlines and request heartbeats until the job has ended."""
         for tick in itertools.count():
-            await asyncio.sleep(self._tick_seconds)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), self._tick_seconds)
+                return
             self.state.on_tick(time.monotonic())
             self.publish()
             if tick % _TICKS_PER_INTERVAL == 0:
@@ -152,16 +152,16 @@ class ControlService:
 
     async def _serve(self, _: AsyncIterator[bytes], context: _Context) -> None:
         """Serve one call of an authenticated task, from its `Registration` to its end."""
-        registration = await self._register(context)
-        if registration is None:
+        rank = await self._register(context)
+        if rank is None:
             return
         # No await between the registration and the new `_Connection`: if an earlier call of this task ended in between,
         # its end would count as the end of this call.
-        connection = _Connection(self, registration.rank, context)
-        if registration.rank in self._registered:
+        connection = _Connection(self, rank, context)
+        if rank in self._registered:
             connection.request_heartbeat()  # a new connection does not reset the heartbeat timeout
-        self._registered.add(registration.rank)
-        before, self._connections[registration.rank] = self._connections.get(registration.rank), connection
+        self._registered.add(rank)
+        before, self._connections[rank] = self._connections.get(rank), connection
         if before is not None:
             before.close()
         connection.notify()
@@ -172,40 +172,37 @@ class ControlService:
             sending = asyncio.create_task(connection.send())
             await self._receive(connection, context)
         except asyncio.CancelledError:
-            if self._connections.get(registration.rank) is connection:
+            if self._connections.get(rank) is connection:
                 raise  # the connection is lost
             await context.abort(grpc.StatusCode.ABORTED, "the task has made another call")
         except grpc.aio.BaseError:
             raise  # the call has ended
         except Exception as error:  # including bugs: otherwise the task would repeat the message for ever
             if not isinstance(error, MessageError):
-                logger.exception("rank %d: a message could not be handled", registration.rank)
-            self.state.on_rejected(registration.rank, str(error) or repr(error), time.monotonic())
+                logger.exception("rank %d: a message could not be handled", rank)
+            self.state.on_rejected(rank, str(error) or repr(error), time.monotonic())
             self.publish()
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
         finally:
             if sending is not None:
                 sending.cancel()
-            if self._connections.get(registration.rank) is connection:
-                del self._connections[registration.rank]
-                self.state.on_disconnect(registration.rank, time.monotonic())
+            if self._connections.get(rank) is connection:
+                del self._connections[rank]
+                self.state.on_disconnect(rank, time.monotonic())
                 self.publish()
 
-    async def _register(self, context: _Context) -> Registration | None:
-        """Register the task that makes this call; return its `Registration`, or None if the call ends first."""
+    async def _register(self, context: _Context) -> int | None:
+        """Register the task that makes this call; return its rank, or None if the call ends first."""
         payload = await context.read()
         if not isinstance(payload, bytes):
             return None
         try:
-            registration = decode(payload, Registration)
-            self.state.on_registration(registration, time.monotonic())
-            return registration
+            return self.state.on_registration(decode(payload, Registration), time.monotonic()).rank
         except RendezvousClosedError as error:
             self.publish()  # a refusal may end the job
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.reason[:_MAX_DETAIL_CHARACTERS])
         except MessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
-        return None
 
     async def _receive(self, connection: _Connection, context: _Context) -> None:
         """Read a task's messages until it has terminated or the call ends.
