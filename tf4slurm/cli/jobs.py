@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 
 from tf4slurm import api
+from tf4slurm.cli.options import job_argument, note, paint
 from tf4slurm.errors import Tf4SlurmError
-from tf4slurm.jobs.registry import KnownJob, registered_jobs
+from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import TaskStatus
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.system.program import format_table
 from tf4slurm.system.typed_json import to_json
 
-_COMPLETED_JOBS = 50
 _LISTED_JOBS = 20
 _WATCH_SECONDS = 2.0
 _WAIT_SECONDS = 0.5
 _COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "STOPPED": "yellow"}
 _HEADING = ("TASK", "NODE", "ADDRESS", "STATE", "STEP", "STEP/S", "MEMORY", "HEARTBEAT")
 _INTERRUPTED = 130
-
-
-def complete_jobs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the ids and names of the latest jobs."""
-    jobs = registered_jobs(os.environ)[:_COMPLETED_JOBS]
-    words = ((word, job.name) for job in jobs for word in (job.job_id, job.name) if word)
-    return [CompletionItem(word, help=name) for word, name in words if word.startswith(incomplete)]
-
-
-def job_argument(*, many: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the argument for a job, or for several."""
-    if many:
-        return click.argument("jobs", nargs=-1, metavar="[ID]...", shell_complete=complete_jobs)
-    return click.argument("job", required=False, metavar="[ID]", shell_complete=complete_jobs)
 
 
 @click.command()
@@ -101,7 +89,7 @@ def _describe(job: JobStatus, environ: Mapping[str, str]) -> list[str]:
     lines += [f"  {warning}" for warning in job.warnings]
     if job.tasks:
         table = format_table([_HEADING, *(_row(task) for task in job.tasks)])
-        lines += ["", *(line.replace("STALLED", _paint("STALLED", "red", environ), 1) for line in table)]
+        lines += ["", *(line.replace("STALLED", paint("STALLED", "red", environ), 1) for line in table)]
     lines += [
         f"{task.task} reports no new step for {task.seconds_since_step:.0f} s: tf4slurm logs {word} {task.task}"
         for task in job.tasks
@@ -114,7 +102,7 @@ def _describe(job: JobStatus, environ: Mapping[str, str]) -> list[str]:
 
 def _describe_job(job: JobStatus, environ: Mapping[str, str]) -> str:
     """Return the line about the job as a whole."""
-    facts = [_paint(job.state, _COLOURS.get(job.state, "red"), environ)]
+    facts = [paint(job.state, _COLOURS.get(job.state, "red"), environ)]
     if job.elapsed and job.state != "PENDING":
         facts.append(f"{job.elapsed} / {job.limit}" if job.limit else job.elapsed)
     if job.phase and not job.has_ended:
@@ -140,12 +128,6 @@ def _row(task: TaskStatus) -> tuple[str, ...]:
         f"{task.memory_bytes / 1e6:,.0f} MB" if task.memory_bytes else "-",
         "-" if age is None or task.state == "terminated" else f"{age:.0f} s",
     )
-
-
-def _paint(text: str, colour: str, environ: Mapping[str, str]) -> str:
-    """Return text in a colour if standard output is a terminal, unless NO_COLOR is set (https://no-color.org)."""
-    is_plain = environ.get("NO_COLOR") or not sys.stdout.isatty()
-    return text if is_plain else click.style(text, fg=colour, bold=True)
 
 
 @click.command(name="list")
@@ -220,15 +202,11 @@ def cancel(jobs: tuple[str, ...], grace_period: float | None) -> None:
     exit_code = 0
     for job in [api.find(job) for job in jobs]:
         try:
-            api.cancel(job, grace_period_seconds=grace_period, on_progress=_note)
+            api.cancel(job, grace_period_seconds=grace_period, on_progress=note)
         except Tf4SlurmError as error:
             exit_code = exit_code or error.exit_code
-            _note(f"{job.name}: {error}")
+            note(f"{job.name}: {error}")
     sys.exit(exit_code)
-
-
-def _note(text: str) -> None:
-    click.echo(f"tf4slurm: {text}", err=True)
 
 
 @click.command()
@@ -240,10 +218,10 @@ def resume(environ: dict[str, str], /, job: str | None) -> None:
     A submitted job is submitted again, and its new id printed; a local job runs here. The script continues from its own
     checkpoint.
     """
-    resumption = api.find_resumption(job)
-    if resumption.script is not None:
-        click.echo(resumption.submit())
-        return
-    os.chdir(resumption.directory)
-    _note(f"in {resumption.directory}: {' '.join(resumption.arguments)}")
-    os.execvpe(sys.executable, [sys.executable, "-m", "tf4slurm", *resumption.arguments[1:]], environ)
+
+    def replace_process(command: list[str], directory: Path) -> NoReturn:
+        os.chdir(directory)
+        note(f"in {directory}: {shlex.join(command)}")
+        os.execvpe(command[0], command, environ)
+
+    click.echo(api.resume(job, environ=environ, replace_process=replace_process).job_id)

@@ -7,13 +7,9 @@ from typing import Any
 
 import click
 
+from tf4slurm import api
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.options import job_options, read_options, site_option
-from tf4slurm.launch.checks import check_command
-from tf4slurm.submission.batch_script import make_script
-from tf4slurm.submission.snapshot import place_snapshot
-from tf4slurm.submission.submit import estimate, kept_script
-from tf4slurm.submission.submit import submit as submit_job
 
 _ARGUMENTS = "tf4slurm.arguments"
 _PRINT_ONLY = ("--dry-run", "--test-only")
@@ -39,21 +35,17 @@ def submit(context: click.Context, /, dry_run: bool, test_only: bool, **options:
     The job runs "tf4slurm run" with the same options. Options for Slurm have Slurm's names. With --single the job
     runs COMMAND alone, once.
     """
-    environ: dict[str, str] = context.obj
-    spec = place_snapshot(make_spec(context, options))
+    spec = make_spec(context, options)
     if dry_run:
         _print_script(spec)
-        return
-    if not spec.has_environment:  # the command may exist only in the job's environment
-        check_command(spec)
-    if test_only:
-        click.echo(estimate(spec, environ))
-        return
-    job_id = submit_job(spec, environ)
-    click.echo(job_id)
-    if "time" not in spec.sbatch_options:
-        click.echo("No time limit given (-t): the partition's default applies.", err=True)
-    click.echo(f"Batch script: {kept_script(spec, job_id)}. Show the job: tf4slurm status {job_id}", err=True)
+    elif test_only:
+        click.echo(api.estimate(spec, environ=context.obj))
+    else:
+        job = api.submit(spec, environ=context.obj)
+        click.echo(job.job_id)
+        if "time" not in spec.sbatch_options:
+            click.echo("No time limit given (-t): the partition's default applies.", err=True)
+        click.echo(f"Batch script: {job.batch_script}. Show the job: tf4slurm status {job.job_id}", err=True)
 
 
 @click.command(cls=_RecordedCommand)
@@ -85,4 +77,4 @@ def _made_by(context: click.Context) -> tuple[str, ...]:
 
 def _print_script(spec: BatchSpec) -> None:
     """Print the script unchanged, even where a name in it is not UTF-8."""
-    sys.stdout.buffer.write(make_script(spec).encode("utf-8", "surrogateescape"))
+    sys.stdout.buffer.write(api.script(spec).encode("utf-8", "surrogateescape"))

@@ -47,6 +47,11 @@ class KnownJob:
     started: float = 0.0
 
     @property
+    def batch_script(self) -> Path:
+        """The path where `submit` keeps the job's batch script."""
+        return Path(self.runs_directory) / f"{self.name}.sh"
+
+    @property
     def run_directories(self) -> list[RunDirectory]:
         """The job's run directories, oldest first: none while it is pending, several if it was requeued."""
         pattern = re.compile(re.escape(self.name) + r"(?:-(\d+))?")

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import RefusedError, RunDirectoryError, Tf4SlurmError
-from tf4slurm.jobs.registry import register_job
+from tf4slurm.jobs.registry import KnownJob, register_job
 from tf4slurm.jobs.run_directory import make_parent
+from tf4slurm.launch.checks import check_command
 from tf4slurm.slurm.sbatch import check_known, estimate_start, submit_environment, submit_script
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.sbatch_options import make_sbatch_options
@@ -23,22 +24,10 @@ from tf4slurm.system.trusted_files import check_trusted
 logger = logging.getLogger(__name__)
 
 
-def submit(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
-    """Submit a job and return its id. `kept_script` returns the path of its batch script.
-
-    Args:
-        environ: Environment of the job (default: of this process); the variables of an outer job are removed.
-
-    Raises:
-        OptionError: The options contradict the roles, or each other.
-        RunDirectoryError: The script or the snapshot cannot be written; nothing is submitted.
-        RefusedError: sbatch refused the job, or Slurm does not have a job in `after`.
-        LaunchError: sbatch is not installed.
-    """
+def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
+    """Submit a job with the environment `environ`, without the variables of an outer job; see `api.submit`."""
     spec = place_snapshot(spec)
-    text = make_script(spec)
-    environ = _environ_for(spec, environ)
-    check_known(spec.after, environ)
+    text, environ = _prepare(spec, environ)
     draft = _write_draft(spec, text)
     _make_output_directory(spec)
     snapshot = spec.directory if spec.snapshot != "none" else None
@@ -54,49 +43,49 @@ def submit(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
         raise
     if warning:
         logger.warning("%s", warning)
+    job = register_job(f"{spec.name}-{job_id}", spec.runs_directory, environ, job_id)
     try:
-        os.link(draft, kept_script(spec, job_id))  # never overwrites a file
+        os.link(draft, job.batch_script)  # never overwrites a file
         draft.unlink()
     except OSError as error:
         logger.warning("the script of job %s is kept as %s: %s", job_id, draft, error.strerror)
-    register_job(f"{spec.name}-{job_id}", spec.runs_directory, environ, job_id)
-    return job_id
+    return job
 
 
-def submit_again(script: Path, name: str, environ: Mapping[str, str], directory: Path) -> str:
-    """Submit the kept script of a job called `name` again, from its directory; return the new job's id.
+def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str]) -> KnownJob:
+    """Submit the kept script of a job again, from its directory.
 
     Raises:
         UntrustedFileError: Another user could have written the script.
         RefusedError: sbatch refused the job.
         LaunchError: sbatch is not installed.
     """
+    script = job.batch_script
     check_trusted(script, "Start the job again with the command you used.")
     text = script.read_text(encoding="utf-8")
     job_id, warning = submit_script(text, submit_environment(environ, ()), directory)
     if warning:
         logger.warning("%s", warning)
+    again = register_job(f"{job.name.removesuffix(f'-{job.job_id}')}-{job_id}", script.parent, environ, job_id)
     with contextlib.suppress(OSError):
-        os.link(script, script.with_name(f"{name}-{job_id}.sh"))
-    register_job(f"{name}-{job_id}", script.parent, environ, job_id)
-    return job_id
+        os.link(script, again.batch_script)
+    return again
 
 
-def estimate(spec: BatchSpec, environ: Mapping[str, str] | None = None) -> str:
-    """Return Slurm's estimate of when the job would start, without submitting it. See `submit` for errors."""
-    text, environ = make_script(spec), _environ_for(spec, environ)
-    check_known(spec.after, environ)
-    return estimate_start(text, environ)
+def estimate(spec: BatchSpec, environ: Mapping[str, str]) -> str:
+    """Return Slurm's estimate of when the job would start, without submitting it."""
+    return estimate_start(*_prepare(spec, environ))
 
 
-def kept_script(spec: BatchSpec, job_id: str) -> Path:
-    """Return the path of the script of a submitted job."""
-    return spec.runs_directory / f"{spec.name}-{job_id}.sh"
-
-
-def _environ_for(spec: BatchSpec, environ: Mapping[str, str] | None) -> dict[str, str]:
+def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Check a job; return its batch script and the environment of sbatch."""
+    if not spec.has_environment:  # the command may exist only in the job's environment
+        check_command(spec)
+    text = make_script(spec)
     options = {name for component in make_sbatch_options(spec) for name in component}
-    return submit_environment(os.environ if environ is None else environ, options)
+    environ = submit_environment(environ, options)
+    check_known(spec.after, environ)
+    return text, environ
 
 
 def _make_output_directory(spec: BatchSpec) -> None:
