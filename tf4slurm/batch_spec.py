@@ -86,7 +86,7 @@ class BatchSpec(JobSpec):
         (), "With --het: an option of sbatch for the component of the ps. Repeatable.", metavar="K=V"
     )
     gpu_flag: Literal["gpus-per-node", "gres"] = option(
-        "gpus-per-node", "The option of sbatch that requests --gpus-per-worker.", choices=("gpus-per-node", "gres")
+        "gpus-per-node", "The option of sbatch that requests --gpus-per-worker."
     )
     gpu_type: str = option("", "Type of these GPUs, such as a100.")
     module: tuple[str, ...] = option((), "Environment module to load. Repeatable.")
@@ -106,7 +106,6 @@ class BatchSpec(JobSpec):
         "none",
         "Run in a copy of this directory, made now, at most 1 GB: of the files that git tracks, or of all that git "
         "does not ignore. Outside of a git checkout all files are copied, including secrets such as .env.",
-        choices=("git", "copy", "none"),
     )
     single: bool = option(
         False,

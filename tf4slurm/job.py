@@ -129,7 +129,7 @@ class Job:
         """
         settings = read_settings(os.environ, self._site)
         if local or SlurmAllocation.from_environ(os.environ) is None:
-            settings = {key: setting for key, setting in settings.items() if key not in SLURM_OPTIONS}
+            settings = {name: setting for name, setting in settings.items() if name not in SLURM_OPTIONS}
         options = {name: value for name, value in self._options.items() if name in options_of(JobSpec)}
         spec = JobSpec(self._command, **fill_in(JobSpec, options, settings))
         try:

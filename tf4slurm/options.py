@@ -35,7 +35,7 @@ class Option:
         minimum: Smallest valid number.
         maximum: Largest valid number.
         exceeds: Exclusive lower bound.
-        choices: The valid texts; empty if all are valid.
+        choices: The valid texts, those of a Literal; empty if all are valid.
         parse: Function that reads the value from text; raises ValueError.
         format: Function that writes the value as text for `parse`.
         sbatch: Whether sbatch has an option of this name, which gets the value.
@@ -47,6 +47,7 @@ class Option:
     name: str
     kind: type
     is_list: bool
+    choices: tuple[str, ...]
     default: Any
     help: str
     flags: tuple[str, ...] = ()
@@ -54,7 +55,6 @@ class Option:
     minimum: float | None = None
     maximum: float | None = None
     exceeds: float | None = None
-    choices: tuple[str, ...] = ()
     parse: Callable[[str], Any] | None = None
     format: Callable[[Any], str] | None = None
     sbatch: bool = False
@@ -72,8 +72,8 @@ class Option:
 
     @property
     def key(self) -> str:
-        """The name in settings files: the field's name with dashes, without the unit."""
-        return self.name.removesuffix("_seconds").replace("_", "-")
+        """The long name on the command line and in settings files."""
+        return key_of(self.name)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -163,6 +163,11 @@ def option(default: Any, help: str, **declaration: Any) -> Any:
     return dataclasses.field(default=default, metadata={_METADATA: {"help": help, **declaration}})
 
 
+def key_of(name: str) -> str:
+    """Return the long name of an option: the field's name with dashes, without the unit."""
+    return name.removesuffix("_seconds").replace("_", "-")
+
+
 def options_of(cls: type) -> Mapping[str, Option]:
     """Return the options that a dataclass declares, by field name."""
     return _options_of(cls)
@@ -208,11 +213,9 @@ def unknown(name: str, names: Iterable[str], what: str) -> str:
     return f"{name!r} is not {what}.{guess}"
 
 
-def _kind_of(hint: Any) -> tuple[type, bool]:
-    """Return the type of a value, and whether the option takes several values."""
-    kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
-    if typing.get_origin(hint) is tuple:
-        return kinds[0], True
-    if typing.get_origin(hint) is typing.Literal or str in kinds:
-        return str, False
-    return (kinds[0] if kinds else hint), False
+def _kind_of(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
+    """Return the type of a value, whether the option takes several values, and the valid values if they are few."""
+    if typing.get_origin(hint) is typing.Literal:
+        return str, False, typing.get_args(hint)
+    kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
+    return (str if str in kinds else kinds[0]), typing.get_origin(hint) is tuple, ()

@@ -1,15 +1,6 @@
 """Settings: defaults for options that were not given, from files and environment variables.
 
-Later sources override earlier ones:
-
-    profile of a site    NAME.toml in sites/ of the user's directory or /etc/tf4slurm, or one of tf4slurm's own
-    host                 /etc/tf4slurm/config.toml
-    user                 $XDG_CONFIG_HOME/tf4slurm/config.toml, by default in ~/.config
-    project              tf4slurm.toml in the current directory or its nearest parent, up to the root of the
-                         repository or the home directory; outside of both, in the current directory only
-    environment          TF4SLURM_<OPTION>, such as TF4SLURM_PARTITION
-
-A file is TOML: long names of options and their values, such as partition = "short". `site` names the profile. A list
+A file is TOML: long names of options and their values, such as partition = "short". `site` names a profile. A list
 replaces an earlier list. Settings become commands, so files that other users own or can write are refused
 (`trusted_files.py`), except for tf4slurm's own profiles.
 """
@@ -70,7 +61,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class SettingsPaths:
-    """The directories of settings, and the project file, which need not exist."""
+    """Where settings come from. Later sources override earlier ones.
+
+    profile of a site    NAME.toml in sites/ of the user's directory or /etc/tf4slurm, or one of tf4slurm's own
+    host                 /etc/tf4slurm/config.toml
+    user                 $XDG_CONFIG_HOME/tf4slurm/config.toml, by default in ~/.config
+    project              tf4slurm.toml in the current directory or its nearest parent, up to the root of the
+                         repository or the home directory; outside of both, in the current directory only
+    environment          TF4SLURM_<OPTION>, such as TF4SLURM_PARTITION
+    """
 
     user: Path
     project: Path
@@ -155,7 +154,7 @@ def describe_options() -> str:
 def read_settings(
     environ: Mapping[str, str], site: str | None = None, paths: SettingsPaths | None = None
 ) -> dict[str, Setting]:
-    """Return the settings from all files and variables, by the long names of options without leading dashes.
+    """Return the settings from all files and variables, by the names of fields, and the profile as `site`.
 
     Args:
         site: The profile that the command line names; None for the profile that the settings name.
@@ -192,24 +191,24 @@ def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]
     Raises:
         OptionError: A value is invalid, or two options exclude each other, even if one has its default value.
     """
-    options, by_key = options_of(cls), options_by_key(cls)
-    typed = {options[name].key: Setting(value, "command line") for name, value in given.items() if name in options}
-    values = _override({key: setting for key, setting in settings.items() if key in by_key}, typed)
-    others = {name: value for name, value in given.items() if name not in options}
-    fields = {by_key[key].name: by_key[key].convert(setting.value) for key, setting in values.items()}
+    options = options_of(cls)
+    defaults = {name: setting for name, setting in settings.items() if name in options}
+    found = _override(defaults, {name: Setting(value, "command line") for name, value in given.items()})
+    fields = {name: options[name].convert(setting.value) for name, setting in found.items() if name in options}
     check_exclusive(cls, fields)
-    return fields | others
+    return {**given, **fields}
 
 
 def _override(earlier: Mapping[str, Setting], later: Mapping[str, Setting]) -> dict[str, Setting]:
     """Merge settings; later options remove earlier ones that they exclude: --mem removes a profile's mem-per-cpu."""
-    options, by_key = options_of(BatchSpec), options_by_key(BatchSpec)
-    excluded: set[str] = set()
-    for key, setting in later.items():
-        each = by_key.get(key)
-        if each is not None and each.convert(setting.value) != each.default:
-            excluded.update(options[name].key for name in each.excludes)
-    return {**{key: setting for key, setting in earlier.items() if key not in excluded}, **later}
+    options = options_of(BatchSpec)
+    excluded = {
+        other
+        for name, setting in later.items()
+        if name in options and options[name].convert(setting.value) != options[name].default
+        for other in options[name].excludes
+    }
+    return {**{name: setting for name, setting in earlier.items() if name not in excluded}, **later}
 
 
 def _read(path: Path, *, is_shipped: bool = False) -> dict[str, Setting]:
@@ -226,21 +225,21 @@ def _read(path: Path, *, is_shipped: bool = False) -> dict[str, Setting]:
         if each is None:
             text = unknown(name, known, "an option")
             raise SettingsError(f'{path}: {text} "tf4slurm submit --help" shows the options.', source=origin)
-        found[each.key] = _checked(each, Setting(value, origin))
+        found[each.name] = _checked(each, Setting(value, origin))
     return found
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
-    options = [(each, _variable(key)) for key, each in _known_options().items()]
+    variables = {_variable(key): each for key, each in _known_options().items()}
     return {
-        each.key: _checked(each, Setting(environ[variable], variable))
-        for each, variable in options
+        each.name: _checked(each, Setting(environ[variable], variable))
+        for variable, each in variables.items()
         if environ.get(variable)
     }
 
 
 def _known_options() -> dict[str, Option]:
-    return {**options_by_key(BatchSpec), SITE: Option(SITE, str, is_list=False, default=None, help="Profile.")}
+    return {**options_by_key(BatchSpec), SITE: Option(SITE, str, is_list=False, choices=(), default=None, help="")}
 
 
 def _variable(key: str) -> str:

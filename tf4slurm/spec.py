@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tf4slurm.cluster import placeholders_in, warn_of_misspelled
 from tf4slurm.errors import OptionError
@@ -84,7 +84,6 @@ class JobSpec:
     stop_signal: StopSignal = option(
         "SIGTERM",
         "Signal that requests the stop from the chief (without one, from the workers), unless the script polls for it.",
-        choices=get_args(StopSignal),
     )
     finish_timeout_seconds: float = option(
         300.0,

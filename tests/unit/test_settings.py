@@ -251,7 +251,7 @@ def test_site_none_disables_settings(paths: SettingsPaths) -> None:
 def test_later_file_replaces_excluded_options(paths: SettingsPaths) -> None:
     (paths.etc / "config.toml").write_text('mem = "1G"\ntime = "5"')
     (paths.user / "config.toml").write_text('mem_per_cpu = "2G"')
-    assert values(paths) == {"mem-per-cpu": "2G", "time": "5", "site": "generic"}
+    assert values(paths) == {"mem_per_cpu": "2G", "time": "5", "site": "generic"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tf4slurm.cli.options import given, job_options
+from tf4slurm.options import key_of
 from tf4slurm.settings import SettingsPaths, create_file, describe_options, read_settings
 from tf4slurm.slurm.nodelist import count_nodes, expand_nodelist, fold_nodelist
 from tf4slurm.spec import JobSpec
@@ -45,7 +46,7 @@ def show(environ: dict[str, str], /, origin: bool, site: str | None) -> None:
     """Print the settings that apply in this directory, in the format of a file of settings."""
     for name, setting in sorted(read_settings(environ, site).items()):
         value = json.dumps(setting.value, ensure_ascii=False)  # JSON is valid TOML for these types
-        click.echo(f"{name} = {value}" + (f"  # {setting.origin}" if origin else ""))
+        click.echo(f"{key_of(name)} = {value}" + (f"  # {setting.origin}" if origin else ""))
 
 
 @config.command()
