@@ -27,7 +27,7 @@ from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.result import Reporter
-from tf4slurm.launch.spawner import SpawnerListener
+from tf4slurm.launch.spawners import SpawnerListener
 
 PROCESSES = 4
 """Number of processes for the tasks, for tf4slurm and its peers."""

@@ -16,7 +16,7 @@ from tests.jobs import TF4SLURM
 
 _PRINT_THREADS = """
 import multiprocessing, os
-import tf4slurm.launch.launcher, tf4slurm.launch.local_spawner as spawn_local
+import tf4slurm.launch.launcher, tf4slurm.launch.spawners as spawn_local
 fork = multiprocessing.context.ForkProcess.start
 def counting_fork(process):
     print("threads before a fork:", len(os.listdir("/proc/self/task")), flush=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.errors import CommandError, PlacementError
-from tf4slurm.launch.checks import check_command, check_ports
+from tf4slurm.launch.checks import check_command
+from tf4slurm.launch.start import check_ports
 from tf4slurm.spec import JobSpec
 
 

@@ -36,7 +36,8 @@ HEEDS = (
 )
 OWNER = """
 import asyncio, os, sys
-from tf4slurm.system.child_process import Child, adopt_orphans, kill_descendants
+from tf4slurm.system.child_process import Child
+from tf4slurm.system.proc import adopt_orphans, kill_descendants
 
 async def main():
     adopt_orphans()
@@ -54,7 +55,8 @@ asyncio.run(main())
 REAPER = """
 import asyncio, os, signal, subprocess
 import psutil
-from tf4slurm.system.child_process import Child, adopt_orphans, reap_orphans
+from tf4slurm.system.child_process import Child
+from tf4slurm.system.proc import adopt_orphans, reap_orphans
 
 ORPHANS = 'for i in 1 2 3 4 5 6 7 8; do (setsid sleep 0.1 & sleep 0.2 &); done; echo ready; exec sleep 300'
 

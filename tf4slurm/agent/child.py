@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import asyncio
 import dataclasses
-import importlib
 import json
 import logging
 import resource
@@ -29,9 +28,10 @@ from tf4slurm.roles import Role, role_of
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.slurm.gpus import HIDDEN_GPUS, gpu_environ
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
-from tf4slurm.system.child_process import Child, adopt_orphans, kill_descendants, reap_orphans
+from tf4slurm.system.child_process import Child
 from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.guard import GUARD_LOST
+from tf4slurm.system.proc import adopt_orphans, kill_descendants, reap_orphans
 from tf4slurm.system.program import LineWriter, in_thread
 from tf4slurm.system.variables import (
     AGENT_VARIABLES,
@@ -208,7 +208,6 @@ class OwnedChild(TaskProcess):
             has_server=False,
         )
         self.request_stop(cluster)
-        in_thread(importlib.import_module, "psutil")  # so that `kill_descendants` does not wait for the file system
         has_server = role.is_in_cluster or role.serves
         await self._supervise(self._child, log, self._member(cluster).address if has_server else None)
 

@@ -1,4 +1,4 @@
-"""Checks of a job's command and ports before the job starts."""
+"""Check of a job's command before the job starts or is submitted."""
 
 from __future__ import annotations
 
@@ -7,27 +7,12 @@ import re
 import shutil
 from collections.abc import Sequence
 
-from tf4slurm.errors import CommandError, PlacementError
-from tf4slurm.network.ports import format_ports
+from tf4slurm.errors import CommandError
 from tf4slurm.spec import JobSpec
 
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 _NO_SCRIPT_FOLLOWS = re.compile(r"-[A-Za-z]*[cms]|-$")  # -c CODE, -m MODULE, bash -lc, or - for standard input
 _SCRIPT_ENDINGS = (".py", ".sh")
-
-
-def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:
-    """Check that `ports` has a port for each task of a host, and one for the control service if necessary.
-
-    Raises:
-        PlacementError: There are too few ports.
-    """
-    requested = tasks_per_host + (control_port is None or control_port in ports)
-    if ports and len(ports) < requested:
-        raise PlacementError(
-            f"{len(ports)} ports ({format_ports(ports)}) are too few for {tasks_per_host} tasks on one host and the "
-            f"control service. Give --ports a range of at least {requested}."
-        )
 
 
 def check_command(spec: JobSpec) -> None:

@@ -34,12 +34,12 @@ from tf4slurm.placement import place_tasks
 from tf4slurm.slurm.commands import query_grant
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.spec import JobSpec
-from tf4slurm.system.child_process import adopt_orphans
 from tf4slurm.system.exec_child import STOP_SIGNALS
+from tf4slurm.system.proc import adopt_orphans
 from tf4slurm.system.program import in_thread
 
 if TYPE_CHECKING:
-    from tf4slurm.launch.spawner import Spawner
+    from tf4slurm.launch.spawners import Spawner
 
 logger = logging.getLogger(__name__)
 

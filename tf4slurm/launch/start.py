@@ -10,17 +10,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tf4slurm.batch_spec import parse_pairs
-from tf4slurm.errors import OptionError, SlurmEnvironmentError
+from tf4slurm.errors import OptionError, PlacementError, SlurmEnvironmentError
 from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.launch.checks import check_command, check_ports
+from tf4slurm.launch.checks import check_command
 from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher
-from tf4slurm.launch.local_spawner import LocalSpawner
 from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.result import Reporter, Result
-from tf4slurm.launch.spawner import Spawner
-from tf4slurm.launch.srun_spawner import SrunSpawner
+from tf4slurm.launch.spawners import LocalSpawner, Spawner, SrunSpawner
 from tf4slurm.network.interfaces import interface_address, isolate
+from tf4slurm.network.ports import format_ports
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name
 from tf4slurm.spec import JobSpec
 
@@ -118,3 +117,17 @@ def _make_spawner(
     if spec.requeue is not None:
         requeue = Requeue(allocation.job_id, spec.requeue, allocation.array_element)
     return SrunSpawner(allocation, spec.num_tasks, spec.command, environ, options), requeue
+
+
+def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:
+    """Check that `ports` has a port for each task of a host, and one for the control service if necessary.
+
+    Raises:
+        PlacementError: There are too few ports.
+    """
+    requested = tasks_per_host + (control_port is None or control_port in ports)
+    if ports and len(ports) < requested:
+        raise PlacementError(
+            f"{len(ports)} ports ({format_ports(ports)}) are too few for {tasks_per_host} tasks on one host and the "
+            f"control service. Give --ports a range of at least {requested}."
+        )

@@ -1,14 +1,13 @@
-"""A child process in its own process group: start it, read its output, signal it, and kill its orphans.
+"""A child process in its own process group: start it, read its output, and signal it.
 
 On Linux the kernel kills the child when its agent is killed (see exec_child.py), and the agent adopts the child's
-orphans (PR_SET_CHILD_SUBREAPER) and kills them. On other systems only the process group is killed.
+orphans and kills them (see proc.py). On other systems only the process group is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import logging
 import os
@@ -21,41 +20,12 @@ from concurrent.futures import Future
 from typing import IO
 
 from tf4slurm.system import exec_child
-from tf4slurm.system.proc import find_children, ignores_signal
+from tf4slurm.system.proc import ignores_signal
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _READ_BYTES = 65536
 _DRAIN_SECONDS = 0.5
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def adopt_orphans() -> None:
-    """Make this process adopt orphaned descendants, so that `kill_descendants` finds them."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def kill_descendants() -> None:
-    """Kill all descendants of this process."""
-    import psutil
-
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def reap_orphans(own_child: int) -> None:
-    """Reap adopted orphans that have ended. Children in this process's group are skipped: other code waits for them.
-
-    No orphan is in this process's group, because a child and its descendants leave that group.
-    """
-    with contextlib.suppress(OSError):
-        for each in find_children(os.getpid()):
-            with contextlib.suppress(ChildProcessError, ProcessLookupError):
-                if each != own_child and os.getpgid(each) != os.getpgrp():
-                    os.waitpid(each, os.WNOHANG)
 
 
 class Child:

@@ -26,7 +26,7 @@ def main(agent: int, is_shielded: bool, command: list[str]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != agent:
             sys.exit(137)  # the agent has already been killed
-    os.setpgid(0, 0)  # not a session; see launch/local_spawner.py
+    os.setpgid(0, 0)  # not a session; see launch/spawners.py
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and exec would keep that
         signal.signal(number, signal.SIG_DFL)
     if is_shielded:

@@ -17,9 +17,9 @@ from typing import NoReturn
 
 from tf4slurm.errors import EXIT_TASK_LOST
 from tf4slurm.system.exec_child import STOP_SIGNALS
-from tf4slurm.system.proc import read_stat
+from tf4slurm.system.proc import adopt_orphans, kill_descendants
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CLEAN_SECONDS = 4.0
 _POLL_SECONDS = 0.005
 
@@ -49,7 +49,7 @@ def _guard(agent: int) -> NoReturn:
 
     for number in STOP_SIGNALS:
         signal.signal(number, pass_on)
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -63,7 +63,7 @@ def _guard(agent: int) -> NoReturn:
 
 
 def _end_children() -> None:
-    """Kill all children, repeatedly, because the guard adopts their children. Give up after 4 s."""
+    """Kill all descendants, repeatedly: a killed process may just have started another. Give up after 4 s."""
     deadline = time.monotonic() + _CLEAN_SECONDS  # a process that waits for a file server cannot be killed
     while time.monotonic() < deadline:
         try:
@@ -71,17 +71,5 @@ def _end_children() -> None:
                 pass
         except ChildProcessError:
             return
-        for child in _children():
-            with contextlib.suppress(PermissionError):  # a setuid program of another user
-                os.kill(child, signal.SIGKILL)
+        kill_descendants()
         time.sleep(_POLL_SECONDS)
-
-
-def _children() -> list[int]:
-    """Return the children of this process. Their ids are not reused before this process reaps them."""
-    found = []
-    for process_id in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        with contextlib.suppress(OSError):  # the process has ended
-            if read_stat(process_id).parent_id == os.getpid():
-                found.append(process_id)
-    return found

@@ -1,4 +1,4 @@
-"""Information on processes from /proc: state, parent, children, memory, processor time and identity.
+"""Processes of this host: state, parent, children, memory, processor time and identity; adopt, reap and kill them.
 
 Only Linux has /proc. It is in memory, so an event loop may read it. Import little here, because every guard process
 loads this module.
@@ -6,10 +6,15 @@ loads this module.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class ProcessStat(NamedTuple):
@@ -80,3 +85,40 @@ def is_running(process_id: int, start_ticks: int) -> bool:
     except OSError:
         return False
     return stat.state != "Z" and stat.start_ticks == start_ticks
+
+
+def adopt_orphans() -> None:
+    """Make this process adopt orphaned descendants, so that `kill_descendants` finds them."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def reap_orphans(own_child: int) -> None:
+    """Reap adopted orphans that have ended. Children in this process's group are skipped: other code waits for them.
+
+    No orphan is in this process's group, because a child and its descendants leave that group.
+    """
+    with contextlib.suppress(OSError):
+        for each in find_children(os.getpid()):
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
+                if each != own_child and os.getpgid(each) != os.getpgrp():
+                    os.waitpid(each, os.WNOHANG)
+
+
+def kill_descendants() -> None:
+    """Kill all descendants of this process; works also if the kernel lacks the lists that `find_children` reads."""
+    if sys.platform != "linux":
+        return
+    children: dict[int, list[int]] = {}
+    for process_id in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # the process has ended
+            children.setdefault(read_stat(process_id).parent_id, []).append(process_id)
+    parents = [os.getpid()]
+    for parent in parents:
+        found = children.get(parent, [])
+        parents += found
+        for each in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # ended, or a setuid program
+                os.kill(each, signal.SIGKILL)

@@ -7,7 +7,7 @@ import sys
 
 _SCRIPT = """
 import asyncio, os, signal
-from tf4slurm.launch.local_spawner import LocalSpawner
+from tf4slurm.launch.spawners import LocalSpawner
 
 class Listener:
     def on_output(self, line): pass
