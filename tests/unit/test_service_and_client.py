@@ -1400,12 +1400,16 @@ def test_error_of_the_service_in_a_message_is_the_loss_of_its_task(
 # The port of the service
 
 
+def service_with(spec: JobSpec) -> ControlService:
+    return ControlService(JobState([Task("worker", 0)], spec, 0.0, lambda *_, **__: None), CREDENTIALS)
+
+
 def test_service_listens_on_the_first_free_one_of_its_ports() -> None:
     async def scenario() -> None:
         with hold_free_ports(2) as (busy, free):
             free.close()
-            service = ControlService(JobState([Task("worker", 0)], JobSpec(), 0.0, lambda *_, **__: None), CREDENTIALS)
-            assert await service.start(ports=(busy.port, free.port)) == free.port
+            service = service_with(JobSpec(ports=(free.port, busy.port)))  # the last one is tried first
+            assert await service.start() == free.port
             await service.close()
 
     run_scenario(scenario)
@@ -1414,9 +1418,9 @@ def test_service_listens_on_the_first_free_one_of_its_ports() -> None:
 def test_service_without_a_free_port_is_refused() -> None:
     async def scenario() -> None:
         with hold_free_ports(1) as (busy,):
-            service = ControlService(JobState([Task("worker", 0)], JobSpec(), 0.0, lambda *_, **__: None), CREDENTIALS)
+            service = service_with(JobSpec(control_port=busy.port))
             with pytest.raises(PlacementError, match=f"{busy.port} is free on this host"):
-                await service.start("127.0.0.1", (busy.port,))
+                await service.start("127.0.0.1")
             await service.close()
 
     run_scenario(scenario)

@@ -12,17 +12,10 @@ from tf4slurm.control.records import TaskRecord
 
 @dataclass
 class _Barrier:
-    """One barrier at which at least one task waits.
+    """The time of the first arrival, the ranks that must arrive, and the token and deadline of those that have."""
 
-    Attributes:
-        expected: The ranks that must arrive.
-        missing: The expected ranks that have not arrived.
-        arrived: The token and the deadline of each rank that has arrived.
-    """
-
-    expected: frozenset[int]
     opened_at: float
-    missing: set[int]
+    expected: frozenset[int]
     arrived: dict[int, tuple[str, float]] = field(default_factory=dict)
 
 
@@ -42,9 +35,9 @@ class Barriers:
             on_release: Called with each record whose `released_barrier` and `barrier_error` were set.
             on_complete: Called with a barrier's name, the last task to arrive, and the seconds since the first arrived.
         """
-        self._on_complete = on_complete
         self._records = records
         self._on_release = on_release
+        self._on_complete = on_complete
         self._open: dict[tuple[str, tuple[str, ...]], _Barrier] = {}
 
     def arrive(self, record: TaskRecord, arrival: BarrierArrival, now: float) -> None:
@@ -52,13 +45,12 @@ class Barriers:
         key = (arrival.name, arrival.roles)
         is_first = key not in self._open
         if is_first:
-            self._open[key] = self._make_barrier(arrival.roles, now)
+            self._open[key] = _Barrier(now, self._ranks_of(arrival.roles))
         barrier = self._open[key]
         barrier.arrived[record.rank] = (arrival.token, now + arrival.timeout_seconds)
-        barrier.missing.discard(record.rank)
         if record.rank not in barrier.expected:
             self._end(key, f"barrier {arrival.name!r} is not for a {record.task.task_type}")
-        elif not barrier.missing:
+        elif len(barrier.arrived) == len(barrier.expected):
             self._end(key, "")
             self._on_complete(arrival.name, record, now - barrier.opened_at)
         elif is_first:  # only once: a check at each arrival would take quadratic time
@@ -67,8 +59,7 @@ class Barriers:
     def withdraw(self, record: TaskRecord) -> None:
         """Record that the script of a task no longer waits, or has ended; it may arrive again."""
         for barrier in self._open.values():
-            if barrier.arrived.pop(record.rank, None) is not None and record.rank in barrier.expected:
-                barrier.missing.add(record.rank)
+            barrier.arrived.pop(record.rank, None)
 
     def check(self, now: float) -> None:
         """Break the barriers whose timeout has expired, or where an expected task can no longer arrive."""
@@ -82,13 +73,12 @@ class Barriers:
         """Remove all barriers, because a new attempt begins."""
         self._open.clear()
 
-    def _make_barrier(self, roles: tuple[str, ...], now: float) -> _Barrier:
-        records = (r for r in self._records if (r.task.task_type in roles if roles else not r.role.program))
-        expected = frozenset(record.rank for record in records)
-        return _Barrier(expected, now, set(expected))
+    def _ranks_of(self, roles: tuple[str, ...]) -> frozenset[int]:
+        """Return the ranks of these roles, or of all tasks that run a script."""
+        return frozenset(r.rank for r in self._records if (r.task.task_type in roles if roles else not r.role.program))
 
     def _missing(self, barrier: _Barrier) -> list[TaskRecord]:
-        return [self._records[rank] for rank in sorted(barrier.missing)]
+        return [self._records[rank] for rank in sorted(barrier.expected - barrier.arrived.keys())]
 
     def _break_if_impossible(self, key: tuple[str, tuple[str, ...]]) -> None:
         ended = [record for record in self._missing(self._open[key]) if record.is_gone or record.is_done]

@@ -79,15 +79,11 @@ class ControlService:
             state.spec.heartbeat_interval_of(len(state.records)) / state.spec.heartbeat_interval_seconds
         )
 
-    async def start(self, host: str = "", ports: Sequence[int] = ()) -> int:
-        """Start to listen; return the port.
-
-        Args:
-            host: The address to listen at; empty (default) for all addresses of this host.
-            ports: Ports to choose from; empty (default) for any free port.
+    async def start(self, host: str = "") -> int:
+        """Start to listen at the address `host`, or at all addresses of this host; return the port.
 
         Raises:
-            PlacementError: None of `ports` is free.
+            PlacementError: None of the ports in the job's spec is free.
             OSError: This host does not have the address `host`.
         """
         num_tasks = len(self.state.records)
@@ -98,7 +94,7 @@ class ControlService:
         )
         handlers: dict[str, _Handler] = {METHOD: grpc.stream_stream_rpc_method_handler(self._serve)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        self._port = hold_port(ports)  # so that no other process of tf4slurm takes this port
+        self._port = hold_port(self.state.spec.service_ports)  # so that no other process of tf4slurm takes this port
         pair = (self.credentials.private_key, self.credentials.shared.certificate.encode())
         address = Address(host or "::", self._port.port)
         try:

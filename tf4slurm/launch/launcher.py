@@ -305,7 +305,7 @@ async def start_service(service: ControlService, node: str | None = None, *, is_
         PlacementError: None of the service's ports is free.
     """
     spec = service.state.spec
-    port = await service.start(_LOOPBACK if is_local else "", spec.service_ports)
+    port = await service.start(_LOOPBACK if is_local else "")
     hosts = (_LOOPBACK,) if is_local else await in_thread(_find_hosts, spec.interface, node)
     return ControlEndpoint(tuple(Address(host, port) for host in hosts), service.credentials.shared)
 
