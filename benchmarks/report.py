@@ -14,7 +14,7 @@ from benchmarks.measure import Figure
 from tests.jobs import TF4SLURM
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, ResultFile, Sample, StatusFile, TaskStatus
-from tf4slurm.slurm.job import SlurmGrant
+from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.typed_json import from_json
 
 _PS, _WORKERS, _SECONDS, _SAMPLE_SECONDS = 16, 983, 3600.0, 10.0
@@ -40,7 +40,7 @@ def write_large_run(parent: Path) -> RunDirectory:
     run = RunDirectory.create(parent, "large-1000")
     run.write(JobFile(name="large", command=("python", "train.py"), job_id="4711", host="n1"))
     cpus, memory = 2 * len(NAMES), 4 * 10**9 * len(NAMES)
-    run.write(SlurmGrant(submitted=1e9 - 600, started=1e9 - 5, cpus=cpus, memory_bytes=memory))
+    run.write(SlurmResources(submitted=1e9 - 600, started=1e9 - 5, cpus=cpus, memory_bytes=memory))
     events = sorted(_make_events(chance), key=lambda event: float(event["seconds"]))
     run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     for sample in _make_samples(chance):

@@ -11,7 +11,7 @@ from tf4slurm.reports.advice import explain_failure, give_advice
 from tf4slurm.reports.curves import make_curves
 from tf4slurm.reports.summary import JobUsage, TaskUsage, summarize_usage
 from tf4slurm.reports.timeline import TaskTimeline, Timeline, TimelineEvent, Wait
-from tf4slurm.slurm.job import SlurmGrant
+from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.typed_json import from_json
 
 QUIET = Timeline(0, 100, (), (), (), 10)
@@ -113,7 +113,7 @@ def test_findings_of_waits_restarts_and_unreported_steps() -> None:
     ],
 )
 def test_explanation_of_a_failure(result: dict[str, Any], words: str) -> None:
-    assert words in " ".join(explain_failure(from_json(ResultFile, result), SlurmGrant(memory_bytes=2 * 10**9)))
+    assert words in " ".join(explain_failure(from_json(ResultFile, result), SlurmResources(memory_bytes=2 * 10**9)))
 
 
 def samples_of(*samples: dict[str, Any]) -> list[Sample]:
@@ -126,7 +126,7 @@ def test_usage_is_that_during_training() -> None:
         for n in range(7)
     ]
     timeline = Timeline(0, 70, (), (TimelineEvent(60, "outcome", ""),), (), 30)
-    usage = summarize_usage(["ps/0"], make_curves(samples_of(*samples), 1), timeline, SlurmGrant(cpus=4))
+    usage = summarize_usage(["ps/0"], make_curves(samples_of(*samples), 1), timeline, SlurmResources(cpus=4))
     assert usage.tasks == (TaskUsage("ps/0", 0.5, 6, 0, 0, None),)
     assert (usage.cores, usage.memory_bytes, usage.allocated_cpus, usage.allocated_memory_bytes) == (0.5, 6, 4, None)
     assert (usage.num_samples, usage.seconds_after_last_step, usage.seconds) == (4, None, 70)
@@ -135,5 +135,5 @@ def test_usage_is_that_during_training() -> None:
 def test_end_counts_from_the_last_step() -> None:
     samples = [{"seconds": 10 * n, "step": [min(n, 3), None]} for n in range(9)]
     curves = make_curves(samples_of(*samples), 2)
-    usage = summarize_usage(["chief/0", "ps/0"], curves, Timeline(0, 80, (), (), (), None), SlurmGrant())
+    usage = summarize_usage(["chief/0", "ps/0"], curves, Timeline(0, 80, (), (), (), None), SlurmResources())
     assert usage.seconds_after_last_step == 50

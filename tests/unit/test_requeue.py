@@ -12,7 +12,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.launch import requeue
 from tf4slurm.launch.requeue import Requeue
-from tf4slurm.slurm.job import SlurmJob, parse_job
+from tf4slurm.slurm.parsing import SlurmJob, parse_job
 
 ANSWER = """JobId=7 JobName=wrap
    JobState=RUNNING Reason=None Dependency=(null)

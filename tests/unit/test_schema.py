@@ -26,7 +26,7 @@ from tf4slurm.jobs.schema import (
     StatusFile,
     TaskStatus,
 )
-from tf4slurm.slurm.job import SlurmGrant
+from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.typed_json import from_json, to_json
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "job-files.md"
@@ -38,7 +38,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "job-files.md"
         JobFile("a", "7", ("true",), counts={"ps": 1}, options={"ports": [1]}, process=Process("n1", 5, 6)),
         StatusFile(time=1.5, tasks=(TaskStatus("ps/0", metrics={"loss": 0.5, "high": None}), TaskStatus())),
         ResultFile(0, "done", tail=("x",), tasks=(TaskStatus("ps/0", returncode=-9),)),
-        SlurmGrant(submitted=1.0, cpus=4),
+        SlurmResources(submitted=1.0, cpus=4),
     ],
 )
 def test_value_is_read_as_it_was_written(tmp_path: Path, value: Any) -> None:

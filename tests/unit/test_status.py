@@ -14,7 +14,7 @@ from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile, StatusFile
 from tf4slurm.jobs.status import read_status
-from tf4slurm.slurm.job import QueueEntry, parse_queue
+from tf4slurm.slurm.parsing import QueueEntry, parse_queue
 from tf4slurm.system.typed_json import from_json
 
 TASK = {
@@ -46,7 +46,7 @@ STATUS = {
 
 
 def entry(state: str, **changes: str) -> QueueEntry:
-    fields = {"reason": "None", "elapsed": "0:11", "limit": "1:00:00", "start": "N/A", "num_nodes": "1", "nodes": "n1"}
+    fields = {"reason": "None", "elapsed": "0:11", "limit": "1:00:00", "start": "N/A", "nodes": "n1"}
     return QueueEntry(job_id="17", state=state, **{**fields, **changes})
 
 
@@ -191,9 +191,9 @@ def test_damaged_files_are_no_error(run: RunDirectory, tmp_path: Path) -> None:
 
 def test_damaged_lines_of_the_queue_are_left_out() -> None:
     lines = (
-        "17|RUNNING|None|1:00|2:00|2026-11-21T10:00:00|2|n[1-2]",
+        "17|RUNNING|None|1:00|2:00|2026-11-21T10:00:00|n[1-2]",
         "slurm_load_jobs: hiccup",
-        "18_[1-3]|PENDING|Priority|0:00|2:00|N/A|1|",
+        "18_[1-3]|PENDING|Priority|0:00|2:00|N/A|",
     )
     running, pending = parse_queue("\n".join(lines))
     assert (running.job_id, running.nodes, running.has_ended) == ("17", "n[1-2]", False)

@@ -10,7 +10,7 @@ from tf4slurm.doctor.finding import Finding, warn_unless
 from tf4slurm.errors import LaunchError
 from tf4slurm.slurm import commands
 from tf4slurm.slurm.environ import SlurmAllocation
-from tf4slurm.slurm.site import Partition, SlurmSite
+from tf4slurm.slurm.parsing import Partition, SlurmSite
 from tf4slurm.spec import JobSpec
 
 _TIMEOUT_SECONDS = 15.0  # the controller itself gives up after MessageTimeout, 10 s by default

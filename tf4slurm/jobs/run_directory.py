@@ -41,7 +41,7 @@ from tf4slurm.jobs.schema import (
     read_file,
     to_versioned_json,
 )
-from tf4slurm.slurm.job import SlurmGrant
+from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.trusted_files import check_trusted
 from tf4slurm.system.typed_json import read_lines, to_json
 
@@ -149,7 +149,7 @@ class RunDirectory:
         states = (read_file(path, LastState) for path in sorted((self.path / "lost").glob("*.json")))
         return {state.task: state for state in states if state is not None}
 
-    def write(self, content: JobFile | StatusFile | SlurmGrant) -> None:
+    def write(self, content: JobFile | StatusFile | SlurmResources) -> None:
         """Write a file of the schema atomically.
 
         Raises:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tf4slurm.errors import SchemaVersionError
-from tf4slurm.slurm.job import SlurmGrant
+from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.proc import is_running, read_stat
 from tf4slurm.system.typed_json import from_json, read_object, to_json
 
@@ -267,7 +267,7 @@ class LastState:
 
 FILE_NAMES: dict[type[Any], str] = {
     JobFile: "job.json",
-    SlurmGrant: "slurm.json",
+    SlurmResources: "slurm.json",
     StatusFile: "status.json",
     Sample: "samples.jsonl",
     Event: "events.jsonl",

@@ -16,7 +16,7 @@ from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, StatusFile, TaskStatus
 from tf4slurm.slurm.commands import query_accounting, query_job, query_queue
-from tf4slurm.slurm.job import ENDED_STATES, QueueEntry
+from tf4slurm.slurm.parsing import ENDED_STATES, QueueEntry
 
 _SLURM_SECONDS = 5.0
 _STALL_SECONDS = 60.0

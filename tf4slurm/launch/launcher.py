@@ -31,7 +31,7 @@ from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.result import Reporter, Result, make_result_file, save_result
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.placement import place_tasks
-from tf4slurm.slurm.commands import query_grant
+from tf4slurm.slurm.commands import query_resources
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.exec_child import STOP_SIGNALS
@@ -126,7 +126,7 @@ class Launcher:
         loading = threading.Thread(target=_load_report, daemon=True)
         asyncio.get_running_loop().call_later(_LOAD_SECONDS, loading.start)
         if self._job_id is not None:
-            threading.Thread(target=self._note_grant, args=(self._job_id,), daemon=True).start()
+            threading.Thread(target=self._write_resources, args=(self._job_id,), daemon=True).start()
 
     async def _run_tasks(self) -> None:
         """Start the control service and the agents, and wait for the end of the job."""
@@ -211,10 +211,10 @@ class Launcher:
         )
         self._run_directory.write(content)
 
-    def _note_grant(self, job_id: str) -> None:
+    def _write_resources(self, job_id: str) -> None:
         """Write the allocation to slurm.json, because Slurm forgets a job a few minutes after its end."""
         try:
-            self._run_directory.write(query_grant(job_id))
+            self._run_directory.write(query_resources(job_id))
         except (LaunchError, RunDirectoryError) as error:
             logger.info("slurm.json is not written: %s", error)
 

@@ -16,7 +16,7 @@ from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.reports.formatting import format_bytes, format_number, format_seconds
 from tf4slurm.reports.summary import JobUsage, TaskUsage
 from tf4slurm.reports.timeline import Timeline
-from tf4slurm.slurm.job import SlurmGrant
+from tf4slurm.slurm.parsing import SlurmResources
 
 _MIN_SAMPLES = 5
 _LONG_WAIT_SECONDS = 30.0
@@ -49,7 +49,7 @@ def give_advice(
     ]
 
 
-def explain_failure(result: ResultFile, allocation: SlurmGrant) -> list[str]:
+def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]:
     """Return sentences that explain how a failed job ended and what to check next."""
     code, tail = result.exit_code, list(result.tail)
     cause = next((task for task in result.tasks if task.task == result.cause), None)

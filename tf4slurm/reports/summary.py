@@ -12,7 +12,7 @@ from tf4slurm.jobs.schema import Event, JobFile, ResultFile, Sample, StatusFile
 from tf4slurm.jobs.status import is_lost, last_known
 from tf4slurm.reports.curves import Curves, Values, combine, make_curves, mean, measured
 from tf4slurm.reports.timeline import Timeline, make_timeline
-from tf4slurm.slurm.job import SlurmGrant
+from tf4slurm.slurm.parsing import SlurmResources
 
 _MAX_TAIL_LINES = 20
 _MAX_TAIL_BYTES = 16_000
@@ -92,7 +92,7 @@ class JobSummary:
     job: JobFile
     status: StatusFile
     result: ResultFile | None
-    allocation: SlurmGrant
+    allocation: SlurmResources
     names: tuple[str, ...]
     timeline: Timeline
     curves: Curves
@@ -126,7 +126,7 @@ def read_summary(run: RunDirectory) -> JobSummary:
         SchemaVersionError: A newer version of tf4slurm wrote the files.
     """
     job, result, status = run.read(JobFile), run.read(ResultFile), run.read(StatusFile) or StatusFile()
-    allocation, events = run.read(SlurmGrant) or SlurmGrant(), run.read_lines(Event)
+    allocation, events = run.read(SlurmResources) or SlurmResources(), run.read_lines(Event)
     names = tuple(task.task for task in (result and result.tasks) or status.tasks)
     seconds = max(status.seconds, (result and result.seconds) or 0.0)
     timeline = make_timeline(events, names, seconds, _queue_times(allocation, events))
@@ -150,7 +150,7 @@ def read_summary(run: RunDirectory) -> JobSummary:
     )
 
 
-def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, allocation: SlurmGrant) -> JobUsage:
+def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, allocation: SlurmResources) -> JobUsage:
     """Return the usage of all tasks; means cover the time from the first step, or the start, to the outcome."""
     start = timeline.first_step_at or 0.0
     end = next((event.seconds for event in timeline.events if event.kind == "outcome"), timeline.end)
@@ -183,7 +183,7 @@ def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, al
     )
 
 
-def _queue_times(allocation: SlurmGrant, events: Sequence[Event]) -> tuple[float, float] | None:
+def _queue_times(allocation: SlurmResources, events: Sequence[Event]) -> tuple[float, float] | None:
     """Return when Slurm queued and started the job, in seconds since the launcher's start."""
     launched = next((e.time - e.seconds for e in events if e.time is not None and e.seconds is not None), None)
     if allocation.submitted is None or launched is None:

@@ -11,30 +11,34 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
-from tf4slurm.slurm.job import (
+from tf4slurm.slurm.nodelist import expand_nodelist
+from tf4slurm.slurm.parsing import (
     SQUEUE_FORMAT,
     QueueEntry,
-    SlurmGrant,
     SlurmJob,
+    SlurmResources,
+    SlurmSite,
     parse_exit_code,
     parse_fields,
-    parse_grant,
     parse_job,
+    parse_layout,
     parse_queue,
+    parse_resources,
+    parse_site,
 )
-from tf4slurm.slurm.nodelist import expand_nodelist
-from tf4slurm.slurm.site import SlurmSite, parse_site
+
+T = TypeVar("T")
 
 _USER_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")  # variables that change what these programs do
 _TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; the programs give up after MessageTimeout, 10 s by default
 _PROGRAMS = ("srun", "sbatch", "scontrol", "squeue", "scancel")
 _EXITED_LINE = re.compile(r"^srun: error: \S+: tasks? (?P<ranks>\d[\d,-]*): ")
-_LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
 
 
 def run_program(
@@ -129,13 +133,8 @@ def query_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
 
 def query_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
     """Return the configuration of the site."""
-    command = ("scontrol", "show", "config")
-    config = _read(command, timeout_seconds)
     partitions = _read(("scontrol", "--oneliner", "show", "partition"), timeout_seconds)
-    try:
-        return parse_site(config, partitions)
-    except ValueError as error:
-        raise LaunchError(f"{' '.join(command)}: {error}", command=command) from error
+    return _query(("scontrol", "show", "config"), lambda config: parse_site(config, partitions), timeout_seconds)
 
 
 def query_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:
@@ -150,25 +149,18 @@ def check_accounting(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
 
 def query_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJob:
     """Return the state of a job, with the preemption mode of its partition."""
-    command = ("scontrol", "show", "job", job_id)
-    answer = _read(command, timeout_seconds)
-    try:
-        job = parse_job(answer)
-    except ValueError as error:
-        raise LaunchError(f"{' '.join(command)}: {error}", command=command) from error
+    job = _query(("scontrol", "show", "job", job_id), parse_job, timeout_seconds)
     partition = parse_fields(_read(("scontrol", "show", "partition", job.partition), timeout_seconds))
     return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
 
 
-def query_grant(job_id: str) -> SlurmGrant:
+def query_resources(job_id: str) -> SlurmResources:
     """Return the resources that Slurm allocated to a job."""
-    return parse_grant(_read(("scontrol", "show", "job", job_id)))
+    return parse_resources(_read(("scontrol", "show", "job", job_id)))
 
 
 def query_queue(job_ids: Sequence[str], *, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[QueueEntry]:
     """Return the queue entries of jobs, including recently ended jobs; one entry per array element."""
-    if not job_ids:
-        return []
     command = ("squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", SQUEUE_FORMAT)
     try:
         return parse_queue(_read(command, timeout_seconds))
@@ -228,6 +220,7 @@ def query_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) 
     tasks have ended, so call this function while all tasks run. Call it in one task only, to spare the controller.
 
     Args:
+        step: The step of this task.
         timeout_seconds: Timeout in seconds for each component.
 
     Raises:
@@ -237,30 +230,20 @@ def query_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) 
     job_ids = [job_id for job_id, nodes in step.het_groups.items() if not own_nodes.isdisjoint(nodes)]
     nodes_by_rank: list[str] = []
     for job_id in job_ids or [step.job_id]:
-        nodes_by_rank += _sattach_layout(f"{job_id}.{step.step_id}", timeout_seconds)
+        nodes_by_rank += _query(("sattach", "--layout", f"{job_id}.{step.step_id}"), parse_layout, timeout_seconds)
     step.check_own_place(nodes_by_rank)
     return tuple(nodes_by_rank)
-
-
-def _sattach_layout(step_name: str, timeout_seconds: float) -> list[str]:
-    """Return the node of each rank of one step, from the output of sattach.
-
-    Job step layout:
-        4 tasks, 2 nodes (gpu-09,r1-n10)
-
-        Node 0 (gpu-09), 3 task(s): 0 2 3
-        Node 1 (r1-n10), 1 task(s): 1
-    """
-    command = ("sattach", "--layout", step_name)
-    answer = _read(command, timeout_seconds)
-    places = {int(rank): line["node"] for line in _LAYOUT_LINE.finditer(answer) for rank in line["ranks"].split()}
-    num_tasks = sum(int(line["count"]) for line in _LAYOUT_LINE.finditer(answer))
-    if not places or sorted(places) != list(range(num_tasks)):
-        message = f"{' '.join(command)} printed no layout: {answer[-300:]!r}. Expected each rank on one node."
-        raise LaunchError(message, command=command)
-    return [places[rank] for rank in range(num_tasks)]
 
 
 def _read(command: Sequence[str], timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
     """Return the standard output of one of Slurm's programs."""
     return run_program(command, timeout_seconds).stdout
+
+
+def _query(command: Sequence[str], parse: Callable[[str], T], timeout_seconds: float) -> T:
+    """Return the parsed standard output of a program; raise LaunchError also for output that is invalid."""
+    answer = _read(command, timeout_seconds)
+    try:
+        return parse(answer)
+    except ValueError as error:
+        raise LaunchError(f"{' '.join(command)}: {error}", command=command) from error

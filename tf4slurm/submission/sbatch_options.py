@@ -7,6 +7,7 @@ import re
 from tf4slurm.batch_spec import MEMORY_OPTIONS, BatchSpec, check_option
 from tf4slurm.errors import OptionError
 from tf4slurm.placement import PACK, SPREAD, parse_roles
+from tf4slurm.slurm.parsing import parse_time_limit
 
 _SIGNAL_BEFORE_LIMIT = "USR1@120"  # the default with --requeue
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
@@ -126,20 +127,10 @@ def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
 def _check_warning(warning: str, limit: str) -> None:
     """Refuse a signal at the start of the job: the job would be requeued repeatedly without training."""
     before = int(warning.partition("@")[2] or _WARNING_SECONDS)
-    seconds = _to_seconds(limit)
+    seconds = parse_time_limit(limit)
     if seconds is not None and seconds <= before + _WARNING_SECONDS:
         raise OptionError(
             f"With --time {limit} the job would have to stop as soon as it starts: --signal {warning} comes "
             f"{before} s before the limit, or up to {_WARNING_SECONDS} s earlier. Request more time.",
             option="signal",
         )
-
-
-def _to_seconds(limit: str) -> int | None:
-    """Read a time limit as sbatch does: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; return None for other texts."""
-    days, dash, clock = limit.rpartition("-")
-    parts = clock.split(":")
-    if not all(part.isdecimal() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
-        return None
-    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-    return int(days or 0) * 86400 + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))

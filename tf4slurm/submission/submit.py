@@ -1,27 +1,38 @@
-"""Submit a job with sbatch, and keep its batch script beside its run directory."""
+"""Submit a job with sbatch in a clean environment, and keep its batch script beside its run directory."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tf4slurm.batch_spec import BatchSpec
-from tf4slurm.errors import RefusedError, RunDirectoryError, Tf4SlurmError
+from tf4slurm.batch_spec import MEMORY_OPTIONS, BatchSpec
+from tf4slurm.errors import LaunchError, RefusedError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, register_job
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.launch.checks import check_command
-from tf4slurm.slurm.sbatch import check_known, estimate_start, submit_environment, submit_script
+from tf4slurm.slurm.commands import run_program
+from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
 from tf4slurm.submission.batch_script import make_script
-from tf4slurm.submission.sbatch_options import make_sbatch_options
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.system.trusted_files import check_trusted
+from tf4slurm.system.variables import AGENT_VARIABLES, SCRIPT_VARIABLES
 
 logger = logging.getLogger(__name__)
+
+_TIMEOUT_SECONDS = 60.0  # without a controller, sbatch fails after several MessageTimeouts of 10 s
+_KEPT = frozenset(("SLURM_CONF", "SLURM_JWT"))  # the cluster's configuration, and the user's credentials
+_OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES))  # with these a task would act as a task of the outer job
+_OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
+_OPTION_LINE = re.compile(r"^#SBATCH --([a-z0-9-]+)", re.MULTILINE)
+_JOB_ID = re.compile(r"(?P<job_id>\d+)(;\S+)?")
+_SBATCH_PREFIX = re.compile(r"^(sbatch: )?(error: )?", re.MULTILINE)
 
 
 def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
@@ -34,15 +45,13 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
     try:
         if snapshot is not None:
             take_snapshot(spec.snapshot, Path.cwd(), snapshot, spec.command)
-        job_id, warning = submit_script(text, environ)
+        job_id = submit_script(text, environ)
     except Tf4SlurmError as error:
         if not (isinstance(error, RefusedError) and error.returncode < 0):  # timed out: Slurm may have the job
             draft.unlink(missing_ok=True)
             if snapshot is not None:
                 shutil.rmtree(snapshot, ignore_errors=True)
         raise
-    if warning:
-        logger.warning("%s", warning)
     job = register_job(f"{spec.name}-{job_id}", spec.runs_directory, environ, job_id)
     try:
         os.link(draft, job.batch_script)  # never overwrites a file
@@ -62,10 +71,9 @@ def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str]) -> 
     """
     script = job.batch_script
     check_trusted(script, "Start the job again with the command you used.")
-    text = script.read_text(encoding="utf-8")
-    job_id, warning = submit_script(text, submit_environment(environ, ()), directory)
-    if warning:
-        logger.warning("%s", warning)
+    text = script.read_text(encoding="utf-8", errors="surrogateescape")
+    environ = submit_environment(environ, text)
+    job_id = submit_script(text, environ, directory)
     again = register_job(f"{job.name.removesuffix(f'-{job.job_id}')}-{job_id}", script.parent, environ, job_id)
     with contextlib.suppress(OSError):
         os.link(script, again.batch_script)
@@ -73,7 +81,7 @@ def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str]) -> 
 
 
 def estimate(spec: BatchSpec, environ: Mapping[str, str]) -> str:
-    """Return Slurm's estimate of when the job would start, without submitting it."""
+    """Return Slurm's estimate of when and where the job would start, without submitting it."""
     return estimate_start(*_prepare(spec, environ))
 
 
@@ -82,10 +90,95 @@ def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str
     if not spec.has_environment:  # the command may exist only in the job's environment
         check_command(spec)
     text = make_script(spec)
-    options = {name for component in make_sbatch_options(spec) for name in component}
-    environ = submit_environment(environ, options)
-    check_known(spec.after, environ)
+    environ = submit_environment(environ, text)
+    _check_known(spec.after, environ)
     return text, environ
+
+
+def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str]:
+    """Return the environment for sbatch and the job, without the variables of an outer job.
+
+    SBATCH_* variables override the options in a batch script. Inside a job all of them are removed, and so are the
+    variables that assign GPUs. Outside, only variables of options that the script sets are removed.
+    """
+    if SlurmAllocation.from_environ(environ) is not None:
+        removed = {name for name in environ if name.startswith("SBATCH_")} | set(VISIBLE_DEVICES)
+    else:
+        options = set(_OPTION_LINE.findall(script))
+        if options & set(MEMORY_OPTIONS):  # each overrides the variables of all three
+            options.update(MEMORY_OPTIONS)
+        removed = {f"SBATCH_{_OTHER_NAMES.get(name) or name.upper().replace('-', '_')}" for name in options}
+    removed |= _OUTER_JOB
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT or not (name.startswith(("SLURM_", "SLURMD_")) or name in removed)
+    }
+
+
+def submit_script(
+    text: str, environ: Mapping[str, str], directory: Path | None = None, *, timeout_seconds: float = _TIMEOUT_SECONDS
+) -> str:
+    """Submit a batch script from a directory, by default the current one; log sbatch's warnings, return the job's id.
+
+    Raises:
+        RefusedError: sbatch refused the script or timed out.
+        LaunchError: sbatch cannot be started, or printed no job id.
+    """
+    done = _run(("sbatch", "--parsable"), text, environ, timeout_seconds, directory)
+    match = _JOB_ID.fullmatch(done.stdout.strip())
+    if match is None:
+        message = f"sbatch exited with code 0 but printed no job id: {done.stdout[-300:]!r}."
+        raise LaunchError(message, command=done.args, stderr=done.stderr)
+    if done.stderr.strip():
+        logger.warning("%s", done.stderr.strip())
+    return match["job_id"]
+
+
+def estimate_start(text: str, environ: Mapping[str, str]) -> str:
+    """Return Slurm's estimate of when and where a script would start. Raises: as `submit_script`."""
+    done = _run(("sbatch", "--test-only"), text, environ)
+    return _SBATCH_PREFIX.sub("", done.stderr).strip()
+
+
+def _check_known(job_ids: Iterable[str], environ: Mapping[str, str]) -> None:
+    """Refuse jobs that Slurm does not have, because sbatch treats a dependency on an unknown job as satisfied."""
+    for job_id in job_ids:
+        try:
+            _run(("scontrol", "--oneliner", "show", "job", job_id), "", environ)
+        except RefusedError as error:
+            if error.returncode < 0:
+                raise
+            raise RefusedError(
+                f"--after {job_id}: {error.stderr.strip()}. Slurm does not know that job: check its id. Slurm forgets "
+                "a job some minutes after its end; if it succeeded, omit --after.",
+                command=error.command,
+                returncode=error.returncode,
+                stderr=error.stderr,
+            ) from error
+
+
+def _run(
+    command: tuple[str, ...],
+    text: str,
+    environ: Mapping[str, str],
+    timeout_seconds: float = _TIMEOUT_SECONDS,
+    directory: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program; raise RefusedError if it fails or times out, LaunchError if it cannot be started."""
+    try:
+        return run_program(command, timeout_seconds, environ=environ, text=text, directory=directory)
+    except LaunchError as error:
+        if isinstance(error.__cause__, OSError):
+            kind: type[LaunchError] = LaunchError
+            message = f'{error} Submit from a host that has them, or submit the output of "tf4slurm script" there.'
+        elif error.returncode < 0:
+            kind = RefusedError
+            message = f"{error} The job may have been accepted: check with squeue --me before you submit again."
+        else:
+            kind = RefusedError
+            message = f"{command[0]} refused:\n{error.stderr.strip() or str(error)}"
+        raise kind(message, command=command, returncode=error.returncode, stderr=error.stderr) from error
 
 
 def _make_output_directory(spec: BatchSpec) -> None:

@@ -1,4 +1,4 @@
-"""Input and output of sbatch, with a fake program."""
+"""Input, environment and output of sbatch, with a fake program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import tf4slurm
 from tf4slurm.errors import LaunchError, RefusedError
-from tf4slurm.slurm.sbatch import estimate_start, submit_environment, submit_script
+from tf4slurm.submission.submit import estimate_start, submit_environment, submit_script
 
 
 @pytest.fixture
@@ -25,9 +25,10 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("answer", ["4711", "4711;cluster"])
-def test_submit_returns_job_id_and_standard_error(sbatch: Path, answer: str) -> None:
+def test_submit_returns_job_id_and_logs_warnings(sbatch: Path, answer: str, caplog: pytest.LogCaptureFixture) -> None:
     (sbatch / "does").write_text(f"echo '{answer}'; echo 'sbatch: be warned' >&2")
-    assert submit_script("#!/bin/bash\n", os.environ) == ("4711", "sbatch: be warned")
+    assert submit_script("#!/bin/bash\n", os.environ) == "4711"
+    assert caplog.messages == ["sbatch: be warned"]
     assert (sbatch / "script").read_text() == "#!/bin/bash\n"
     assert (sbatch / "arguments").read_text().split() == ["--parsable"]
 
@@ -83,17 +84,19 @@ def test_inside_a_job_its_variables_are_removed() -> None:
             "TF4SLURM_LOG": "DEBUG",
         },
     }
-    assert submit_environment(environ, []) == {"SLURM_CONF": "/c", "PATH": "/bin", "TF4SLURM_LOG": "DEBUG"}
+    assert submit_environment(environ, "") == {"SLURM_CONF": "/c", "PATH": "/bin", "TF4SLURM_LOG": "DEBUG"}
 
 
 def test_outside_of_a_job_the_users_sbatch_variables_are_kept_unless_the_script_sets_them() -> None:
     environ = dict.fromkeys(("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_TIMELIMIT", "SBATCH_MEM_PER_NODE"), "x")
     environ |= {"SLURM_CPU_BIND": "x", "CUDA_VISIBLE_DEVICES": "0"}
-    kept = submit_environment(environ, ["time", "qos", "mem-per-cpu"])
+    kept = submit_environment(
+        environ, "#SBATCH --time=1\n#SBATCH --qos=low\n#SBATCH --mem-per-cpu=1G\necho --account=x\n"
+    )
     assert set(kept) == {"SBATCH_ACCOUNT", "CUDA_VISIBLE_DEVICES"}
 
 
 def test_every_variable_that_tf4slurm_sets_is_removed() -> None:
     sources = [path.read_text(encoding="utf-8") for path in Path(tf4slurm.__file__).parent.rglob("*.py")]
     found = {name for source in sources for name in re.findall(r'"(TF4SLURM_[A-Z_]*[A-Z])"', source)}
-    assert set(submit_environment(dict.fromkeys(found, "x"), [])) == {"TF4SLURM_LOG", "TF4SLURM_TRUST"}
+    assert set(submit_environment(dict.fromkeys(found, "x"), "")) == {"TF4SLURM_LOG", "TF4SLURM_TRUST"}

@@ -1,4 +1,4 @@
-"""Parse the state, resources and queue entry of a job from the output of `scontrol show job` and `squeue`."""
+"""Parse the output of scontrol, squeue and sattach: jobs, the site's configuration, and the layout of a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import dataclass
 
-SQUEUE_FORMAT = "%i|%T|%r|%M|%l|%S|%D|%N"
+SQUEUE_FORMAT = "%i|%T|%r|%M|%l|%S|%N"
 ENDED_STATES = frozenset(
     (
         *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
@@ -14,6 +14,9 @@ ENDED_STATES = frozenset(
     )
 )
 _FIELD = re.compile(r"(?:^|\s)(?P<name>[A-Z][\w/:]*)=(?P<value>\S*)")
+_SETTING = re.compile(r"^(?P<name>\S+)\s*= ?(?P<value>.*?)\s*$", re.MULTILINE)
+_LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
+_PORTS = re.compile(r"\bports=([\d,-]+)")
 _REASONS = {
     "AssocGrpCPUMinutesLimit": "your group has used all its CPU time",
     "AssocGrpGRES": "your group uses as many GPUs as its limit allows",
@@ -63,7 +66,7 @@ class SlurmJob:
 
 
 @dataclass(frozen=True)
-class SlurmGrant:
+class SlurmResources:
     """The resources that Slurm allocated to a job; null if `scontrol` does not show them.
 
     Attributes:
@@ -89,7 +92,6 @@ class QueueEntry:
     elapsed: str
     limit: str
     start: str
-    num_nodes: str
     nodes: str
 
     @property
@@ -107,6 +109,46 @@ class QueueEntry:
             return "Slurm has not considered the job yet"
         meaning = _REASONS.get(self.reason.split(",")[0].strip("()").removesuffix("_"))
         return f"{self.reason}: {meaning}" if meaning else self.reason
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition. Times are in Slurm's format, such as "2-00:00:00", "UNLIMITED" or "NONE".
+
+    Attributes:
+        preempt_mode: Effect of preemption on its jobs: "OFF", "REQUEUE", "CANCEL" or "SUSPEND".
+        grace_period_seconds: Seconds from the preemption of a job until Slurm kills it (GraceTime).
+    """
+
+    name: str
+    is_default: bool
+    state: str
+    max_time: str
+    default_time: str
+    preempt_mode: str
+    grace_period_seconds: int
+
+
+@dataclass(frozen=True)
+class SlurmSite:
+    """The settings of a site that affect a parameter-server job.
+
+    Attributes:
+        version: Version of the controller, such as "22.05.8".
+        has_accounting: Whether a database keeps ended jobs, which sacct reads.
+        reserved_ports: Range from which Slurm reserves ports for each step, in Slurm's notation; empty if none.
+        requeues: Whether Slurm may requeue a batch job by default (JobRequeue).
+        kill_wait_seconds: Seconds from SIGTERM to SIGKILL after a time limit or scancel (KillWait).
+        process_tracking: How Slurm finds the processes of a job, such as "cgroup" or "linuxproc".
+    """
+
+    version: str
+    has_accounting: bool
+    reserved_ports: str
+    requeues: bool
+    kill_wait_seconds: int
+    process_tracking: str
+    partitions: tuple[Partition, ...]
 
 
 def parse_job(text: str) -> SlurmJob:
@@ -128,22 +170,82 @@ def parse_job(text: str) -> SlurmJob:
     )
 
 
-def parse_grant(text: str) -> SlurmGrant:
+def parse_resources(text: str) -> SlurmResources:
     """Parse the resources in the output of `scontrol show job ID`; missing fields are None."""
     fields = parse_fields(text)
-    return SlurmGrant(
+    return SlurmResources(
         submitted=_parse_time(fields.get("SubmitTime", "")),
         started=_parse_time(fields.get("StartTime", "")),
         cpus=int(fields["NumCPUs"]) if fields.get("NumCPUs", "").isdigit() else None,
         memory_bytes=_parse_memory(fields.get("AllocTRES") or fields.get("TRES", "")),
-        limit_seconds=_parse_limit(fields.get("TimeLimit", "")),
+        limit_seconds=parse_time_limit(fields.get("TimeLimit", "")),
     )
 
 
 def parse_queue(text: str) -> list[QueueEntry]:
     """Parse the output of squeue in `SQUEUE_FORMAT`; lines in another format are ignored."""
     rows = (line.split("|") for line in text.splitlines())
-    return [QueueEntry(*(field.strip() for field in row)) for row in rows if len(row) == 8]
+    return [QueueEntry(*(field.strip() for field in row)) for row in rows if len(row) == 7]
+
+
+def parse_site(config: str, partitions: str) -> SlurmSite:
+    """Parse the output of `scontrol show config` and `scontrol --oneliner show partition`.
+
+    Raises:
+        ValueError: `config` is not the output of `scontrol show config`.
+    """
+    values = {match["name"]: match["value"] for match in _SETTING.finditer(config)}
+    if "SLURM_VERSION" not in values:
+        raise ValueError(f"{config[:200]!r} is not the output of scontrol show config")
+    ports = _PORTS.search(values.get("MpiParams", ""))
+    return SlurmSite(
+        version=values["SLURM_VERSION"],
+        has_accounting=values.get("AccountingStorageType", "") == "accounting_storage/slurmdbd",
+        reserved_ports=ports[1] if ports else "",
+        requeues=values.get("JobRequeue") == "1",
+        kill_wait_seconds=_leading_number(values.get("KillWait", "")),
+        process_tracking=values.get("ProctrackType", "").rpartition("/")[2],
+        partitions=tuple(_parse_partition(line) for line in partitions.splitlines() if "PartitionName=" in line),
+    )
+
+
+def parse_layout(text: str) -> list[str]:
+    """Return the node of each rank of one step, from the output of `sattach --layout STEP`.
+
+    Job step layout:
+        4 tasks, 2 nodes (gpu-09,r1-n10)
+
+        Node 0 (gpu-09), 3 task(s): 0 2 3
+        Node 1 (r1-n10), 1 task(s): 1
+
+    Raises:
+        ValueError: The text does not have each rank on one node.
+    """
+    lines = list(_LAYOUT_LINE.finditer(text))
+    nodes = {int(rank): line["node"] for line in lines for rank in line["ranks"].split()}
+    num_tasks = sum(int(line["count"]) for line in lines)
+    if not nodes or sorted(nodes) != list(range(num_tasks)):
+        raise ValueError(f"it printed no layout: {text[-300:]!r}. Expected each rank on one node.")
+    return [nodes[rank] for rank in range(num_tasks)]
+
+
+def _parse_partition(line: str) -> Partition:
+    fields = parse_fields(line)
+    return Partition(
+        name=fields["PartitionName"],
+        is_default=fields.get("Default") == "YES",
+        state=fields.get("State", ""),
+        max_time=fields.get("MaxTime", ""),
+        default_time=fields.get("DefaultTime", ""),
+        preempt_mode=fields.get("PreemptMode", ""),
+        grace_period_seconds=_leading_number(fields.get("GraceTime", "")),
+    )
+
+
+def _leading_number(text: str) -> int:
+    """Return the number at the start of a text such as "30 sec"; 0 without one."""
+    match = re.match(r"\d{1,9}", text)
+    return int(match[0]) if match else 0
 
 
 def parse_fields(text: str) -> dict[str, str]:
@@ -174,10 +276,11 @@ def _parse_memory(tres: str) -> int | None:
     return int(float(match[1]) * 1024 ** " KMGTP".index(match[2] or "M")) if match else None
 
 
-def _parse_limit(text: str) -> int | None:
-    """Return the seconds of "1-02:03:04"."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    if match is None:  # such as "UNLIMITED"
+def parse_time_limit(limit: str) -> int | None:
+    """Return the seconds of a time limit: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None for a text such as UNLIMITED."""
+    days, dash, clock = limit.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdecimal() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))

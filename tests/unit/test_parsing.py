@@ -1,12 +1,13 @@
-"""Output of `scontrol show config` and `show partition`, recorded from Slurm 22.05.8."""
+"""Output of `scontrol show config`, `show partition` and `show job`, recorded from Slurm 22.05.8."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from tf4slurm.slurm.site import Partition, SlurmSite, parse_site
+from tf4slurm.slurm.parsing import Partition, SlurmResources, SlurmSite, parse_resources, parse_site, parse_time_limit
 
 DATA = Path(__file__).parent.parent / "data"
 CONFIG = (DATA / "scontrol-show-config.txt").read_text()
@@ -45,3 +46,53 @@ def test_other_output_is_refused() -> None:
 def test_no_visible_partitions() -> None:
     site: SlurmSite = parse_site(CONFIG, "No partitions in the system\n")
     assert site.partitions == ()
+
+
+ANSWER = """JobId=7 JobName=wrap
+   JobState=RUNNING Reason=None Dependency=(null)
+   RunTime=00:00:05 TimeLimit=1-00:10:00 TimeMin=N/A
+   SubmitTime=2026-11-21T07:27:00 EligibleTime=2026-11-21T07:27:00
+   StartTime=2026-11-21T07:27:59 EndTime=2026-11-22T07:37:59 Deadline=N/A
+   NumNodes=4 NumCPUs=8 NumTasks=4 CPUs/Task=2 ReqB:S:C:T=0:0:*:*
+   {tres}
+"""
+
+
+def at(text: str) -> float:
+    return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S"))
+
+
+@pytest.mark.parametrize(
+    ("tres", "memory"),
+    [
+        ("TRES=cpu=8,mem=2000M,node=4,billing=8", 2000 * 1024**2),
+        ("ReqTRES=cpu=4,mem=1M\n   AllocTRES=cpu=8,mem=1.50G,node=4", 3 * 2**29),
+        ("TRES=cpu=8,node=4,billing=8", None),
+        ("", None),
+    ],
+)
+def test_resources_are_parsed(tres: str, memory: int | None) -> None:
+    started = at("2026-11-21 07:27:59")
+    expected = SlurmResources(at("2026-11-21 07:27:00"), started, 8, memory, 86400 + 600)
+    assert parse_resources(ANSWER.replace("{tres}", tres)) == expected
+
+
+def test_missing_fields_are_none() -> None:
+    assert parse_resources("JobId=7 StartTime=Unknown TimeLimit=UNLIMITED NumCPUs=4-8") == SlurmResources()
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("10", 600),
+        ("1:30", 90),
+        ("1:00:01", 3601),
+        ("1-2", 93600),
+        ("1-00:10:00", 87000),
+        ("UNLIMITED", None),
+        ("-1", None),
+        ("1:2:3:4", None),
+    ],
+)
+def test_time_limit_is_parsed_as_sbatch_does(limit: str, seconds: int | None) -> None:
+    assert parse_time_limit(limit) == seconds
