@@ -226,7 +226,7 @@ def watch(
             return
         if timeout_seconds is not None and time.monotonic() - started >= timeout_seconds:
             text = f"{', '.join(waiting)} did not end within {timeout_seconds:g} s and continues to run."
-            raise WaitTimeoutError(text, jobs=waiting, seconds=timeout_seconds)
+            raise WaitTimeoutError(text, jobs=waiting)
         time.sleep(interval_seconds)
 
 

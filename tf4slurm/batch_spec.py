@@ -128,9 +128,9 @@ class BatchSpec(JobSpec):
         return found
 
     @property
-    def ps_options(self) -> dict[str, str] | None:
-        """The options that differ for the component of the ps; None if the job is not heterogeneous."""
-        return parse_pairs("ps-sbatch", self.ps_sbatch) if self.het else None
+    def ps_options(self) -> dict[str, str]:
+        """With --het: the options that differ for the component of the ps."""
+        return parse_pairs("ps-sbatch", self.ps_sbatch)
 
     @property
     def srun_options(self) -> dict[str, str]:
@@ -160,9 +160,10 @@ class BatchSpec(JobSpec):
 
     def _check_values(self) -> None:
         super()._check_values()
-        for found in (self.sbatch_options, parse_pairs("ps-sbatch", self.ps_sbatch), self.srun_options):
+        own = {"name": self.name, "gpu-type": self.gpu_type}
+        for found in (own, self.sbatch_options, self.ps_options, self.srun_options):
             for name, value in found.items():
-                check_option(name, value)
+                _check_option(name, value)
         for job_id in self.after:
             if not _JOB.fullmatch(job_id):
                 raise OptionError(
@@ -192,8 +193,8 @@ class BatchSpec(JobSpec):
         super()._check()
 
     def _check_sbatch(self) -> None:
-        options, ps_options = self.sbatch_options, self.ps_options or {}
-        for found in (options, ps_options):
+        options = self.sbatch_options
+        for found in (options, self.ps_options):
             requested = [f"--{name} {found[name]}" for name in MEMORY_OPTIONS if name in found]
             if len(requested) > 1:
                 raise exclusive(*requested[:2], option="mem")
@@ -221,12 +222,8 @@ def parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def check_option(name: str, value: str) -> None:
-    """Check that an option of sbatch or srun can be written in one line.
-
-    Raises:
-        OptionError: `name` is not a long option of Slurm, or `value` has a line break.
-    """
+def _check_option(name: str, value: str) -> None:
+    """Check that `name` is a long option of Slurm, and that `value` can be written in a line of the script."""
     if not _OPTION.fullmatch(name):
         raise OptionError(
             f"{name!r} is not a long option of Slurm. Give it as NAME=VALUE without dashes, such as nice=100.",

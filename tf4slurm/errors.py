@@ -45,8 +45,6 @@ class NodelistError(Tf4SlurmError, ValueError):
 class LayoutError(Tf4SlurmError):
     """The node of each rank cannot be determined from the environment, or contradicts a task's own variables."""
 
-    distribution: str | None = None
-
 
 class InterfaceError(Tf4SlurmError):
     """The network interface does not exist on this host or has no address; `available` lists usable interfaces."""
@@ -101,9 +99,7 @@ class RendezvousClosedError(RendezvousError):
 
 
 class BarrierError(RendezvousError):
-    """The barrier `name` broke; the message names the tasks that did not arrive."""
-
-    name: str
+    """A barrier broke; the message names the tasks that did not arrive."""
 
 
 class AuthenticationError(RendezvousError):
@@ -117,10 +113,9 @@ class ShutdownError(Tf4SlurmError):
 
 
 class ShutdownTimeoutError(ShutdownError, TimeoutError):
-    """The tasks in `missing`, such as "worker/1", sent no completion signal within `seconds`."""
+    """The tasks in `missing`, such as "worker/1", sent no completion signal in time."""
 
     missing: Sequence[str]
-    seconds: float
 
 
 class KerasError(Tf4SlurmError):
@@ -153,10 +148,9 @@ class UnknownJobError(Tf4SlurmError):
 
 
 class UnknownTaskError(Tf4SlurmError):
-    """No task of the job matches `patterns`; `tasks` lists the tasks that have logs."""
+    """No task of the job matches; `tasks` lists the tasks that have logs."""
 
     exit_code = EXIT_USAGE
-    patterns: Sequence[str]
     tasks: Sequence[str] = ()
 
 
@@ -175,11 +169,10 @@ class JobStateError(Tf4SlurmError):
 
 
 class WaitTimeoutError(Tf4SlurmError, TimeoutError):
-    """The `jobs` did not end within `seconds`; they continue to run."""
+    """The `jobs` did not end in time; they continue to run."""
 
     exit_code = EXIT_WAIT_TIMEOUT
     jobs: Sequence[str]
-    seconds: float
 
 
 class MessageError(Tf4SlurmError, ValueError):

@@ -99,9 +99,9 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
     channel.send(barrier=BarrierArrival(name, token, float(timeout_seconds), tuple(roles)))
     try:
         if not channel.wait_until(lambda: channel.desired.released_barrier == token, timeout_seconds + _LATE_SECONDS):
-            raise BarrierError(f"The launcher did not answer at barrier {name!r} in {timeout_seconds:g} s.", name=name)
+            raise BarrierError(f"The launcher did not answer at barrier {name!r} in {timeout_seconds:g} s.")
         if channel.desired.barrier_error:
-            raise BarrierError(f"The barrier broke: {channel.desired.barrier_error}.", name=name)
+            raise BarrierError(f"The barrier broke: {channel.desired.barrier_error}.")
     finally:
         channel.send(barrier=None)
 

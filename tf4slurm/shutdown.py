@@ -199,7 +199,6 @@ def _wait_for_barrier(current: ServerDictionary, timeout_seconds: float | None) 
             f"Training was not over within {timeout_seconds} s: some of {format_tasks(tasks)} still run. See their "
             "logs, or raise timeout_seconds.",
             missing=[str(task) for task in tasks],
-            seconds=timeout_seconds or 0.0,
         )
     return {task for task in tasks if str(task) in channel.desired.failed_tasks}
 

@@ -242,9 +242,8 @@ def test_invalid_variables_of_a_heterogeneous_job_are_refused() -> None:
 
 @pytest.mark.parametrize("distribution", ["block", "cyclic", "arbitrary"])
 def test_wrong_distribution_is_refused(distribution: str) -> None:
-    with pytest.raises(LayoutError) as caught:
+    with pytest.raises(LayoutError, match=f"distribution.* '{distribution}'"):
         _ = step(SLURM_DISTRIBUTION=distribution).nodes_by_rank
-    assert caught.value.distribution == distribution
 
 
 def test_huge_number_of_tasks_is_refused_before_it_is_expanded() -> None:

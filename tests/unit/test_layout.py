@@ -40,9 +40,8 @@ def test_distributions(
 
 @pytest.mark.parametrize("distribution", ["arbitrary", "arbitrary,nopack", "plane", "unknown"])
 def test_undetermined_distribution_is_refused(distribution: str) -> None:
-    with pytest.raises(LayoutError, match=f"does not determine the node of each rank.*{distribution}") as caught:
+    with pytest.raises(LayoutError, match=f"does not determine the node of each rank.*{distribution}"):
         deal_ranks({A: 2}, distribution, None)
-    assert caught.value.distribution == distribution
 
 
 def test_components_are_split_in_the_order_of_the_groups() -> None:
@@ -105,10 +104,9 @@ def test_layout_that_contradicts_the_task_is_refused(
     nodes_by_rank: str, changes: dict[str, str], difference: str
 ) -> None:
     with pytest.raises(
-        LayoutError, match=f"contradicts rank {changes.get('SLURM_PROCID', '3')}: .*{difference}"
-    ) as caught:
+        LayoutError, match=f"rank {changes.get('SLURM_PROCID', '3')}: .*{difference}.*distribution 'block'"
+    ):
         check(nodes_by_rank, **changes)
-    assert caught.value.distribution == "block"
 
 
 @pytest.mark.parametrize(

@@ -211,8 +211,8 @@ def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
     tasks = tuple(dict.fromkeys(str(log.task) for log in find_logs(job.run_directories)))
     if tasks:
         text = f"No task of {job.name} matches {' '.join(patterns)}. It has: {', '.join(tasks)}."
-        return UnknownTaskError(text, patterns=patterns, tasks=tasks)
+        return UnknownTaskError(text, tasks=tasks)
     (status,) = StatusReader([job]).read()
     command = f"tf4slurm logs -f {job.job_id or job.name}"
     text = f"{job.name} has no logs: it is {status.state}. {status.reason} To wait for them: {command}"
-    return NoLogsError(text, patterns=patterns)
+    return NoLogsError(text)

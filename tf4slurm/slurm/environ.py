@@ -326,8 +326,7 @@ class SlurmStep:
             return
         raise LayoutError(
             f"The layout of the step contradicts rank {self.rank}: {difference}. Slurm has placed the tasks in another "
-            "way than its variables state; request -m block or -m cyclic.",
-            distribution=self.distribution,
+            f"way than its variables state (distribution {self.distribution!r}); request -m block or -m cyclic."
         )
 
 

@@ -37,7 +37,7 @@ def deal_ranks(component: Component, distribution: str | None, plane_size: int |
         return _deal_rounds(component, 1)
     if method == "plane" and plane_size:
         return _deal_rounds(component, plane_size)
-    raise _undetermined(distribution, f"the distribution is {distribution!r}")
+    raise _undetermined(f"the distribution is {distribution!r}")
 
 
 def split_components(step: Component, groups: Iterable[Collection[str]]) -> list[Component]:
@@ -48,7 +48,7 @@ def split_components(step: Component, groups: Iterable[Collection[str]]) -> list
     """
     components = [{node: count for node, count in step.items() if node in group} for group in map(frozenset, groups)]
     if sorted(itertools.chain.from_iterable(components)) != sorted(step):
-        raise _undetermined(None, "its nodes are not each in one group of the heterogeneous job")
+        raise _undetermined("its nodes are not each in one group of the heterogeneous job")
     return [component for component in components if component]
 
 
@@ -68,7 +68,7 @@ def join_components(components: Sequence[Component], own_node: str, own_ranks: C
             ranks += [own_node if rank in own_ranks else other for rank in own_range]
         else:
             reason = f"a component of the heterogeneous step has {len(component)} nodes, and any distribution"
-            raise _undetermined(None, reason)
+            raise _undetermined(reason)
     return tuple(ranks)
 
 
@@ -119,9 +119,8 @@ def _deal_rounds(component: Component, size: int) -> tuple[str, ...]:
     return tuple(ranks)
 
 
-def _undetermined(distribution: str | None, reason: str) -> LayoutError:
+def _undetermined(reason: str) -> LayoutError:
     return LayoutError(
         f"The environment does not determine the node of each rank: {reason}. Make Slurm's command sattach available "
-        "on the nodes, or let the tasks exchange their addresses.",
-        distribution=distribution,
+        "on the nodes, or let the tasks exchange their addresses."
     )

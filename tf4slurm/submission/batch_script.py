@@ -119,7 +119,7 @@ def _command(spec: BatchSpec) -> str:
     if spec.single:
         words = [*(["srun", *(f"--{each}" for each in srun)] if srun else []), *spec.command]
     else:
-        placement = spec.placement if spec.ps_options is None else place_by_component(spec)
+        placement = place_by_component(spec) if spec.het else spec.placement
         options = dataclasses.replace(spec, placement=placement, srun=srun).to_arguments()
         words = [*spec.tf4slurm, "run", "--site", "none", *options, "--", *spec.command]
     line = quote(words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tf4slurm.batch_spec import MEMORY_OPTIONS, BatchSpec, check_option
+from tf4slurm.batch_spec import MEMORY_OPTIONS, BatchSpec
 from tf4slurm.errors import OptionError
 from tf4slurm.placement import PACK, SPREAD, parse_roles
 from tf4slurm.slurm.parsing import parse_time_limit
@@ -31,11 +31,9 @@ def make_sbatch_options(spec: BatchSpec) -> tuple[dict[str, str], ...]:
     if spec.after:
         others = [options["dependency"]] if "dependency" in options else []
         options["dependency"] = ",".join([f"afterok:{':'.join(spec.after)}", *others])
-    components = _split(options, spec) if spec.het else (_add_gpus(_add_tasks(options, spec.num_tasks), spec),)
-    for component in components:
-        for name, value in component.items():  # the job's name and the GPU type are not checked yet
-            check_option(name, value)
-    return components
+    if spec.het:
+        return _split(options, spec)
+    return (_add_gpus(_add_tasks(options, spec.num_tasks), spec),)
 
 
 def place_by_component(spec: BatchSpec) -> str:
@@ -66,7 +64,7 @@ def _split(options: dict[str, str], spec: BatchSpec) -> tuple[dict[str, str], ..
         raise OptionError("Slurm has no arrays of heterogeneous jobs: omit --array or --het.", option="array")
     if "ntasks" in options and options.pop("ntasks") != str(spec.num_tasks):
         raise OptionError("With --het the number of tasks follows from the roles. Omit -n.", option="ntasks")
-    ps_options = spec.ps_options or {}
+    ps_options = spec.ps_options
     replaced = MEMORY_OPTIONS if set(MEMORY_OPTIONS) & set(ps_options) else ()
     ps = {name: value for name, value in options.items() if name not in (*_NOT_FOR_PS, *replaced)} | ps_options
     for component in (ps, options):  # else Slurm uses the first component's value for both

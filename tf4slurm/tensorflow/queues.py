@@ -165,7 +165,6 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
                 f"{format_tasks(missing)} sent no completion signal within {timeout_seconds} s. See their logs, or "
                 "raise timeout_seconds.",
                 missing=[str(task) for task in missing],
-                seconds=timeout_seconds or 0.0,
             ) from None
         has_failed[task] = failed
     time.sleep(_REPLY_SECONDS)
