@@ -25,8 +25,7 @@ def usage_of(*tasks: TaskUsage, **fields: Any) -> JobUsage:
     values: dict[str, Any] = {
         "cores": 4.0,
         "memory_bytes": 4e9,
-        "allocated_cpus": None,
-        "allocated_memory_bytes": None,
+        "allocation": SlurmResources(),
         "seconds": 100.0,
         "num_samples": 50,
     }
@@ -57,14 +56,17 @@ HEAVY = (task("ps/0", sent=9e8), task("ps/1", sent=1e8))
             "The workers are unequal: worker/1 had 0.5 cores in use, the median is 1.",
         ),
         (
-            usage_of(task("worker/0"), allocated_memory_bytes=40 * 10**9),
+            usage_of(task("worker/0"), allocation=SlurmResources(memory_bytes=40 * 10**9)),
             "40 GB of memory were allocated, at most 4 GB used: 10 times the peak.",
         ),
         (
             usage_of(task("worker/0"), seconds_after_last_step=25.0),
             "The job ran for 25 s after the last reported step, 25% of its duration.",
         ),
-        (usage_of(task("worker/0"), allocated_cpus=32), "32 cores were allocated, 4 were in use on average."),
+        (
+            usage_of(task("worker/0"), allocation=SlurmResources(cpus=32)),
+            "32 cores were allocated, 4 were in use on average.",
+        ),
     ],
 )
 def test_finding_names_its_numbers(usage: JobUsage, words: str) -> None:
@@ -79,7 +81,7 @@ def test_finding_names_its_numbers(usage: JobUsage, words: str) -> None:
         usage_of(task("ps/0", 0.95), task("worker/0", 0.9)),
         usage_of(task("worker/0", 1.0), task("worker/1", 0.9)),
         usage_of(task("worker/0", None), task("worker/1", None)),
-        usage_of(task("worker/0"), allocated_memory_bytes=8 * 10**9, allocated_cpus=6),
+        usage_of(task("worker/0"), allocation=SlurmResources(memory_bytes=8 * 10**9, cpus=6)),
         usage_of(*HEAVY, num_samples=4),
         usage_of(seconds_after_last_step=25.0, seconds=300.0),
     ],
@@ -128,7 +130,7 @@ def test_usage_is_that_during_training() -> None:
     timeline = Timeline(0, 70, (), (TimelineEvent(60, "outcome", ""),), (), 30)
     usage = summarize_usage(["ps/0"], make_curves(samples_of(*samples), 1), timeline, SlurmResources(cpus=4))
     assert usage.tasks == (TaskUsage("ps/0", 0.5, 6, 0, 0, None),)
-    assert (usage.cores, usage.memory_bytes, usage.allocated_cpus, usage.allocated_memory_bytes) == (0.5, 6, 4, None)
+    assert (usage.cores, usage.memory_bytes, usage.allocation) == (0.5, 6, SlurmResources(cpus=4))
     assert (usage.num_samples, usage.seconds_after_last_step, usage.seconds) == (4, None, 70)
 
 

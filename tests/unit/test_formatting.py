@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tf4slurm.reports.formatting import (
+from tf4slurm.jobs.formatting import (
     format_bytes,
     format_count,
     format_number,
     format_seconds,
-    number_ticks,
-    time_ticks,
 )
+from tf4slurm.reports.svg import number_ticks, time_ticks
 
 
 @pytest.mark.parametrize(

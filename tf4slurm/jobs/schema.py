@@ -243,6 +243,13 @@ class ResultFile:
     warnings: tuple[str, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
 
+    @property
+    def state(self) -> str:
+        """The word for the outcome; "STOPPED" if a person, a time limit or preemption requested the end."""
+        if self.exit_code == 0:
+            return "COMPLETED"
+        return "STOPPED" if self.exit_code > 128 and self.cause is None else "FAILED"
+
 
 @dataclass(frozen=True)
 class LastState:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tf4slurm.control.records import describe_end
 from tf4slurm.errors import EXIT_REQUEUED, LaunchError, SchemaVersionError
+from tf4slurm.jobs.formatting import format_elapsed, format_time
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, StatusFile, TaskStatus
@@ -23,9 +26,7 @@ _STALL_SECONDS = 60.0
 _STALL_STEPS = 10.0  # times the mean seconds per step, if longer
 _FRESH_SECONDS = 5.0
 _LATE_SECONDS = 20.0  # maximum delay of status.json on a slow file system
-_STOP_CODES = (130, 143, 138, 140)
 _MOST_ENDS = 5
-_LATEST_TIME = 1e11  # in seconds since 1970; time.localtime fails for much later ones
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,80 @@ class JobStatus:
     @property
     def has_ended(self) -> bool:
         return self.exit_code is not None
+
+
+class JobFiles:
+    """The JSON files of a run directory, each read once, when it is first needed; a missing file has the defaults.
+
+    Reading a file that a newer version of tf4slurm wrote raises a `SchemaVersionError`.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+
+    @functools.cached_property
+    def job(self) -> JobFile:
+        return self.run.read(JobFile) or JobFile()
+
+    @functools.cached_property
+    def status(self) -> StatusFile:
+        return self.run.read(StatusFile) or StatusFile()
+
+    @functools.cached_property
+    def status_age_seconds(self) -> float | None:
+        return None if self.status.time is None else time.time() - self.status.time
+
+    @functools.cached_property
+    def result(self) -> ResultFile | None:
+        return self.run.read(ResultFile)
+
+    @property
+    def tasks(self) -> tuple[TaskStatus, ...]:
+        """The tasks by rank, as they ended or as status.json has them."""
+        return (self.result.tasks if self.result is not None else ()) or self.status.tasks
+
+    @functools.cached_property
+    def last_states(self) -> dict[str, LastState]:
+        return self.run.read_last_states()
+
+    @functools.cached_property
+    def is_lost(self) -> bool:
+        """Whether the launcher certainly ended without a result.
+
+        This is certain if the launcher ran on this host and its process no longer exists, or if agents recorded its
+        loss. A launcher on another host that writes nothing may only be suspended.
+        """
+        if self.result is not None:
+            return False
+        process = self.job.process
+        if process is not None and process.host == os.uname().nodename:
+            return not process.is_alive()
+        return bool(self.last_states)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.result is not None or self.is_lost
+
+    def describe_loss(self) -> str:
+        """Return that the launcher is lost, and the last known state, in sentences."""
+        return f"The launcher was killed, or its host failed: it wrote no result. {self.describe_last_state()}".rstrip()
+
+    def describe_last_state(self) -> str:
+        """Return the last recorded state of the job in sentences: phase, step, and how tasks ended."""
+        status, states = self.status, list(self.last_states.values())
+        sentences = []
+        if status.time is not None:
+            reached = max((task.step for task in status.tasks if task.step is not None), default=None)
+            step = "" if reached is None else f", step {reached:,}"
+            sentences.append(f"Last recorded state, at {format_time(status.time)}: {status.phase}{step}.")
+        ends = [f"{state.task} {describe_end(state.returncode)}" for state in states if state.returncode is not None]
+        if ends:
+            more = f" and {len(ends) - _MOST_ENDS:,} more" if len(ends) > _MOST_ENDS else ""
+            sentences.append(f"These tasks ended by themselves: {', '.join(ends[:_MOST_ENDS])}{more}.")
+        ended = [state.time for state in states if state.state == "ended"]
+        if ended:
+            sentences.append(f"Agents terminated the scripts of {len(ended):,} tasks, at {format_time(ended[0])}.")
+        return " ".join(sentences)
 
 
 class StatusReader:
@@ -134,18 +209,6 @@ def _ask_slurm(jobs: Sequence[KnownJob]) -> tuple[dict[str, QueueEntry], list[st
     return found, []
 
 
-@dataclass(frozen=True)
-class _Sources:
-    """The sources of a job's state: the files of its latest run directory, and its entry in Slurm's queue."""
-
-    job: KnownJob
-    entry: QueueEntry | None
-    run: RunDirectory | None
-    file: StatusFile  # empty if there is none
-    result: ResultFile | None
-    age: float | None  # of status.json, in seconds
-
-
 def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str] = ()) -> JobStatus:
     """Return the state of a job.
 
@@ -158,12 +221,14 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
         SchemaVersionError: A newer version of tf4slurm wrote the job's files.
     """
     runs = job.run_directories
-    run = runs[-1] if runs else None
-    file = (run.read(StatusFile) if run else None) or StatusFile()
-    age = None if file.time is None else time.time() - file.time
-    known = _Sources(job, entry, run, file, run.read(ResultFile) if run else None, age)
+    files = JobFiles(runs[-1] if runs else RunDirectory(Path(job.runs_directory) / job.name))
+    file, age = files.status, files.status_age_seconds
     all_warnings = list(warnings)
-    state, exit_code, reason = _find_state(known, all_warnings)
+    state, exit_code, reason = _find_state(job, entry, files, all_warnings)
+    has_ended = exit_code is not None
+    elapsed = file.seconds + (0.0 if has_ended else age) if age is not None else None
+    if files.result is not None:
+        elapsed = files.result.seconds
     return JobStatus(
         job_id=job.job_id,
         name=job.name,
@@ -174,105 +239,99 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
         max_attempts=file.max_attempts,
         exit_code=exit_code,
         reason=reason,
-        elapsed=entry.elapsed if entry else _elapsed(known, has_ended=exit_code is not None),
+        elapsed=entry.elapsed if entry else format_elapsed(elapsed) if elapsed is not None else None,
         limit=entry.limit if entry else None,
         start=entry.start if entry and entry.is_pending and entry.start != "N/A" else None,
         nodes=(entry.nodes if entry else None) or ",".join(dict.fromkeys(t.node for t in file.tasks if t.node)) or None,
         written_seconds=None if age is None else round(age, 1),
-        run_directory=str(run.path) if run else None,
+        run_directory=str(runs[-1].path) if runs else None,
         warnings=tuple(all_warnings),
-        tasks=() if state == "PENDING" else tuple(_find_tasks(known, has_ended=exit_code is not None)),
+        tasks=() if state == "PENDING" else _find_tasks(files, has_ended=has_ended),
     )
 
 
-def _find_state(known: _Sources, warnings: list[str]) -> tuple[str, int | None, str]:
+def _find_state(
+    job: KnownJob, entry: QueueEntry | None, files: JobFiles, warnings: list[str]
+) -> tuple[str, int | None, str]:
     """Return the job's state, exit code (None until it has ended) and reason; append to `warnings`."""
-    entry, result, age = known.entry, known.result, known.age
+    result, file, age = files.result, files.status, files.status_age_seconds
     if entry is not None and entry.is_pending:
         if result is None and age is not None and age < _FRESH_SECONDS:  # the job started after the query to Slurm
-            return "RUNNING", None, known.file.reason
+            return "RUNNING", None, file.reason
         return entry.state, None, entry.explained_reason
-    is_requeued = result is not None and result.exit_code == EXIT_REQUEUED and entry is not None
-    if result is not None and not is_requeued:
-        code = result.exit_code
-        return "COMPLETED" if code == 0 else "STOPPED" if code in _STOP_CODES else "FAILED", code, result.reason
+    if result is not None and not (result.exit_code == EXIT_REQUEUED and entry is not None):
+        return result.state, result.exit_code, result.reason
     if entry is not None and not entry.has_ended:
-        if age is not None and age > known.file.heartbeat_timeout_seconds + _LATE_SECONDS:
+        if age is not None and age > file.heartbeat_timeout_seconds + _LATE_SECONDS:
             warnings.append(
                 f"The launcher wrote nothing for {age:.0f} s: it is stopped, or the file system is slow. The tasks are "
                 "shown as they were then."
             )
-        return entry.state, None, known.file.reason
-    if known.job.job_id is not None:
-        return _find_end_in_slurm(known, known.job.job_id, has_answer=not warnings)
-    return _find_end_of_local_job(known)
-
-
-def _find_end_in_slurm(known: _Sources, job_id: str, *, has_answer: bool) -> tuple[str, int | None, str]:
-    """Return the state of a Slurm job without a result, from accounting or the last queue entry."""
-    if not has_answer:  # the job may still run
+        return entry.state, None, file.reason
+    if job.job_id is None:
+        return _find_end_of_local_job(files)
+    if warnings:  # Slurm did not answer: the job may still run
         return "UNKNOWN", None, ""
-    try:
+    state, exit_code, source = _find_end_in_slurm(job.job_id, entry, files)
+    return state, exit_code, f"{source} {files.describe_last_state()}".rstrip()
+
+
+def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -> tuple[str, int, str]:
+    """Return the state, exit code and source of a Slurm job without a result, from accounting or its queue entry."""
+    with contextlib.suppress(LaunchError):
         accounted = query_accounting(job_id, timeout_seconds=_SLURM_SECONDS)
-    except LaunchError:
-        accounted = None
-    if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
-        code = accounted[1] or int(accounted[0] != "COMPLETED")
-        return accounted[0], code, _describe_loss("From Slurm's accounting; the launcher wrote no result.", known.run)
-    if known.entry is not None:
+        if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
+            state, code = accounted
+            return state, code or int(state != "COMPLETED"), "From Slurm's accounting; the launcher wrote no result."
+    if entry is not None:
         code = 0
         with contextlib.suppress(LaunchError):
             code = query_job(job_id, timeout_seconds=_SLURM_SECONDS).exit_code
-        code = code or int(known.entry.state != "COMPLETED")
-        return known.entry.state, code, _describe_loss("From Slurm's queue; the launcher wrote no result.", known.run)
-    reason = "Slurm no longer has this job, and the launcher wrote no result."
-    return "LOST" if known.run is not None else "UNKNOWN", 1, _describe_loss(reason, known.run)
+        code = code or int(entry.state != "COMPLETED")
+        return entry.state, code, "From Slurm's queue; the launcher wrote no result."
+    state = "LOST" if files.run.path.is_dir() else "UNKNOWN"
+    return state, 1, "Slurm no longer has this job, and the launcher wrote no result."
 
 
-def _find_end_of_local_job(known: _Sources) -> tuple[str, int | None, str]:
+def _find_end_of_local_job(files: JobFiles) -> tuple[str, int | None, str]:
     """Return the state of a local job without a result, from its launcher's process."""
-    if known.run is None:
-        return "UNKNOWN", 1, f"Its run directory under {known.job.runs_directory} does not exist."
-    process = (known.run.read(JobFile) or JobFile()).process
+    if not files.run.path.is_dir():
+        return "UNKNOWN", 1, f"Its run directory under {files.run.path.parent} does not exist."
+    process, age = files.job.process, files.status_age_seconds
     if process is not None:
         is_elsewhere = process.host != os.uname().nodename  # on a host that shares this directory
-        if process.is_alive() or (is_elsewhere and known.age is not None and known.age < _LATE_SECONDS):
+        if process.is_alive() or (is_elsewhere and age is not None and age < _LATE_SECONDS):
             return "RUNNING", None, ""
-    return "LOST", 1, _describe_loss("The launcher was killed, or its host failed: it wrote no result.", known.run)
+    return "LOST", 1, files.describe_loss()
 
 
-def _elapsed(known: _Sources, *, has_ended: bool) -> str | None:
-    if known.result is not None:
-        return _format_seconds(known.result.seconds)
-    return None if known.age is None else _format_seconds(known.file.seconds + (0.0 if has_ended else known.age))
-
-
-def _find_tasks(known: _Sources, *, has_ended: bool) -> list[TaskStatus]:
-    tasks = known.file.tasks
-    if known.run is not None and has_ended and known.result is None:
-        states = known.run.read_last_states()
-        tasks = tuple(_with_last_state(task, states.get(task.task, LastState())) for task in tasks)
-    return [_age_task(task, known.file, known.age or 0.0, has_ended=has_ended) for task in tasks]
-
-
-def _with_last_state(task: TaskStatus, last: LastState) -> TaskStatus:
-    starts = last.starts if last.time is not None else task.starts
-    returncode = last.returncode if last.time is not None else task.returncode
-    return dataclasses.replace(task, state=last.state, starts=starts, returncode=returncode)
-
-
-def _age_task(task: TaskStatus, file: StatusFile, age: float, *, has_ended: bool) -> TaskStatus:
-    """Return the current state of a task, `age` seconds after status.json was written."""
-    heartbeat_age, seconds_since_step = task.heartbeat_age_seconds, task.seconds_since_step
-    return dataclasses.replace(
-        task,
-        state=_task_state(task, file, 0.0 if has_ended else age),
-        seconds_since_step=None if seconds_since_step is None else round(seconds_since_step + age, 1),
-        heartbeat_age_seconds=None if heartbeat_age is None else round(heartbeat_age + age, 1),
+def _find_tasks(files: JobFiles, *, has_ended: bool) -> tuple[TaskStatus, ...]:
+    """Return the current states of the tasks, some seconds after status.json was written."""
+    tasks, age = files.status.tasks, files.status_age_seconds or 0.0
+    if has_ended and files.result is None:
+        tasks = tuple(_with_last_state(task, files.last_states.get(task.task)) for task in tasks)
+    return tuple(
+        dataclasses.replace(
+            task,
+            state=_describe_state(task, files.status, 0.0 if has_ended else age),
+            seconds_since_step=_add(task.seconds_since_step, age),
+            heartbeat_age_seconds=_add(task.heartbeat_age_seconds, age),
+        )
+        for task in tasks
     )
 
 
-def _task_state(task: TaskStatus, file: StatusFile, age: float) -> str:
+def _with_last_state(task: TaskStatus, last: LastState | None) -> TaskStatus:
+    if last is None:
+        return dataclasses.replace(task, state="lost")
+    return dataclasses.replace(task, state=last.state, starts=last.starts, returncode=last.returncode)
+
+
+def _add(seconds: float | None, age: float) -> float | None:
+    return None if seconds is None else round(seconds + age, 1)
+
+
+def _describe_state(task: TaskStatus, file: StatusFile, age: float) -> str:
     if task.state == "exited":
         return f"exited {task.returncode}"
     if task.is_gone:
@@ -287,53 +346,3 @@ def _is_stalled(task: TaskStatus, file: StatusFile, age: float) -> bool:
         return False
     seconds_per_step = (file.seconds - (task.started_seconds or 0.0)) / task.step
     return task.seconds_since_step + age > max(_STALL_SECONDS, _STALL_STEPS * seconds_per_step)
-
-
-def _format_seconds(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def is_lost(run: RunDirectory) -> bool:
-    """Return whether the launcher of this job certainly ended without a result.
-
-    This is certain if the launcher ran on this host and its process no longer exists, or if agents recorded its loss.
-    A launcher on another host that writes nothing may only be suspended.
-    """
-    if run.read(ResultFile) is not None:
-        return False
-    process = (run.read(JobFile) or JobFile()).process
-    if process is not None and process.host == os.uname().nodename:
-        return not process.is_alive()
-    return bool(run.read_last_states())
-
-
-def last_known(run: RunDirectory) -> str:
-    """Return the last recorded state of a job without a result, in sentences: phase, step, and how tasks ended."""
-    file, states = run.read(StatusFile), list(run.read_last_states().values())
-    sentences = []
-    if file is not None and file.time is not None:
-        reached = max((task.step for task in file.tasks if task.step is not None), default=None)
-        step = "" if reached is None else f", step {reached:,}"
-        sentences.append(f"Last recorded state, at {_format_time(file.time)}: {file.phase}{step}.")
-    ends = [f"{state.task} {describe_end(state.returncode)}" for state in states if state.returncode is not None]
-    if ends:
-        more = f" and {len(ends) - _MOST_ENDS:,} more" if len(ends) > _MOST_ENDS else ""
-        sentences.append(f"These tasks ended by themselves: {', '.join(ends[:_MOST_ENDS])}{more}.")
-    ended = [state.time for state in states if state.state == "ended"]
-    if ended:
-        sentences.append(f"Agents terminated the scripts of {len(ended):,} tasks, at {_format_time(ended[0])}.")
-    return " ".join(sentences)
-
-
-def _describe_loss(reason: str, run: RunDirectory | None) -> str:
-    return f"{reason} {last_known(run)}".rstrip() if run is not None else reason
-
-
-def _format_time(seconds: float | None) -> str:
-    if seconds is None or not 0 < seconds < _LATEST_TIME:
-        return "an unknown time"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -36,8 +36,8 @@ from tf4slurm.control.client import ControlClient
 from tf4slurm.errors import EXIT_TASK_LOST, InterfaceError, LaunchError, RendezvousError
 from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import ResultFile, StatusFile
-from tf4slurm.jobs.status import last_known
+from tf4slurm.jobs.schema import ResultFile
+from tf4slurm.jobs.status import JobFiles
 from tf4slurm.launch.launcher import Launcher, close_service, make_service, start_service, write_control
 from tf4slurm.launch.result import Reporter, Result, save_result
 from tf4slurm.network.interfaces import interface_address
@@ -129,13 +129,13 @@ def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
         return True
     assert client.cluster is not None
     rank_0 = client.cluster.members[0]
-    status = directory.read(StatusFile)
+    files = JobFiles(directory)
     what = f"The agent of {rank_0.task} on {rank_0.node}, which hosted the control service, is lost."
     content = ResultFile(
         exit_code=EXIT_TASK_LOST,
-        reason=f"{what} {last_known(directory)}".strip(),
+        reason=f"{what} {files.describe_last_state()}".strip(),
         cause=str(rank_0.task),
-        seconds=status.seconds if status is not None else None,
+        seconds=files.status.seconds or None,
         attempts=client.observed.attempt,
     )
     save_result(content, directory)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST
+from tf4slurm.jobs.formatting import format_bytes, format_number, format_seconds
 from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.schema import ResultFile
-from tf4slurm.reports.formatting import format_bytes, format_number, format_seconds
 from tf4slurm.reports.summary import JobUsage, TaskUsage
 from tf4slurm.reports.timeline import Timeline
 from tf4slurm.slurm.parsing import SlurmResources
@@ -140,7 +140,7 @@ def _unequal_workers(usage: JobUsage) -> Iterator[Advice]:
 
 
 def _excess_allocation(usage: JobUsage) -> Iterator[Advice]:
-    memory, cpus = usage.allocated_memory_bytes, usage.allocated_cpus
+    memory, cpus = usage.allocation.memory_bytes, usage.allocation.cpus
     if memory and usage.memory_bytes and memory >= _EXCESS_MEMORY * usage.memory_bytes:
         yield Advice(
             f"{format_bytes(memory)} of memory were allocated, at most {format_bytes(usage.memory_bytes)} used: "

@@ -8,18 +8,14 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from tf4slurm.jobs.formatting import format_bytes, format_count, format_number
 from tf4slurm.reports.curves import Values, combine, mean, measured
-from tf4slurm.reports.formatting import (
-    format_bytes,
-    format_count,
-    format_number,
-    number_ticks,
-    time_ticks,
-)
 from tf4slurm.reports.summary import JobSummary
-from tf4slurm.reports.svg import Drawing, Scale, element, line, outline, text
+from tf4slurm.reports.svg import Drawing, Scale, element, line, number_ticks, outline, text, time_ticks
+from tf4slurm.reports.timeline import role_of_task
 
-WIDTH, HEIGHT = 540, 190
+WIDTH, _HEIGHT = 540, 190
+_LEGEND_COLUMNS, _LEGEND_ROW = 2, 18
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 24
 _MAX_LINES_PER_ROLE = 6
 _DASHES = ("", "6 3", "2 3", "9 3 2 3", "1 2", "12 4")
@@ -35,10 +31,6 @@ class Line:
     values: Values
     low: Values | None = None
     high: Values | None = None
-
-    @property
-    def mean(self) -> float | None:
-        return mean(self.values)
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,7 @@ def make_lines(names: Sequence[str], columns: Mapping[int, Values]) -> list[Line
     ranks_by_role: dict[str, list[int]] = {}
     for rank, column in columns.items():
         if measured(column):
-            ranks_by_role.setdefault(names[rank].partition("/")[0], []).append(rank)
+            ranks_by_role.setdefault(role_of_task(names[rank]), []).append(rank)
     lines = []
     for role, ranks in ranks_by_role.items():
         if len(ranks) <= _MAX_LINES_PER_ROLE:
@@ -112,14 +104,25 @@ def draw_chart(chart: Chart) -> Drawing:
     if high <= low:
         high = low + 1.0
     xs = Scale(0.0, max(chart.end, 0.001), _LEFT, WIDTH - _RIGHT)
-    ys = Scale(low, high + 0.06 * (high - low), HEIGHT - _BOTTOM, _TOP)
+    ys = Scale(low, high + 0.06 * (high - low), _HEIGHT - _BOTTOM, _TOP)
     parts = [*_draw_axes(xs, ys, chart.format)]
     parts += [_draw_range(each, chart.seconds, xs, ys) for each in chart.lines]
-    parts += [draw_stroke(each, _outline(each.values, chart.seconds, xs, ys)) for each in chart.lines]
-    return Drawing(WIDTH, HEIGHT, chart.title, parts)
+    parts += [_draw_stroke(each, _outline(each.values, chart.seconds, xs, ys)) for each in chart.lines]
+    parts += _draw_legend(chart)
+    rows = -(-len(chart.lines) // _LEGEND_COLUMNS)
+    return Drawing(WIDTH, _HEIGHT + rows * _LEGEND_ROW, chart.title, parts)
 
 
-def draw_stroke(each: Line, path: str) -> Markup:
+def _draw_legend(chart: Chart) -> Iterator[Markup]:
+    """Draw the stroke, name and mean of each line below the chart."""
+    for number, each in enumerate(chart.lines):
+        row, column = divmod(number, _LEGEND_COLUMNS)
+        x, y = 8 + column * WIDTH / _LEGEND_COLUMNS, _HEIGHT + row * _LEGEND_ROW + 10
+        yield _draw_stroke(each, f"M{x:g} {y:g}h22")
+        yield text(x + 28, y + 4, f"{each.name[:20]}, mean {chart.format(mean(each.values) or 0.0)}", "tick")
+
+
+def _draw_stroke(each: Line, path: str) -> Markup:
     """Return an SVG path with the color and the dash pattern of a line."""
     dashes = _DASHES[each.dash % len(_DASHES)]
     return element("path", class_=f"curve r-{_color_class(each.role)}", stroke_dasharray=dashes, d=path)
@@ -128,9 +131,7 @@ def draw_stroke(each: Line, path: str) -> Markup:
 def _sum_by_role(summary: JobSummary, columns: Sequence[Values]) -> dict[int, Values]:
     """Return the sum of the columns of each role, by role index."""
     return {
-        index: combine(
-            [columns[rank] for rank, name in enumerate(summary.names) if name.partition("/")[0] == role], sum
-        )
+        index: combine([columns[rank] for rank, name in enumerate(summary.names) if role_of_task(name) == role], sum)
         for index, role in enumerate(summary.usage.roles)
     }
 

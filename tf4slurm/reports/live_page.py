@@ -19,10 +19,10 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tf4slurm.jobs.formatting import format_seconds
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import ResultFile, StatusFile
-from tf4slurm.jobs.status import is_lost
-from tf4slurm.reports.formatting import format_seconds
+from tf4slurm.jobs.schema import StatusFile
+from tf4slurm.jobs.status import JobFiles
 from tf4slurm.reports.report import make_body, make_page, make_title, read_template
 from tf4slurm.reports.summary import read_summary
 
@@ -104,7 +104,7 @@ class _Page:
         return time.monotonic() - self._status_changed_at
 
     def has_job_ended(self) -> bool:
-        return self._run.read(ResultFile) is not None or is_lost(self._run)
+        return JobFiles(self._run).has_ended
 
     def content(self) -> dict[str, Any]:
         """Return the JSON that live.js fetches."""
@@ -121,13 +121,13 @@ class _Page:
         cost = time.monotonic() - started
         self.update_seconds = min(max(_MIN_UPDATE_SECONDS, cost / _PROCESSOR_SHARE), _MAX_UPDATE_SECONDS)
         note = f"Live: updated at {time.strftime('%H:%M:%S')}, every {format_seconds(self.update_seconds)}."
-        if summary.has_ended:
+        if summary.files.has_ended:
             note = "The job has ended. This page is final."
         return {
             "title": title,
             "body": body,
             "note": note,
-            "ended": summary.has_ended,
+            "ended": summary.files.has_ended,
             "update_seconds": self.update_seconds,
         }
 

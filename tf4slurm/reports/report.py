@@ -16,43 +16,26 @@ import jinja2
 from markupsafe import Markup
 
 from tf4slurm.errors import MissingDependencyError, RunDirectoryError
+from tf4slurm.jobs.formatting import format_bytes, format_count, format_number, format_seconds, make_visible
+from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.reports.advice import explain_failure, give_advice
-from tf4slurm.reports.charts import HEIGHT as CHART_HEIGHT
 from tf4slurm.reports.charts import WIDTH as CHART_WIDTH
-from tf4slurm.reports.charts import Chart, draw_chart, draw_stroke, make_charts
-from tf4slurm.reports.formatting import format_bytes, format_count, format_number, format_seconds, make_visible
+from tf4slurm.reports.charts import draw_chart, make_charts
 from tf4slurm.reports.summary import JobSummary, JobUsage, TaskUsage
-from tf4slurm.reports.svg import MARKS, Drawing, element, text
+from tf4slurm.reports.svg import Drawing, element, text
 from tf4slurm.reports.timeline import Timeline
-from tf4slurm.reports.timeline_chart import WIDTH, describe_grouping, draw_timeline
+from tf4slurm.reports.timeline_chart import WIDTH, describe_grouping, draw_legend, draw_timeline
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SHORT_START = 0.15  # a start that takes a smaller share of the job gets a second timeline
 _MAX_WAITS = 8
-_STATE_MEANINGS = {
-    "queued": "in Slurm's queue",
-    "starting": "until the script starts",
-    "importing": "until the TensorFlow server answers",
-    "waiting": "for other tasks",
-    "training": "from the first step on",
-    "running": "no steps are reported",
-    "restarting": "until the restart in place",
-    "terminating": "exited, or being terminated",
-}
-_MARK_MEANINGS = {
-    "cross": "failed or lost",
-    "triangle": "restarted in place",
-    "diamond": "connection lost",
-    "square": "other event",
-}
 _PNG_ZOOM = 2
 _FONTS = ("DejaVu Sans", "Liberation Sans", "Noto Sans", "Open Sans", "Roboto", "Arial", "Helvetica")
 _LETTER = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20" font-family="sans-serif">'
     '<text y="15">{}</text></svg>'
 )
-_MARGIN, _TITLE, _LEGEND_ROW = 20, 26, 18
-_KEYS_PER_ROW, _STATES_PER_ROW = 4, 8
+_MARGIN, _TITLE = 20, 26
 
 
 def make_file(summary: JobSummary, name: str | Path) -> bytes:
@@ -114,36 +97,34 @@ def load_templates() -> None:
 
 def make_title(summary: JobSummary) -> str:
     """Return the title of the page: the name of the job and its outcome."""
-    return f"{summary.path.name}: {_outcome(summary)[0].lower()}"
+    return f"{summary.files.run.path.name}: {_outcome(summary)[0].lower()}"
 
 
 def make_body(summary: JobSummary) -> Markup:
     """Return the content of the page."""
     timeline, result = summary.timeline, summary.result
     outcome, style = _outcome(summary)
-    job_id = f"job {summary.job.job_id}" if summary.job.job_id else None
+    job, path = summary.files.job, summary.files.run.path
+    job_id = f"job {job.job_id}" if job.job_id else None
     content = _render(
         "report.html",
         summary=summary,
         outcome=outcome,
         style=style,
-        name=summary.job.name or summary.path.name,
-        subtitle=" · ".join(str(each) for each in (job_id, summary.job.started, summary.path) if each),
-        command=shlex.join(summary.job.command),
+        name=job.name or path.name,
+        subtitle=" · ".join(str(each) for each in (job_id, job.started, path) if each),
+        command=shlex.join(job.command),
         facts=[*_facts(summary)],
-        log=result.log if result is not None else None,
-        explanation=explain_failure(result, summary.allocation) if result is not None and summary.has_failed else [],
-        consequences=result.collateral if result is not None else [],
+        result=result or ResultFile(),
+        explanation=explain_failure(result, summary.usage.allocation) if result and summary.has_failed else [],
         timeline=draw_timeline(timeline, timeline.start, timeline.end, summary.cause),
+        legend=draw_legend(timeline.states),
         start_timeline=_draw_start(timeline, summary.cause),
         grouping=describe_grouping(timeline.tasks, summary.cause),
         waits=sorted(timeline.waits, key=lambda wait: wait.seconds, reverse=True),
         charts=make_charts(summary),
         usage_rows=[*_usage_rows(summary.usage)],
         advice=give_advice(summary.usage, timeline, summary.curves.not_finite),
-        state_meanings=_STATE_MEANINGS,
-        mark_meanings=_MARK_MEANINGS,
-        marks=MARKS,
         max_waits=_MAX_WAITS,
     )
     return Markup(content)
@@ -170,35 +151,34 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(seconds=format_seconds, thousands="{:,}".format)
-    environment.globals.update(draw_chart=draw_chart, draw_stroke=draw_stroke)
+    environment.globals.update(draw_chart=draw_chart)
     return environment
 
 
 def _outcome(summary: JobSummary) -> tuple[str, str]:
     """Return one word for the outcome, or the phase of a running job, and the CSS class of its color."""
     result = summary.result
+    if summary.files.is_lost:
+        return "Lost", "bad"
     if result is None:
-        phase = summary.status.phase
-        return ("Lost", "bad") if summary.loss else (phase.capitalize(), "live") if phase else ("Unknown", "warn")
-    if result.exit_code == 0:
-        return "Completed", "good"
+        phase = summary.files.status.phase
+        return (phase.capitalize(), "live") if phase else ("Unknown", "warn")
     if result.requeued:
         return "Requeued", "warn"
-    return ("Stopped", "warn") if result.exit_code > 128 and not result.cause else ("Failed", "bad")
+    return result.state.capitalize(), {"COMPLETED": "good", "STOPPED": "warn"}.get(result.state, "bad")
 
 
 def _facts(summary: JobSummary) -> Iterator[tuple[str, object]]:
     """Yield the names and values in the head of the report."""
-    result, status = summary.result, summary.status
-    tasks = (result and result.tasks) or status.tasks
-    yield ("duration" if summary.has_ended else "running for"), format_seconds(summary.timeline.end)
+    result, status = summary.result, summary.files.status
+    yield ("duration" if summary.files.has_ended else "running for"), format_seconds(summary.timeline.end)
     if summary.timeline.start < 0:
         yield "queued", format_seconds(-summary.timeline.start)
     if result is not None:
         yield "exit code", result.exit_code
     roles = Counter(task.role for task in summary.usage.tasks)
     yield "tasks", ", ".join(format_count(count, role) for role, count in roles.items()) or "unknown"
-    yield "hosts", len({task.node for task in tasks if task.node}) or "unknown"
+    yield "hosts", len({task.node for task in summary.files.tasks if task.node}) or "unknown"
     yield "attempt", (result and result.attempts) or status.attempt or 1
     steps = [task.step for task in status.tasks if task.step is not None]
     if steps:
@@ -222,9 +202,10 @@ def _usage_rows(usage: JobUsage) -> Iterator[tuple[str, ...]]:
         yield role, f"{len(tasks):,}", mean, busiest, memory, *_traffic(tasks)
     cores_of_job = "-" if usage.cores is None else format_number(usage.cores)
     yield "job", f"{len(usage.tasks):,}", cores_of_job, "", format_bytes(usage.memory_bytes), *_traffic(usage.tasks)
-    if usage.allocated_cpus or usage.allocated_memory_bytes:
-        cpus = f"{usage.allocated_cpus:,}" if usage.allocated_cpus else "-"
-        memory = format_bytes(usage.allocated_memory_bytes) if usage.allocated_memory_bytes else "not limited"
+    allocated = usage.allocation
+    if allocated.cpus or allocated.memory_bytes:
+        cpus = f"{allocated.cpus:,}" if allocated.cpus else "-"
+        memory = format_bytes(allocated.memory_bytes) if allocated.memory_bytes else "not limited"
         yield "allocated by Slurm", "", cpus, "", memory, "", ""
 
 
@@ -237,39 +218,21 @@ def make_picture(summary: JobSummary) -> str:
     """Return the timeline and the charts as one SVG file in light colors."""
     timeline = summary.timeline
     y = float(_MARGIN)
-    parts = [element("rect", width="100%", height="100%", fill="white"), *_state_legend(timeline, y)]
-    y += _TITLE
-    drawing = draw_timeline(timeline, timeline.start, timeline.end, summary.cause)
-    parts.append(drawing.to_svg(x=0, y=y, width=WIDTH, height=drawing.height))
-    y += drawing.height + _MARGIN
-    charts = make_charts(summary)
+    parts = [element("rect", width="100%", height="100%", fill="white")]
+    for drawing in (draw_legend(timeline.states), draw_timeline(timeline, timeline.start, timeline.end, summary.cause)):
+        parts.append(drawing.to_svg(x=0, y=y, width=WIDTH, height=drawing.height))
+        y += drawing.height + _MARGIN
+    charts = [(chart.title, draw_chart(chart)) for chart in make_charts(summary)]
     for number in range(0, len(charts), 2):
         row = charts[number : number + 2]
-        for chart, x in zip(row, (0, WIDTH - CHART_WIDTH), strict=False):
-            parts.append(text(x + 8, y + 14, chart.title))
-            parts.append(draw_chart(chart).to_svg(x=x, y=y + _TITLE, width=CHART_WIDTH, height=CHART_HEIGHT))
-            parts += _line_legend(chart, x + 8, y + _TITLE + CHART_HEIGHT + 12)
-        legend_rows = max(-(-len(chart.lines) // _KEYS_PER_ROW) for chart in row)
-        y += _TITLE + CHART_HEIGHT + legend_rows * _LEGEND_ROW + _MARGIN
+        for (title, drawing), x in zip(row, (0, WIDTH - CHART_WIDTH), strict=False):
+            parts.append(text(x + 8, y + 14, title))
+            parts.append(drawing.to_svg(x=x, y=y + _TITLE, width=CHART_WIDTH, height=drawing.height))
+        y += _TITLE + max(drawing.height for _, drawing in row) + _MARGIN
     style = element("style", Markup(_picture_style()))
     font = {"style": "max-width:100%;height:auto", "font_family": "sans-serif"}
     box = {"viewBox": f"0 0 {WIDTH} {y:g}", "width": WIDTH, "height": y}
     return element("svg", style, *parts, xmlns="http://www.w3.org/2000/svg", **box, **font) + "\n"
-
-
-def _state_legend(timeline: Timeline, y: float) -> Iterator[Markup]:
-    for number, state in enumerate(timeline.states):
-        x = 8 + number * WIDTH / _STATES_PER_ROW
-        yield element("rect", class_=f"s-{state}", x=x, y=y, width=16, height=10)
-        yield text(x + 22, y + 9, state)
-
-
-def _line_legend(chart: Chart, left: float, top: float) -> Iterator[Markup]:
-    for number, each in enumerate(chart.lines):
-        x = left + (number % _KEYS_PER_ROW) * (CHART_WIDTH - 20) / _KEYS_PER_ROW
-        y = top + number // _KEYS_PER_ROW * _LEGEND_ROW
-        yield draw_stroke(each, f"M{x:g} {y:g}h22")
-        yield text(x + 28, y + 4, each.name[:16], "tick")
 
 
 def _picture_style() -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import Event, JobFile, ResultFile, Sample, StatusFile
-from tf4slurm.jobs.status import is_lost, last_known
+from tf4slurm.jobs.schema import Event, ResultFile, Sample
+from tf4slurm.jobs.status import JobFiles
 from tf4slurm.reports.curves import Curves, Values, combine, make_curves, mean, measured
-from tf4slurm.reports.timeline import Timeline, make_timeline
+from tf4slurm.reports.timeline import Timeline, make_timeline, role_of_task
 from tf4slurm.slurm.parsing import SlurmResources
 
 _MAX_TAIL_LINES = 20
@@ -38,7 +37,7 @@ class TaskUsage:
 
     @property
     def role(self) -> str:
-        return self.name.partition("/")[0]
+        return role_of_task(self.name)
 
     @property
     def bytes_moved(self) -> float:
@@ -47,11 +46,12 @@ class TaskUsage:
 
 @dataclass(frozen=True)
 class JobUsage:
-    """The resource usage of all tasks, and the resources that Slurm allocated (None without Slurm).
+    """The resource usage of all tasks, and the resources that Slurm allocated.
 
     Attributes:
         cores: Mean number of cores in use during training.
         memory_bytes: Peak of the total memory.
+        allocation: slurm.json; defaults without Slurm.
         seconds: Duration of the job.
         num_samples: Number of samples during training.
         seconds_after_last_step: Time from the last reported step to the outcome; None without steps.
@@ -60,8 +60,7 @@ class JobUsage:
     tasks: tuple[TaskUsage, ...]
     cores: float | None
     memory_bytes: float
-    allocated_cpus: int | None
-    allocated_memory_bytes: int | None
+    allocation: SlurmResources
     seconds: float
     num_samples: int
     seconds_after_last_step: float | None = None
@@ -79,20 +78,13 @@ class JobSummary:
     """A running or ended job, as described by its run directory.
 
     Attributes:
-        job, status, allocation: job.json, status.json and slurm.json; defaults where they are missing.
-        result: result.json; None until the job has ended.
         names: Names of the tasks by rank.
         tail: The last lines that the failed task printed.
         warnings: Possible problems, in sentences, from the result or else from the events.
         missing: Missing files of the run directory, in sentences.
-        loss: The last known state if the launcher is lost; else empty.
     """
 
-    path: Path
-    job: JobFile
-    status: StatusFile
-    result: ResultFile | None
-    allocation: SlurmResources
+    files: JobFiles
     names: tuple[str, ...]
     timeline: Timeline
     curves: Curves
@@ -100,15 +92,14 @@ class JobSummary:
     tail: tuple[str, ...]
     warnings: tuple[str, ...]
     missing: tuple[str, ...]
-    loss: str = ""
 
     @property
-    def has_ended(self) -> bool:
-        return self.result is not None or bool(self.loss)
+    def result(self) -> ResultFile | None:
+        return self.files.result
 
     @property
     def has_failed(self) -> bool:
-        return self.has_ended and (self.result is None or self.result.exit_code != 0)
+        return self.files.is_lost or (self.result is not None and self.result.exit_code != 0)
 
     @property
     def cause(self) -> str | None:
@@ -116,7 +107,7 @@ class JobSummary:
 
     @property
     def reason(self) -> str:
-        return self.loss or (self.result or self.status).reason
+        return self.files.describe_loss() if self.files.is_lost else (self.result or self.files.status).reason
 
 
 def read_summary(run: RunDirectory) -> JobSummary:
@@ -125,28 +116,22 @@ def read_summary(run: RunDirectory) -> JobSummary:
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the files.
     """
-    job, result, status = run.read(JobFile), run.read(ResultFile), run.read(StatusFile) or StatusFile()
-    allocation, events = run.read(SlurmResources) or SlurmResources(), run.read_lines(Event)
-    names = tuple(task.task for task in (result and result.tasks) or status.tasks)
-    seconds = max(status.seconds, (result and result.seconds) or 0.0)
+    files, allocation, events = JobFiles(run), run.read(SlurmResources) or SlurmResources(), run.read_lines(Event)
+    result = files.result
+    seconds = max(files.status.seconds, (result and result.seconds) or 0.0)
+    names = tuple(task.task for task in files.tasks)
     timeline = make_timeline(events, names, seconds, _queue_times(allocation, events))
     names = names or tuple(task.name for task in timeline.tasks)
     curves = make_curves(run.read_lines(Sample), len(names))
-    is_launcher_lost = is_lost(run)
     return JobSummary(
-        path=run.path,
-        job=job or JobFile(),
-        status=status,
-        result=result,
-        allocation=allocation,
+        files=files,
         names=names,
         timeline=timeline,
         curves=curves,
         usage=summarize_usage(names, curves, timeline, allocation),
         tail=_tail(run, result) if result is not None and result.exit_code != 0 else (),
         warnings=result.warnings if result is not None else tuple(e.text for e in events if e.kind == "warning"),
-        missing=tuple(_missing(run, job, status, has_ended=result is not None or is_launcher_lost)),
-        loss=f"The launcher was killed, or its host failed. {last_known(run)}" if is_launcher_lost else "",
+        missing=tuple(_missing(files)),
     )
 
 
@@ -175,8 +160,7 @@ def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, al
         tasks=tasks,
         cores=mean_in_training(combine(curves.cores, sum)) if curves.cores else None,
         memory_bytes=max(measured(combine(curves.memory, sum)), default=0.0),
-        allocated_cpus=allocation.cpus,
-        allocated_memory_bytes=allocation.memory_bytes,
+        allocation=allocation,
         seconds=timeline.end,
         num_samples=len(training),
         seconds_after_last_step=max(0.0, end - stepping[-1]) if stepping else None,
@@ -202,16 +186,14 @@ def _tail(run: RunDirectory, result: ResultFile) -> tuple[str, ...]:
             lines = file.read().decode(errors="replace").splitlines()
     except (OSError, ValueError):
         return ()
-    return tuple(collections.deque(lines, _MAX_TAIL_LINES))
+    return tuple(lines[-_MAX_TAIL_LINES:])
 
 
-def _missing(run: RunDirectory, job: JobFile | None, status: StatusFile, *, has_ended: bool) -> list[str]:
-    sentences = []
-    if job is None:
-        sentences.append("job.json is missing or cannot be read: the command of the job is unknown.")
-    if not run.events.exists():
-        sentences.append("events.jsonl is missing: the timeline is unknown.")
-    if not has_ended:
-        phase = f"The last recorded phase is {status.phase}." if status.phase else "No phase was recorded."
-        sentences.append(f"result.json is missing: the job still runs, or its launcher was killed. {phase}")
-    return sentences
+def _missing(files: JobFiles) -> Iterator[str]:
+    if not files.job.command:
+        yield "job.json is missing or cannot be read: the command of the job is unknown."
+    if not files.run.events.exists():
+        yield "events.jsonl is missing: the timeline is unknown."
+    if not files.has_ended:
+        phase = f"The last recorded phase is {files.status.phase}." if files.status.phase else "No phase was recorded."
+        yield f"result.json is missing: the job still runs, or its launcher was killed. {phase}"

@@ -1,14 +1,16 @@
-"""SVG elements, scales and event marks for charts. Colors are CSS classes of page.css."""
+"""SVG elements, scales, axis ticks and event marks for charts. Colors are CSS classes of page.css."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from tf4slurm.reports.formatting import make_visible
+from tf4slurm.jobs.formatting import make_visible
 
+_TIME_STEPS = (15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 MARKS = {
     "cross": "M-4 -4L4 4M-4 4L4 -4",
     "triangle": "M-3.5 -5L4.5 0L-3.5 5Z",
@@ -84,3 +86,46 @@ def _escape(value: object) -> Markup:
     if isinstance(value, Markup):
         return value
     return escape(f"{value:g}" if isinstance(value, float) else make_visible(value))
+
+
+def number_ticks(low: float, high: float, limit: int) -> list[float]:
+    """Return at most about `limit` round numbers from `low` to `high` for an axis of numbers."""
+    return _multiples(low, high, _round_up((high - low) / max(limit - 1, 1), (1, 2, 2.5, 5, 10)))
+
+
+def time_ticks(low: float, high: float, limit: int) -> list[tuple[float, str]]:
+    """Return at most about `limit` round times in seconds for an axis of time, with their labels."""
+    raw = (high - low) / max(limit - 1, 1)
+    if raw <= 10:
+        step = _round_up(raw, (1, 2, 5, 10))
+    elif raw <= 86400:
+        step = next(each for each in _TIME_STEPS if raw <= each)
+    else:
+        step = 86400 * _round_up(raw / 86400, (1, 2, 5, 10))
+    return [(seconds, _format_time(seconds, step)) for seconds in _multiples(low, high, step)]
+
+
+def _format_time(seconds: float, step: float) -> str:
+    """Return a time on an axis whose ticks are `step` seconds apart: "90 s", "2 min", "2:00 h" or "3 d"."""
+    if step >= 86400:
+        return f"{seconds / 86400:g} d"
+    if step >= 3600 or abs(seconds) >= 7200:
+        sign, whole = ("-" if seconds < 0 else ""), abs(round(seconds))
+        return f"{sign}{whole // 3600}:{whole % 3600 // 60:02} h"
+    if step >= 60:
+        return f"{seconds / 60:g} min"
+    return f"{seconds:g} s"
+
+
+def _round_up(raw: float, leading_digits: tuple[float, ...]) -> float:
+    """Return the smallest of `leading_digits` times a power of ten that is at least `raw`; 1 if `raw` <= 0."""
+    if raw <= 0 or not math.isfinite(raw):
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(digit for digit in (*leading_digits, 100.0) if digit * power >= raw * (1 - 1e-9)) * power
+
+
+def _multiples(low: float, high: float, step: float) -> list[float]:
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(number * step, 10) for number in range(first, min(last, first + 100) + 1)]

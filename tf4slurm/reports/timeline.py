@@ -1,16 +1,5 @@
 """Derive a timeline of the states of each task from the events of the job.
 
-States of a task:
-
-queued       the job waits in Slurm's queue
-starting     from the start of the job or of a new attempt until the script starts
-importing    until the script's TensorFlow server answers or the script reports a step, whichever is first
-waiting      until the first task of the job reports a step
-training     from the first step of the job on
-running      in place of waiting and training if no task reports steps
-restarting   from the exit of the script until its restart in place
-terminating  from the outcome of the job, or the exit of the script, until the task has terminated
-
 Times are seconds since the start of the job. Agents notice within 0.25 s that a server answers.
 """
 
@@ -22,7 +11,17 @@ from dataclasses import dataclass, field
 from tf4slurm.control.records import EVENT_KINDS
 from tf4slurm.jobs.schema import Event
 
-STATES = ("queued", "starting", "importing", "waiting", "training", "running", "restarting", "terminating")
+STATES = {
+    "queued": "in Slurm's queue",
+    "starting": "until the script starts",
+    "importing": "until its server answers or it reports a step",
+    "waiting": "until a task of the job reports a step",
+    "training": "from the first step of the job on",
+    "running": "no task reports steps",
+    "restarting": "until the restart in place",
+    "terminating": "exited, or being terminated",
+}
+"""The states of a task in their usual order, and what each means."""
 
 _MARKED_KINDS = {name for name, kind in EVENT_KINDS.items() if kind.is_in_timeline}
 _MIN_WAIT_SECONDS = 1.0
@@ -67,7 +66,7 @@ class TaskTimeline:
 
     @property
     def role(self) -> str:
-        return self.name.partition("/")[0]
+        return role_of_task(self.name)
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,11 @@ class Timeline:
         """The states that occur, in the order of `STATES`."""
         found = {span.state for task in self.tasks for span in task.spans}
         return tuple(state for state in STATES if state in found)
+
+
+def role_of_task(name: str) -> str:
+    """Return the role in the name of a task, such as "worker" for "worker/0"."""
+    return name.partition("/")[0]
 
 
 def make_timeline(

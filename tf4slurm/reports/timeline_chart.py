@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
-from tf4slurm.reports.formatting import format_seconds, time_ticks
-from tf4slurm.reports.svg import Drawing, Scale, element, line, mark, outline, text
-from tf4slurm.reports.timeline import TaskTimeline, Timeline, TimelineEvent
+from tf4slurm.jobs.formatting import format_seconds
+from tf4slurm.reports.svg import Drawing, Scale, element, line, mark, outline, text, time_ticks
+from tf4slurm.reports.timeline import STATES, TaskTimeline, Timeline, TimelineEvent
 
 WIDTH = 1100
 _MAX_ROWS = 40
@@ -17,6 +17,13 @@ _LEFT, _RIGHT, _TOP = 104, 16, 46
 _ROW, _BAR, _BAND, _BAND_GAP = 19, 13, 72, 22
 _BINS = 240
 _MARK_PIXELS = 9  # minimum distance of two marks of one kind; a nearer second mark is not drawn
+_LEGEND_COLUMNS, _LEGEND_ROW = 3, 18
+_MARK_MEANINGS = {
+    "cross": "failed or lost",
+    "triangle": "restarted in place",
+    "diamond": "connection lost",
+    "square": "other event",
+}
 _MARKS = {"restarting": "triangle", "disconnected": "diamond", "exited_early": "diamond"}
 _LABELS = {
     "attempt": "new attempt",
@@ -41,6 +48,18 @@ def draw_timeline(timeline: Timeline, start: float, end: float, cause: str | Non
         y += _BAND + _BAND_GAP
     parts += _draw_job_events(timeline.events, scale, height)
     return Drawing(WIDTH, height, f"Timeline of {len(timeline.tasks)} tasks", parts)
+
+
+def draw_legend(states: Sequence[str]) -> Drawing:
+    """Draw the meanings of the colors of these states, and of the marks."""
+    keys = [(element("rect", class_=f"s-{s}", x=-8, y=-5, width=16, height=10), f"{s}: {STATES[s]}") for s in states]
+    keys += [(mark(0, 0, kind, meaning), meaning) for kind, meaning in _MARK_MEANINGS.items()]
+    parts = []
+    for number, (key, words) in enumerate(keys):
+        row, column = divmod(number, _LEGEND_COLUMNS)
+        place = f"translate({16 + column * WIDTH / _LEGEND_COLUMNS:g} {10 + row * _LEGEND_ROW})"
+        parts.append(element("g", key, text(14, 4, words), transform=place))
+    return Drawing(WIDTH, (len(keys) - 1) // _LEGEND_COLUMNS * _LEGEND_ROW + 20, "Legend of the timeline", parts)
 
 
 def choose_rows(

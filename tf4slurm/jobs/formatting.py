@@ -1,0 +1,74 @@
+"""Format times, durations, bytes and numbers for people, and replace invisible characters."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]"
+)
+_LATEST_TIME = 1e11  # in seconds since 1970; time.localtime fails for much later ones
+
+
+def make_visible(text: object) -> str:
+    """Return text with U+FFFD in place of control characters, text direction marks and unpaired surrogates."""
+    return _INVISIBLE.sub("\ufffd", str(text))
+
+
+def format_seconds(seconds: float) -> str:
+    """Return "0.4 s", "12 s", "3 min 20 s", "2 h 05 min" or "3 d 4 h"."""
+    if seconds < 0:
+        return "-" + format_seconds(-seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def format_elapsed(seconds: float) -> str:
+    """Return "0:11" or "1:02:03", as squeue does."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_time(seconds: float | None) -> str:
+    """Return a time in seconds since 1970 as local date and time."""
+    if seconds is None or not 0 < seconds < _LATEST_TIME:
+        return "an unknown time"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def format_bytes(count: float) -> str:
+    """Return "0 B", "830 kB" or "1.2 GB": decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{format_number(count)} {unit}"
+        count /= 1000
+    return f"{format_number(count)} TB"
+
+
+def format_number(value: float) -> str:
+    """Return three significant digits: "0", "0.0123", "4.56", "78.9", "1,230", "4.60e+12"."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    size = abs(value)
+    if size >= 1e9 or size < 1e-4:
+        return f"{value:.2e}"
+    if size >= 100:
+        return f"{value:,.0f}"
+    digits = 2 - math.floor(math.log10(size))
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".")
+
+
+def format_count(count: int, role: str) -> str:
+    """Return "1 chief", "2 ps" or "1,000 workers"."""
+    return f"{count:,} {role}{'s' if count != 1 and not role.endswith('s') else ''}"
