@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PEERS := .venv-peers
 SLURM_PACKAGES := slurm-wlm munge iproute2 iptables slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
 # The tests wait more than they compute: two run at a time, those of one file in sequence.
-PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=40
+PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --durations=15
 BROWSER_PACKAGES := chromium fonts-dejavu-core
 
 # Further versions of Python that `make test-long` tests, where they are installed.
@@ -18,7 +18,7 @@ demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
 
 test: $(VENV)/installed slurm browser check
-	$(PYTEST) --cov
+	$(PYTEST) --cov --cov-report=
 
 # The slow tests: most of the fault matrix, most notebooks, and all variants but the first. Half an hour.
 test-long: $(VENV)/installed slurm browser test-pythons
