@@ -22,7 +22,7 @@ from tf4slurm.spec import JobSpec
 
 PATIENCE_SECONDS = 120.0
 _CROWD = 1_000  # with more, the tasks of one process may exceed the default heartbeat timeout
-_USAGE_SECONDS, _USAGES_PER_SECOND = 5.0, 100  # as in agents: see tf4slurm/agent/usage.py
+_USAGE_SECONDS, _USAGES_PER_SECOND = 5.0, 100  # as in agents: see tf4slurm/agent/probes.py
 _STEADY_SECONDS = 20.0  # or one interval between usage reports, if longer
 
 

@@ -80,11 +80,9 @@ class Agent:
         except RendezvousError as error:
             logger.error("%s: %s", self._name, error)
             self._error = error
-            return (
-                EXIT_TASK_LOST
-                if self._client.cluster
-                else getattr(self._rendezvous.failure, "exit_code", error.exit_code)
-            )
+            if self._client.cluster is not None:
+                return EXIT_TASK_LOST
+            return getattr(self._rendezvous.failure, "exit_code", error.exit_code)
         finally:
             for task in (orphaned, following, member):
                 task.cancel()
@@ -118,7 +116,7 @@ class Agent:
                 self._process.channel.disconnect()
                 self._process.start(cluster, attempt, start_count)
             self._process.channel.send(desired)
-            self._process.request_stop(cluster)
+            self._process.request_stop()
             await self._client.wait_for_change()
 
     def _exit_code(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import dataclasses
+import functools
 import json
 import logging
 import resource
@@ -14,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tf4slurm.agent.child_log import ChildLog
-from tf4slurm.agent.liveness import wait_until_unresponsive
+from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.script_channel import ScriptChannelServer
-from tf4slurm.agent.usage import watch_usage
-from tf4slurm.cluster import Address, Cluster, Member, Task, fill_in
+from tf4slurm.cluster import Address, Cluster, Task, fill_in
 from tf4slurm.control.messages import ScriptState, Usage
 from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -73,7 +73,7 @@ class TaskProcess(abc.ABC):
     def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         """Start the process for the `start_count`-th time in this attempt, and report its state."""
 
-    def request_stop(self, cluster: Cluster) -> None:  # noqa: B027
+    def request_stop(self) -> None:  # noqa: B027
         """Send the stop signal to a child process, once, if the job must stop."""
 
     @abc.abstractmethod
@@ -112,6 +112,7 @@ class OwnedChild(TaskProcess):
         self._slurmstepd_watch: asyncio.Task[None] | None = None
         self._guard_is_lost = asyncio.Event()
         self._was_stopped = False
+        self._is_shielded = False  # from stop signals
         self._is_ending = False
 
     async def open(self) -> None:
@@ -119,7 +120,7 @@ class OwnedChild(TaskProcess):
         adopt_orphans()
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number)
+            loop.add_signal_handler(number, functools.partial(self._client.update, stop_signal=number.name))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         if isinstance(self._place, SlurmStep):  # a local agent has no guard, because it ends with the launcher
             loop.add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
@@ -138,12 +139,12 @@ class OwnedChild(TaskProcess):
     def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         self._running = asyncio.create_task(self._run(cluster, attempt, start_count))
 
-    def request_stop(self, cluster: Cluster) -> None:
+    def request_stop(self) -> None:
         """Send the stop signal to the child, once, if the job must stop and the script does not handle that."""
         if self._child is None or self._was_stopped or not self._client.desired.stop_reason:
             return
         self._was_stopped = True
-        if self._role(cluster).is_waited_for and not self._client.observed.script.handles_stop:
+        if not self._is_shielded and not self._client.observed.script.handles_stop:
             self._child.signal(signal.Signals[self._spec.stop_signal])
 
     async def end(self, kill_wait_seconds: float) -> None:
@@ -165,7 +166,7 @@ class OwnedChild(TaskProcess):
         """Write the state in at most 2 s, because the file system may have stalled."""
         observed = self._client.observed
         state = LastState(
-            task=str(self._task(cluster)),
+            task=str(cluster.members[self._place.rank].task),
             time=round(time.time(), 3),
             attempt=observed.attempt,
             starts=observed.start_count,
@@ -185,12 +186,14 @@ class OwnedChild(TaskProcess):
 
     async def _run(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         """Start the child and supervise it to its end. A stalled file system delays only this coroutine."""
-        task, role = self._task(cluster), self._role(cluster)
+        _, task, _, address = cluster.members[self._place.rank]
+        role = role_of(task.task_type, has_chief=cluster.has_chief)
+        self._is_shielded = not role.is_waited_for
         try:
             log = await in_thread(ChildLog, self._run_directory.log(task, attempt), str(task), self._writer)
             environment = self._child_environment(cluster, task, attempt)
             command = self._command_of(role, cluster, task, attempt)
-            self._child = await Child.start(command, environment, log.write, is_shielded=not role.is_waited_for)
+            self._child = await Child.start(command, environment, log.write, is_shielded=self._is_shielded)
         except (Tf4SlurmError, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             returncode = getattr(error, "exit_code", _CANNOT_START)
             self._client.update(state="exited", start_count=start_count, returncode=returncode, tail=(str(error),))
@@ -207,24 +210,19 @@ class OwnedChild(TaskProcess):
             usage=Usage(),
             has_server=False,
         )
-        self.request_stop(cluster)
-        has_server = role.is_in_cluster or role.serves
-        await self._supervise(self._child, log, self._member(cluster).address if has_server else None)
+        self.request_stop()
+        await self._supervise(self._child, log, address if role.is_in_cluster or role.serves else None)
 
     async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
         """Report the child's end; kill it if its liveness probe fails."""
-        spec = self._spec
-        exiting = asyncio.create_task(child.wait())
-        must_serve = spec.stall_timeout_seconds is not None and address is not None
+        spec, must_serve = self._spec, self._spec.stall_timeout_seconds is not None and address is not None
         limits = (spec.heartbeat_timeout_seconds, spec.start_timeout_seconds if must_serve else None)
+        port = address.port if address is not None else None
+        exiting = asyncio.create_task(child.wait())
         probe = asyncio.create_task(wait_until_unresponsive(child.process_id, address, *limits, self._on_server))
-        usage = watch_usage(
-            child.process_id,
-            address.port if address is not None else None,
-            self._client.update_usage,
-            spec.num_tasks,
+        usage_watch = asyncio.create_task(
+            watch_usage(child.process_id, port, self._client.update_usage, spec.num_tasks)
         )
-        usage_watch = asyncio.create_task(usage)
         try:
             await asyncio.wait({exiting, probe}, return_when=asyncio.FIRST_COMPLETED)
             detail = probe.result() if probe.done() and not exiting.done() else None
@@ -257,23 +255,22 @@ class OwnedChild(TaskProcess):
         result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
         result.setdefault("PYTHONUNBUFFERED", "1")
         result.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
-        result.update(self._gpu_environ(cluster))
+        result.update(self._gpu_environ(cluster, task))
         result.update(bypass_proxies(result, (member.address.host for member in cluster.members)))
         return result
 
-    def _gpu_environ(self, cluster: Cluster) -> dict[str, str]:
+    def _gpu_environ(self, cluster: Cluster, task: Task) -> dict[str, str]:
+        def sees_gpus(task: Task) -> bool:
+            return role_of(task.task_type, has_chief=cluster.has_chief).sees_gpus
+
         place = self._place
         if not isinstance(place, SlurmStep):
-            return {} if self._role(cluster).sees_gpus else HIDDEN_GPUS
-        here = [member for member in cluster.members if member.node == place.node_name]
-        sees_gpus = [role_of(member.task.task_type, has_chief=cluster.has_chief).sees_gpus for member in here]
-        return gpu_environ(place, sees_gpus, self._spec.gpus_per_worker)
+            return {} if sees_gpus(task) else HIDDEN_GPUS
+        here = [sees_gpus(member.task) for member in cluster.members if member.node == place.node_name]
+        return gpu_environ(place, here, self._spec.gpus_per_worker)
 
     def _on_server(self) -> None:
         self._client.update(has_server=True)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        self._client.update(stop_signal=signal.Signals(number).name)
 
     def _on_script_state(self, state: ScriptState) -> None:
         if self._is_ending and state.stop_signal == "SIGTERM" and self._child is not None:
@@ -284,15 +281,6 @@ class OwnedChild(TaskProcess):
     def _reap(self) -> None:
         if self._child is not None:  # before the child's id is known, this could reap the child itself
             reap_orphans(self._child.process_id)
-
-    def _member(self, cluster: Cluster) -> Member:
-        return cluster.members[self._place.rank]
-
-    def _task(self, cluster: Cluster) -> Task:
-        return self._member(cluster).task
-
-    def _role(self, cluster: Cluster) -> Role:
-        return role_of(self._task(cluster).task_type, has_chief=cluster.has_chief)
 
 
 def check_length(tf_config: str, num_tasks: int) -> str:

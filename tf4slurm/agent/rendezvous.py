@@ -33,7 +33,11 @@ _FAILURE_CHARACTERS = 900
 class Rendezvous:
     """One task's registration, and the port that the task holds for its child.
 
-    `failure` is the reason why this task cannot take part; None if the task can.
+    Attributes:
+        client: The task's client of the control service.
+        failure: The reason why this task cannot take part; None if the task can.
+        held_port: The port of the current attempt; None before one was chosen.
+        listener: Listens on this port until the child's server does.
     """
 
     def __init__(
@@ -44,10 +48,7 @@ class Rendezvous:
         *,
         owns_child: bool = True,
     ) -> None:
-        """Create the client of the control service.
-
-        `owns_child` is False if srun started the script, so that the agent does not start or end it.
-        """
+        """`owns_child` is False if srun started the script, so that the agent does not start or end it."""
         self.place = place
         self.spec = spec
         self.token = ""
@@ -68,57 +69,47 @@ class Rendezvous:
             The cluster, after all its addresses were checked; None if the launcher terminates this task or begins
             another attempt first.
         """
-        responder = ReachabilityServer()
-        attempt = self.client.observed.attempt
+        client, responder = self.client, ReachabilityServer()
+        attempt = client.observed.attempt
         try:
             while True:
-                await self.client.wait_for_change()
-                desired, client = self.client.desired, self.client
-                if desired.terminate or desired.attempt != attempt:
+                await client.wait_for_change()
+                if client.desired.terminate or client.desired.attempt != attempt:
                     return None
                 cluster = client.cluster if client.cluster_attempt == attempt else None
-                if desired.start_count:
+                if client.desired.start_count:
                     return cluster
                 if self.listener is not None:
                     await responder.start(self.listener, self.token, self.place.rank)
-                if cluster is not None and self.client.observed.state == "registered":
+                if cluster is not None and client.observed.state == "registered":
                     await self._check_addresses(cluster)
         finally:
             responder.close()
 
     async def begin_attempt(self, attempt: int) -> None:
         """Hold a new port and register for another attempt; a failure is reported to the launcher."""
-        before = self.held_port
+        before, deadline = self.held_port, time.monotonic() + _PORT_SECONDS
         changes: dict[str, object] = {}
-        try:
+        while not changes:
             try:
-                self._hold_port()
-            except PlacementError:  # a small range: all tasks of this host must first release their ports
-                if before is not None:
-                    before.close()
-                await self._retry_to_hold_port()
-            changes["port"] = self.held_port.port if self.held_port is not None else 0
-        except (Tf4SlurmError, OSError) as error:
-            changes.update(state="not_ready", detail=f"rank {self.place.rank} has no port: {str(error).rstrip('.')}")
+                changes["port"] = self._hold_port().port
+            except (Tf4SlurmError, OSError) as error:
+                if isinstance(error, PlacementError) and time.monotonic() < deadline:
+                    if before is not None:  # a small range: all tasks of this host must first release their ports
+                        before.close()
+                    await asyncio.sleep(_PORT_PAUSE_SECONDS)
+                else:
+                    reason = f"rank {self.place.rank} has no port: {str(error).rstrip('.')}"
+                    changes.update(state="not_ready", detail=reason)
         if before is not None:
             before.close()
         self.client.begin_attempt(attempt, **changes)
 
-    async def _retry_to_hold_port(self) -> None:
-        deadline = time.monotonic() + _PORT_SECONDS
-        while True:
-            try:
-                self._hold_port()
-                return
-            except PlacementError:
-                if time.monotonic() >= deadline:
-                    raise
-            await asyncio.sleep(_PORT_PAUSE_SECONDS)
-
-    def _hold_port(self) -> None:
+    def _hold_port(self) -> HeldPort:
         reserved = self.place.port_candidates if isinstance(self.place, SlurmStep) else ()
         self.held_port = hold_port(self.spec.ports or reserved)
         self.listener = self.held_port.listen()  # before another task receives the address and checks it
+        return self.held_port
 
     async def _check_addresses(self, cluster: Cluster) -> None:
         """Check the addresses assigned to this task, and compare the cluster's nodes with Slurm's."""
@@ -143,14 +134,12 @@ class Rendezvous:
 
         A failure becomes part of the registration; the launcher then ends the job.
         """
-        host, port, interface, node = "", 0, self.spec.interface, self.place.node_name
+        host, port, node = "", 0, self.place.node_name
         with self._choosing:  # an earlier call that has timed out may still run in its thread
             self.failure = None
             try:
-                host = task_address(interface, node, service.host)
-                if self.held_port is None:
-                    self._hold_port()
-                port = self.held_port.port if self.held_port is not None else 0
+                host = task_address(self.spec.interface, node, service.host)
+                port = (self.held_port or self._hold_port()).port
             except (Tf4SlurmError, OSError) as error:
                 self.failure = error
         failure = None if self.failure is None else str(self.failure)[:_FAILURE_CHARACTERS]

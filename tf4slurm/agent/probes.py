@@ -1,4 +1,4 @@
-"""Resource usage of a child process: memory, processor time, and bytes over its port.
+"""Probes of a running child process: its liveness and its resource usage.
 
 Linux counts the bytes of each open TCP connection and reports them to any user through a netlink socket (`man 7
 sock_diag`). psutil does not read these counters.
@@ -10,14 +10,19 @@ import asyncio
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 
+from tf4slurm.cluster import Address
 from tf4slurm.control.messages import Usage
+from tf4slurm.network.reachability import is_answering
 from tf4slurm.system.proc import read_stat, walk_descendants
 
-_PAUSE_SECONDS = 5.0
+_CHECKS = 8  # checks per timeout
+_FIRST_ANSWER_SECONDS = 0.25  # short, so that a short-lived server is not reported as missing
+_USAGE_SECONDS = 5.0
 _TASKS_PER_SECOND = 100  # the launcher's sampling rate
-_FIRST_SECONDS = 1.0
+_FIRST_USAGE_SECONDS = 1.0
 
 # linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h, linux/tcp.h
 _NETLINK_SOCK_DIAG = 4
@@ -33,16 +38,72 @@ _COUNTERS_OFFSET = 120  # of tcpi_bytes_acked and tcpi_bytes_received in tcp_inf
 _TIMEOUT_SECONDS = 0.5
 
 
+async def wait_until_unresponsive(
+    process_id: int,
+    address: Address | None,
+    timeout_seconds: float,
+    server_timeout_seconds: float | None = None,
+    on_server: Callable[[], None] = lambda: None,
+) -> str:
+    """Wait until the child fails its liveness probe; return the reason, as a clause. Cancel this when the child exits.
+
+    Time in which the whole job was suspended does not count.
+
+    Args:
+        address: The address of the child's server; None if the child has no server.
+        timeout_seconds: How long the child may be stopped, or its server may fail to answer.
+        server_timeout_seconds: Time limit for the server's first answer; None (default) for no limit.
+        on_server: Called when the server answers for the first time.
+    """
+    pause = timeout_seconds / _CHECKS
+    started_at = alive_at = checked_at = time.monotonic()
+    has_answered = False
+    why = ""
+    while True:
+        nap = pause if has_answered else min(pause, _FIRST_ANSWER_SECONDS)
+        await asyncio.sleep(nap)
+        is_alive = False
+        if _is_stopped(process_id):
+            why = "was stopped"
+        else:
+            answers = await is_answering(address, pause) if address is not None else None
+            if answers is True and not has_answered:
+                has_answered = True
+                on_server()
+            is_alive = answers is not False or not has_answered
+            why = "did not answer at its port"
+        now = time.monotonic()
+        lag = now - checked_at - nap - pause  # `nap` for the sleep, `pause` for a missing answer
+        if lag > 0:
+            alive_at += lag
+            started_at += lag
+        checked_at = now
+        if is_alive:
+            alive_at = now
+        if now - alive_at >= timeout_seconds:
+            return f"{why} for {timeout_seconds:g} s"
+        if server_timeout_seconds is not None and not has_answered and now - started_at >= server_timeout_seconds:
+            return f"had no server at its port {server_timeout_seconds:g} s after its start"
+
+
+def _is_stopped(process_id: int) -> bool:
+    """Return whether a signal has stopped the process; False where /proc does not show the process."""
+    try:
+        return read_stat(process_id).state == "T"
+    except OSError:
+        return False
+
+
 async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usage], None], num_tasks: int = 1) -> None:
     """Call `on_usage` periodically, until cancelled. Nothing is reported where /proc does not show the child.
 
     `port` is the child's port, or None. The period is 5 s, but 10 ms per task in jobs of more than 500 tasks.
     """
-    pause = _FIRST_SECONDS
+    pause = _FIRST_USAGE_SECONDS
     connections: dict[int, tuple[int, int]] = {}  # includes closed connections
     while True:
         await asyncio.sleep(pause)
-        pause = max(_PAUSE_SECONDS, num_tasks / _TASKS_PER_SECOND)
+        pause = max(_USAGE_SECONDS, num_tasks / _TASKS_PER_SECOND)
         if port is not None:
             connections.update(read_traffic(port))
         try:

@@ -1,4 +1,4 @@
-"""Resource usage of a child: its processes, and the connections to its port as counted by the kernel."""
+"""The probes of a child: its liveness, its processes, and the connections to its port as counted by the kernel."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.processes import wait_until
-from tf4slurm.agent import usage
-from tf4slurm.agent.usage import read_traffic
+from tf4slurm.agent import probes
+from tf4slurm.agent.probes import read_traffic, wait_until_unresponsive
+from tf4slurm.cluster import Address
 from tf4slurm.control.messages import ObservedState, Usage, decode, encode
 
 _SENT, _RECEIVED = 5_000, 300_000
@@ -48,8 +50,8 @@ def test_both_directions_of_a_port_are_counted(connection: tuple[int, socket.soc
 def test_usage_includes_the_processes_that_the_child_has_started(
     connection: tuple[int, socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage, "_FIRST_SECONDS", 0.05)
-    monkeypatch.setattr(usage, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(probes, "_FIRST_USAGE_SECONDS", 0.05)
+    monkeypatch.setattr(probes, "_USAGE_SECONDS", 0.05)
     port, client, served = connection
     exchange(client, served)
     burn = (
@@ -63,7 +65,7 @@ def test_usage_includes_the_processes_that_the_child_has_started(
             samples: list[Usage] = []
 
             async def watch() -> None:
-                task = asyncio.create_task(usage.watch_usage(child.pid, port, samples.append))
+                task = asyncio.create_task(probes.watch_usage(child.pid, port, samples.append))
                 while not samples:
                     await asyncio.sleep(0.02)
                 task.cancel()
@@ -77,15 +79,15 @@ def test_usage_includes_the_processes_that_the_child_has_started(
 
 
 def test_usage_of_a_child_that_has_ended_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "_FIRST_SECONDS", 0.01)
-    monkeypatch.setattr(usage, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(probes, "_FIRST_USAGE_SECONDS", 0.01)
+    monkeypatch.setattr(probes, "_USAGE_SECONDS", 0.01)
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     child.wait()
     samples: list[Usage] = []
 
     async def watch() -> None:
-        task = asyncio.create_task(usage.watch_usage(child.pid, None, samples.append))
+        task = asyncio.create_task(probes.watch_usage(child.pid, None, samples.append))
         await asyncio.sleep(0.1)
         assert not task.done()
         task.cancel()
@@ -97,3 +99,16 @@ def test_usage_of_a_child_that_has_ended_is_not_reported(monkeypatch: pytest.Mon
 def test_usage_survives_encoding() -> None:
     status = ObservedState(state="running", usage=Usage(1, 2.5, 3, 4))
     assert decode(encode(status), ObservedState) == status
+
+
+def test_time_in_which_the_agent_was_stopped_does_not_fail_the_liveness_probe() -> None:
+    async def watch(address: Address) -> bool:
+        probe = asyncio.create_task(wait_until_unresponsive(os.getpid(), address, 0.4))
+        for _ in range(5):
+            await asyncio.sleep(0.07)  # the probe sleeps for 0.05 s and waits as long for an answer
+            time.sleep(0.6)  # as if this process were stopped
+        await asyncio.sleep(0.2)
+        return probe.done()
+
+    with socket.create_server(("127.0.0.1", 0)) as unresponsive:
+        assert not asyncio.run(watch(Address("127.0.0.1", unresponsive.getsockname()[1])))
