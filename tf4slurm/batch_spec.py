@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from tf4slurm.cluster import placeholders_in
 from tf4slurm.errors import OptionError
-from tf4slurm.options import option, options_of
-from tf4slurm.spec import JobSpec, exclusive
+from tf4slurm.options import option, options_by_key, options_of
+from tf4slurm.spec import JobSpec, check_exclusive
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*[a-z0-9]")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
@@ -193,11 +193,9 @@ class BatchSpec(JobSpec):
         super()._check()
 
     def _check_sbatch(self) -> None:
-        options = self.sbatch_options
+        options, fields = self.sbatch_options, options_by_key(BatchSpec)
         for found in (options, self.ps_options):
-            requested = [f"--{name} {found[name]}" for name in MEMORY_OPTIONS if name in found]
-            if len(requested) > 1:
-                raise exclusive(*requested[:2], option="mem")
+            check_exclusive(BatchSpec, {fields[key].name: value for key, value in found.items() if key in fields})
         if self.ps_sbatch and not self.het:
             raise OptionError("--ps-sbatch is for the ps of a heterogeneous job. Give --het too.", option="ps-sbatch")
         if "array" in options and self.array_lines:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import OptionError, SettingsError
@@ -25,7 +25,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PREFIX = "TF4SLURM_"
 SITE = "site"
 NO_SITE = "none"
 """The site that disables all settings."""
@@ -33,7 +32,6 @@ NO_SITE = "none"
 ETC = Path("/etc/tf4slurm")
 SHIPPED = Path(__file__).parent / "sites"
 PROJECT_FILE = "tf4slurm.toml"
-DEFAULT_SITE = "generic"
 _BATCH_VERBS = ("submit", "script")
 _JOB_VERBS = ("run", "task", *_BATCH_VERBS)
 _CONFIG_FILE = "config.toml"
@@ -51,8 +49,7 @@ _NEW_FILE = """\
 """
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """The value of one option, and the file or variable that sets it."""
 
     value: Any
@@ -171,7 +168,7 @@ def read_settings(
     layers.append(_from_environ(environ))
     if site is not None:
         layers.append({SITE: Setting(site, "command line")})
-    named = next((layer[SITE] for layer in reversed(layers) if SITE in layer), Setting(DEFAULT_SITE, "default"))
+    named = next((layer[SITE] for layer in reversed(layers) if SITE in layer), Setting("generic", "default"))
     if named.value == NO_SITE:
         return {}
     profiles = paths.sites()
@@ -243,7 +240,7 @@ def _known_options() -> dict[str, Option]:
 
 
 def _variable(key: str) -> str:
-    return PREFIX + key.upper().replace("-", "_")
+    return "TF4SLURM_" + key.upper().replace("-", "_")
 
 
 def _checked(each: Option, setting: Setting) -> Setting:

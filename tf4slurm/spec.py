@@ -246,13 +246,8 @@ def check_exclusive(cls: type, given: Mapping[str, Any]) -> None:
         for other in options[name].excludes if given[name] != options[name].default else ():
             if other in given:
                 texts = [" ".join(options[each].to_arguments(given[each])) for each in (name, other)]
-                raise exclusive(*texts, option=options[name].key)
-
-
-def exclusive(first: str, second: str, *, option: str) -> OptionError:
-    """Return the error for two options that exclude each other."""
-    return OptionError(
-        f"{first} and {second} exclude each other. Leave one out; if a settings file sets an option of sbatch, "
-        "--no-sbatch NAME removes it.",
-        option=option,
-    )
+                raise OptionError(
+                    f"{' and '.join(texts)} exclude each other. Leave one out; if a settings file sets an option of "
+                    "sbatch, --no-sbatch NAME removes it.",
+                    option=options[name].key,
+                )
