@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
+import functools
+import importlib.util
 import inspect
 import os
 import shlex
@@ -45,14 +46,12 @@ def _takes_options_of(
     """Give a constructor the keyword arguments of a dataclass, with their types and help texts."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        fields = inspect.signature(spec).parameters
-        options = options_of(BatchSpec)
-        names = [name for name in fields if name in options or name == SITE]
-        own = inspect.signature(function)
-        shown = [*list(own.parameters.values())[:-1], *(fields[name] for name in names)]
+        options, own = options_of(BatchSpec), inspect.signature(function)
+        fields = [each for name, each in inspect.signature(spec).parameters.items() if name in (*options, SITE)]
+        shown = [*list(own.parameters.values())[:-1], *fields]
         function.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
-        lines = (f"    {name}: {options[name].help}" for name in names if name in options)
-        function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("    OPTIONS", "\n".join(lines))
+        lines = "\n".join(f"    {name}: {option.help}" for name, option in options.items())
+        function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("    OPTIONS", lines)
         return function
 
     return decorate
@@ -99,17 +98,12 @@ class Job:
 
         Raises:
             OptionError, PlacementError: Options and settings contradict each other, or `workers` is missing.
+            SettingsError, UntrustedFileError: A settings file cannot be used.
         """
         return api.script(self._spec())
 
     def submit(self) -> Job:
-        """Submit the job to Slurm; return this object.
-
-        Raises:
-            OptionError, PlacementError: Options and settings contradict each other, or `workers` is missing.
-            RefusedError: sbatch refused the job.
-            LaunchError: sbatch cannot be started.
-        """
+        """Submit the job to Slurm; return this object. Raises: as `script` and `tf4slurm.submit`."""
         self._known = api.submit(self._spec())
         return self
 
@@ -123,8 +117,7 @@ class Job:
             isolated: Run local processes in their own network, which has only loopback.
 
         Raises:
-            OptionError, PlacementError: Options and settings contradict each other.
-            SettingsError, UntrustedFileError: A settings file cannot be used.
+            OptionError, PlacementError, SettingsError, UntrustedFileError: As `script`.
             SlurmEnvironmentError: A variable of the allocation is invalid.
         """
         settings = read_settings(os.environ, self._site)
@@ -134,10 +127,7 @@ class Job:
         spec = JobSpec(self._command, **fill_in(JobSpec, options, settings))
         try:
             status = api.run(
-                spec,
-                local=local,
-                isolated=isolated,
-                on_output=lambda line: print(line, end="", flush=True),
+                spec, local=local, isolated=isolated, on_output=functools.partial(print, end="", flush=True)
             )
         except LaunchError as error:  # the output has the reason
             return error.returncode
@@ -217,11 +207,11 @@ class Job:
         return self._known
 
 
+@dataclass(frozen=True)
 class Picture:
     """A picture that a notebook shows; `svg` contains the SVG text."""
 
-    def __init__(self, svg: str) -> None:
-        self.svg = svg
+    svg: str
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -240,12 +230,9 @@ def _progress() -> Iterator[Callable[[str], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console()
-    if console.is_jupyter and not _has_widgets():
-        lines = _Lines()
-        try:
+    if console.is_jupyter and importlib.util.find_spec("ipywidgets") is None:
+        with contextlib.closing(_Lines()) as lines:
             yield lines.show
-        finally:
-            lines.finish()
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -253,16 +240,8 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda text: progress.update(bar, description=text)
 
 
-def _has_widgets() -> bool:
-    try:
-        importlib.import_module("ipywidgets")
-    except ImportError:
-        return False
-    return True
-
-
 class _Lines:
-    """Prints a line if it has changed, at most every 5 s."""
+    """Prints a text if it has changed, at most every 5 s, and the last one at the end."""
 
     def __init__(self) -> None:
         self._shown = self._latest = ""
@@ -271,10 +250,9 @@ class _Lines:
     def show(self, text: str) -> None:
         self._latest = text
         if time.monotonic() >= self._next_at:
-            self.finish()
+            self.close()
 
-    def finish(self) -> None:
-        """Print the latest line, unless it was already printed."""
+    def close(self) -> None:
         if self._latest != self._shown:
             print(self._latest, flush=True)
             self._shown, self._next_at = self._latest, time.monotonic() + _LINE_SECONDS
