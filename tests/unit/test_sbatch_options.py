@@ -57,23 +57,8 @@ def test_gpus_per_worker_requests_gpus_of_each_node(arguments: tuple[str, ...], 
 def test_het_gives_ps_a_component_without_gpus() -> None:
     ps, others = make_sbatch_options(
         job_of(
-            *(
-                "--het",
-                "-N2",
-                "-w",
-                "g[1-2]",
-                "--ps",
-                "2",
-                "--workers",
-                "3",
-                "--gres",
-                "gpu:2",
-                "-c",
-                "8",
-                "--mem",
-                "9G",
-            ),
-            *("--ps-sbatch", "mem-per-cpu=1G", "--ps-sbatch", "partition=cpu", *TRAIN),
+            *("--het", "-N2", "-w", "g[1-2]", "--ps", "2", "--workers", "3", "--gres", "gpu:2", "-c", "8"),
+            *("--mem", "9G", "--ps-sbatch", "mem-per-cpu=1G", "--ps-sbatch", "partition=cpu", *TRAIN),
         )
     )
     assert (ps["ntasks"], others["ntasks"]) == ("2", "4")
@@ -207,19 +192,8 @@ def test_array_args_that_do_not_fit_array_are_refused(lines: str, array: str, wo
 
 
 def test_array_args_are_read_from_standard_input() -> None:
-    command = (
-        sys.executable,
-        "-m",
-        "tf4slurm",
-        "script",
-        "--site",
-        "none",
-        "--workers",
-        "1",
-        "--array-args",
-        "-",
-        *TRAIN,
-    )
+    options = ("--site", "none", "--workers", "1", "--array-args", "-")
+    command = (sys.executable, "-m", "tf4slurm", "script", *options, *TRAIN)
     done = subprocess.run(command, input="--rate 1\n--rate 2\n", capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --array=0-1" in done.stdout
