@@ -107,7 +107,7 @@ class Launcher:
         try:
             await self._in_time(self._write_job)
             self._reporter.on_run_directory(self._run_directory)
-            for obstacle in await in_thread(self._requeue.find_obstacles) if self._requeue is not None else ():
+            if self._requeue is not None and (obstacle := await in_thread(self._requeue.find_obstacle)) is not None:
                 logger.warning("%s", obstacle)
             await self._run_tasks()
         finally:

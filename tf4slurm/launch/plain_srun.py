@@ -87,20 +87,15 @@ def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer:
         return 0 if agent.was_terminated else exit_code
     register_job(path.name, spec.runs_directory, environ, step.job_id)
     launcher = Launcher(spec, None, directory, reporter, job_id=step.job_id, node=step.node_name)
-    result = asyncio.run(_run_both(launcher, agent))
+
+    async def run_both() -> Result:
+        return (await asyncio.gather(launcher.run(), agent.run()))[0]
+
+    result = asyncio.run(run_both())
     if launcher.has_connected_agents:
         reporter.close()
         _cancel(step)  # an agent may be stopped by a signal, and srun would wait for it for ever
     return result.file.exit_code
-
-
-async def _run_both(launcher: Launcher, agent: Agent) -> Result:
-    launching = asyncio.create_task(launcher.run())
-    acting = asyncio.create_task(agent.run())
-    await asyncio.wait({launching, acting}, return_when=asyncio.FIRST_EXCEPTION)
-    if acting.done():
-        acting.result()
-    return await launching
 
 
 def _end_without_rank_0(client: ControlClient, directory: RunDirectory, step: SlurmStep) -> None:
@@ -204,8 +199,6 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
         if hosting is not None and hosting.done():
             hosting.result()
         send_error(agent.failure or RendezvousError("The cluster did not form."))
-        if hosting is not None and hosting.done():
-            return
     await acting
     if hosting is not None:
         if not script.channel.was_used:  # no other script waits for this script
@@ -223,9 +216,7 @@ async def _host(
         await asyncio.wrap_future(files.submit(write_control, endpoint, directory))
         ending, stopping = asyncio.create_task(service.wait_for_end()), asyncio.create_task(is_over.wait())
         await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
         if ending.done():
             ending.result()
-        ending.cancel()
     finally:
         await close_service(service, directory, files)

@@ -7,7 +7,6 @@ import logging
 import re
 import signal
 from pathlib import Path
-from typing import Literal
 
 from tf4slurm.errors import EXIT_REQUEUED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -17,39 +16,41 @@ from tf4slurm.slurm.commands import query_job, requeue_job
 
 logger = logging.getLogger(__name__)
 
-Reason = Literal["preemption", "time limit"]
 _USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C or a closed terminal; no scheduler sends these signals
 
 
+@dataclasses.dataclass(frozen=True)
 class Requeue:
-    """Requeues a job: after every preemption, and at most `limit` times at its time limit."""
+    """Requeues a job: after every preemption, and at most `limit` times at its time limit.
 
-    def __init__(self, job_id: str, limit: int, array_element: str | None = None) -> None:
-        """`array_element` is the id of the job in a job array, because the array's id means all its jobs."""
-        self._job_id = job_id
-        self._slurm_id = array_element or job_id
-        self._limit = limit
+    `array_element` is the id of the job in a job array, because the array's id means all its jobs.
+    """
 
-    def find_obstacles(self) -> list[str]:
-        """Return the reasons why Slurm will not requeue the job, as sentences. Called when the job starts."""
+    job_id: str
+    limit: int
+    array_element: str | None = None
+
+    @property
+    def _slurm_id(self) -> str:
+        return self.array_element or self.job_id
+
+    def find_obstacle(self) -> str | None:
+        """Return the reason why Slurm will not requeue the job, as a sentence. Called when the job starts."""
         try:
             job = query_job(self._slurm_id)
         except LaunchError as error:
-            return [f"It is unknown whether the job can be requeued: {error}"]
-        obstacles = []
+            return f"It is unknown whether the job can be requeued: {error}"
         if not job.is_batch:
-            obstacles.append("The job cannot be requeued: it is not a batch job. Submit it with sbatch.")
-        elif not job.can_requeue:
-            obstacles.append("The job cannot be requeued: Slurm has Requeue=0 for it. Submit it with sbatch --requeue.")
-        elif job.preempt_mode in ("CANCEL", "SUSPEND", "GANG"):
+            return "The job cannot be requeued: it is not a batch job. Submit it with sbatch."
+        if not job.can_requeue:
+            return "The job cannot be requeued: Slurm has Requeue=0 for it. Submit it with sbatch --requeue."
+        if job.preempt_mode in ("CANCEL", "SUSPEND", "GANG"):
             mode = f"PreemptMode={job.preempt_mode} in partition {job.partition}"
-            obstacles.append(
-                f"Preemption does not requeue here ({mode}): the job requeues itself within its grace time."
-            )
-        return obstacles
+            return f"Preemption does not requeue here ({mode}): the job requeues itself within its grace time."
+        return None
 
-    def find_reason(self, exit_code: int, run_directory: RunDirectory) -> Reason | None:
-        """Return the reason to requeue a stopped job; None if it should not or cannot be requeued."""
+    def find_reason(self, exit_code: int, run_directory: RunDirectory) -> str | None:
+        """Return why a stopped job is requeued: "preemption" or "time limit"; None if it is not requeued."""
         if exit_code in {128 + number for number in _USER_SIGNALS}:
             return None
         try:
@@ -63,12 +64,12 @@ class Requeue:
         if job.is_preempted:
             return "preemption"
         done = self._count_requeues(run_directory)
-        if done >= self._limit:
-            logger.warning("the job is not requeued: it has been requeued %d times (--requeue %d)", done, self._limit)
+        if done >= self.limit:
+            logger.warning("the job is not requeued: it has been requeued %d times (--requeue %d)", done, self.limit)
             return None
         return "time limit"
 
-    def requeue(self, result: ResultFile, reason: Reason, run_directory: RunDirectory) -> ResultFile:
+    def requeue(self, result: ResultFile, reason: str, run_directory: RunDirectory) -> ResultFile:
         """Requeue the job; return its result. If Slurm accepts the request, it ends the job with this process."""
         text = f"{result.reason} It is requeued ({reason})."
         requeued = dataclasses.replace(result, exit_code=EXIT_REQUEUED, reason=text, requeued=reason)
@@ -82,7 +83,7 @@ class Requeue:
 
     def _count_requeues(self, run_directory: RunDirectory) -> int:
         """Count this job's requeues at the time limit, from the run directories NAME-ID, NAME-ID-2 and so on."""
-        first = re.sub(rf"(-{re.escape(self._job_id)})-\d+$", r"\1", run_directory.path.name)
+        first = re.sub(rf"(-{re.escape(self.job_id)})-\d+$", r"\1", run_directory.path.name)
         runs = re.compile(rf"{re.escape(first)}(-\d+)?")
         paths = run_directory.path.parent.iterdir()
         return sum(_was_requeued(path) for path in paths if runs.fullmatch(path.name))

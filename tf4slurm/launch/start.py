@@ -70,24 +70,16 @@ def run_job(
         Tf4SlurmError: An option is invalid, or the job cannot start.
     """
     spec = spec.for_tasks(allocation.num_tasks if allocation else None)
-    if isolated and allocation is not None:
-        raise OptionError(
-            "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"
-        )
-    if isolated:
-        isolate()  # first: the namespace has other interfaces
-    _check(spec, environ, allocation)
-    if not isolated and allocation is None and spec.num_tasks > 1 and sys.platform == "linux":
-        logger.warning(
-            "TensorFlow's servers listen on all interfaces of this host, without authentication: --isolated closes "
-            "them to other hosts and users"
-        )
+    _check(spec, environ, allocation, isolated=isolated)
     signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the launcher handles them
     job_id = allocation.job_id if allocation else None
     name = f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
     run_directory = RunDirectory.create(spec.runs_directory, name)
     register_job(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
-    spawner, requeue = _make_spawner(spec, environ, allocation)
+    requeue = None
+    if allocation is not None and spec.requeue is not None:
+        requeue = Requeue(allocation.job_id, spec.requeue, allocation.array_element)
+    spawner = _make_spawner(spec, environ, allocation)
     reporter = start_reporter(spec.num_tasks)  # last: a reporter may start a thread, which forks do not copy
     try:
         launcher = Launcher(spec, spawner, run_directory, reporter, requeue, job_id=job_id, arguments=arguments)
@@ -96,27 +88,34 @@ def run_job(
         reporter.close()
 
 
-def _check(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None) -> None:
+def _check(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None, *, isolated: bool) -> None:
+    """Check the options, after `isolate`, which changes the network interfaces."""
+    if isolated and allocation is not None:
+        raise OptionError(
+            "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"
+        )
+    if isolated:
+        isolate()
     check_command(spec)
     if allocation is None:
         check_ports(spec.ports, spec.num_tasks, spec.control_port)
         if spec.interface is not None:
             interface_address(spec.interface, own_node_name(environ))
+        if not isolated and spec.num_tasks > 1 and sys.platform == "linux":
+            logger.warning(
+                "TensorFlow's servers listen on all interfaces of this host, without authentication: --isolated closes "
+                "them to other hosts and users"
+            )
     elif allocation.restart_count:
         logger.warning("Slurm has requeued this job %d times", allocation.restart_count)
 
 
-def _make_spawner(
-    spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None
-) -> tuple[Spawner, Requeue | None]:
+def _make_spawner(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None) -> Spawner:
     if allocation is None:
-        return LocalSpawner(spec.num_tasks, spec.command, environ), None
+        return LocalSpawner(spec.num_tasks, spec.command, environ)
     pairs = parse_pairs("srun", spec.srun).items()
     options = tuple(f"--{name}={value}" if value else f"--{name}" for name, value in pairs)
-    requeue = None
-    if spec.requeue is not None:
-        requeue = Requeue(allocation.job_id, spec.requeue, allocation.array_element)
-    return SrunSpawner(allocation, spec.num_tasks, spec.command, environ, options), requeue
+    return SrunSpawner(allocation, spec.num_tasks, spec.command, environ, options)
 
 
 def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:

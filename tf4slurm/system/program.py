@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from tf4slurm.errors import Tf4SlurmError
 
@@ -140,13 +140,7 @@ class LineWriter:
             self._stream.write(line.encode(error.encoding, "backslashreplace").decode(error.encoding))
 
 
-if TYPE_CHECKING:
-    _StreamHandler = logging.StreamHandler[TextIO]
-else:
-    _StreamHandler = logging.StreamHandler  # takes no type in Python 3.10
-
-
-class LogHandler(_StreamHandler):
+class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # a type only since Python 3.11
     """Logs to a slow stream. Event loops and threads other than the main thread do not wait for the stream.
 
     Call `close` (as logging.shutdown does) before the process ends.

@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from tf4slurm.errors import UntrustedFileError
@@ -35,12 +36,12 @@ def check_trusted(path: Path, instead: str) -> None:
         if any(directory.is_relative_to(trusted) for trusted in _trusted_directories()):
             continue
         if facts.st_uid not in (os.getuid(), 0):
-            owner = _user_name(facts.st_uid)
+            owner = _name(each.owner, facts.st_uid)
             why = f"{str(each)!r} belongs to the user {owner!r}, not to you or root. Use a copy of your own."
         elif facts.st_mode & stat.S_IWOTH:
             why = f"all users may write {str(each)!r}. Take that permission away: chmod o-w."
         elif facts.st_mode & stat.S_IWGRP and not _is_private_group(facts.st_gid, facts.st_uid):
-            group = _group_name(facts.st_gid)
+            group = _name(each.group, facts.st_gid)
             why = f"the group {group!r} may write {str(each)!r}. Take that permission away: chmod g-w."
         else:
             continue
@@ -62,15 +63,9 @@ def _is_private_group(group_id: int, user_id: int) -> bool:
     return group.gr_name == user and not set(group.gr_mem) - {user}
 
 
-def _user_name(user_id: int) -> str:
+def _name(look_up: Callable[[], str], number: int) -> str:
+    """Return the name of a user or group, or its number if this host does not know the name."""
     try:
-        return pwd.getpwuid(user_id).pw_name
+        return look_up()
     except KeyError:
-        return str(user_id)
-
-
-def _group_name(group_id: int) -> str:
-    try:
-        return grp.getgrgid(group_id).gr_name
-    except KeyError:
-        return str(group_id)
+        return str(number)
