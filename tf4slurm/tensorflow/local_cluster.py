@@ -1,4 +1,9 @@
-"""`LocalCluster`: ps and workers on this host, with a notebook as their chief."""
+"""`LocalCluster`: ps and workers on this host, with a notebook as their chief.
+
+`python -m tf4slurm.tensorflow.local_cluster DIRECTORY` is the program of each task. A ps or worker runs a TensorFlow
+server until its agent terminates it. The chief's task represents the notebook: it writes DIRECTORY/cluster.json, and
+exits when the notebook creates DIRECTORY/end.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,8 @@ from typing import Any
 
 from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.network.reachability import bypass_proxies
 from tf4slurm.system import exec_child
-from tf4slurm.tensorflow.servers import connect_parameter_server_strategy
+from tf4slurm.system.variables import RUN_DIRECTORY_VARIABLE
 
 _POLL_SECONDS = 0.05
 _END_SECONDS = 15.0
@@ -99,10 +103,12 @@ class LocalCluster:
         """
         if not self.cluster:
             raise RendezvousError("The cluster is not running. Use it as: with LocalCluster() as cluster: …")
+        from tf4slurm.network.reachability import bypass_proxies  # here, because the program of a task needs none of it
+        from tf4slurm.tensorflow.keras_limits import install_keras_limits
+        from tf4slurm.tensorflow.servers import connect_parameter_server_strategy
+
         os.environ["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the chief's port
         os.environ.update(bypass_proxies(os.environ, ["127.0.0.1"]))
-        from tf4slurm.tensorflow.keras_limits import install_keras_limits
-
         install_keras_limits()
         return connect_parameter_server_strategy(self.cluster, self.run_directory, self._timeout_seconds, **options)
 
@@ -126,7 +132,7 @@ class LocalCluster:
         run = ["run", "--local", "--ps", str(ps), "--workers", str(workers), "--name", "notebook"]
         options = ["--runs-directory", str(self._runs_directory), "--start-timeout", f"{self._timeout_seconds:g}"]
         options += ["--heartbeat-timeout", "3", "--heartbeat-interval", "0.5", "--"]
-        task = [sys.executable, "-m", "tf4slurm.tensorflow.local_server", str(directory)]
+        task = [sys.executable, "-m", "tf4slurm.tensorflow.local_cluster", str(directory)]
         return [*bound, sys.executable, "-m", "tf4slurm", *run, *options, *task]
 
 
@@ -142,3 +148,23 @@ def _end(launcher: subprocess.Popen[bytes], directory: Path) -> None:
     except subprocess.TimeoutExpired:
         launcher.kill()  # the agents then exit
         launcher.wait()
+
+
+def main(directory: Path) -> None:
+    """Run a task until the cluster ends."""
+    config = json.loads(os.environ["TF_CONFIG"])
+    cluster, task = config["cluster"], config["task"]
+    if task["type"] != "chief":
+        import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+
+        tf.distribute.Server(cluster, job_name=task["type"], task_index=task["index"], protocol="grpc").join()
+        return
+    draft = directory / "draft"
+    draft.write_text(json.dumps({"cluster": cluster, "run_directory": os.environ[RUN_DIRECTORY_VARIABLE]}))
+    draft.rename(directory / "cluster.json")
+    while not (directory / "end").exists():
+        time.sleep(_POLL_SECONDS)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
