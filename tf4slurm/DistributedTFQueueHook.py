@@ -11,7 +11,7 @@ from typing import Any
 from tf4slurm.errors import PlacementError
 from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.tensorflow.hooks import DoneHook
-from tf4slurm.tensorflow.queues import done_queue_name, make_queue
+from tf4slurm.tensorflow.queues import make_done_queue
 
 
 def create_done_queue(i: int, WorkersNumber: int) -> Any:
@@ -21,13 +21,13 @@ def create_done_queue(i: int, WorkersNumber: int) -> Any:
     """
     _warn("create_done_queue", "tf4slurm.shutdown.wait_for_workers")
     atexit.register(gc.freeze)  # as in wait_for_workers
-    return make_queue(i, done_queue_name(i), WorkersNumber)
+    return make_done_queue(i, WorkersNumber)
 
 
 def create_done_queues(PSNumber: int, WorkersNumber: int) -> list[Any]:
     """Add the done queues of all ps to the current graph. Use `tf4slurm.shutdown.signal_done` instead."""
     _warn("create_done_queues", "tf4slurm.shutdown.signal_done")
-    return [make_queue(index, done_queue_name(index), WorkersNumber) for index in range(PSNumber)]
+    return [make_done_queue(index, WorkersNumber) for index in range(PSNumber)]
 
 
 def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | None = None) -> DoneHook:

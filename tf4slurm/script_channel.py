@@ -1,22 +1,26 @@
 """The script's end of the script channel: send the script's state to the agent, receive the desired state.
 
-The agent's end is `agent/script_channel.py`. The channel is a Unix socket; each message is one line of JSON.
+The agent's end is `agent/script_channel.py`. The channel is a Unix socket; each message is one line of JSON. One field
+of the state is the completion signal: a training task is done, or has failed.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+from tf4slurm.cluster import Task
 from tf4slurm.control.messages import DesiredState, ScriptState, decode, encode
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
@@ -27,6 +31,7 @@ _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 _channel: ScriptChannel | None = None
 _channel_process = 0
+_completion_signals: dict[str, CompletionSignal] = {}
 
 
 def find_script_channel() -> ScriptChannel | None:
@@ -81,6 +86,10 @@ class ScriptChannel:
             elif self._delayed is None:
                 self._delayed = threading.Timer(wait, self.send)  # no daemon, so the last state is always sent
                 self._delayed.start()
+
+    def complete(self, failed: bool) -> None:
+        """Send the completion signal."""
+        self.send(completion="failed" if failed else "done")
 
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
         """Wait until the condition on `desired` is true; return whether it became true before the timeout.
@@ -203,3 +212,43 @@ def _restore_in_forks(numbers: Sequence[signal.Signals], handle: Callable[[int, 
         unblock()
 
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore)
+
+
+class CompletionSignal:
+    """Reports once that this process is done or has failed; later calls have no effect."""
+
+    def __init__(self, send: Callable[[bool], None]) -> None:
+        """Send nothing yet; `send` is later called with True if this process has failed."""
+        self._send = send
+        self._lock = threading.Lock()
+        self._is_sent = False
+
+    def send(self, failed: bool = False) -> None:
+        """Send the signal, unless it has been sent."""
+        with self._lock:
+            is_sent, self._is_sent = self._is_sent, True
+        if not is_sent:
+            self._send(failed)
+
+    def send_at_exit(self) -> None:
+        """Send the signal when the interpreter exits: failed if an uncaught exception ends the main thread.
+
+        sys.exit() counts as done with any code. A killed process sends no signal.
+        """
+        process_id = os.getpid()
+
+        def send() -> None:
+            if os.getpid() == process_id:  # a forked process inherits the exit handlers
+                self.send(failed=hasattr(sys, "last_value"))  # the exception that the interpreter has printed
+
+        atexit.register(send)
+
+
+def get_completion_signal(name: str, send: Callable[[bool], None]) -> CompletionSignal:
+    """Return this process's completion signal with this name; only the first caller's `send` is used."""
+    return _completion_signals.setdefault(name, CompletionSignal(send))
+
+
+def channel_completion_signal(task: Task, channel: ScriptChannel) -> CompletionSignal:
+    """Return the completion signal that this process sends through its agent to the control service."""
+    return get_completion_signal(f"channel of {task}", channel.complete)

@@ -35,6 +35,9 @@ _MAIN = (
     "from tf4slurm.launch.plain_srun import main; main()"
 )
 _HOME = str(Path(errors.__file__).parents[1])
+ClusterAndTask = tuple[Mapping[str, Sequence[str]], str, int]
+"""(cluster, task_type, task_index): the addresses of each role, and the role and index of this process."""
+
 _sidecars: list[subprocess.Popen[str]] = []
 _current: list[ServerDictionary] = []
 
@@ -50,6 +53,11 @@ class ServerDictionary(NamedTuple):
     def task(self) -> Task:
         """This process's task."""
         return Task(self.task_type, self.task_index)
+
+    @property
+    def address(self) -> str:
+        """The address of this process's task."""
+        return self.cluster[self.task_type][self.task_index]
 
     @property
     def ps_addresses(self) -> tuple[str, ...]:
@@ -172,31 +180,22 @@ def launched_server_dictionary() -> ServerDictionary | None:
     return _read_tf_config()
 
 
-def current_server_dictionary(
-    cluster: Mapping[str, Sequence[str]] | None = None, task_type: str | None = None, task_index: int | None = None
-) -> ServerDictionary:
+def current_server_dictionary(given: ClusterAndTask | None = None) -> ServerDictionary:
     """Return the given cluster spec, or else the last result of `get_server_dictionary`, or else TF_CONFIG's.
 
-    Args:
-        cluster: The addresses of each role, such as {"ps": ["n1:4001"], "worker": ["n1:4002"]}.
-        task_type: The role of this process, given with `cluster`.
-        task_index: The 0-based index of this process in its role, given with `cluster`.
-
     Raises:
-        ValueError: Only one or two of the three arguments are given.
-        SlurmEnvironmentError: No argument is given, and this process has no cluster spec.
+        SlurmEnvironmentError: No cluster spec is given, and this process has none.
     """
-    if cluster is not None and task_type is not None and task_index is not None:
+    if given is not None:
+        cluster, task_type, task_index = given
         return ServerDictionary({role: list(addresses) for role, addresses in cluster.items()}, task_type, task_index)
-    if (cluster, task_type, task_index) != (None, None, None):
-        raise ValueError("cluster, task_type and task_index belong together: give all three or none.")
     if _current:
         return _current[0]
     if "TF_CONFIG" in os.environ:
         return _read_tf_config()
     raise SlurmEnvironmentError(
         "This process has no cluster: get_server_dictionary() was not called, and TF_CONFIG is not set. Call it first, "
-        "or give cluster, task_type and task_index.",
+        "or give cluster=(cluster, task_type, task_index).",
         variable="TF_CONFIG",
     )
 

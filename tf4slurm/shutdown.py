@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import atexit
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tf4slurm.cluster import Task, format_tasks
-from tf4slurm.completion_signal import CompletionSignal, channel_completion_signal
 from tf4slurm.errors import RendezvousConnectionError, ShutdownError, ShutdownTimeoutError
-from tf4slurm.script_channel import ScriptChannel, find_script_channel
-from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary
+from tf4slurm.script_channel import CompletionSignal, ScriptChannel, channel_completion_signal, find_script_channel
+from tf4slurm.server_dictionary import ClusterAndTask, ServerDictionary, current_server_dictionary
 
 __all__ = ["Ending", "done_at_end", "serve_until_done", "signal_at_exit", "signal_done", "wait_for_workers"]
 
@@ -42,12 +41,7 @@ class Ending:
 
 
 def wait_for_workers(
-    *,
-    method: str = "barrier",
-    timeout_seconds: float | None = None,
-    cluster: Mapping[str, Sequence[str]] | None = None,
-    task_type: str | None = None,
-    task_index: int | None = None,
+    *, method: str = "barrier", timeout_seconds: float | None = None, cluster: ClusterAndTask | None = None
 ) -> Ending:
     """Wait on a ps until every worker, and the chief, is done or has failed.
 
@@ -57,10 +51,8 @@ def wait_for_workers(
         method: "barrier" (default) or "queue", see the module docstring. With "queue", the server of this ps must be
             running.
         timeout_seconds: Timeout in seconds for all signals; None (default) waits without a limit.
-        cluster: The addresses of each role. The last result of get_server_dictionary(), else TF_CONFIG, is the default
-            of cluster, task_type and task_index.
-        task_type: The role of this process.
-        task_index: The index of this process in its role.
+        cluster: (cluster, task_type, task_index), where `cluster` has the addresses of each role. Default: the last
+            result of get_server_dictionary(), else TF_CONFIG.
 
     Returns:
         The tasks that are done and the tasks that failed. The ps may exit now.
@@ -70,13 +62,18 @@ def wait_for_workers(
             training tasks.
         ShutdownError: This process is not a ps of the cluster, or method="barrier" finds no agent.
         SlurmEnvironmentError: No cluster is given or found.
-        ValueError: The method is unknown, or only a part of cluster, task_type and task_index is given.
+        ValueError: The method is unknown.
     """
-    current = current_server_dictionary(cluster, task_type, task_index)
+    _check_method(method)
+    current = current_server_dictionary(cluster)
     if current.task_type != "ps" or not current.task_index < len(current.ps_addresses):
         raise ShutdownError(f"{current.task} is not a ps of the cluster: only a ps waits for the workers.")
-    _check_method(method)
-    failed = (_wait_for_barrier if method == "barrier" else _wait_for_queue)(current, timeout_seconds)
+    if method == "barrier":
+        failed = _wait_for_barrier(current, timeout_seconds)
+    else:
+        from tf4slurm.tensorflow.queues import wait_for_done_queue
+
+        failed = wait_for_done_queue(current, timeout_seconds)
     atexit.register(gc.freeze)  # shortens the interpreter's last garbage collection from 0.8 s to 0.1 s
     tasks = current.training_tasks
     return Ending(
@@ -89,59 +86,40 @@ def serve_until_done(
     *,
     method: str = "barrier",
     timeout_seconds: float | None = None,
-    cluster: Mapping[str, Sequence[str]] | None = None,
-    task_type: str | None = None,
-    task_index: int | None = None,
+    cluster: ClusterAndTask | None = None,
 ) -> Ending:
     """Keep a tf.distribute.Server running while `wait_for_workers` waits; arguments and result are the same.
 
     A TensorFlow server runs in its own threads as long as a Python reference to it exists.
     """
-    ending = wait_for_workers(
-        method=method, timeout_seconds=timeout_seconds, cluster=cluster, task_type=task_type, task_index=task_index
-    )
+    ending = wait_for_workers(method=method, timeout_seconds=timeout_seconds, cluster=cluster)
     del server  # the reference must exist until here
     return ending
 
 
-def signal_done(
-    failed: bool = False,
-    *,
-    method: str = "barrier",
-    cluster: Mapping[str, Sequence[str]] | None = None,
-    task_type: str | None = None,
-    task_index: int | None = None,
-) -> None:
+def signal_done(failed: bool = False, *, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
     """Send this worker's completion signal to every ps. Only the first signal of a process is sent.
 
     Args:
         failed: Whether the worker failed.
         method: The method with which the ps waits. With "queue", an evaluator sends nothing.
         cluster: As in `wait_for_workers`.
-        task_type: As in `wait_for_workers`.
-        task_index: As in `wait_for_workers`.
 
     Raises:
         ShutdownError: A ps does not answer, this process is a ps, or method="barrier" finds no agent.
         SlurmEnvironmentError: No cluster is given or found.
-        ValueError: The method is unknown, or only a part of cluster, task_type and task_index is given.
+        ValueError: The method is unknown.
     """
-    _completion_signal(method, cluster, task_type, task_index).send(failed)
+    _completion_signal(method, cluster).send(failed)
 
 
 @contextmanager
-def done_at_end(
-    *,
-    method: str = "barrier",
-    cluster: Mapping[str, Sequence[str]] | None = None,
-    task_type: str | None = None,
-    task_index: int | None = None,
-) -> Iterator[None]:
+def done_at_end(*, method: str = "barrier", cluster: ClusterAndTask | None = None) -> Iterator[None]:
     """Send the completion signal at the end of the block: failed if the block raises, or exits with a non-zero code.
 
     Arguments and exceptions are those of `signal_done`.
     """
-    signal = _completion_signal(method, cluster, task_type, task_index)
+    signal = _completion_signal(method, cluster)
     try:
         yield
     except SystemExit as exit_:
@@ -153,19 +131,13 @@ def done_at_end(
     signal.send()
 
 
-def signal_at_exit(
-    *,
-    method: str = "barrier",
-    cluster: Mapping[str, Sequence[str]] | None = None,
-    task_type: str | None = None,
-    task_index: int | None = None,
-) -> None:
+def signal_at_exit(*, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
     """Send the completion signal when this process exits: failed if an uncaught exception ends the process.
 
     sys.exit() counts as done with any code. A killed process sends no signal. Arguments and exceptions are those
     of `signal_done`.
     """
-    _completion_signal(method, cluster, task_type, task_index).send_at_exit()
+    _completion_signal(method, cluster).send_at_exit()
 
 
 def _check_method(method: str) -> None:
@@ -173,13 +145,11 @@ def _check_method(method: str) -> None:
         raise ValueError(f"Unknown method {method!r}: expected one of {', '.join(map(repr, _METHODS))}.")
 
 
-def _completion_signal(
-    method: str, cluster: Mapping[str, Sequence[str]] | None, task_type: str | None, task_index: int | None
-) -> CompletionSignal:
-    current = current_server_dictionary(cluster, task_type, task_index)
+def _completion_signal(method: str, cluster: ClusterAndTask | None) -> CompletionSignal:
+    _check_method(method)
+    current = current_server_dictionary(cluster)
     if current.task_type == "ps":
         raise ShutdownError(f"{current.task} is a ps: it receives signals and sends none. Call wait_for_workers().")
-    _check_method(method)
     if method == "barrier":
         return channel_completion_signal(current.task, _connected_channel())
     from tf4slurm.tensorflow.queues import queue_completion_signal
@@ -201,12 +171,6 @@ def _wait_for_barrier(current: ServerDictionary, timeout_seconds: float | None) 
             missing=[str(task) for task in tasks],
         )
     return {task for task in tasks if str(task) in channel.desired.failed_tasks}
-
-
-def _wait_for_queue(current: ServerDictionary, timeout_seconds: float | None) -> set[Task]:
-    from tf4slurm.tensorflow.queues import wait_for_done_queue
-
-    return wait_for_done_queue(current, timeout_seconds)
 
 
 def _connected_channel() -> ScriptChannel:

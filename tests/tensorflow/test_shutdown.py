@@ -103,18 +103,18 @@ def test_queues_get_the_signal_before_the_control_service(monkeypatch: pytest.Mo
     """A ps may exit once the control service has the signal, so that signal is sent last, even if a queue fails."""
     sent: list[str] = []
 
-    def send_to_queues(self: queues.DoneQueues, failed: bool) -> None:
+    def put_in_queues(current: ServerDictionary, failed: bool) -> None:
         sent.append("queues")
         if not works:
             raise ShutdownError("no ps")
 
-    monkeypatch.setattr(queues.DoneQueues, "send", send_to_queues)
+    monkeypatch.setattr(queues, "_put_in_queues", put_in_queues)
     monkeypatch.setattr(
         queues,
         "find_script_channel",
-        lambda: SimpleNamespace(send=lambda **changes: sent.append(changes["completion"])),
+        lambda: SimpleNamespace(complete=lambda failed: sent.append("failed" if failed else "done")),
     )
-    monkeypatch.setattr("tf4slurm.completion_signal._signals", {})
+    monkeypatch.setattr("tf4slurm.script_channel._completion_signals", {})
     signal = queues.queue_completion_signal(
         ServerDictionary({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}, "worker", 0)
     )

@@ -26,18 +26,13 @@ def test_argument_overrides_kept_cluster_which_overrides_tf_config(monkeypatch: 
     assert current_server_dictionary() == (CLUSTER, "ps", 0)
     set_current_server_dictionary(ServerDictionary(CLUSTER, "worker", 1))
     assert current_server_dictionary() == (CLUSTER, "worker", 1)
-    assert current_server_dictionary({"ps": ("a:1",)}, "ps", 0) == ({"ps": ["a:1"]}, "ps", 0)
+    assert current_server_dictionary(({"ps": ("a:1",)}, "ps", 0)) == ({"ps": ["a:1"]}, "ps", 0)
 
 
 def test_process_without_a_cluster_is_an_error() -> None:
     with pytest.raises(SlurmEnvironmentError, match="get_server_dictionary") as caught:
         current_server_dictionary()
     assert caught.value.variable == "TF_CONFIG"
-
-
-def test_incomplete_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="all three or none"):
-        current_server_dictionary(CLUSTER, task_index=0)
 
 
 def test_all_tasks_but_the_ps_train_and_the_first_is_chief() -> None:

@@ -10,15 +10,15 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.cluster import format_tasks
+from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.errors import RendezvousTimeoutError, ShutdownError
-from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary
-from tf4slurm.tensorflow.queues import get_start_barrier, queue_completion_signal
+from tf4slurm.server_dictionary import ClusterAndTask, ServerDictionary, current_server_dictionary
+from tf4slurm.tensorflow.queues import open_session, poll, queue_completion_signal
 
 logger = logging.getLogger(__name__)
 
@@ -36,49 +36,33 @@ class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     Otherwise MonitoredTrainingSession finds no variables, and checks again only after 30 s.
     """
 
-    def __init__(
-        self,
-        cluster: Mapping[str, Sequence[str]] | None = None,
-        task_type: str | None = None,
-        task_index: int | None = None,
-        *,
-        start_timeout_seconds: float = 300.0,
-    ) -> None:
+    def __init__(self, cluster: ClusterAndTask | None = None, *, start_timeout_seconds: float = 300.0) -> None:
         """Prepare the hook without connecting.
 
         Args:
-            cluster: The addresses of each role. The last result of get_server_dictionary(), else TF_CONFIG, is the
-                default of cluster, task_type and task_index.
-            task_type: The role of this process.
-            task_index: The index of this process in its role.
+            cluster: (cluster, task_type, task_index); default: the last result of get_server_dictionary(), else
+                TF_CONFIG.
             start_timeout_seconds: Timeout in seconds for the other tasks (default 300).
 
         Raises:
             SlurmEnvironmentError: No cluster is given or found.
             ShutdownError: The cluster has no ps.
         """
-        self._current = current_server_dictionary(cluster, task_type, task_index)
+        self._current = current_server_dictionary(cluster)
         if not self._current.ps_addresses:
             raise ShutdownError(f"The cluster {self._current.cluster} has no ps, but this hook needs one.")
-        self._barrier = get_start_barrier(self._current)
         self._start_seconds = start_timeout_seconds
-        self._set_up()
-
-    def _set_up(self) -> None:
-        """Initialize the attributes of a subclass."""
 
     def begin(self) -> None:
         """Wait for the chief's session and all ps; on timeout log a warning and continue."""
-        try:
-            self._barrier.wait_for_chief(self._start_seconds)
-            _warm_up_connections(self._current, self._start_seconds)
-        except TimeoutError:
-            task, seconds = self._current.task, self._start_seconds
-            logger.warning("%s: the chief, or a ps, did not answer within %g s", task, seconds)
+        current, seconds = self._current, self._start_seconds
+        has_chief = current.is_chief or not _wait_for_arrivals(current, current.training_tasks[:1], seconds)
+        if not (has_chief and _warm_up_connections(current, seconds)):
+            logger.warning("%s: the chief, or a ps, did not answer within %g s", current.task, seconds)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Register this task at the start barrier."""
-        self._barrier.arrive()
+        _arrive(self._current)
 
 
 class DoneHook(_StartHook):
@@ -89,7 +73,9 @@ class DoneHook(_StartHook):
     closes at once, not after `stop_grace_period_secs`, and workers that wait for the chief's tokens end.
     """
 
-    def _set_up(self) -> None:
+    def __init__(self, cluster: ClusterAndTask | None = None, *, start_timeout_seconds: float = 300.0) -> None:
+        """Prepare the hook without connecting; arguments and exceptions are those of `StartBarrierHook`."""
+        super().__init__(cluster, start_timeout_seconds=start_timeout_seconds)
         self._signal = queue_completion_signal(self._current)
         self._is_done = False
         self._close_tokens: list[Any] = []
@@ -131,9 +117,12 @@ class DoneHook(_StartHook):
 
     def _wait_for_all(self) -> None:
         try:
-            self._barrier.wait_for_all(_EXIT_SECONDS)
-        except (TimeoutError, ShutdownError) as error:
-            logger.warning("%s ends although not all workers have started: %r", self._current.task, error)
+            missing = _wait_for_arrivals(self._current, self._current.training_tasks, _EXIT_SECONDS)
+        except ShutdownError as error:
+            logger.warning("%s ends although a ps is lost: %s", self._current.task, error)
+        else:
+            if missing:
+                logger.warning("%s ends although %s did not start", self._current.task, format_tasks(missing))
 
 
 class StartBarrierHook(_StartHook):
@@ -146,53 +135,77 @@ class StartBarrierHook(_StartHook):
             RendezvousTimeoutError: Not all tasks arrived within start_timeout_seconds.
         """
         super().after_create_session(session, coord)
-        try:
-            self._barrier.wait_for_all(self._start_seconds)
-        except TimeoutError:
-            missing = format_tasks(self._barrier.missing) if self._current.is_chief else "another worker"
+        missing = _wait_for_arrivals(self._current, self._current.training_tasks, self._start_seconds)
+        if missing:
             raise RendezvousTimeoutError(
-                f"{missing} did not reach the start barrier within {self._start_seconds:g} s. See the logs, or raise "
-                "start_timeout_seconds."
-            ) from None
+                f"{format_tasks(missing)} did not reach the start barrier within {self._start_seconds:g} s. See the "
+                "logs, or raise start_timeout_seconds."
+            )
 
 
-def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> None:
-    """Make every ps fetch a number from this task, and in the chief also from every ps; retry until all succeed.
+# The start barrier
+
+
+def _arrivals_table() -> tf.Tensor:
+    """Add a table on ps 0 to the current graph: the positions of the training tasks that have created a session.
+
+    The table exists for the rest of the job, so a restarted task does not wait again.
+    """
+    with tf.device("/job:ps/task:0"):
+        return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name="tf4slurm_arrivals")
+
+
+def _arrive(current: ServerDictionary) -> None:
+    with tf.Graph().as_default():
+        position = tf.constant([current.training_tasks.index(current.task)], tf.int64)
+        insert = tf.raw_ops.LookupTableInsertV2(table_handle=_arrivals_table(), keys=position, values=position)
+        with open_session(current, 0) as session:
+            session.run(insert)
+
+
+def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout_seconds: float) -> tuple[Task, ...]:
+    """Wait until these tasks have arrived; return those that have not at the timeout."""
+    missing = tuple(tasks)
+    with tf.Graph().as_default():
+        table = tf.raw_ops.LookupTableExportV2(table_handle=_arrivals_table(), Tkeys=tf.int64, Tvalues=tf.int64)
+        with open_session(current, 0) as session:
+            for positions in poll(session, table.keys, time.monotonic() + timeout_seconds):
+                arrived = [current.training_tasks[position] for position in positions]
+                missing = tuple(task for task in tasks if task not in arrived)
+                if not missing:
+                    break
+    return missing
+
+
+def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> bool:
+    """Make every ps fetch a number from this task, and in the chief also from every ps; return whether all did in time.
 
     If a ps connects to a task whose server is not up yet, gRPC backs off, and later connections fail for seconds. The
     first training step then fails. With SyncReplicasOptimizer, the session ends without a step or an error: its
-    recovery finds the token queue closed. The server of this task must be running. Raises TimeoutError.
+    recovery finds the token queue closed. The server of this task must be running.
     """
     this_task = f"/job:{current.task_type}/task:{current.task_index}"
-    graph, fetches = _build_fetches(this_task, len(current.ps_addresses), current.is_chief)
-    deadline = time.monotonic() + timeout_seconds
-    milliseconds = int(1000 * min(_CONNECT_SECONDS, timeout_seconds))
-    config = tf.compat.v1.ConfigProto(device_filters=["/job:ps", this_task], operation_timeout_in_ms=milliseconds)
-    target = f"grpc://{current.cluster[current.task_type][current.task_index]}"
-    while True:
-        try:
-            with tf.compat.v1.Session(target, graph, config) as session:
-                session.run(fetches)
-            return
-        except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError):
-            if time.monotonic() >= deadline:
-                raise TimeoutError from None
-        time.sleep(_RETRY_SECONDS)
-
-
-def _build_fetches(this_task: str, num_ps: int, is_chief: bool) -> tuple[tf.Graph, list[Any]]:
-    """Build operations in which every ps uses a number from this task, and in the chief also from every ps."""
-    every_ps = [f"/job:ps/task:{index}" for index in range(num_ps)]
-    graph = tf.Graph()
+    every_ps = [f"/job:ps/task:{index}" for index in range(len(current.ps_addresses))]
     fetches = []
-    with graph.as_default():
-        for source in [this_task, *every_ps] if is_chief else [this_task]:
+    with tf.Graph().as_default() as graph:
+        for source in [this_task, *every_ps] if current.is_chief else [this_task]:
             with tf.device(source):
                 number = tf.random.uniform(())  # TensorFlow would copy a constant to the ps
             for target in every_ps:
                 with tf.device(target):
                     fetches.append(tf.negative(number))
-    return graph, fetches
+    milliseconds = int(1000 * min(_CONNECT_SECONDS, timeout_seconds))
+    config = tf.compat.v1.ConfigProto(device_filters=["/job:ps", this_task], operation_timeout_in_ms=milliseconds)
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            with tf.compat.v1.Session(f"grpc://{current.address}", graph, config) as session:
+                session.run(fetches)
+            return True
+        except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError):
+            if time.monotonic() >= deadline:
+                return False
+        time.sleep(_RETRY_SECONDS)
 
 
 def _close_token_queues() -> list[Any]:

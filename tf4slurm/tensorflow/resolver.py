@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.completion_signal import channel_completion_signal
 from tf4slurm.errors import LayoutError, PlacementError
 from tf4slurm.roles import TASK_TYPES, role_of
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.script_channel import channel_completion_signal, find_script_channel
 from tf4slurm.server_dictionary import (
     ServerDictionary,
     count_roles,

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.completion_signal import channel_completion_signal
 from tf4slurm.errors import PlacementError
 from tf4slurm.script_api import barrier, sort_files
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.script_channel import channel_completion_signal, find_script_channel
 from tf4slurm.server_dictionary import (
     ServerDictionary,
     current_server_dictionary,
