@@ -71,21 +71,22 @@ class JobState:
             for rank, task in enumerate(tasks)
         ]
         self._on_event = on_event
+        self._ranks = range(len(tasks))
         self._changed: set[int] = set()
         self._active: set[int] = set()  # ranks that have registered and are not gone
-        self._unregistered = set(range(len(tasks)))  # ranks that have sent no address in this attempt
-        self._not_ready = set(range(len(tasks)))  # ranks whose reachability check has not succeeded
+        self._unregistered = set(self._ranks)  # ranks that have sent no address in this attempt
+        self._not_ready = set(self._ranks)  # ranks whose reachability check has not succeeded
         self._now = now
         self._phase_deadline = now + spec.start_timeout_seconds
         self._stop: Outcome | None = None
         self._exited_early: TaskRecord | None = None
         self._held_failure: Outcome | None = None
-        self._last_step_at: float | None = None
+        self._last_step_at = _NEVER
         self._is_training_over = False
         self._failed_tasks: tuple[str, ...] = ()
         self._is_finishing = False
         self._had_server = False
-        self._started_at: float | None = None  # time when the children of this attempt were started
+        self._started_at = _NEVER  # time when the children of this attempt were started
         self._warnings: dict[str, str] = {}  # by subject: "servers" or "idle"
         self._idle_watch = IdleWatch()
         self._idle_check_at = now
@@ -173,9 +174,9 @@ class JobState:
             record.observed = observed
         else:  # the other fields describe an earlier attempt
             record.observed = dataclasses.replace(before, stop_signal=observed.stop_signal)
-        self._note_stop_signals(record, before, now)
+        self._note_stop_signals(record, before)
         if record.observed.script != before.script:
-            self._on_script_state(record, before.script, now)
+            self._on_script_state(record, before.script)
         if record.observed.has_server and not before.has_server:
             self._had_server = True
             self._warnings.pop("servers", None)
@@ -183,18 +184,18 @@ class JobState:
         if record.attempt < observed.attempt == self.attempt and record.address is not None and observed.port:
             self._take_address(record, Address(record.address.host, observed.port))
         if (record.observed.state, record.observed.start_count) != (before.state, before.start_count):
-            self._on_task_state(record, now)
+            self._on_task_state(record)
             self._note_end_of_training()
 
-    def _note_stop_signals(self, record: TaskRecord, before: ObservedState, now: float) -> None:
+    def _note_stop_signals(self, record: TaskRecord, before: ObservedState) -> None:
         """Stop the job if the agent, or a script that the agent has started, has received a new stop signal."""
         name, script = record.observed.stop_signal, record.observed.script.stop_signal
         if name is not None and name != before.stop_signal:
-            self.on_stop(signal.Signals[name], f"{record} received {name}", now)
+            self.on_stop(signal.Signals[name], f"{record} received {name}", self._now)
         if script is not None and script != before.script.stop_signal and record.owns_child:
-            self.on_stop(signal.Signals[script], f"the script of {record} received {script}", now)
+            self.on_stop(signal.Signals[script], f"the script of {record} received {script}", self._now)
 
-    def _on_task_state(self, record: TaskRecord, now: float) -> None:
+    def _on_task_state(self, record: TaskRecord) -> None:
         observed = record.observed
         if observed.state == "not_ready":
             reason = f"{observed.detail}. {record} checked it. Look at the network, or choose another with --interface."
@@ -204,10 +205,10 @@ class JobState:
             if self.phase is Phase.CHECKING and not self._not_ready:
                 self._start_children()
         elif observed.state == "running":
-            record.started_at, record.ended_at = now, None
+            record.started_at, record.ended_at = self._now, None
             self._emit("started", record, f"started (process {observed.process_id})")
         elif observed.state == "exited":
-            self._on_exit(record, observed.returncode or 0, now)
+            self._on_exit(record, observed.returncode or 0)
         elif observed.state == "terminated" and self.outcome is None and record.owns_child:
             self._lose(record, observed.detail or "its agent terminated by itself")
         elif observed.state == "terminated":
@@ -266,24 +267,24 @@ class JobState:
     def on_tick(self, now: float) -> None:
         """Check heartbeats and deadlines. Call this several times per heartbeat interval."""
         self._advance(now)
-        self._check_heartbeats(now)
+        self._check_heartbeats()
         held, self._held_failure = self._held_failure, None
         if held is not None and self.phase is Phase.TRAINING:
             self._fail(held)
         self._barriers.check(now)
-        self._check_steps(now)
-        self._check_servers(now)
-        self._check_idleness(now)
+        self._check_steps()
+        self._check_servers()
+        self._check_idleness()
         if now >= self._phase_deadline:
             self._on_phase_deadline()
 
-    def _check_heartbeats(self, now: float) -> None:
+    def _check_heartbeats(self) -> None:
         for record in self.records:
             if not record.has_registered or record.is_gone:
                 continue
-            if not record.is_connected and now - record.disconnected_at > self.spec.reconnect_seconds:
+            if not record.is_connected and self._now - record.disconnected_at > self.spec.reconnect_seconds:
                 self._lose(record, "its connection broke and was not restored")
-            elif now - record.last_heartbeat_at > self.spec.heartbeat_timeout_seconds:
+            elif self._now - record.last_heartbeat_at > self.spec.heartbeat_timeout_seconds:
                 self._lose(record, f"it sent no heartbeat for {self.spec.heartbeat_timeout_seconds:g} s")
 
     def _on_phase_deadline(self) -> None:
@@ -361,8 +362,8 @@ class JobState:
         self._phase_deadline, self._started_at = _NEVER, self._now
         self._move_on(Phase.TRAINING, "every address is reachable; starting the child processes")
 
-    def _on_exit(self, record: TaskRecord, returncode: int, now: float) -> None:
-        record.ended_at = now
+    def _on_exit(self, record: TaskRecord, returncode: int) -> None:
+        record.ended_at = self._now
         self._barriers.withdraw(record)
         why = record.observed.detail or describe_end(returncode)
         self._emit("exited", record, why, returncode=returncode)
@@ -370,13 +371,13 @@ class JobState:
             record.is_done = True
             self._end_stop_if_saved()
         elif self.phase is Phase.TRAINING:
-            self._apply_role(record, returncode, why, now)
+            self._apply_role(record, returncode, why)
 
-    def _apply_role(self, record: TaskRecord, returncode: int, why: str, now: float) -> None:
+    def _apply_role(self, record: TaskRecord, returncode: int, why: str) -> None:
         """Handle the exit of a child during training according to its role; see `roles.py`."""
         if returncode == 0 and not record.role.serves:
             record.is_done = True
-            self._complete_if_done(now)
+            self._complete_if_done()
         elif record.role.is_restarted and record.desired_start_count <= self.spec.max_worker_restarts:
             record.desired_start_count += 1
             self._changed.add(record.rank)
@@ -384,21 +385,21 @@ class JobState:
         elif record.role.is_wait_bounded or (returncode == 0 and record.role.is_restarted):
             record.is_done = True
             self._emit("not_restarted", record, "is not restarted again; the job continues without it")
-            self._complete_if_done(now)
+            self._complete_if_done()
         elif returncode == 0:
-            self._note_early_exit(record, now)
+            self._note_early_exit(record)
         else:
             exit_code = EXIT_TASK_LOST if record.observed.detail else exit_code_of(returncode)
             self._fail(Outcome(exit_code, f"{record} {why}.", record.task, record.observed.tail))
 
-    def _on_script_state(self, record: TaskRecord, before: ScriptState, now: float) -> None:
+    def _on_script_state(self, record: TaskRecord, before: ScriptState) -> None:
         script = record.observed.script
         if script.step is not None and script.step != before.step:
-            self._last_step_at = now
+            self._last_step_at = self._now
             if before.step is None:
                 self._emit("first_step", record, f"reports step {script.step}, its first")
         if script.barrier is not None and script.barrier != before.barrier:
-            self._barriers.arrive(record, script.barrier, now)
+            self._barriers.arrive(record, script.barrier, self._now)
         elif script.barrier is None:
             self._barriers.withdraw(record)
         self._note_end_of_training()
@@ -409,20 +410,20 @@ class JobState:
             text = f"arrived last at barrier {name!r}: the first had waited {seconds:.1f} s"
             self._emit("barrier", last, text, barrier=name, waited_seconds=round(seconds, 1))
 
-    def _check_steps(self, now: float) -> None:
+    def _check_steps(self) -> None:
         """Fail if no task has reported a new step within the stall timeout.
 
         Steps arrive with heartbeats, so every task that reports steps must also have sent a heartbeat since the timeout
         expired, or at most half a heartbeat interval earlier, because the intervals vary.
         """
         seconds = self.spec.stall_timeout_seconds
-        if seconds is None or self._last_step_at is None or now - self._last_step_at <= seconds:
+        if seconds is None or self._now - self._last_step_at <= seconds:
             return
         asked_at = self._last_step_at + seconds - self.spec.heartbeat_interval_seconds / 2
         stepping = (r for r in self.records if r.observed.script.step is not None and not r.is_gone)
         if not all(record.last_heartbeat_at > asked_at for record in stepping):
             return
-        self._last_step_at = None
+        self._last_step_at = _NEVER
         if self.phase is Phase.TRAINING:
             furthest = max(self.records, key=lambda record: record.observed.script.step or 0)
             step = furthest.observed.script.step
@@ -439,10 +440,10 @@ class JobState:
     def _server_tasks(self) -> list[TaskRecord]:
         return [record for record in self.records if record.role.is_in_cluster]
 
-    def _check_servers(self, now: float) -> None:
-        if self.phase is not Phase.TRAINING or self._started_at is None or not self._lacks_servers:
+    def _check_servers(self) -> None:
+        if self.phase is not Phase.TRAINING or not self._lacks_servers:
             return
-        seconds, limit = now - self._started_at, self.spec.start_timeout_seconds
+        seconds, limit = self._now - self._started_at, self.spec.start_timeout_seconds
         if self.spec.require_servers and seconds >= limit:
             self._decide(Outcome(EXIT_NOT_FORMED, self._no_server(f" within {limit:g} s")))
         elif seconds >= _SERVER_SECONDS:
@@ -455,10 +456,10 @@ class JobState:
             "tf4slurm.tensorflow, or run one copy: --ps 0 --workers 0."
         )
 
-    def _check_idleness(self, now: float) -> None:
-        if now >= self._idle_check_at:
-            self._idle_check_at = now + _IDLE_CHECK_SECONDS
-            if (text := self._idle_watch.check(self.records, now)) is not None:
+    def _check_idleness(self) -> None:
+        if self._now >= self._idle_check_at:
+            self._idle_check_at = self._now + _IDLE_CHECK_SECONDS
+            if (text := self._idle_watch.check(self.records, self._now)) is not None:
                 self._warn("idle", text)
 
     def _warn_of_missing_servers(self, unless: str = "") -> None:
@@ -469,13 +470,13 @@ class JobState:
         self._warnings[subject] = text
         self._emit("warning", None, text)
 
-    def _note_early_exit(self, record: TaskRecord, now: float) -> None:
+    def _note_early_exit(self, record: TaskRecord) -> None:
         """Handle the early exit of a ps with code 0: the other tasks must end within the finish timeout."""
         record.is_done = True
         if self._exited_early is None and not self._is_finishing:
             self._exited_early = record
             seconds = self.spec.finish_timeout_seconds
-            self._phase_deadline = now + seconds
+            self._phase_deadline = self._now + seconds
             self._emit("exited_early", record, f"exited before the job was done; the others have {seconds:g} s to end")
 
     def _fail(self, outcome: Outcome) -> None:
@@ -498,13 +499,14 @@ class JobState:
 
     def _begin_attempt(self, reason: str) -> None:
         self.attempt += 1
-        self.cluster = self._exited_early = self._last_step_at = self._held_failure = None
+        self.cluster = self._exited_early = self._held_failure = None
+        self._last_step_at = _NEVER
         self._is_training_over, self._failed_tasks, self._is_finishing = False, (), False
         self._barriers.clear()
         for record in self.records:
             record.begin_attempt(self.attempt)
-        self._unregistered.update(range(len(self.records)))
-        self._not_ready.update(range(len(self.records)))
+        self._unregistered.update(self._ranks)
+        self._not_ready.update(self._ranks)
         self._phase_deadline = self._now + self.spec.start_timeout_seconds
         self._emit("attempt", None, f"attempt {self.attempt} of {self.spec.max_attempts}, because: {reason}")
         self._move_on(Phase.RENDEZVOUS, "every task ends its child process and chooses a new port")
@@ -522,9 +524,9 @@ class JobState:
         if not self._is_training_over and not any(record.needs_others for record in self.records):
             self._is_training_over = True
             self._failed_tasks = tuple(r.name for r in self.records if r.has_failed and not r.role.serves)
-            self._changed.update(range(len(self.records)))
+            self._changed.update(self._ranks)
 
-    def _complete_if_done(self, now: float) -> None:
+    def _complete_if_done(self) -> None:
         waited = [record for record in self.records if record.role.is_waited_for]
         if not all(record.is_done for record in waited if not record.role.is_wait_bounded):
             return
@@ -532,10 +534,10 @@ class JobState:
             self._complete("every task that the job waits for")
         else:
             self._exited_early = None
-            self._phase_deadline = min(self._phase_deadline, now + self.spec.finish_timeout_seconds)
+            self._phase_deadline = min(self._phase_deadline, self._now + self.spec.finish_timeout_seconds)
             if not self._is_finishing:
                 self._is_finishing = True
-                self._changed.update(range(len(self.records)))
+                self._changed.update(self._ranks)
 
     def _complete(self, what: str) -> None:
         if self._lacks_servers and self.spec.require_servers:
@@ -587,10 +589,8 @@ class JobState:
         self._now = now
         if lag > 0:
             self._phase_deadline += lag
-            if self._last_step_at is not None:
-                self._last_step_at += lag
-            if self._started_at is not None:
-                self._started_at += lag
+            self._last_step_at += lag
+            self._started_at += lag
             for record in self.records:
                 record.last_heartbeat_at += lag
                 record.disconnected_at += lag
@@ -603,7 +603,7 @@ class JobState:
 
     def _move_on(self, phase: Phase, text: str) -> None:
         self.phase = phase
-        self._changed.update(range(len(self.records)))
+        self._changed.update(self._ranks)
         self._emit(phase.value, None, text)
 
     def _emit(self, kind: str, record: TaskRecord | None, text: str, **facts: object) -> None:
