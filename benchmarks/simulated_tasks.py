@@ -15,9 +15,10 @@ from typing import Any
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address
+from tf4slurm.control import client
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import Credentials
-from tf4slurm.control.messages import BarrierArrival, Registration, ScriptState, Usage, encode_cluster
+from tf4slurm.control.messages import BarrierArrival, Registration, ScriptState, Usage, decode_cluster
 from tf4slurm.spec import JobSpec
 
 PATIENCE_SECONDS = 120.0
@@ -33,6 +34,7 @@ def limits_of(num_tasks: int) -> JobSpec:
 
 
 def be_tasks(pipe: Connection, port: int, credentials: Credentials, ranks: range, num_tasks: int) -> None:
+    vars(client)["decode_cluster"] = lambda payload: (1, payload)  # `_decode` decodes it
     gc.disable()  # no real process has so many tasks; the service's collector stays on
     asyncio.run(_Tasks(pipe, port, credentials, ranks, num_tasks).live())
 
@@ -59,9 +61,7 @@ class _Tasks:
         running = []
         while what := await loop.run_in_executor(None, self._pipe.recv):
             if what == "map_bytes":
-                agreed = self._members[0].cluster
-                assert agreed is not None
-                encoded = encode_cluster(1, agreed)
+                encoded: Any = self._members[0].cluster
                 self._pipe.send((len(encoded), len(zlib.decompress(encoded))))
                 continue
             if what == "rendezvous":
@@ -76,10 +76,11 @@ class _Tasks:
         del running
 
     async def _rendezvous(self, member: ControlClient) -> None:
-        await _wait(member, lambda: bool(member.encoded_cluster))
+        await _wait(member, lambda: member.cluster is not None)
 
     async def _decode(self, member: ControlClient) -> None:
-        assert member.cluster is not None
+        encoded: Any = member.cluster
+        decode_cluster(encoded)
 
     async def _decode_one(self, member: ControlClient) -> None:
         """Decode the cluster spec in one task of each process."""
@@ -108,10 +109,10 @@ class _Tasks:
         """Let the chief fail; all tasks choose another port, and the cluster forms again until all may start."""
         if member is self._chief:
             member.update(state="exited", returncode=1)
-        before = member.encoded_cluster
+        before = member.cluster
         await _wait(member, lambda: member.desired.attempt == 2)
         member.begin_attempt(2, port=_port())
-        await _wait(member, lambda: member.encoded_cluster is not before)
+        await _wait(member, lambda: member.cluster is not before)
         await self._start(member)
 
     async def _fail(self, member: ControlClient) -> None:

@@ -65,7 +65,8 @@ class ControlClient:
     Attributes:
         desired: The latest desired state that the service has sent.
         observed: The state of this task; change it with `update` and `begin_attempt`.
-        encoded_cluster: The latest cluster, as the service sent it; `cluster` decodes it.
+        cluster: The latest cluster that the service has sent; None if it has sent none.
+        cluster_attempt: The attempt that formed `cluster`; 0 if the service has sent no cluster.
         service_address: The address of the service where this task last registered; None before that.
     """
 
@@ -88,9 +89,9 @@ class ControlClient:
         """
         self.desired = DesiredState()
         self.observed = ObservedState()
-        self.encoded_cluster = b""
+        self.cluster: Cluster | None = None
+        self.cluster_attempt = 0
         self.service_address: Address | None = None
-        self._decoded: tuple[int, Cluster | None] | None = (0, None)
         self._find_service = find_service
         self._make_registration = make_registration
         self._registration: Registration | None = None
@@ -102,21 +103,6 @@ class ControlClient:
         self._is_heartbeat_due = False
         self._sent = ObservedState()
         self._disconnected_at = float("inf")
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The latest cluster that the service sent; None if it has sent none."""
-        return self._decode()[1]
-
-    @property
-    def cluster_attempt(self) -> int:
-        """The attempt that formed `cluster`; 0 if the service has sent no cluster."""
-        return self._decode()[0]
-
-    def _decode(self) -> tuple[int, Cluster | None]:
-        if self._decoded is None:
-            self._decoded = decode_cluster(self.encoded_cluster)
-        return self._decoded
 
     def update(self, **changes: Any) -> None:
         """Change fields of `observed` and send them, after a reconnect if the connection is broken."""
@@ -266,7 +252,7 @@ class ControlClient:
                 self._is_heartbeat_due = True
                 self._is_due.set()
             elif is_encoded_cluster(payload):
-                self.encoded_cluster, self._decoded = payload, None
+                self.cluster_attempt, self.cluster = decode_cluster(payload)
                 self._changed.set()
             else:
                 self.desired = decode(payload, DesiredState)
