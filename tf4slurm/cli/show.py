@@ -11,7 +11,7 @@ import click
 from tf4slurm.cli.options import given, job_options
 from tf4slurm.options import key_of
 from tf4slurm.settings import SettingsPaths, create_file, describe_options, read_settings
-from tf4slurm.slurm.nodelist import count_nodes, expand_nodelist, fold_nodelist
+from tf4slurm.slurm.nodelist import expand_nodelist, fold_nodelist
 from tf4slurm.spec import JobSpec
 
 
@@ -118,4 +118,4 @@ def fold(nodelist: str) -> None:
 @_nodelist
 def count(nodelist: str) -> None:
     """Write the number of nodes, including duplicates."""
-    click.echo(count_nodes(nodelist))
+    click.echo(len(expand_nodelist(nodelist)))

@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import string
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from tf4slurm.errors import NodelistError
@@ -26,29 +26,26 @@ _MAX_RANGE = 65536  # MAX_RANGE of Slurm's hostlist.c
 _MAX_NUMBER = 2**64 - 2  # Slurm replaces larger numbers with 2**64 - 1
 _MAX_NAME = 255  # limit of DNS
 
-_SEPARATORS = re.compile(r"[, \t\n]*")
-_PART = re.compile(r"(?P<text>[\w.-]+)|\[(?P<ranges>[^][]*)\]")
+_TERM = re.compile(r"(?:\[[^][]*\]|[^, \t\n])+")
+_PART = re.compile(r"(?P<text>[\w.-]*)\[(?P<ranges>[^][]*)\]")
 _NAME = re.compile(r"[\w.-]+")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
-_DIGITS = "0123456789"
-_TAILS = tuple(f"{number:03}" for number in range(1000))
 
 
 class _Range(NamedTuple):
-    first: int
-    last: int
+    numbers: range
     width: int
 
 
-@dataclass(frozen=True)
-class _Term:
-    """A name, or a name with brackets: `texts[i]` precedes `brackets[i]`."""
+class _Part(NamedTuple):
+    """The part of a term up to the end of a bracket, such as "n[1-3,7]"."""
 
-    texts: tuple[str, ...]
-    brackets: tuple[tuple[_Range, ...], ...]
+    text: str
+    ranges: list[_Range]
 
-    def count_names(self) -> int:
-        return math.prod(sum(last - first + 1 for first, last, _ in ranges) for ranges in self.brackets)
+    def expand(self, prefix: str = "") -> list[str]:
+        start = prefix + self.text
+        return [start + str(number).zfill(width) for numbers, width in self.ranges for number in numbers]
 
 
 def expand_nodelist(nodelist: str) -> tuple[str, ...]:
@@ -64,14 +61,13 @@ def expand_nodelist(nodelist: str) -> tuple[str, ...]:
         NodelistError: There is no node, there are more than `MAX_NODES`, or the text is invalid at `position`.
     """
     names: list[str] = []
-    for term in _parse(nodelist):
-        names += _expand_term(term)
-    return tuple(names)
-
-
-def count_nodes(nodelist: str) -> int:
-    """Count the nodes of a nodelist, including duplicates; raises the same errors as `expand_nodelist`."""
-    return sum(term.count_names() for term in _parse(nodelist))
+    for term in _TERM.finditer(nodelist):
+        parts = _parse_term(nodelist, *term.span())
+        count = math.prod(sum(len(numbers) for numbers, _ in part.ranges) for part in parts)
+        if len(names) + count > MAX_NODES:
+            _refuse(nodelist, term.start(), f"It has more than {MAX_NODES} nodes")
+        names += _expand_parts(parts) if parts else [term[0]]
+    return tuple(names) or _refuse(nodelist, 0, "It has no node")
 
 
 def fold_nodelist(nodes: Iterable[str]) -> str:
@@ -83,47 +79,34 @@ def fold_nodelist(nodes: Iterable[str]) -> str:
     Raises:
         NodelistError: There is no node, or the name in the attribute `nodelist` is invalid.
     """
-    groups = itertools.groupby(map(_split_name, nodes), key=lambda parts: (parts[0], bool(parts[1])))
+    names = list(nodes)
+    for name in names:
+        if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
+            _refuse(name, 0, "That is not a node name")
+    split = [_split_number(name, 0, name) for name in names]
+    groups = itertools.groupby(split, key=lambda parts: (parts[0], bool(parts[1])))
     terms = [_fold_group(prefix, [digits for _, digits in group]) for (prefix, _), group in groups]
     return ",".join(terms) or _refuse("", 0, "It has no node")
 
 
-def _parse(nodelist: str) -> list[_Term]:
-    terms, count = [], 0
-    position = _SEPARATORS.match(nodelist).end()  # type: ignore[union-attr]  # it also matches the empty text
-    while position < len(nodelist):
-        start = position
-        term, position = _parse_term(nodelist, start)
-        count += term.count_names()
-        if count > MAX_NODES:
-            _refuse(nodelist, start, f"It has more than {MAX_NODES} nodes")
-        terms.append(term)
-        position = _SEPARATORS.match(nodelist, position).end()  # type: ignore[union-attr]
-    return terms or _refuse(nodelist, 0, "It has no node")
-
-
-def _parse_term(nodelist: str, start: int) -> tuple[_Term, int]:
-    texts, brackets, text, position = [], [], "", start
-    while part := _PART.match(nodelist, position):
-        if part["text"] is not None:
-            text = part["text"]
-        else:
-            brackets.append(tuple(_parse_ranges(nodelist, part.start("ranges"), part["ranges"])))
-            texts.append(text)
-            text = ""
-        position = part.end()
-    if position < len(nodelist) and nodelist[position] not in ", \t\n":
+def _parse_term(nodelist: str, start: int, end: int) -> list[_Part]:
+    """Return the parts of a term; none for a name without brackets."""
+    parts, position = [], start
+    while match := _PART.match(nodelist, position, end):
+        parts.append(_Part(match["text"], list(_parse_ranges(nodelist, match.start("ranges"), match["ranges"]))))
+        position = match.end()
+    rest = _NAME.match(nodelist, position, end)
+    text = rest[0] if rest else ""
+    position += len(text)
+    if position < end:
         what = "the bracket is not closed" if nodelist[position] == "[" else "this character is not valid in a name"
         _refuse(nodelist, position, f"At {nodelist[position]!r} {what}")
-    if text and brackets:
+    if text and parts:
         _refuse(nodelist, position - len(text), f"{text!r} follows the last bracket, which Slurm does not allow")
-    if not brackets:
-        texts.append(text)
-    if sum(map(len, texts)) + sum(max(r.width for r in ranges) for ranges in brackets) > _MAX_NAME:
+    if len(text) + sum(len(part.text) + max(width for _, width in part.ranges) for part in parts) > _MAX_NAME:
         _refuse(nodelist, start, f"A name has more than {_MAX_NAME} characters")
-    if not brackets:
-        _check_number(nodelist, start, text)
-    return _Term(tuple(texts), tuple(brackets)), position
+    _split_number(nodelist, start, text)
+    return parts
 
 
 def _parse_ranges(nodelist: str, position: int, text: str) -> Iterator[_Range]:
@@ -138,40 +121,15 @@ def _parse_ranges(nodelist: str, position: int, text: str) -> Iterator[_Range]:
             _refuse(nodelist, position, f"The range {item!r} is reversed: expected the smaller number first")
         if last - first >= _MAX_RANGE:
             _refuse(nodelist, position, f"The range {item!r} has more than the {_MAX_RANGE} nodes that Slurm allows")
-        yield _Range(first, last, len(match[1]))
+        yield _Range(range(first, last + 1), len(match[1]))
         position += len(item) + 1
 
 
-def _expand_term(term: _Term) -> Sequence[str]:
-    if not term.brackets:
-        return term.texts
-    *outer, inner = term.brackets
-    *texts, text = term.texts
-    # Slurm's order: the last bracket runs fastest, then the first, the second, ...
-    combinations = itertools.product(*(_numbers("", ranges) for ranges in reversed(outer)))
-    prefixes = ["".join(map("".join, zip(texts, reversed(numbers), strict=True))) + text for numbers in combinations]
-    return [name for prefix in prefixes for name in _numbers(prefix, inner)] if outer else _numbers(text, inner)
-
-
-def _numbers(prefix: str, ranges: Iterable[_Range]) -> list[str]:
-    """Return a prefix with each number of the ranges, in blocks of 1,000, which halves the time."""
-    names: list[str] = []
-    for first, last, width in ranges:
-        names += [prefix + str(number).zfill(width) for number in range(first, min(last, 999) + 1)]
-        for thousand in range(max(first, 1000) // 1000, last // 1000 + 1):
-            head = prefix + str(thousand).zfill(width - 3)
-            start = thousand * 1000
-            names += [head + tail for tail in _TAILS[max(first - start, 0) : last - start + 1]]
-    return names
-
-
-def _split_name(name: str) -> tuple[str, str]:
-    """Split a node name before its trailing digits."""
-    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
-        _refuse(name, 0, "That is not a node name")
-    _check_number(name, 0, name)
-    prefix = name.rstrip(_DIGITS)
-    return prefix, name[len(prefix) :]
+def _expand_parts(parts: Sequence[_Part]) -> list[str]:
+    """Return the names in Slurm's order: the last bracket runs fastest, then the first, the second, ..."""
+    *outer, last = parts
+    combinations = itertools.product(*(part.expand() for part in reversed(outer)))
+    return [name for combination in combinations for name in last.expand("".join(reversed(combination)))]
 
 
 def _fold_group(prefix: str, group: Sequence[str]) -> str:
@@ -194,11 +152,13 @@ def _follows(bounds: list[str], digits: str) -> bool:
     return digits == f"{number:0{len(first)}}" and number - int(first) < _MAX_RANGE
 
 
-def _check_number(nodelist: str, position: int, name: str) -> None:
-    """Refuse a name whose trailing digits Slurm would change."""
-    digits = name[len(name.rstrip(_DIGITS)) :]
-    if len(digits) >= len(str(_MAX_NUMBER)) and int(digits) > _MAX_NUMBER:
+def _split_number(nodelist: str, position: int, name: str) -> tuple[str, str]:
+    """Split a name before its trailing digits; refuse a number that Slurm would change."""
+    prefix = name.rstrip(string.digits)
+    digits = name[len(prefix) :]
+    if digits and int(digits) > _MAX_NUMBER:
         _refuse(nodelist, position, f"{digits} is greater than Slurm's largest number")
+    return prefix, digits
 
 
 def _refuse(nodelist: str, position: int, what: str) -> NoReturn:
