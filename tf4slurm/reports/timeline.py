@@ -5,6 +5,7 @@ Times are seconds since the start of the job. Agents notice within 0.25 s that a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ STATES = {
 """The states of a task in their usual order, and what each means."""
 
 _MARKED_KINDS = {name for name, kind in EVENT_KINDS.items() if kind.is_in_timeline}
+_FAILURES = ("lost", "attempt", "not_terminated")
 _MIN_WAIT_SECONDS = 1.0
 
 
@@ -107,9 +109,10 @@ def make_timeline(
         queued: When Slurm queued the job and when it started the job, both before 0.
     """
     builder = _TimelineBuilder(names)
+    names_by_rank = {f"rank {rank}": name for rank, name in enumerate(names)}
     timed = [(event.seconds, event) for event in events if event.seconds is not None and event.kind]
     for seconds, event in sorted(timed, key=lambda item: item[0]):
-        builder.add_event(seconds, event)
+        builder.add(seconds, event, names_by_rank.get(event.task or "", event.task))
         end = max(end, seconds)
     return builder.finish(end, queued)
 
@@ -118,30 +121,32 @@ class _TimelineBuilder:
     """Derives the states of all tasks from events, which are added in the order of time."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._names_by_rank = {f"rank {rank}": name for rank, name in enumerate(names)}
         self._tasks = {name: TaskTimeline(name) for name in names}
         self._current: dict[str, tuple[str, float]] = dict.fromkeys(names, ("starting", 0.0))  # state and its start
         self._events: list[TimelineEvent] = []
         self._waits: list[Wait] = []
-        self._registered_at: dict[str, float] = {}
-        self._serving_at: dict[str, float] = {}
-        self._terminated_at: dict[str, float] = {}
+        self._times: dict[str, dict[str, float]] = defaultdict(dict)  # of the last event of each kind, by task
         self._phase_at = 0.0
         self._first_step_at: float | None = None
         self._outcome_at: float | None = None
         self._is_training = False
 
-    def add_event(self, now: float, event: Event) -> None:
-        if event.task is None:
-            self._add_job_event(now, event.kind, event.text)
+    def add(self, now: float, event: Event, task: str | None) -> None:
+        """Add an event of a task, or of the job if `task` is None."""
+        if task is None:
+            self._add_job_event(now, event.kind)
         else:
-            self._add_task_event(now, event, self._names_by_rank.get(event.task, event.task))
+            self._add_task_event(now, event, task)
+        if event.kind in _MARKED_KINDS:
+            is_failure = event.kind in _FAILURES or (event.kind == "exited" and event.returncode != 0)
+            events = self._events if task is None else self._tasks[task].events
+            events.append(TimelineEvent(now, event.kind, event.text, is_failure))
 
     def finish(self, end: float, queued: tuple[float, float] | None) -> Timeline:
         for name in self._tasks:
             self._leave(name, end)
         if self._outcome_at is not None:
-            self._add_wait(self._terminated_at, self._outcome_at, "to terminate")
+            self._add_wait({**self._times["terminated"], **self._times["lost"]}, self._outcome_at, "to terminate")
         if self._first_step_at is None:
             for task in self._tasks.values():
                 task.spans = [Span("running", s.start, s.end) if s.state == "waiting" else s for s in task.spans]
@@ -158,43 +163,33 @@ class _TimelineBuilder:
         if name not in self._tasks:
             self._tasks[name] = TaskTimeline(name)
             self._current[name] = ("starting", self._phase_at)
-        state = self._state(name)
-        if kind == "registered":
-            self._registered_at[name] = now
-        elif kind == "started":
+        self._times[kind][name] = now
+        state, since = self._current.get(name, ("", now))
+        if kind == "started":
             self._enter(name, "importing", now)
-        elif kind == "serving":
-            self._serving_at[name] = now
-            if state == "importing":
-                self._enter(name, "training" if self._is_training else "waiting", now)
+        elif kind == "serving" and state == "importing":
+            self._enter(name, "training" if self._is_training else "waiting", now)
         elif kind == "first_step":
             self._begin_training(now)
-            if self._state(name) in ("importing", "waiting"):
+            if state in ("importing", "waiting"):
                 self._enter(name, "training", now)
         elif kind == "exited":
             self._enter(name, "terminating", now)
         elif kind == "restarting":
-            self._current[name] = ("restarting", self._current[name][1] if state == "terminating" else now)
+            self._current[name] = ("restarting", since if state == "terminating" else now)
         elif kind in ("terminated", "lost"):
-            self._terminated_at[name] = now
             self._leave(name, now)
         elif kind == "barrier":
             self._waits.append(Wait(now, event.waited_seconds or 0.0, name, f"at barrier {event.barrier!r}"))
-        if kind in _MARKED_KINDS:
-            is_failure = kind == "lost" or (kind == "exited" and event.returncode != 0)
-            self._tasks[name].events.append(TimelineEvent(now, kind, event.text, is_failure))
 
-    def _add_job_event(self, now: float, kind: str, text: str) -> None:
-        if kind in _MARKED_KINDS:
-            is_failure = kind in ("attempt", "not_terminated")
-            self._events.append(TimelineEvent(now, kind, text, is_failure))
+    def _add_job_event(self, now: float, kind: str) -> None:
         if kind == "checking":
-            self._add_wait(self._registered_at, self._phase_at, "to register")
+            self._add_wait(self._times["registered"], self._phase_at, "to register")
         elif kind == "training":
             self._phase_at = now
         elif kind == "attempt":
             self._phase_at, self._is_training = now, False
-            self._registered_at, self._serving_at = {}, {}
+            self._times.clear()
             self._enter_all("starting", now)
         elif kind == "outcome":
             self._outcome_at = now
@@ -206,13 +201,9 @@ class _TimelineBuilder:
         self._is_training = True
         if self._first_step_at is None:
             self._first_step_at = now
-        self._add_wait(self._serving_at, self._phase_at, "to start its TensorFlow server")
-        for name in self._tasks:
-            if self._state(name) == "waiting":
-                self._enter(name, "training", now)
-
-    def _state(self, name: str) -> str | None:
-        return self._current[name][0] if name in self._current else None
+        self._add_wait(self._times["serving"], self._phase_at, "to start its TensorFlow server")
+        for name in [name for name, (state, _) in self._current.items() if state == "waiting"]:
+            self._enter(name, "training", now)
 
     def _enter_all(self, state: str, now: float) -> None:
         for name in [*self._current]:
