@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,8 +23,8 @@ def write(run: RunDirectory, name: str, text: str, times: str = "") -> None:
     (run.path / "logs" / f"{name}.times").write_text(times)
 
 
-def reader(run: RunDirectory, *patterns: str) -> LogReader:
-    return LogReader(find_logs([run], patterns)[0])
+def reader(run: RunDirectory, **limits: Any) -> LogReader:
+    return LogReader(find_logs([run])[0], **limits)
 
 
 def texts(reader: LogReader, *, is_final: bool = True) -> list[str]:
@@ -68,9 +69,7 @@ def test_lines_of_several_tasks_are_sorted_by_time(run: RunDirectory) -> None:
 @pytest.mark.parametrize(("since", "expected"), [(0.0, ["a", "b", "c"]), (150.0, ["c"]), (200.0, ["c"]), (201.0, [])])
 def test_older_lines_are_left_out(run: RunDirectory, since: float, expected: list[str]) -> None:
     write(run, "chief-0.1", "a\nb\nc\n", "0 100.0\n4 200.0\n")
-    log = reader(run)
-    log.skip_until(since)
-    assert texts(log) == expected
+    assert texts(reader(run, since=since)) == expected
 
 
 def test_growing_log_is_continued_without_an_unfinished_line(run: RunDirectory) -> None:
@@ -95,13 +94,9 @@ def test_tail_has_the_last_lines(
     data = b"\n".join(lines) + (b"\n" if ends and lines else b"")
     (run.path / "logs" / "chief-0.1.log").write_bytes(data)
     everything = texts(reader(run))
-    log = reader(run)
-    log.skip_to_tail(number)
-    assert texts(log) == everything[len(everything) - min(number, len(everything)) :]
+    assert texts(reader(run, tail=number)) == everything[len(everything) - min(number, len(everything)) :]
 
 
 def test_tail_of_a_large_log_is_found_without_reading_all_of_it(run: RunDirectory) -> None:
     write(run, "chief-0.1", "".join(f"line {number:06}\n" for number in range(100_000)))
-    log = reader(run)
-    log.skip_to_tail(7_000)
-    assert texts(log) == [f"line {number:06}" for number in range(93_000, 100_000)]
+    assert texts(reader(run, tail=7_000)) == [f"line {number:06}" for number in range(93_000, 100_000)]

@@ -30,13 +30,13 @@ _LOOK_SECONDS = 0.3
 _STATUS_SECONDS = 3.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class LogFile:
     """The log of one task in one attempt; `run` counts the runs of a requeued job from 1."""
 
-    task: Task
     run: int
     attempt: int
+    task: Task
     path: Path
 
 
@@ -69,8 +69,8 @@ def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> lis
                     continue
                 task = Task(match["role"], int(match["index"]))
                 if not patterns or any(fnmatch.fnmatchcase(str(task), pattern) for pattern in patterns):
-                    found.append(LogFile(task, number, int(match["attempt"]), path))
-    return sorted(found, key=lambda log: (log.run, log.attempt, log.task))
+                    found.append(LogFile(number, int(match["attempt"]), task, path))
+    return sorted(found)
 
 
 def read_logs(
@@ -91,7 +91,7 @@ def read_logs(
     logs = find_logs(job.run_directories, patterns)
     if not logs:
         raise _no_logs(job, patterns)
-    readers = [_open(log, tail, since) for log in logs]
+    readers = [LogReader(log, tail=tail, since=since) for log in logs]
     return merge(readers) if merged else (line for reader in readers for line in reader.read())
 
 
@@ -118,7 +118,7 @@ def follow_logs(
                 on_pending(status)
         for log in find_logs(job.run_directories, patterns):
             if log not in readers:
-                readers[log] = _open(log, tail, since)
+                readers[log] = LogReader(log, tail=tail, since=since)
         yield from merge(list(readers.values()), is_final=has_ended)
         if has_ended:
             return
@@ -128,37 +128,34 @@ def follow_logs(
 class LogReader:
     """Reads the new lines of one growing log at each call."""
 
-    def __init__(self, log: LogFile) -> None:
+    def __init__(self, log: LogFile, *, tail: int | None = None, since: float | None = None) -> None:
+        """Skip lines that are certainly older than `since` or, without `since`, all but the last `tail` lines."""
         self.log = log
         self._offset = 0
         self._index: tuple[list[int], list[float]] = ([], [])
+        with contextlib.suppress(OSError):
+            if since is not None:
+                self._skip_until(since)
+            elif tail is not None:
+                self._skip_to_tail(tail)
 
-    def skip_until(self, since: float) -> None:
-        """Skip the lines that are certainly older than `since`, in seconds since 1970."""
+    def _skip_until(self, since: float) -> None:
         self._read_index()
         offsets, times = self._index
         place = bisect.bisect_left(times, since)
-        self._offset = offsets[place] if place < len(offsets) else self._size()
+        self._offset = offsets[place] if place < len(offsets) else self.log.path.stat().st_size
 
-    def skip_to_tail(self, num_lines: int) -> None:
-        """Skip all but the last `num_lines` lines."""
-        size = self._size()
+    def _skip_to_tail(self, num_lines: int) -> None:
+        """Skip all but the last lines, which are searched in a part of the file that grows."""
         reach = _TAIL_BYTES
-        with contextlib.suppress(OSError), self.log.path.open("rb") as file:
-            while True:
-                start = max(0, size - reach)
-                file.seek(start)
-                data = file.read(size - start)
-                ends = [match.end() for match in re.finditer(rb"\n", data)]
-                if data and not data.endswith(b"\n"):
-                    ends.append(len(data))
-                if len(ends) > num_lines:
-                    self._offset = start + ends[-num_lines - 1] if num_lines else size
-                    return
-                if start == 0:
-                    self._offset = 0
-                    return
+        lines: list[bytes] = []
+        with self.log.path.open("rb") as file:
+            start = size = file.seek(0, os.SEEK_END)
+            while start > 0 and len(lines) <= num_lines:
+                start = file.seek(max(0, size - reach))
+                lines = file.readlines()
                 reach *= 4
+            self._offset = file.tell() - sum(map(len, lines[max(0, len(lines) - num_lines) :]))
 
     def read(self, *, is_final: bool = True) -> Iterator[LogLine]:
         """Return the lines since the last call. An unfinished last line is left out unless `is_final`."""
@@ -187,24 +184,10 @@ class LogReader:
                     times.append(float(time))
         self._index = (offsets, times)
 
-    def _size(self) -> int:
-        with contextlib.suppress(OSError):
-            return os.stat(self.log.path).st_size
-        return 0
-
 
 def merge(readers: Sequence[LogReader], *, is_final: bool = True) -> Iterator[LogLine]:
     """Return the new lines of all logs, sorted by time."""
     return heapq.merge(*(reader.read(is_final=is_final) for reader in readers), key=lambda line: line.time)
-
-
-def _open(log: LogFile, tail: int | None, since: float | None) -> LogReader:
-    reader = LogReader(log)
-    if since is not None:
-        reader.skip_until(since)
-    elif tail is not None:
-        reader.skip_to_tail(tail)
-    return reader
 
 
 def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
