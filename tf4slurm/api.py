@@ -364,6 +364,6 @@ def make_report(job: str | KnownJob | None = None, path: str | os.PathLike[str] 
 def render_report(job: str | KnownJob | None = None, name: str | os.PathLike[str] = "report.html") -> bytes:
     """Return the content of a report file of this name; see `make_report`."""
     from tf4slurm.reports.report import make_file
-    from tf4slurm.reports.summary import read_summary
+    from tf4slurm.reports.summary import JobSummary
 
-    return make_file(read_summary(latest_run(find(job))), Path(name))
+    return make_file(JobSummary(latest_run(find(job))), Path(name))

@@ -177,9 +177,9 @@ class Job:
     def plot(self) -> Picture:
         """Return the timeline and the charts as a picture that a notebook shows."""
         from tf4slurm.reports.report import make_picture
-        from tf4slurm.reports.summary import read_summary
+        from tf4slurm.reports.summary import JobSummary
 
-        return Picture(make_picture(read_summary(latest_run(self._started()))))
+        return Picture(make_picture(JobSummary(latest_run(self._started()))))
 
     def __repr__(self) -> str:
         return f"Job({shlex.join(self._command)}: {self._known.name if self._known else 'not started'})"

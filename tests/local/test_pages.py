@@ -20,7 +20,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import StatusFile
 from tf4slurm.reports.live_page import serve_page
 from tf4slurm.reports.report import make_body, make_page, make_report, read_template
-from tf4slurm.reports.summary import read_summary
+from tf4slurm.reports.summary import JobSummary
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 TRAINING, BAD, PAPER, DARK = (bytes.fromhex(color) for color in ("009e73", "b93a00", "ffffff", "12161d"))
@@ -37,7 +37,7 @@ for step in range(10**6):
 
 
 def write_page(run: Path, path: Path) -> str:
-    path.write_text(make_report(read_summary(RunDirectory(run))), encoding="utf-8", errors="replace")
+    path.write_text(make_report(JobSummary(RunDirectory(run))), encoding="utf-8", errors="replace")
     return path.as_uri()
 
 
@@ -91,7 +91,7 @@ def test_values_under_the_pointer_are_shown(browser: Browser, tmp_path: Path) ->
     const where = { bubbles: true, clientX: frame.left + frame.width * 0.8, clientY: frame.top + 20 };
     chart.dispatchEvent(new PointerEvent("pointermove", where));
     """
-    body = make_body(read_summary(RunDirectory(RUNS / "digits")))
+    body = make_body(JobSummary(RunDirectory(RUNS / "digits")))
     page = tmp_path / "pointed.html"
     page.write_text(make_page("pointed", body, read_template("page.js") + hand))
     dom = browser.dom(page.as_uri())
@@ -157,7 +157,7 @@ def test_loss_that_is_nan_is_named(job: Job, tmp_path: Path) -> None:
     end.touch()
     assert job.wait() == 0
     assert "loss of chief/0 was NaN or infinite, first after" in make_report(
-        read_summary(RunDirectory(job.run_directory))
+        JobSummary(RunDirectory(job.run_directory))
     )
 
 

@@ -19,7 +19,7 @@ from tf4slurm.cli.main import cli
 from tf4slurm.errors import MissingDependencyError, RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.reports.report import make_picture, make_report
-from tf4slurm.reports.summary import read_summary
+from tf4slurm.reports.summary import JobSummary
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 HOSTILE = "</script></title></style><script>evil()</script><img src=x onerror=evil()>\"'&\x00\u202e\ud800"
@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 
 def page_of(path: Path) -> Page:
-    return Page(make_report(read_summary(RunDirectory(path))))
+    return Page(make_report(JobSummary(RunDirectory(path))))
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_report_of_a_failed_job_shows_the_reason_first() -> None:
 
 
 def test_page_loads_nothing() -> None:
-    text = make_report(read_summary(RunDirectory(RUNS / "digits")))
+    text = make_report(JobSummary(RunDirectory(RUNS / "digits")))
     page = Page(text)
     assert not {"link", "img", "iframe", "object"} & {*page.elements} - {"link"}
     assert not [value for name, value in page.attributes if name in ("src", "href", "xlink:href") and value != "data:,"]
@@ -135,11 +135,11 @@ def test_no_text_of_a_job_becomes_markup(run: Path) -> None:
     assert {*page.elements} <= {*usual.elements, "ul", "li"}
     assert page.elements.count("script") == usual.elements.count("script") == 1
     assert not [name for name, _ in page.attributes if name.startswith("on")]
-    text = make_report(read_summary(RunDirectory(run)))
+    text = make_report(JobSummary(RunDirectory(run)))
     assert "\x00" not in text
     assert "\u202e" not in text
     text.encode()  # no half of a surrogate pair
-    ElementTree.fromstring(make_picture(read_summary(RunDirectory(run))))
+    ElementTree.fromstring(make_picture(JobSummary(RunDirectory(run))))
 
 
 def test_damaged_run_directory_has_a_report(run: Path) -> None:
@@ -152,12 +152,12 @@ def test_damaged_run_directory_has_a_report(run: Path) -> None:
             for _ in range(chance.choice((0, 1, 3, 30))):
                 pieces[chance.randrange(len(pieces))] = chance.choice(values)
             (run / name).write_text("".join(pieces))
-        assert make_report(read_summary(RunDirectory(run))).endswith("</html>\n")
+        assert make_report(JobSummary(RunDirectory(run))).endswith("</html>\n")
 
 
 def test_thousand_tasks_are_grouped(tmp_path: Path) -> None:
     run = write_large_run(tmp_path)
-    text = make_report(read_summary(run))
+    text = make_report(JobSummary(run))
     words = Page(text).words
     assert "20 of 1,000 tasks, those with the most events, have a row of their own" in words
     assert re.search(r"grouped by role.*Events of \d+ grouped tasks are only in events.jsonl", words)
@@ -167,7 +167,7 @@ def test_thousand_tasks_are_grouped(tmp_path: Path) -> None:
 
 
 def test_picture_is_an_svg_file() -> None:
-    root = ElementTree.fromstring(make_picture(read_summary(RunDirectory(RUNS / "digits"))))
+    root = ElementTree.fromstring(make_picture(JobSummary(RunDirectory(RUNS / "digits"))))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "Memory per task" in "".join(root.itertext())
     assert "var(" not in ElementTree.tostring(root, encoding="unicode")

@@ -274,9 +274,9 @@ def _write_report(directory: RunDirectory) -> Path | None:
         if directory.size_of_record() > _CHEAP_REPORT_BYTES:
             return None
         from tf4slurm.reports.report import make_report
-        from tf4slurm.reports.summary import read_summary
+        from tf4slurm.reports.summary import JobSummary
 
-        return directory.write_report(make_report(read_summary(directory)).encode("utf-8", "replace"))
+        return directory.write_report(make_report(JobSummary(directory)).encode("utf-8", "replace"))
     except Exception as error:  # a report must never change the job's exit code
         logger.warning("there is no report.html: %s: %s", type(error).__name__, error)
         return None

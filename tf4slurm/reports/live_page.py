@@ -24,7 +24,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import StatusFile
 from tf4slurm.jobs.status import JobFiles
 from tf4slurm.reports.report import make_body, make_page, make_title, read_template
-from tf4slurm.reports.summary import read_summary
+from tf4slurm.reports.summary import JobSummary
 
 logger = logging.getLogger(__name__)
 
@@ -116,18 +116,18 @@ class _Page:
 
     def _make_content(self) -> dict[str, Any]:
         started = time.monotonic()
-        summary = read_summary(self._run)
+        summary = JobSummary(self._run)
         title, body = make_title(summary), make_body(summary)
         cost = time.monotonic() - started
         self.update_seconds = min(max(_MIN_UPDATE_SECONDS, cost / _PROCESSOR_SHARE), _MAX_UPDATE_SECONDS)
         note = f"Live: updated at {time.strftime('%H:%M:%S')}, every {format_seconds(self.update_seconds)}."
-        if summary.files.has_ended:
+        if summary.has_ended:
             note = "The job has ended. This page is final."
         return {
             "title": title,
             "body": body,
             "note": note,
-            "ended": summary.files.has_ended,
+            "ended": summary.has_ended,
             "update_seconds": self.update_seconds,
         }
 

@@ -97,14 +97,14 @@ def load_templates() -> None:
 
 def make_title(summary: JobSummary) -> str:
     """Return the title of the page: the name of the job and its outcome."""
-    return f"{summary.files.run.path.name}: {_outcome(summary)[0].lower()}"
+    return f"{summary.run.path.name}: {_outcome(summary)[0].lower()}"
 
 
 def make_body(summary: JobSummary) -> Markup:
     """Return the content of the page."""
     timeline, result = summary.timeline, summary.result
     outcome, style = _outcome(summary)
-    job, path = summary.files.job, summary.files.run.path
+    job, path = summary.job, summary.run.path
     job_id = f"job {job.job_id}" if job.job_id else None
     content = _render(
         "report.html",
@@ -126,6 +126,7 @@ def make_body(summary: JobSummary) -> Markup:
         usage_rows=[*_usage_rows(summary.usage)],
         advice=give_advice(summary.usage, timeline, summary.curves.not_finite),
         max_waits=_MAX_WAITS,
+        missing=[*summary.list_missing_files()],
     )
     return Markup(content)
 
@@ -158,10 +159,10 @@ def _environment() -> jinja2.Environment:
 def _outcome(summary: JobSummary) -> tuple[str, str]:
     """Return one word for the outcome, or the phase of a running job, and the CSS class of its color."""
     result = summary.result
-    if summary.files.is_lost:
+    if summary.is_lost:
         return "Lost", "bad"
     if result is None:
-        phase = summary.files.status.phase
+        phase = summary.status.phase
         return (phase.capitalize(), "live") if phase else ("Unknown", "warn")
     if result.requeued:
         return "Requeued", "warn"
@@ -170,15 +171,15 @@ def _outcome(summary: JobSummary) -> tuple[str, str]:
 
 def _facts(summary: JobSummary) -> Iterator[tuple[str, object]]:
     """Yield the names and values in the head of the report."""
-    result, status = summary.result, summary.files.status
-    yield ("duration" if summary.files.has_ended else "running for"), format_seconds(summary.timeline.end)
+    result, status = summary.result, summary.status
+    yield ("duration" if summary.has_ended else "running for"), format_seconds(summary.timeline.end)
     if summary.timeline.start < 0:
         yield "queued", format_seconds(-summary.timeline.start)
     if result is not None:
         yield "exit code", result.exit_code
     roles = Counter(task.role for task in summary.usage.tasks)
     yield "tasks", ", ".join(format_count(count, role) for role, count in roles.items()) or "unknown"
-    yield "hosts", len({task.node for task in summary.files.tasks if task.node}) or "unknown"
+    yield "hosts", len({task.node for task in summary.tasks if task.node}) or "unknown"
     yield "attempt", (result and result.attempts) or status.attempt or 1
     steps = [task.step for task in status.tasks if task.step is not None]
     if steps:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import Event, ResultFile, Sample
+from tf4slurm.jobs.schema import Event, Sample
 from tf4slurm.jobs.status import JobFiles
 from tf4slurm.reports.curves import Curves, Values, combine, make_curves, mean, measured
 from tf4slurm.reports.timeline import Timeline, make_timeline, role_of_task
@@ -73,66 +73,83 @@ class JobUsage:
         return list(dict.fromkeys(task.role for task in self.tasks))
 
 
-@dataclass(frozen=True)
-class JobSummary:
-    """A running or ended job, as described by its run directory.
+class JobSummary(JobFiles):
+    """A running or ended job, as its run directory describes it; missing and damaged files are left out."""
 
-    Attributes:
-        names: Names of the tasks by rank.
-        tail: The last lines that the failed task printed.
-        warnings: Possible problems, in sentences, from the result or else from the events.
-        missing: Missing files of the run directory, in sentences.
-    """
+    @functools.cached_property
+    def _allocation(self) -> SlurmResources:
+        return self.run.read(SlurmResources) or SlurmResources()
 
-    files: JobFiles
-    names: tuple[str, ...]
-    timeline: Timeline
-    curves: Curves
-    usage: JobUsage
-    tail: tuple[str, ...]
-    warnings: tuple[str, ...]
-    missing: tuple[str, ...]
+    @functools.cached_property
+    def _events(self) -> list[Event]:
+        return self.run.read_lines(Event)
 
-    @property
-    def result(self) -> ResultFile | None:
-        return self.files.result
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        names = [task.task for task in self.tasks]
+        seconds = max(self.status.seconds, (self.result.seconds if self.result is not None else None) or 0.0)
+        return make_timeline(self._events, names, seconds, _queue_times(self._allocation, self._events))
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tasks by rank."""
+        return tuple(task.name for task in self.timeline.tasks)
+
+    @functools.cached_property
+    def curves(self) -> Curves:
+        return make_curves(self.run.read_lines(Sample), len(self.names))
+
+    @functools.cached_property
+    def usage(self) -> JobUsage:
+        return summarize_usage(self.names, self.curves, self.timeline, self._allocation)
 
     @property
     def has_failed(self) -> bool:
-        return self.files.is_lost or (self.result is not None and self.result.exit_code != 0)
+        return self.is_lost or (self.result is not None and self.result.exit_code != 0)
 
     @property
     def cause(self) -> str | None:
+        """The task that failed first."""
         return self.result.cause if self.result is not None else None
 
     @property
     def reason(self) -> str:
-        return self.files.describe_loss() if self.files.is_lost else (self.result or self.files.status).reason
+        return self.describe_loss() if self.is_lost else (self.result or self.status).reason
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Possible problems, in sentences, from the result or else from the events."""
+        if self.result is not None:
+            return self.result.warnings
+        return tuple(event.text for event in self._events if event.kind == "warning")
 
-def read_summary(run: RunDirectory) -> JobSummary:
-    """Read a run directory; missing and damaged files are left out and named in `missing`.
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines that the failed task printed, from the result or else from its log."""
+        result = self.result
+        if result is None or result.exit_code == 0:
+            return ()
+        if result.tail or result.log is None:
+            return result.tail[-_MAX_TAIL_LINES:]
+        path = self.run.path / "logs" / Path(result.log).name
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - _MAX_TAIL_BYTES))
+                return tuple(file.read().decode(errors="replace").splitlines()[-_MAX_TAIL_LINES:])
+        except (OSError, ValueError):
+            return ()
 
-    Raises:
-        SchemaVersionError: A newer version of tf4slurm wrote the files.
-    """
-    files, allocation, events = JobFiles(run), run.read(SlurmResources) or SlurmResources(), run.read_lines(Event)
-    result = files.result
-    seconds = max(files.status.seconds, (result and result.seconds) or 0.0)
-    names = tuple(task.task for task in files.tasks)
-    timeline = make_timeline(events, names, seconds, _queue_times(allocation, events))
-    names = names or tuple(task.name for task in timeline.tasks)
-    curves = make_curves(run.read_lines(Sample), len(names))
-    return JobSummary(
-        files=files,
-        names=names,
-        timeline=timeline,
-        curves=curves,
-        usage=summarize_usage(names, curves, timeline, allocation),
-        tail=_tail(run, result) if result is not None and result.exit_code != 0 else (),
-        warnings=result.warnings if result is not None else tuple(e.text for e in events if e.kind == "warning"),
-        missing=tuple(_missing(files)),
-    )
+    def list_missing_files(self) -> Iterator[str]:
+        """Yield the missing files of the run directory, in sentences."""
+        if not self.job.command:
+            yield "job.json is missing or cannot be read: the command of the job is unknown."
+        if not self.run.events.exists():
+            yield "events.jsonl is missing: the timeline is unknown."
+        if not self.has_ended:
+            phase = (
+                f"The last recorded phase is {self.status.phase}." if self.status.phase else "No phase was recorded."
+            )
+            yield f"result.json is missing: the job still runs, or its launcher was killed. {phase}"
 
 
 def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, allocation: SlurmResources) -> JobUsage:
@@ -173,27 +190,3 @@ def _queue_times(allocation: SlurmResources, events: Sequence[Event]) -> tuple[f
     if allocation.submitted is None or launched is None:
         return None
     return allocation.submitted - launched, (allocation.started or launched) - launched
-
-
-def _tail(run: RunDirectory, result: ResultFile) -> tuple[str, ...]:
-    """Return the last lines of the failed task, from the result or else from its log."""
-    if result.tail or result.log is None:
-        return result.tail[-_MAX_TAIL_LINES:]
-    path = run.path / "logs" / Path(result.log).name
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _MAX_TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except (OSError, ValueError):
-        return ()
-    return tuple(lines[-_MAX_TAIL_LINES:])
-
-
-def _missing(files: JobFiles) -> Iterator[str]:
-    if not files.job.command:
-        yield "job.json is missing or cannot be read: the command of the job is unknown."
-    if not files.run.events.exists():
-        yield "events.jsonl is missing: the timeline is unknown."
-    if not files.has_ended:
-        phase = f"The last recorded phase is {files.status.phase}." if files.status.phase else "No phase was recorded."
-        yield f"result.json is missing: the job still runs, or its launcher was killed. {phase}"
