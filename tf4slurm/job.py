@@ -25,6 +25,7 @@ from tf4slurm.options import options_of, to_fields
 from tf4slurm.settings import SITE, fill_in, read_settings
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec import SLURM_OPTIONS, JobSpec
+from tf4slurm.system.program import format_table
 
 _LINE_SECONDS = 5.0
 _P = ParamSpec("_P")
@@ -188,12 +189,13 @@ class Job:
         if self._known is None:
             return f"<pre>{escape(repr(self))}</pre>"
         status = self.status()
-        rows = [(task.task, task.node, task.state, task.step, task.steps_per_second) for task in status.tasks]
-        head = _html_row("th", ("task", "node", "state", "step", "step/s"))
         code = "" if status.exit_code is None else f", exit code {status.exit_code}"
+        rows = [(task.task, task.node, task.state, task.step, task.steps_per_second) for task in status.tasks]
+        texts = (["" if value is None else str(value) for value in row] for row in rows)
+        table = "\n".join(format_table([("task", "node", "state", "step", "step/s"), *texts]))
         return (
             f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(status.reason)}"
-            f"<table>{head}{''.join(_html_row('td', row) for row in rows)}</table>"
+            f"<pre>{escape(table)}</pre>"
         )
 
     def _spec(self) -> BatchSpec:
@@ -215,12 +217,6 @@ class Picture:
 
     def _repr_svg_(self) -> str:
         return self.svg
-
-
-def _html_row(element: str, values: Sequence[object]) -> str:
-    texts = (escape("" if value is None else value) for value in values)
-    cells = (f"<{element} style='text-align:left'>{text}</{element}>" for text in texts)
-    return f"<tr>{''.join(cells)}</tr>"
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_local_job_runs_and_has_status_logs_and_report(
     assert job.logs("chief/0") == "hello from chief/0 <b>\n"
     assert sorted(job.logs().splitlines())[1] == "ps/0 | hello from ps/0 <b>"
     assert "COMPLETED" in job._repr_html_()
-    assert "<td style='text-align:left'>chief/0</td>" in job._repr_html_()
+    assert re.search(r"<pre>task .*^chief/0 .* 4\b", job._repr_html_(), re.DOTALL | re.MULTILINE)
     assert job.report(tmp_path / "life.html").read_text().startswith("<!DOCTYPE html>")
     assert job.plot()._repr_svg_().startswith("<svg")
     again = Job.find(job.status().name)

@@ -26,7 +26,6 @@ _WATCH_SECONDS = 2.0
 _WAIT_SECONDS = 0.5
 _COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "STOPPED": "yellow"}
 _HEADING = ("TASK", "NODE", "ADDRESS", "STATE", "STEP", "STEP/S", "MEMORY", "HEARTBEAT")
-_INTERRUPTED = 130
 
 
 @click.command()
@@ -35,44 +34,39 @@ _INTERRUPTED = 130
 @click.option("--web", is_flag=True, help="Serve a live page on this host's loopback address, and print its URL.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def status(environ: dict[str, str], /, jobs: tuple[str, ...], watch: bool, web: bool, as_json: bool) -> None:
+def status(environ: dict[str, str], /, jobs: list[KnownJob], watch: bool, web: bool, as_json: bool) -> None:
     """Show the state of jobs: each task's state, step and speed, or why a job is pending.
 
     ID is Slurm's job id, a job's name or its run directory; without one, the latest job.
     """
     if watch + web + as_json > 1:
         raise click.UsageError("--watch, --web and --json exclude each other.")
-    known = [api.find(job) for job in jobs or (None,)]
     if web:
-        _serve(known)
+        _serve(jobs)
     elif watch:
-        _watch(known, environ)
+        _watch(jobs, environ)
     else:
-        statuses = next(api.watch(known))
+        statuses = next(api.watch(jobs))
         click.echo(to_json(statuses, indent=2) if as_json else _describe_all(statuses, environ))
 
 
-def _serve(known: Sequence[KnownJob]) -> None:
+def _serve(jobs: Sequence[KnownJob]) -> None:
     from tf4slurm.reports.live_page import serve_page
 
-    if len(known) > 1 or not known[0].run_directories:
+    if len(jobs) > 1 or not jobs[0].run_directories:
         raise click.UsageError("--web is for one job that has started.")
-    reason = serve_page(known[0].run_directories[-1], click.echo)
-    click.echo(f"tf4slurm: {reason}", err=True)
+    note(serve_page(jobs[0].run_directories[-1], click.echo))
 
 
-def _watch(known: Sequence[KnownJob], environ: Mapping[str, str]) -> None:
+def _watch(jobs: Sequence[KnownJob], environ: Mapping[str, str]) -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as live:
-        try:
-            for statuses in api.watch(known, interval_seconds=_WATCH_SECONDS):
-                footer = f"{time.strftime('%H:%M:%S')}  Ctrl-C ends this display; the job continues"
-                live.update(Text.from_ansi(f"{_describe_all(statuses, environ)}\n\n{footer}"), refresh=True)
-        except KeyboardInterrupt:
-            sys.exit(_INTERRUPTED)
+        for statuses in api.watch(jobs, interval_seconds=_WATCH_SECONDS):
+            footer = f"{time.strftime('%H:%M:%S')}  Ctrl-C ends this display; the job continues"
+            live.update(Text.from_ansi(f"{_describe_all(statuses, environ)}\n\n{footer}"), refresh=True)
 
 
 def _describe_all(statuses: Sequence[JobStatus], environ: Mapping[str, str]) -> str:
@@ -151,48 +145,47 @@ def list_(show_all: bool, as_json: bool) -> None:
         )
     click.echo("\n".join(format_table(rows)))
     for warning in dict.fromkeys(warning for job in jobs for warning in job.warnings):
-        click.echo(f"tf4slurm: {warning}", err=True)
+        note(warning)
 
 
 @click.command()
 @job_argument(many=True)
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Exit with code 124 after this time.")
-def wait(jobs: tuple[str, ...], timeout: float | None) -> None:
+def wait(jobs: list[KnownJob], timeout: float | None) -> None:
     """Wait until jobs have ended, and exit with the exit code of the first that failed.
 
     Ctrl-C ends the wait, not the job.
     """
-    known = [api.find(job) for job in jobs or (None,)]
     started, shown, is_terminal = time.monotonic(), "", sys.stderr.isatty()
     statuses: list[JobStatus] = []
     try:
-        for statuses in api.watch(known, interval_seconds=_WAIT_SECONDS, timeout_seconds=timeout):
+        for statuses in api.watch(jobs, interval_seconds=_WAIT_SECONDS, timeout_seconds=timeout):
             waiting = (each for each in statuses if not each.has_ended)
             text = ", ".join(f"{each.name} {each.state} {each.phase or ''}".strip() for each in waiting)
             if is_terminal:
                 line = f"{time.monotonic() - started:5.0f} s  {text}" if text else ""
                 click.echo(f"\r\x1b[2K{line}", err=True, nl=False)
             elif text and text != shown:
-                click.echo(f"tf4slurm: {text}", err=True)
+                note(text)
             shown = text
     except KeyboardInterrupt:
-        words = " ".join(job.job_id or job.name for job in known)
+        words = " ".join(job.job_id or job.name for job in jobs)
         click.echo(f"\ntf4slurm: no longer waiting; the job continues. To end it: tf4slurm cancel {words}", err=True)
-        sys.exit(_INTERRUPTED)
+        raise
     for each in statuses:
-        click.echo(f"tf4slurm: {each.name} {each.state}, exit code {each.exit_code}. {each.reason}".rstrip(), err=True)
+        note(f"{each.name} {each.state}, exit code {each.exit_code}. {each.reason}".rstrip())
     sys.exit(next((each.exit_code for each in statuses if each.exit_code), 0))
 
 
 @click.command()
-@job_argument(many=True)
+@job_argument(many=True, is_optional=False)
 @click.option(
     "--grace-period",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
     help="Seconds that it has to save; 0 kills it at once. [default: the job's own grace period and 10 s]",
 )
-def cancel(jobs: tuple[str, ...], grace_period: float | None) -> None:
+def cancel(jobs: list[KnownJob], grace_period: float | None) -> None:
     """Ask jobs to save and stop; kill those that have not ended after their grace period.
 
     A job that has ended is left as it is. The exit code is that of the first error.
@@ -200,7 +193,7 @@ def cancel(jobs: tuple[str, ...], grace_period: float | None) -> None:
     if not jobs:
         raise click.UsageError("Which job? Give its id; tf4slurm list shows them.")
     exit_code = 0
-    for job in [api.find(job) for job in jobs]:
+    for job in jobs:
         try:
             api.cancel(job, grace_period_seconds=grace_period, on_progress=note)
         except Tf4SlurmError as error:
@@ -212,7 +205,7 @@ def cancel(jobs: tuple[str, ...], grace_period: float | None) -> None:
 @click.command()
 @job_argument()
 @click.pass_obj
-def resume(environ: dict[str, str], /, job: str | None) -> None:
+def resume(environ: dict[str, str], /, job: KnownJob) -> None:
     """Start a job again with the same options, in the same directory.
 
     A submitted job is submitted again, and its new id printed; a local job runs here. The script continues from its own

@@ -13,6 +13,7 @@ from tf4slurm import __version__
 from tf4slurm.system.guard import start_guard
 from tf4slurm.system.program import run_program
 
+_INTERRUPTED = 130  # 128 + SIGINT
 _VERBS = {
     "run": ("run.run", "Run a job: local processes, or hosts of a Slurm allocation."),
     "submit": ("submit.submit", "Submit a job to Slurm."),
@@ -47,6 +48,12 @@ class _Verbs(click.Group):
         command = getattr(importlib.import_module(f"tf4slurm.cli.{module}"), function)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(_INTERRUPTED)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

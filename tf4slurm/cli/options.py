@@ -55,11 +55,18 @@ def site_option(function: Callable[..., None]) -> Callable[..., None]:
     return click.option("--site", help=text, shell_complete=finish)(function)
 
 
-def job_argument(*, many: bool = False) -> _Decorator:
-    """Add the argument for a job, or for several."""
-    if many:
-        return click.argument("jobs", nargs=-1, metavar="[ID]...", shell_complete=complete(_find_jobs))
-    return click.argument("job", required=False, metavar="[ID]", shell_complete=complete(_find_jobs))
+def job_argument(*, many: bool = False, is_optional: bool = True) -> _Decorator:
+    """Add the argument `job`, or a list `jobs`, of `KnownJob`; by default the latest job, if `is_optional`."""
+    from tf4slurm import api
+
+    def find(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+        if many:
+            return [api.find(job) for job in value or ((None,) if is_optional else ())]
+        return api.find(value)
+
+    name, num, metavar = ("jobs", -1, "[ID]...") if many else ("job", 1, "[ID]")
+    finish = complete(_find_jobs)
+    return click.argument(name, nargs=num, metavar=metavar, required=False, callback=find, shell_complete=finish)
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,9 @@ import click
 
 from tf4slurm import api
 from tf4slurm.cli.options import complete, job_argument, note
-from tf4slurm.errors import CommandError, Tf4SlurmError
+from tf4slurm.errors import CommandError
 from tf4slurm.jobs.logs import find_logs
-from tf4slurm.jobs.registry import latest_run
+from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile
 from tf4slurm.jobs.status import JobStatus
@@ -29,14 +29,11 @@ from tf4slurm.jobs.status import JobStatus
 _TIME = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_SEARCH_SECONDS = 10.0
-_INTERRUPTED = 130
 
 
-def _find_tasks(context: click.Context) -> Iterator[str]:
-    with contextlib.suppress(Tf4SlurmError):
-        if context.params.get("job"):
-            logs = find_logs(api.find(context.params["job"]).run_directories)
-            yield from dict.fromkeys(str(log.task) for log in logs)
+def _find_tasks(context: click.Context) -> list[str]:
+    job: KnownJob | None = context.params.get("job")
+    return list(dict.fromkeys(str(log.task) for log in find_logs(job.run_directories))) if job else []
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -68,20 +65,17 @@ def _time_before_now(text: str) -> float:
     help="Only lines that are not older than, for example, 30s, 10m, 2h or 1d.",
 )
 @click.option("--merged", is_flag=True, help="Sort the lines of all tasks by time (known to about a second).")
-def logs(job: str | None, tasks: tuple[str, ...], follow: bool, grep: re.Pattern[str] | None, **options: Any) -> None:
+def logs(job: KnownJob, tasks: tuple[str, ...], follow: bool, grep: re.Pattern[str] | None, **options: Any) -> None:
     """Print the output of a job's tasks, over all attempts: "tf4slurm logs 4711 chief/0 'worker/*'".
 
     ID is Slurm's job id, a job's name or its run directory; without one, the latest job.
     """
-    known = api.find(job)
-    names = {log.task for log in find_logs(known.run_directories, tasks)}
+    names = {log.task for log in find_logs(job.run_directories, tasks)}
     has_names = len(names) != 1 or (follow and not tasks)
     try:
-        for line in api.logs(known, *tasks, follow=follow, on_pending=_note_reason, **options):
+        for line in api.logs(job, *tasks, follow=follow, on_pending=_note_reason, **options):
             if grep is None or grep.search(line.text):
                 click.echo(f"{line.task} | {line.text}" if has_names else line.text)
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
     except BrokenPipeError:  # `| head` has ended
         sys.exit(0)
 
@@ -101,7 +95,7 @@ def _note_reason(pending: JobStatus) -> None:
     "[default: report.html in the run directory]",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open it in this host's browser.")
-def report(job: str | None, output: Path | None, is_opened: bool) -> None:
+def report(job: KnownJob, output: Path | None, is_opened: bool) -> None:
     """Write the report of a job, running or ended, as one HTML file that needs no network; print its path.
 
     ID is Slurm's job id, a job's name or its run directory; without one, the latest job.
@@ -121,13 +115,13 @@ def report(job: str | None, output: Path | None, is_opened: bool) -> None:
 @click.option("--port", type=click.IntRange(1024, 65535), default=6006, show_default=True)
 @click.option("--print", "is_printed", is_flag=True, help="Only print the command, and how to reach it from elsewhere.")
 @click.pass_obj
-def tensorboard(environ: dict[str, str], /, job: str | None, logdir: Path | None, port: int, is_printed: bool) -> None:
+def tensorboard(environ: dict[str, str], /, job: KnownJob, logdir: Path | None, port: int, is_printed: bool) -> None:
     """Start TensorBoard on a job's event files, on this host's loopback address; if it is not installed, explain how.
 
     Event files are searched in the run directory and in the directory that the job was started in; older ones than the
     job do not count.
     """
-    logdir = logdir or _find_event_files(latest_run(api.find(job)))
+    logdir = logdir or _find_event_files(latest_run(job))
     command = ["tensorboard", "--logdir", str(logdir), "--host", "127.0.0.1", "--port", str(port)]
     user = "USER"
     with contextlib.suppress(OSError, KeyError):  # the host has no name for this user
