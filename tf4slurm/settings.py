@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -215,24 +215,30 @@ def _read(path: Path, *, is_shipped: bool = False) -> dict[str, Setting]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path} cannot be read as TOML: {error}.", source=str(path)) from error
-    known, origin = _known_options(), str(path)
-    found: dict[str, Setting] = {}
+    options, given = _known_options(), []
     for name, value in content.items():
-        each = known.get(name.replace("_", "-"))
+        each = options.get(name.replace("_", "-"))
         if each is None:
-            text = unknown(name, known, "an option")
-            raise SettingsError(f'{path}: {text} "tf4slurm submit --help" shows the options.', source=origin)
-        found[each.name] = _checked(each, Setting(value, origin))
-    return found
+            text = unknown(name, options, "an option")
+            raise SettingsError(f'{path}: {text} "tf4slurm submit --help" shows the options.', source=str(path))
+        given.append((each, Setting(value, str(path))))
+    return _checked(given)
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
     variables = {_variable(key): each for key, each in _known_options().items()}
-    return {
-        each.name: _checked(each, Setting(environ[variable], variable))
-        for variable, each in variables.items()
-        if environ.get(variable)
-    }
+    return _checked((each, Setting(environ[name], name)) for name, each in variables.items() if environ.get(name))
+
+
+def _checked(given: Iterable[tuple[Option, Setting]]) -> dict[str, Setting]:
+    found = {}
+    for each, setting in given:
+        try:
+            each.convert(setting.value)
+        except OptionError as error:
+            raise SettingsError(f"{setting.origin} sets {error}", source=setting.origin) from error
+        found[each.name] = setting
+    return found
 
 
 def _known_options() -> dict[str, Option]:
@@ -241,11 +247,3 @@ def _known_options() -> dict[str, Option]:
 
 def _variable(key: str) -> str:
     return "TF4SLURM_" + key.upper().replace("-", "_")
-
-
-def _checked(each: Option, setting: Setting) -> Setting:
-    try:
-        each.convert(setting.value)
-    except OptionError as error:
-        raise SettingsError(f"{setting.origin} sets {error}", source=setting.origin) from error
-    return setting

@@ -116,10 +116,10 @@ class JobSpec:
         words = shlex.split(self.command) if isinstance(self.command, str) else self.command
         self._set(command=tuple(words))
         options = options_of(type(self))
-        self._set(**{name: each.convert(getattr(self, name)) for name, each in options.items()})
+        values = {name: each.convert(getattr(self, name)) for name, each in options.items()}
+        self._set(**values)
         if self.command and not self.name:
             self._set(name=_name_of(self.command))
-        values = {name: getattr(self, name) for name in options}
         check_exclusive(type(self), {name: value for name, value in values.items() if value != options[name].default})
         self._check_values()
         self._check()
