@@ -8,8 +8,7 @@ import pytest
 
 from tf4slurm.jobs.schema import ResultFile, Sample
 from tf4slurm.reports.advice import explain_failure, give_advice
-from tf4slurm.reports.curves import make_curves
-from tf4slurm.reports.summary import JobUsage, TaskUsage, summarize_usage
+from tf4slurm.reports.summary import JobUsage, TaskUsage, make_curves, summarize_usage
 from tf4slurm.reports.timeline import TaskTimeline, Timeline, TimelineEvent, Wait
 from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.typed_json import from_json

@@ -10,7 +10,7 @@ import pytest
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Sample
 from tf4slurm.reports.charts import Chart, draw_chart, make_lines
-from tf4slurm.reports.curves import MAX_POINTS, make_curves
+from tf4slurm.reports.summary import MAX_POINTS, make_curves
 from tf4slurm.system.typed_json import from_json
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"

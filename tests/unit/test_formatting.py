@@ -10,7 +10,7 @@ from tf4slurm.jobs.formatting import (
     format_number,
     format_seconds,
 )
-from tf4slurm.reports.svg import number_ticks, time_ticks
+from tf4slurm.reports.charts import number_ticks, time_ticks
 
 
 @pytest.mark.parametrize(

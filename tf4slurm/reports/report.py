@@ -20,9 +20,8 @@ from tf4slurm.jobs.formatting import format_bytes, format_count, format_number, 
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.reports.advice import explain_failure, give_advice
 from tf4slurm.reports.charts import WIDTH as CHART_WIDTH
-from tf4slurm.reports.charts import draw_chart, make_charts
+from tf4slurm.reports.charts import Drawing, draw_chart, element, make_charts, text
 from tf4slurm.reports.summary import JobSummary, JobUsage, TaskUsage
-from tf4slurm.reports.svg import Drawing, element, text
 from tf4slurm.reports.timeline import Timeline
 from tf4slurm.reports.timeline_chart import WIDTH, describe_grouping, draw_legend, draw_timeline
 

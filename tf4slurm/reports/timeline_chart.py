@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from markupsafe import Markup
 
 from tf4slurm.jobs.formatting import format_seconds
-from tf4slurm.reports.svg import Drawing, Scale, element, line, mark, outline, text, time_ticks
+from tf4slurm.reports.charts import Drawing, Scale, element, line, mark, outline, text, time_ticks
 from tf4slurm.reports.timeline import STATES, TaskTimeline, Timeline, TimelineEvent
 
 WIDTH = 1100
