@@ -121,9 +121,13 @@ class ShutdownTimeoutError(ShutdownError, TimeoutError):
 class KerasError(Tf4SlurmError):
     """Keras 3 does not support a call under a multi-process strategy; the message names the alternatives."""
 
+    __init__ = Exception.__init__  # with any other, AutoGraph replaces the error of a traced function
+
 
 class TrainingError(Tf4SlurmError):
     """Training cannot continue."""
+
+    __init__ = Exception.__init__  # as KerasError
 
     exit_code = EXIT_TASK_LOST
 

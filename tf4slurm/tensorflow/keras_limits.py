@@ -52,92 +52,60 @@ def install_keras_limits() -> None:
         return
     _patched.add(id(keras))
     for name in sorted({name for names in _FAILING.values() for name in names}):
-        setattr(keras.Model, name, _refuse_method(name, getattr(keras.Model, name)))
-    keras.Variable._initialize = _refuse_shards(keras.Variable._initialize)
-    keras.Variable._direct_assign = _add_atomically(keras.Variable._direct_assign)
-    keras.Metric.add_variable = _note_metric(keras.Metric.add_variable)
-    keras.optimizers.Optimizer.build = _refuse_miscounting(keras.optimizers.Optimizer.build)
-    keras.optimizers.Optimizer.stateless_apply = _refuse_stateless(keras.optimizers.Optimizer.stateless_apply)
+        _wrap(keras.Model, name, _refuse_method)
+    _wrap(keras.Variable, "_initialize", _refuse_shards)
+    _wrap(keras.Variable, "_direct_assign", _add_atomically)
+    _wrap(keras.Metric, "add_variable", _note_metric)
+    _wrap(keras.optimizers.Optimizer, "build", _refuse_miscounting)
+    _wrap(keras.optimizers.Optimizer, "stateless_apply", _refuse_stateless)
 
 
-def _refuse_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a method of a class of Keras: `wrapper` gets the method and its arguments."""
+    method = getattr(owner, name)
+
     @functools.wraps(method)
-    def checked(self: Any, *arguments: Any, **named: Any) -> Any:
-        strategy = _limiting_strategy(self.distribute_strategy)
-        if strategy is not None and name in _FAILING[strategy]:
-            raise KerasError(f"Model.{name} of Keras 3 fails under {strategy}. {_OWN_LOOP[strategy]}{_OTHER_KERAS}")
-        return method(self, *arguments, **named)
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        return wrapper(method, *arguments, **options)
 
-    return checked
+    setattr(owner, name, wrapped)
 
 
-def _refuse_shards(initialize: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(initialize)
-    def checked(self: Any, value: Any) -> None:
-        initialize(self, value)
-        if hasattr(self._value, "variables"):  # only a ShardedVariable has this attribute
-            raise KerasError(
-                f"A Keras 3 layer cannot use a variable that is split over several ps, as {self.name!r} of shape "
-                f"{tuple(self._value.shape)} is. Either use sharding='none' (or a larger min_shard_bytes, and a "
-                f"tf.Variable of your own for what must be split), {_OTHER_KERAS}"
-            )
-
-    return checked
+def _refuse_method(method: Callable[..., Any], model: Any, *arguments: Any, **options: Any) -> Any:
+    name, strategy = method.__name__, _limiting_strategy(model.distribute_strategy)
+    if strategy is not None and name in _FAILING[strategy]:
+        raise KerasError(f"Model.{name} of Keras 3 fails under {strategy}. {_OWN_LOOP[strategy]}{_OTHER_KERAS}")
+    return method(model, *arguments, **options)
 
 
-def _add_atomically(assign: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `assign` so that `v = v + x` and `v = v - x` are atomic for a variable v on a ps."""
-
-    @functools.wraps(assign)
-    def checked(self: Any, value: Any) -> None:
-        if not _is_on_ps(self) or not tf.is_symbolic_tensor(value):
-            assign(self, value)
-            return
-        kind, terms = value.op.type, list(value.op.inputs)
-        if kind == "AddV2" and _reads(terms[1], self):
-            terms.reverse()
-        if kind in ("AddV2", "Sub") and _reads(terms[0], self):
-            change = tf.broadcast_to(terms[1], self._value.shape)
-            (self._value.assign_add if kind == "AddV2" else self._value.assign_sub)(change)
-        elif hasattr(self, "_tf4slurm_metric") and tf.get_static_value(value) is None:
-            raise KerasError(
-                f"The metric {self._tf4slurm_metric!r} assigns to {self.name!r} on a ps: several workers would "
-                "overwrite each other's values. Let it add to its variables only (assign_add)."
-            )
-        else:
-            assign(self, value)
-
-    return checked
+def _refuse_shards(initialize: Callable[..., Any], variable: Any, value: Any) -> None:
+    initialize(variable, value)
+    if hasattr(variable._value, "variables"):  # only a ShardedVariable has this attribute
+        raise KerasError(
+            f"A Keras 3 layer cannot use a variable that is split over several ps, as {variable.name!r} of shape "
+            f"{tuple(variable._value.shape)} is. Either use sharding='none' (or a larger min_shard_bytes, and a "
+            f"tf.Variable of your own for what must be split), {_OTHER_KERAS}"
+        )
 
 
-def _note_metric(add_variable: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a metric's `add_variable` to store the metric's name in the variable."""
-
-    @functools.wraps(add_variable)
-    def named(self: Any, *arguments: Any, **options: Any) -> Any:
-        variable = add_variable(self, *arguments, **options)
-        variable._tf4slurm_metric = self.name
-        return variable
-
-    return named
-
-
-def _refuse_miscounting(build: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(build)
-    def checked(self: Any, *arguments: Any, **options: Any) -> Any:
-        used = [name for name in _MISCOUNTING if name == type(self).__name__ or getattr(self, name, None) is not None]
-        if used and _limiting_strategy(tf.distribute.get_strategy()) == "ParameterServerStrategy":
-            raise KerasError(
-                f"{type(self).__name__} of Keras 3 would miscount with variables on a ps ({used[0]}): several workers "
-                f"{_MISCOUNTING[used[0]]}, {_OTHER_KERAS}"
-            )
-        return build(self, *arguments, **options)
-
-    return checked
-
-
-def _is_on_ps(variable: Any) -> bool:
-    return "/job:ps/" in str(variable._value.device)
+def _add_atomically(assign: Callable[..., Any], variable: Any, value: Any) -> None:
+    """Make `v = v + x` and `v = v - x` atomic for a variable v on a ps."""
+    if "/job:ps/" not in str(variable._value.device) or not tf.is_symbolic_tensor(value):
+        assign(variable, value)
+        return
+    kind, terms = value.op.type, list(value.op.inputs)
+    if kind == "AddV2" and _reads(terms[1], variable):
+        terms.reverse()
+    if kind in ("AddV2", "Sub") and _reads(terms[0], variable):
+        change = tf.broadcast_to(terms[1], variable._value.shape)
+        (variable._value.assign_add if kind == "AddV2" else variable._value.assign_sub)(change)
+    elif hasattr(variable, "_tf4slurm_metric") and tf.get_static_value(value) is None:
+        raise KerasError(
+            f"The metric {variable._tf4slurm_metric!r} assigns to {variable.name!r} on a ps: several workers would "
+            "overwrite each other's values. Let it add to its variables only (assign_add)."
+        )
+    else:
+        assign(variable, value)
 
 
 def _reads(tensor: Any, variable: Any) -> bool:
@@ -146,15 +114,29 @@ def _reads(tensor: Any, variable: Any) -> bool:
     return bool(tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle)
 
 
-def _refuse_stateless(apply: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(apply)
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise KerasError(
-            "stateless_apply of Keras 3 is not available with TensorFlow. Either call optimizer.apply inside "
-            f"strategy.run, in a loop of your own, {_OTHER_KERAS}"
-        )
+def _note_metric(add_variable: Callable[..., Any], metric: Any, *arguments: Any, **options: Any) -> Any:
+    """Store the metric's name in the variable."""
+    variable = add_variable(metric, *arguments, **options)
+    variable._tf4slurm_metric = metric.name
+    return variable
 
-    return refuse
+
+def _refuse_miscounting(build: Callable[..., Any], optimizer: Any, *arguments: Any, **options: Any) -> Any:
+    kind = type(optimizer).__name__
+    used = [name for name in _MISCOUNTING if name == kind or getattr(optimizer, name, None) is not None]
+    if used and _limiting_strategy(tf.distribute.get_strategy()) == "ParameterServerStrategy":
+        raise KerasError(
+            f"{kind} of Keras 3 would miscount with variables on a ps ({used[0]}): several workers "
+            f"{_MISCOUNTING[used[0]]}, {_OTHER_KERAS}"
+        )
+    return build(optimizer, *arguments, **options)
+
+
+def _refuse_stateless(*_: Any, **__: Any) -> None:
+    raise KerasError(
+        "stateless_apply of Keras 3 is not available with TensorFlow. Either call optimizer.apply inside "
+        f"strategy.run, in a loop of your own, {_OTHER_KERAS}"
+    )
 
 
 def _limiting_strategy(strategy: Any) -> str | None:

@@ -36,15 +36,14 @@ def connect_parameter_server_strategy(
 ) -> Any:
     """Return a tf.distribute.ParameterServerStrategy with this process as chief; `options` are its further arguments.
 
-    Raises RendezvousTimeoutError if servers do not answer in time. If all answer but TensorFlow hangs, this process
-    prints the reason and exits with EXIT_NOT_FORMED.
+    Raises:
+        RendezvousTimeoutError: As `parameter_server_strategy`.
     """
     import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
     deadline = time.monotonic() + timeout_seconds
     servers = list_servers(cluster)
-    missing = wait_for_servers(servers, timeout_seconds)
-    if missing:
+    if missing := wait_for_servers(servers, timeout_seconds):
         raise RendezvousTimeoutError(describe_missing(missing, run_directory, timeout_seconds))
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(dict(cluster)), task_type="chief", task_id=0, rpc_layer="grpc"
@@ -136,8 +135,7 @@ def exit_after(seconds: float, explain: Callable[[], str]) -> Iterator[None]:
 
 
 def _describe_hang(servers: Mapping[Task, Address], run_directory: RunDirectory | None, seconds: float) -> str:
-    missing = wait_for_servers(servers, 2 * _ANSWER_SECONDS)
-    if missing:
+    if missing := wait_for_servers(servers, 2 * _ANSWER_SECONDS):
         return describe_missing(missing, run_directory, seconds)
     return (
         f"TensorFlow did not connect to the cluster within {seconds:g} s, although every server answers: one of "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
@@ -24,15 +24,7 @@ from tf4slurm.tensorflow.local_cluster import running_cluster
 from tf4slurm.tensorflow.servers import connect_parameter_server_strategy, current_run_directory, run_server
 
 _REQUIRED_ROLES = ("chief", "ps", "worker")
-_SHARDINGS = ("none", "min-size", "fixed-shards")
 _exiting: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-class StrategyAndCoordinator(NamedTuple):
-    """A tf.distribute.ParameterServerStrategy and its ClusterCoordinator."""
-
-    strategy: Any
-    coordinator: Any
 
 
 def parameter_server_strategy(
@@ -43,7 +35,7 @@ def parameter_server_strategy(
     max_shards: int | None = None,
     variable_partitioner: Any = None,
     timeout_seconds: float = 300.0,
-) -> StrategyAndCoordinator:
+) -> tuple[Any, Any]:
     """Return strategy and coordinator in the chief; run the TensorFlow server in ps and workers.
 
     In a ps or worker this function never returns: the process exits when training is over. Call it before work that
@@ -69,7 +61,7 @@ def parameter_server_strategy(
             (default 300).
 
     Returns:
-        (strategy, coordinator)
+        A tf.distribute.ParameterServerStrategy and its ClusterCoordinator.
 
     Raises:
         RendezvousTimeoutError: Servers did not answer in time. The message names the servers and a log file. If all
@@ -78,30 +70,36 @@ def parameter_server_strategy(
         SlurmEnvironmentError: This process has no cluster spec.
         ValueError: `sharding` is unknown, or combined with `variable_partitioner`.
     """
-    if sharding not in _SHARDINGS:
-        raise ValueError(f"Unknown sharding {sharding!r}: expected one of {', '.join(map(repr, _SHARDINGS))}.")
+    partitioners = tf.distribute.experimental.partitioners
+    partitioner_of: dict[str, Callable[[int], Any]] = {
+        "none": lambda num_ps: variable_partitioner,
+        "min-size": lambda num_ps: partitioners.MinSizePartitioner(min_shard_bytes, max_shards or num_ps),
+        "fixed-shards": lambda num_ps: partitioners.FixedShardsPartitioner(max_shards or num_ps),
+    }
+    if sharding not in partitioner_of:
+        raise ValueError(f"Unknown sharding {sharding!r}: expected one of {', '.join(map(repr, partitioner_of))}.")
     if variable_partitioner is not None and sharding != "none":
         raise ValueError(f"Both sharding={sharding!r} and variable_partitioner are given. Give only one of them.")
-
-    def partitioner(num_ps: int) -> Any:
-        return variable_partitioner or _make_partitioner(sharding, min_shard_bytes, max_shards or num_ps)
-
     local = running_cluster() if tasks is None else None
     if local is not None:
-        return _coordinate(local.strategy(variable_partitioner=partitioner(len(local.cluster["ps"]))))
-    current = current_server_dictionary() if tasks is None else get_server_dictionary(tasks)
-    _check_roles(current)
-    # an agent terminates its child when training is over; a sidecar does not
-    channel = None if launched_server_dictionary() is not None else find_script_channel()
-    if current.task_type != "chief":
-        run_server(current, channel)
-    if channel is not None:
-        channel_completion_signal(current.task, channel).send_at_exit()
-    install_keras_limits()
-    options = {"variable_partitioner": partitioner(len(current.ps_addresses))}
-    return _coordinate(
-        connect_parameter_server_strategy(current.cluster, current_run_directory(), timeout_seconds, **options)
-    )
+        strategy = local.strategy(variable_partitioner=partitioner_of[sharding](len(local.cluster["ps"])))
+    else:
+        current = current_server_dictionary() if tasks is None else get_server_dictionary(tasks)
+        _check_roles(current)
+        # an agent terminates its child when training is over; a sidecar does not
+        channel = None if launched_server_dictionary() is not None else find_script_channel()
+        if current.task_type != "chief":
+            run_server(current, channel)
+        if channel is not None:
+            channel_completion_signal(current.task, channel).send_at_exit()
+        install_keras_limits()
+        options = {"variable_partitioner": partitioner_of[sharding](len(current.ps_addresses))}
+        strategy = connect_parameter_server_strategy(
+            current.cluster, current_run_directory(), timeout_seconds, **options
+        )
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    allow_exit_without_workers(coordinator)
+    return strategy, coordinator
 
 
 def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options: Any) -> Any:
@@ -122,10 +120,9 @@ def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options:
     """
     current = current_server_dictionary()
     if set(current.cluster) != {"worker"} or current.task_type != "worker":
-        counts = _count_tasks(current)
         raise PlacementError(
             f"MultiWorkerMirroredStrategy needs a job of workers only, but this is {current.task} of a job with "
-            f"{counts}. Start it with --ps 0 --no-chief --workers 2, for example."
+            f"{_count_tasks(current)}. Start it with --ps 0 --no-chief --workers 2, for example."
         )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(current.cluster), task_type=current.task_type, task_id=current.task_index, rpc_layer="grpc"
@@ -170,25 +167,16 @@ def allow_exit_without_workers(coordinator: Any) -> None:
     process ends anyway. TensorFlow has no public option for this.
     """
     cluster = getattr(coordinator, "_cluster", None)
-    if cluster is not None and cluster not in _exiting:
-        _exiting.add(cluster)
-        atexit.register(_skip_stop, weakref.ref(cluster))
+    if cluster is None or cluster in _exiting:
+        return
+    if not _exiting:
+        atexit.register(_skip_stops)
+    _exiting.add(cluster)
 
 
-def _skip_stop(reference: weakref.ref[Any]) -> None:
-    cluster = reference()
-    if cluster is not None:
+def _skip_stops() -> None:
+    for cluster in _exiting:
         cluster.stop = lambda: None
-
-
-def _coordinate(strategy: Any) -> StrategyAndCoordinator:
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    allow_exit_without_workers(coordinator)
-    return StrategyAndCoordinator(strategy, coordinator)
-
-
-def _count_tasks(current: ServerDictionary) -> dict[str, int]:
-    return {role: len(addresses) for role, addresses in current.cluster.items()}
 
 
 def _check_roles(current: ServerDictionary) -> None:
@@ -206,8 +194,5 @@ def _check_roles(current: ServerDictionary) -> None:
         )
 
 
-def _make_partitioner(sharding: str, min_shard_bytes: int, max_shards: int) -> Any:
-    partitioners = tf.distribute.experimental.partitioners
-    if sharding == "min-size":
-        return partitioners.MinSizePartitioner(min_shard_bytes, max_shards)
-    return partitioners.FixedShardsPartitioner(max_shards) if sharding == "fixed-shards" else None
+def _count_tasks(current: ServerDictionary) -> dict[str, int]:
+    return {role: len(addresses) for role, addresses in current.cluster.items()}
