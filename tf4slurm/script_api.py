@@ -20,7 +20,7 @@ from tf4slurm.errors import BarrierError, RendezvousConnectionError, SlurmEnviro
 from tf4slurm.script_channel import find_script_channel
 from tf4slurm.system.variables import SERVICES_VARIABLE
 
-_MAX_METRICS, _MAX_NAME_CHARACTERS = 100, 100  # keeps messages below `agent.script_channel.MAX_MESSAGE_BYTES`
+_MAX_METRICS, _MAX_NAME_CHARACTERS = 100, 100  # keeps messages below `agent.script_channel_server.MAX_MESSAGE_BYTES`
 _MAX_BARRIER_CHARACTERS = 1_000
 _LATE_SECONDS = 30.0  # extra time for the launcher's answer after the barrier's timeout
 _N = TypeVar("_N", int, float)

@@ -1,7 +1,7 @@
 """The script's end of the script channel: send the script's state to the agent, receive the desired state.
 
-The agent's end is `agent/script_channel.py`. The channel is a Unix socket; each message is one line of JSON. One field
-of the state is the completion signal: a training task is done, or has failed.
+The agent's end is `agent/script_channel_server.py`. The channel is a Unix socket; each message is one line of JSON. One
+field of the state is the completion signal: a training task is done, or has failed.
 """
 
 from __future__ import annotations

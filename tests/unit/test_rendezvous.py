@@ -20,7 +20,6 @@ from tf4slurm.agent.bootstrap import (
     LocalTask,
     Place,
     is_under_launcher,
-    rank_to_environ,
     read_place,
     spec_from_environ,
     spec_to_environ,
@@ -43,7 +42,7 @@ from tf4slurm.network.interfaces import is_loopback, list_interfaces
 from tf4slurm.network.ports import hold_port
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.spec import JobSpec
-from tf4slurm.system.variables import AGENT_VARIABLES
+from tf4slurm.system.variables import AGENT_VARIABLES, RANK_VARIABLE
 
 DATA = Path(__file__).parent.parent / "data"
 STEP: dict[str, str] = json.loads((DATA / "step-3-nodes-7-tasks.json").read_text())["environments"][1]
@@ -56,7 +55,7 @@ LIMITS = JobSpec(heartbeat_interval_seconds=0.05, heartbeat_timeout_seconds=2)
 
 
 def test_place_of_a_local_task_is_read_from_the_launchers_variables() -> None:
-    assert read_place(rank_to_environ(3)) == LocalTask(3, socket.gethostname())
+    assert read_place({RANK_VARIABLE: "3"}) == LocalTask(3, socket.gethostname())
 
 
 def test_place_in_a_step_is_read_from_slurms_variables() -> None:
@@ -67,7 +66,7 @@ def test_place_in_a_step_is_read_from_slurms_variables() -> None:
 
 
 def test_local_launcher_inside_a_step_takes_precedence() -> None:
-    assert read_place({**STEP, **rank_to_environ(5)}) == LocalTask(5, "r1-n9")
+    assert read_place({**STEP, RANK_VARIABLE: "5"}) == LocalTask(5, "r1-n9")
 
 
 def test_place_without_variables_is_an_error() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.processes import wait_until
 from tf4slurm import script_api, script_channel
-from tf4slurm.agent.script_channel import ScriptChannelServer
+from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.control.messages import DesiredState, ScriptState
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.script_api import barrier, report

@@ -121,8 +121,3 @@ def spec_to_environ(spec: JobSpec, run_directory: Path) -> dict[str, str]:
 def spec_from_environ(command: Sequence[str], environ: Mapping[str, str]) -> tuple[JobSpec, Path]:
     """Read the job's spec and run directory from an agent's environment, which does not contain the command."""
     return JobSpec(tuple(command), **json.loads(environ[SETTINGS_VARIABLE])), Path(environ[RUN_DIRECTORY_VARIABLE])
-
-
-def rank_to_environ(rank: int) -> dict[str, str]:
-    """Return the environment variables for a local agent's rank; see `read_place`."""
-    return {RANK_VARIABLE: str(rank)}

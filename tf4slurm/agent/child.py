@@ -17,7 +17,7 @@ from pathlib import Path
 from tf4slurm.agent.child_log import ChildLog
 from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage
 from tf4slurm.agent.rendezvous import Rendezvous
-from tf4slurm.agent.script_channel import ScriptChannelServer
+from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.cluster import Address, Cluster, Task, fill_in
 from tf4slurm.control.messages import ScriptState, Usage
 from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, RunDirectoryError, Tf4SlurmError

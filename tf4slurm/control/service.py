@@ -74,10 +74,6 @@ class ControlService:
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._encoded_cluster: tuple[Cluster | None, bytes] = (None, b"")
-        self._tick_seconds = state.spec.heartbeat_interval_seconds / _TICKS_PER_INTERVAL
-        self._num_batches = round(
-            state.spec.heartbeat_interval_of(len(state.records)) / state.spec.heartbeat_interval_seconds
-        )
 
     async def start(self, host: str = "") -> int:
         """Start to listen at the address `host`, or at all addresses of this host; return the port.
@@ -131,20 +127,21 @@ class ControlService:
 
     async def _tick(self) -> None:
         """Check deadlines and request heartbeats until the job has ended."""
+        spec = self.state.spec
+        tick_seconds = spec.heartbeat_interval_seconds / _TICKS_PER_INTERVAL
+        num_batches = round(spec.heartbeat_interval_of(len(self.state.records)) / spec.heartbeat_interval_seconds)
         for tick in itertools.count():
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), self._tick_seconds)
+                await asyncio.wait_for(self._ended.wait(), tick_seconds)
                 return
             self.state.on_tick(time.monotonic())
             self.publish()
             if tick % _TICKS_PER_INTERVAL == 0:
-                self._request_heartbeats(tick // _TICKS_PER_INTERVAL % self._num_batches)
-
-    def _request_heartbeats(self, batch: int) -> None:
-        """Request a heartbeat from every n-th task. Batches take a quarter of the processor time of single requests."""
-        for rank in range(batch, len(self.state.records), self._num_batches):
-            if rank in self._connections:
-                self._connections[rank].request_heartbeat()
+                # Batches of every n-th task take a quarter of the processor time of single requests.
+                batch = tick // _TICKS_PER_INTERVAL % num_batches
+                for rank in range(batch, len(self.state.records), num_batches):
+                    if rank in self._connections:
+                        self._connections[rank].request_heartbeat()
 
     async def _serve(self, _: AsyncIterator[bytes], context: _Context) -> None:
         """Serve one call of an authenticated task, from its `Registration` to its end."""

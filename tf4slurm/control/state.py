@@ -633,8 +633,7 @@ class IdleWatch:
         states = [record.observed for record in tasks]
         starts = tuple((state.attempt, state.start_count, state.state) for state in states)
         cpu_seconds = sum(state.usage.cpu_seconds for state in states)
-        is_known = all(state.state == "running" and state.usage.cpu_seconds for state in states)
-        is_waiting = is_known and not any(state.script.step is not None for state in states)
+        is_waiting = all(s.state == "running" and s.usage.cpu_seconds and s.script.step is None for s in states)
         has_computed = cpu_seconds - self._cpu_seconds > _IDLE_CORES * _IDLE_SECONDS * len(tasks)
         if starts != self._starts:
             self._has_warned = False

@@ -17,12 +17,12 @@ from typing import IO, Protocol
 
 from tf4slurm import errors
 from tf4slurm.agent.agent import run_agent
-from tf4slurm.agent.bootstrap import rank_to_environ
 from tf4slurm.errors import LaunchError
 from tf4slurm.slurm.commands import srun_command
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.system.proc import kill_descendants
 from tf4slurm.system.program import LineSplitter, in_thread
+from tf4slurm.system.variables import RANK_VARIABLE
 
 _Connection = multiprocessing.connection.Connection
 _FORK = multiprocessing.get_context("fork")
@@ -92,7 +92,7 @@ class LocalSpawner:
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
         for rank, agent in enumerate(self._agents):
             with contextlib.suppress(BrokenPipeError):  # the agent has exited: `_watch` reports it
-                agent.environment.send({**self._environ, **environment, **rank_to_environ(rank)})
+                agent.environment.send({**self._environ, **environment, RANK_VARIABLE: str(rank)})
             agent.environment.close()
             self._watching.append(asyncio.create_task(_watch(rank, agent, listener)))
 
