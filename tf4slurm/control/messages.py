@@ -210,7 +210,7 @@ def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
 def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> ObservedState:
     """Drop log lines, then metrics, then characters of detail, until the encoded state has at most `max_bytes`.
 
-    The other fields always fit: `script_channel_server.MAX_MESSAGE_BYTES` limits the script's state to half of the default.
+    The other fields fit: `script_channel_server.MAX_MESSAGE_BYTES` limits the script's state to half of the default.
     """
     if len(encode(observed)) <= max_bytes:
         return observed
