@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tf4slurm.batch_spec import own_program
 from tf4slurm.cluster import Address
 from tf4slurm.control.munge import open_from_this_user, seal_for_this_user
 from tf4slurm.doctor.finding import Finding, merge_nodes
@@ -33,8 +34,6 @@ from tf4slurm.slurm.nodelist import fold_nodelist
 from tf4slurm.spec import JobSpec
 
 _CHECK_SECONDS = 4.0  # for one address
-# Not "-m tf4slurm": a json.py in the user's directory would replace Python's own.
-_TF4SLURM = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.cli.main import main; main()"
 _HOST_SECONDS = 60.0 + IMPORT_SECONDS  # for srun's start, and the nodes' checks of TensorFlow and pip
 _REACH_SECONDS = 60.0 + _CHECK_SECONDS
 _END_SECONDS = 10.0
@@ -196,7 +195,7 @@ def _unreachable_address(peer: Peer, address: str, checkers: Mapping[str, str]) 
 @contextlib.asynccontextmanager
 async def _running_step(num_nodes: int, environ: Mapping[str, str]) -> AsyncIterator[_NodeStep]:
     """Run a step with one task on each node for the duration of the block."""
-    command = srun_on_each_node_command(num_nodes, (sys.executable, "-c", _TF4SLURM, "doctor", "--as-node"))
+    command = srun_on_each_node_command(num_nodes, (*own_program(), "doctor", "--as-node"))
     pipe = asyncio.subprocess.PIPE
     try:
         srun = await asyncio.create_subprocess_exec(
