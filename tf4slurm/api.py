@@ -138,16 +138,16 @@ def resume(
         from tf4slurm.submission.submit import submit_again
 
         return status(submit_again(known, directory, os.environ if environ is None else environ))
-    if known.job_id is not None or not file.arguments:
-        raise RunDirectoryError(
-            f"It is unknown how {known.name} was started: neither {known.batch_script} nor job.json has its command "
-            "line. Start it again with the command you used.",
-            path=str(known.batch_script),
-        )
-    command = own_command(*file.arguments[1:])
-    if replace_process is not None:
-        replace_process(command, directory)
-    return _run_launcher(command, known.runs_directory, directory)
+    if known.job_id is None and file.arguments:
+        command = own_command(*file.arguments[1:])
+        if replace_process is not None:
+            replace_process(command, directory)
+        return _run_launcher(command, known.runs_directory, directory)
+    raise RunDirectoryError(
+        f"It is unknown how {known.name} was started: neither {known.batch_script} nor job.json has its command line. "
+        "Start it again with the command you used.",
+        path=str(known.batch_script),
+    )
 
 
 def own_command(*arguments: str) -> list[str]:

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from tf4slurm import api
+from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.jobs import cancel
-from tf4slurm.errors import LaunchError
+from tf4slurm.errors import CommandError, LaunchError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.spec import JobSpec
@@ -82,3 +83,13 @@ def test_run_does_not_return_older_job_whose_launcher_had_the_same_process_id(
     monkeypatch.setattr(subprocess, "Popen", Launcher)
     with pytest.raises(LaunchError, match="exited with code 3 before it created a run directory"):
         api.run(JobSpec(("true",), workers=1, runs_directory=tmp_path))
+
+
+def test_submit_and_estimate_refuse_a_missing_program_unless_an_environment_may_have_it(tmp_path: Path) -> None:
+    spec = BatchSpec(("/nowhere/train",), workers=1, runs_directory=tmp_path / "runs")
+    for refuse in (api.submit, api.estimate):
+        with pytest.raises(CommandError, match="'/nowhere/train' does not exist"):
+            refuse(spec, environ={})
+        with pytest.raises(LaunchError, match="sbatch"):  # not installed in this PATH
+            refuse(replace(spec, module=("a/1",)), environ={"PATH": "/nowhere"})
+    assert not list(tmp_path.glob("runs/*"))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tf4slurm import api
 from tf4slurm.cli import main
 
 
@@ -26,3 +27,11 @@ def test_every_verb_has_a_help_text(verb: str) -> None:
     done = CliRunner().invoke(main.cli, [verb, "--help"], obj={})
     assert done.exit_code == 0
     assert done.output.startswith(f"Usage: cli {verb}")
+
+
+def test_ctrl_c_ends_a_verb_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(limit: int | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "list_jobs", interrupt)
+    assert CliRunner().invoke(main.cli, ["list"], obj={}).exit_code == 130

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tf4slurm import __version__
-from tf4slurm.cli.options import PLACE_OPTIONS, given, job_options, paint
+from tf4slurm.cli.options import HOST_OPTIONS, given, job_options, paint
 from tf4slurm.doctor.finding import Level, exit_code_of, format_findings, format_report, summarize
 from tf4slurm.doctor.host import check_host
 from tf4slurm.doctor.nodes import check_nodes, run_node
@@ -26,7 +26,7 @@ _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @click.command()
 @click.option("--on-nodes", is_flag=True, help="Check each node of the Slurm allocation in which this runs.")
-@job_options("doctor", names=PLACE_OPTIONS)
+@job_options("doctor", names=HOST_OPTIONS)
 @click.option("--quick", is_flag=True, help="Skip the checks that start TensorFlow and pip, which take seconds.")
 @click.option("--report", "as_report", is_flag=True, help="Write plain text to paste into an issue.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
@@ -78,7 +78,7 @@ def _show_progress(text: str) -> None:
 @click.command()
 @click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
 @click.option("--plain", is_flag=True, help="Test processes and addresses without TensorFlow.")
-@job_options("test", names=PLACE_OPTIONS)
+@job_options("test", names=HOST_OPTIONS)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1, max=3600),

@@ -15,7 +15,7 @@ from tf4slurm.options import Option, options_of
 from tf4slurm.settings import NO_SITE, SITE, SettingsPaths, fill_in, read_settings
 from tf4slurm.spec import JobSpec
 
-PLACE_OPTIONS = ("runs_directory", "interface", "ports")
+HOST_OPTIONS = ("runs_directory", "interface", "ports")
 """The fields for the files and the network of a job."""
 
 _COMPLETED_JOBS = 50
