@@ -136,7 +136,7 @@ def test_growing_files_and_their_directories_are_private_under_any_umask(tmp_pat
         thread.submit(written.set)
         assert written.wait(10)
         run.append_sample(Sample(seconds=1.0))
-        run.write_last_state(LastState("worker/0", state="ended"))
+        run.write(LastState("worker/0", state="ended"))
         open_to_append(run.log(Task("worker", 0), 1)).close()
     finally:
         os.umask(old)

@@ -176,7 +176,7 @@ class OwnedChild(TaskProcess):
 
         def write() -> None:
             try:
-                self._run_directory.write_last_state(state)
+                self._run_directory.write(state)
             except RunDirectoryError as error:
                 logger.warning("%s", error)
 

@@ -54,17 +54,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The run directory of one job, which only its user can access (0700)."""
+    """The run directory of one job, which only its user can access (0700).
+
+    Raises:
+        RunDirectoryError: A directory cannot be created, or a file cannot be written.
+        SchemaVersionError: A newer version of tf4slurm wrote a file that is read.
+    """
 
     path: Path
 
     @classmethod
     def create(cls, parent: Path, name: str) -> RunDirectory:
-        """Create `parent`/`name`, or `name`-2, `name`-3 and so on if the name is taken.
-
-        Raises:
-            RunDirectoryError: The directory cannot be created.
-        """
+        """Create `parent`/`name`, or `name`-2, `name`-3 and so on if the name is taken."""
         for number in range(1, 10_000):
             path = parent / (name if number == 1 else f"{name}-{number}")
             try:
@@ -121,11 +122,7 @@ class RunDirectory:
         return self.path / "work" / f"{task.task_type}-{task.task_index}.{attempt}"
 
     def read(self, kind: type[_T]) -> _T | None:
-        """Read a file of the schema, such as `StatusFile`; return None if it is missing or not JSON.
-
-        Raises:
-            SchemaVersionError: A newer version of tf4slurm wrote it.
-        """
+        """Read a file of the schema, such as `StatusFile`; return None if it is missing or not JSON."""
         return read_file(self.path / FILE_NAMES[kind], kind)
 
     def read_trusted_job(self) -> JobFile:
@@ -133,7 +130,6 @@ class RunDirectory:
 
         Raises:
             UntrustedFileError: Another user could have written it.
-            SchemaVersionError: A newer version of tf4slurm wrote it.
         """
         path = self.path / FILE_NAMES[JobFile]
         if path.exists():
@@ -149,14 +145,15 @@ class RunDirectory:
         states = (read_file(path, LastState) for path in sorted((self.path / "lost").glob("*.json")))
         return {state.task: state for state in states if state is not None}
 
-    def write(self, content: JobFile | StatusFile | SlurmResources) -> None:
-        """Write a file of the schema atomically.
-
-        Raises:
-            RunDirectoryError: The file cannot be written.
-        """
+    def write(self, content: JobFile | StatusFile | SlurmResources | LastState) -> None:
+        """Write a file of the schema atomically."""
+        path = self.path / FILE_NAMES[type(content)]
+        if isinstance(content, LastState):
+            path = path.with_name(f"{content.task.replace('/', '-')}.json")
+            with contextlib.suppress(OSError):  # `_write` raises the error
+                path.parent.mkdir(mode=0o700, exist_ok=True)
         indent = None if isinstance(content, StatusFile) else 2
-        _write(self.path / FILE_NAMES[type(content)], to_versioned_json(content, indent).encode())
+        _write(path, to_versioned_json(content, indent).encode())
 
     def write_control(self, content: Mapping[str, Any]) -> None:
         _write(self.control, to_json(content, indent=2).encode() + b"\n")
@@ -164,21 +161,19 @@ class RunDirectory:
     def write_result(self, content: ResultFile) -> None:
         """Write result.json; on a full disk, write only the exit code and the reason, into the reserved space.
 
-        A second call on a full disk overwrites the existing result.json.
-
-        Raises:
-            RunDirectoryError: The file cannot be written, or only in part.
+        A second call on a full disk overwrites the existing result.json. A result in part is a RunDirectoryError, too.
         """
         path, reserved = self.path / FILE_NAMES[ResultFile], self.path / _RESERVED
         try:
             _write(path, to_versioned_json(content, indent=2).encode())
         except RunDirectoryError as error:
-            short = to_versioned_json(_shorten(content)).encode()
+            rest: dict[str, Any] = dict.fromkeys(("tail", "meaning", "collateral", "warnings", "tasks"), ())
+            short = dataclasses.replace(content, reason=content.reason[:_SHORT_REASON], log=None, **rest)
             try:
                 space = reserved if reserved.exists() else path
                 # Overwriting takes no space on most file systems.
                 with open(os.open(space, os.O_WRONLY | os.O_NOFOLLOW), "wb") as file:
-                    file.write(short.ljust(_RESERVED_BYTES))
+                    file.write(to_versioned_json(short).encode().ljust(_RESERVED_BYTES))
                     file.truncate()
                 space.replace(path)
             except OSError:
@@ -186,12 +181,6 @@ class RunDirectory:
             raise RunDirectoryError(f"{error} It has the exit code and the reason alone.", path=str(path)) from error
         with contextlib.suppress(OSError):
             reserved.unlink()
-
-    def write_last_state(self, content: LastState) -> None:
-        path = self.path / "lost" / f"{content.task.replace('/', '-')}.json"
-        with contextlib.suppress(OSError):  # `_write` raises the error
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-        _write(path, to_versioned_json(content, indent=2).encode())
 
     def append_sample(self, sample: Sample) -> None:
         path = self.path / FILE_NAMES[Sample]
@@ -202,22 +191,10 @@ class RunDirectory:
             raise _cannot_write(path, error) from error
 
     def write_report(self, content: bytes, path: Path | None = None) -> Path:
-        """Write the report atomically, by default as report.html; return its path.
-
-        Raises:
-            RunDirectoryError: The report cannot be written.
-        """
+        """Write the report atomically, by default as report.html; return its path."""
         path = path or self.path / "report.html"
         _write(path, content)
         return path
-
-    def size_of_record(self) -> int:
-        """Return the size of events.jsonl and samples.jsonl in bytes."""
-        total = 0
-        for path in (self.events, self.path / FILE_NAMES[Sample]):
-            with contextlib.suppress(OSError):
-                total += path.stat().st_size
-        return total
 
 
 def _reserve_result(path: Path) -> None:
@@ -234,14 +211,6 @@ def open_to_append(path: Path) -> BinaryIO:
 def make_parent(path: Path) -> None:
     """Create the parent of run directories if it is missing; others cannot write to it, whatever the umask."""
     path.mkdir(mode=0o755, parents=True, exist_ok=True)
-
-
-def _shorten(result: ResultFile) -> ResultFile:
-    """Return the part of a result that fits into the reserved space."""
-    reason = result.reason[:_SHORT_REASON]
-    return dataclasses.replace(
-        result, reason=reason, tail=(), meaning=(), log=None, collateral=(), warnings=(), tasks=()
-    )
 
 
 def _write(path: Path, content: bytes) -> None:

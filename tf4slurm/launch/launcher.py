@@ -271,7 +271,8 @@ def _load_report() -> None:
 def _write_report(directory: RunDirectory) -> Path | None:
     """Write the report, unless its size would delay the end of the job; return its path or None."""
     try:
-        if directory.size_of_record() > _CHEAP_REPORT_BYTES:
+        records = (directory.events, directory.path / "samples.jsonl")
+        if sum(path.stat().st_size for path in records if path.exists()) > _CHEAP_REPORT_BYTES:
             return None
         from tf4slurm.reports.report import make_report
         from tf4slurm.reports.summary import JobSummary
