@@ -11,6 +11,7 @@ import enum
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
@@ -82,9 +83,7 @@ class JobState:
         self._exited_early: TaskRecord | None = None
         self._held_failure: Outcome | None = None
         self._last_step_at = _NEVER
-        self._is_training_over = False
-        self._failed_tasks: tuple[str, ...] = ()
-        self._is_finishing = False
+        self._desired = DesiredState()  # what all tasks have in common; change it with `_desire`
         self._had_server = False
         self._started_at = _NEVER  # time when the children of this attempt were started
         self._warnings: dict[str, str] = {}  # by subject: "servers" or "idle"
@@ -97,19 +96,11 @@ class JobState:
     def desired_state_of(self, rank: int) -> DesiredState:
         """Return the desired state of the task with this rank."""
         record = self.records[rank]
-        return DesiredState(
-            attempt=self.attempt,
+        return dataclasses.replace(
+            self._desired,
             start_count=record.desired_start_count,
-            terminate=self.outcome is not None,
-            terminate_reason=self.outcome.reason if self.outcome is not None else "",
-            has_timed_out=self.outcome is not None and self.outcome.has_timed_out,
-            stop_reason=self._stop.reason if self._stop is not None else "",
-            grace_period_seconds=self.spec.grace_period_seconds if self._stop is not None else 0.0,
             released_barrier=record.released_barrier,
             barrier_error=record.barrier_error,
-            is_training_over=self._is_training_over,
-            failed_tasks=self._failed_tasks,
-            is_finishing=self._is_finishing,
         )
 
     def take_changed(self) -> set[int]:
@@ -248,6 +239,7 @@ class JobState:
         if self._stop is not None or self.outcome is not None:
             return
         self._stop = Outcome(128 + number, f"The job was stopped: {what}.")
+        self._desire(stop_reason=self._stop.reason, grace_period_seconds=self.spec.grace_period_seconds)
         if self.phase is not Phase.TRAINING or not self.spec.grace_period_seconds:
             self._decide(self._stop)
             return
@@ -473,7 +465,7 @@ class JobState:
     def _note_early_exit(self, record: TaskRecord) -> None:
         """Handle the early exit of a ps with code 0: the other tasks must end within the finish timeout."""
         record.is_done = True
-        if self._exited_early is None and not self._is_finishing:
+        if self._exited_early is None and not self._desired.is_finishing:
             self._exited_early = record
             seconds = self.spec.finish_timeout_seconds
             self._phase_deadline = self._now + seconds
@@ -501,7 +493,7 @@ class JobState:
         self.attempt += 1
         self.cluster = self._exited_early = self._held_failure = None
         self._last_step_at = _NEVER
-        self._is_training_over, self._failed_tasks, self._is_finishing = False, (), False
+        self._desired = DesiredState(attempt=self.attempt)
         self._barriers.clear()
         for record in self.records:
             record.begin_attempt(self.attempt)
@@ -521,10 +513,9 @@ class JobState:
             self._decide(self._stop)
 
     def _note_end_of_training(self) -> None:
-        if not self._is_training_over and not any(record.needs_others for record in self.records):
-            self._is_training_over = True
-            self._failed_tasks = tuple(r.name for r in self.records if r.has_failed and not r.role.serves)
-            self._changed.update(self._ranks)
+        if not self._desired.is_training_over and not any(record.needs_others for record in self.records):
+            failed = tuple(r.name for r in self.records if r.has_failed and not r.role.serves)
+            self._desire(is_training_over=True, failed_tasks=failed)
 
     def _complete_if_done(self) -> None:
         waited = [record for record in self.records if record.role.is_waited_for]
@@ -535,9 +526,7 @@ class JobState:
         else:
             self._exited_early = None
             self._phase_deadline = min(self._phase_deadline, self._now + self.spec.finish_timeout_seconds)
-            if not self._is_finishing:
-                self._is_finishing = True
-                self._changed.update(self._ranks)
+            self._desire(is_finishing=True)
 
     def _complete(self, what: str) -> None:
         if self._lacks_servers and self.spec.require_servers:
@@ -562,6 +551,7 @@ class JobState:
         """Set the outcome and terminate all tasks. Later calls report consequences and have no effect."""
         if self.outcome is None:
             self.outcome = outcome
+            self._desire(terminate=True, terminate_reason=outcome.reason, has_timed_out=outcome.has_timed_out)
             self._phase_deadline = self._now + self.spec.kill_wait_seconds + self.spec.heartbeat_timeout_seconds
             self._emit("outcome", None, outcome.reason)
             self._move_on(Phase.TERMINATING, "terminating every task")
@@ -600,6 +590,11 @@ class JobState:
         self._active.discard(record.rank)
         if record.has_registered and record.ended_at is None:
             record.ended_at = self._now
+
+    def _desire(self, **changes: Any) -> None:
+        """Change the desired state of all tasks."""
+        self._desired = dataclasses.replace(self._desired, **changes)
+        self._changed.update(self._ranks)
 
     def _move_on(self, phase: Phase, text: str) -> None:
         self.phase = phase
