@@ -20,7 +20,7 @@ from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.cluster import Address, Cluster, Task, fill_in
 from tf4slurm.control.messages import ScriptState, Usage
-from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, RunDirectoryError, Tf4SlurmError
+from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, Tf4SlurmError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LastState
 from tf4slurm.network.reachability import bypass_proxies
@@ -173,14 +173,10 @@ class OwnedChild(TaskProcess):
             state="ended" if observed.state == "running" else observed.state,  # by this agent
             returncode=observed.returncode,
         )
-
-        def write() -> None:
-            try:
-                self._run_directory.write(state)
-            except RunDirectoryError as error:
+        done, _ = await asyncio.wait({in_thread(self._run_directory.write, state)}, timeout=_WRITE_SECONDS)
+        for writing in done:
+            if (error := writing.exception()) is not None:
                 logger.warning("%s", error)
-
-        await asyncio.wait({in_thread(write)}, timeout=_WRITE_SECONDS)
 
     # One start
 

@@ -58,20 +58,17 @@ async def wait_until_unresponsive(
     pause = timeout_seconds / _CHECKS
     started_at = alive_at = checked_at = time.monotonic()
     has_answered = False
-    why = ""
     while True:
         nap = pause if has_answered else min(pause, _FIRST_ANSWER_SECONDS)
         await asyncio.sleep(nap)
-        is_alive = False
         if _is_stopped(process_id):
-            why = "was stopped"
+            is_alive, why = False, "was stopped"
         else:
             answers = await is_answering(address, pause) if address is not None else None
-            if answers is True and not has_answered:
+            if answers and not has_answered:
                 has_answered = True
                 on_server()
-            is_alive = answers is not False or not has_answered
-            why = "did not answer at its port"
+            is_alive, why = answers is not False or not has_answered, "did not answer at its port"
         now = time.monotonic()
         lag = now - checked_at - nap - pause  # `nap` for the sleep, `pause` for a missing answer
         if lag > 0:
