@@ -88,7 +88,14 @@ def _check_numbers(strategy: Any, result: Any) -> dict[str, Any]:
     """Return the numbers from step_fn by name, as scalar tensors, or raise TrainingError."""
     numbers = result if isinstance(result, dict) else {} if result is None else {"loss": result}
     for name, number in numbers.items():
-        _check_number(strategy, name, number)
+        if not isinstance(name, str) or name == "step":
+            raise TrainingError(f"step_fn returned a number named {name!r}: expected a str other than 'step'.")
+        tensors = strategy.experimental_local_results(number)
+        if not all(tf.is_tensor(each) and (each.dtype.is_floating or each.dtype.is_integer) for each in tensors):
+            raise TrainingError(
+                f"step_fn returned {number!r} as {name}, which is not a numeric tensor: return tf.reduce_mean(loss), a "
+                "dict of such tensors by name, or None."
+            )
     means = {name: strategy.reduce("MEAN", numbers[name], axis=None) for name in sorted(numbers)}
     for name, mean in means.items():
         if mean.shape.rank != 0:
@@ -96,14 +103,3 @@ def _check_numbers(strategy: Any, result: Any) -> dict[str, Any]:
                 f"step_fn returned a {name} of shape {mean.shape}, not one number: return tf.reduce_mean(loss)."
             )
     return {name: tf.cast(mean, tf.float64) for name, mean in means.items()}
-
-
-def _check_number(strategy: Any, name: Any, number: Any) -> None:
-    if not isinstance(name, str) or name == "step":
-        raise TrainingError(f"step_fn returned a number named {name!r}: expected a str other than 'step'.")
-    tensors = strategy.experimental_local_results(number)
-    if not all(tf.is_tensor(each) and (each.dtype.is_floating or each.dtype.is_integer) for each in tensors):
-        raise TrainingError(
-            f"step_fn returned {number!r} as {name}, which is not a numeric tensor: return tf.reduce_mean(loss), a "
-            "dict of such tensors by name, or None."
-        )

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import collections
-import logging
-import math
 import threading
 import time
 from collections.abc import Mapping
-
-from tf4slurm.script_api import report
-
-logger = logging.getLogger(__name__)
 
 CLOSURE_SECONDS = 0.25
 """The target duration of a closure in seconds, without `steps_per_call`.
@@ -99,34 +93,6 @@ class StepScheduler:
             pace = sum(steps for _, steps in list(self._recent)[1:]) / seconds / num_workers
             steps = max(1, min(int(pace * CLOSURE_SECONDS), _MAX_GROWTH * self.closure_steps))
             self.closure_steps = _round_down_to_power(steps)
-
-
-class ProgressReporter:
-    """Reports the current step, and the mean of each number since the last report, to the job."""
-
-    def __init__(self, scheduler: StepScheduler) -> None:
-        self._scheduler = scheduler
-        self._reported = scheduler.snapshot()
-        self._has_warned = False
-
-    def report(self, first_step: int) -> None:
-        """Report the steps completed since the last report; `first_step` is the counter at the scheduler's step 0."""
-        completed, sums = self._scheduler.snapshot()
-        completed_before, sums_before = self._reported
-        if completed == completed_before:
-            return
-        latest = {name: total - sums_before.get(name, 0.0) for name, total in sums.items()}
-        means = {name: total / (completed - completed_before) for name, total in latest.items()}
-        report(step=first_step + completed, **means)
-        self._reported = completed, sums
-        self._warn_of_divergence(first_step + completed, latest)
-
-    def _warn_of_divergence(self, step: int, numbers: Mapping[str, float]) -> None:
-        not_finite = [f"{name} is {number}" for name, number in numbers.items() if not math.isfinite(number)]
-        if not_finite and not self._has_warned:
-            self._has_warned = True
-            text = ", ".join(not_finite)
-            logger.warning("%s since step %d or a little before: training has probably diverged.", text, step)
 
 
 def _round_down_to_power(number: int) -> int:

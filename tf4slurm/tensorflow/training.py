@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import threading
 import time
 import weakref
@@ -13,12 +15,14 @@ import numpy as np
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.errors import ParameterServerLostError, TrainingError, TrainingTimeoutError
-from tf4slurm.script_api import should_stop
+from tf4slurm.script_api import report, should_stop
 from tf4slurm.tensorflow.checkpoints import Checkpoints, check_integer
 from tf4slurm.tensorflow.keras_limits import install_keras_limits
-from tf4slurm.tensorflow.step_closure import make_closure
-from tf4slurm.tensorflow.step_scheduler import ProgressReporter, StepScheduler
+from tf4slurm.tensorflow.step_closure import StepClosure, make_closure
+from tf4slurm.tensorflow.step_scheduler import StepScheduler
 from tf4slurm.tensorflow.strategy import allow_exit_without_workers
+
+logger = logging.getLogger(__name__)
 
 _CLOSURES_PER_WORKER = 2  # one runs while the next waits
 _POLL_SECONDS = 0.05
@@ -114,7 +118,14 @@ def run_steps(
         )
     allow_exit_without_workers(coordinator)
     install_keras_limits()
-    run = _Run(coordinator, step_fn, dataset, step, checkpoints, steps_per_call, timeout_seconds)
+    if step is None and checkpoints is not None:
+        step = checkpoints.step
+    if step is None:
+        with coordinator.strategy.scope():
+            step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+    closure = make_closure(coordinator.strategy, step_fn, step.ref())
+    inputs = () if dataset is None else (dataset,)
+    run = _Run(coordinator, closure, inputs, step, checkpoints, steps_per_call, timeout_seconds)
     try:
         return run.run(steps)
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
@@ -155,31 +166,27 @@ class _Run:
     def __init__(
         self,
         coordinator: Any,
-        step_fn: Callable[..., Any],
-        dataset: Any,
-        step: tf.Variable | None,
+        closure: StepClosure,
+        inputs: tuple[Any, ...],
+        counter: tf.Variable,
         checkpoints: Checkpoints | None,
         steps_per_call: int | None,
         timeout_seconds: float,
     ) -> None:
-        strategy = coordinator.strategy
-        if step is None and checkpoints is not None:
-            step = checkpoints.step
-        if step is None:
-            with strategy.scope():
-                step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        devices = (tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU"))
+        self._num_workers = len({device.task for device in devices if device.job == "worker"})
         self._coordinator = coordinator
-        self._counter = step
-        self._closure = make_closure(strategy, step_fn, step.ref())
-        self._inputs = () if dataset is None else (dataset,)
+        self._closure = closure
+        self._inputs = inputs
+        self._counter = counter
         self._checkpoints = checkpoints
         self._timeout_seconds = timeout_seconds
-        self._num_workers = _count_workers()
-        self._scheduler = StepScheduler(self._num_workers, steps_per_call, self._closure.last_steps)
-        self._progress = ProgressReporter(self._scheduler)
+        self._scheduler = StepScheduler(self._num_workers, steps_per_call, closure.last_steps)
         self._scheduling = threading.Lock()  # ClusterCoordinator.schedule is not thread-safe
         self._errors: list[BaseException] = []
         self._is_given_up = False
+        self._reported: tuple[int, dict[str, float]] = (0, {})
+        self._has_warned = False
 
     def run(self, steps: int) -> StepsDone:
         started = time.monotonic()
@@ -223,7 +230,7 @@ class _Run:
         is_stopped, give_up_at = False, float("inf")
         while any(thread.is_alive() for thread in threads) and time.monotonic() < give_up_at and not self._errors:
             max(threads, key=threading.Thread.is_alive).join(_POLL_SECONDS)
-            self._progress.report(first_step)
+            self._report(first_step)
             if not is_stopped and should_stop():
                 is_stopped, give_up_at = True, time.monotonic() + _STOP_SECONDS
                 scheduler.stop()
@@ -235,8 +242,24 @@ class _Run:
                     f"{scheduler.steps_by_worker}. TensorFlow waits until all lost workers are back. See the logs of "
                     "the workers, or raise timeout_seconds."
                 )
-        self._progress.report(first_step)
+        self._report(first_step)
         return is_stopped
+
+    def _report(self, first_step: int) -> None:
+        """Report the step and the means of the numbers since the last report, and warn once if training diverges."""
+        completed, sums = self._scheduler.snapshot()
+        completed_before, sums_before = self._reported
+        if completed == completed_before:
+            return
+        self._reported = completed, sums
+        latest = {name: total - sums_before.get(name, 0.0) for name, total in sums.items()}
+        means = {name: total / (completed - completed_before) for name, total in latest.items()}
+        report(step=first_step + completed, **means)
+        not_finite = ", ".join(f"{name} is {total}" for name, total in latest.items() if not math.isfinite(total))
+        if not_finite and not self._has_warned:
+            self._has_warned = True
+            text = "%s since step %d or a little before: training has probably diverged."
+            logger.warning(text, not_finite, first_step + completed)
 
     def _give_up(self, threads: list[threading.Thread]) -> None:
         """Schedule no more closures; wait at most 10 s for running ones, since a worker may hang."""
@@ -273,11 +296,6 @@ class _Run:
                 if fetches == _MAX_FETCHES or self._is_given_up:
                     raise
         raise AssertionError
-
-
-def _count_workers() -> int:
-    devices = (tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU"))
-    return len({device.task for device in devices if device.job == "worker"})
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> bool:
