@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,7 +126,10 @@ def run_steps(
             step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
     closure = make_closure(coordinator.strategy, step_fn, step.ref())
     inputs = () if dataset is None else (dataset,)
-    run = _Run(coordinator, closure, inputs, step, checkpoints, steps_per_call, timeout_seconds)
+    devices = (tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU"))
+    num_workers = len({device.task for device in devices if device.job == "worker"})
+    scheduler = StepScheduler(num_workers, steps_per_call, closure.last_steps)
+    run = _Run(coordinator, closure, inputs, step, checkpoints, scheduler, timeout_seconds)
     try:
         return run.run(steps)
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
@@ -160,85 +164,74 @@ def _check_arguments(
         raise ValueError(f"timeout_seconds is {timeout_seconds!r}: expected a number greater than 0.")
 
 
+@dataclass(eq=False)
 class _Run:
     """One call of `run_steps`."""
 
-    def __init__(
-        self,
-        coordinator: Any,
-        closure: StepClosure,
-        inputs: tuple[Any, ...],
-        counter: tf.Variable,
-        checkpoints: Checkpoints | None,
-        steps_per_call: int | None,
-        timeout_seconds: float,
-    ) -> None:
-        devices = (tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU"))
-        self._num_workers = len({device.task for device in devices if device.job == "worker"})
-        self._coordinator = coordinator
-        self._closure = closure
-        self._inputs = inputs
-        self._counter = counter
-        self._checkpoints = checkpoints
-        self._timeout_seconds = timeout_seconds
-        self._scheduler = StepScheduler(self._num_workers, steps_per_call, closure.last_steps)
-        self._scheduling = threading.Lock()  # ClusterCoordinator.schedule is not thread-safe
-        self._errors: list[BaseException] = []
-        self._is_given_up = False
-        self._reported: tuple[int, dict[str, float]] = (0, {})
-        self._has_warned = False
+    coordinator: Any
+    closure: StepClosure
+    inputs: tuple[Any, ...]
+    counter: tf.Variable
+    checkpoints: Checkpoints | None
+    scheduler: StepScheduler
+    timeout_seconds: float
+    scheduling: threading.Lock = field(default_factory=threading.Lock)  # ClusterCoordinator.schedule is not thread-safe
+    errors: list[BaseException] = field(default_factory=list)
+    is_given_up: bool = False
+    reported: tuple[int, dict[str, float]] = (0, {})
+    has_warned: bool = False
 
     def run(self, steps: int) -> StepsDone:
         started = time.monotonic()
-        scheduler, checkpoints = self._scheduler, self._checkpoints
-        step = int(self._counter.numpy())
+        scheduler, checkpoints = self.scheduler, self.checkpoints
+        step = int(self.counter.numpy())
         is_stopped = False
         while step < steps and not is_stopped:
             target = steps if checkpoints is None else min(steps, checkpoints.next_due(step) or steps)
             is_stopped = self._run_until(scheduler.completed + target - step, step - scheduler.completed)
-            step = int(self._counter.numpy())  # above the target if steps of a lost worker ran again
+            step = int(self.counter.numpy())  # above the target if steps of a lost worker ran again
             if checkpoints is not None and (is_stopped or step == target or step >= steps or checkpoints.is_due()):
                 checkpoints.save()
         means = {name: total / scheduler.completed for name, total in scheduler.sums.items()}
-        self._closure.last_steps = scheduler.closure_steps
+        self.closure.last_steps = scheduler.closure_steps
         return StepsDone(step, tuple(scheduler.steps_by_worker), means, is_stopped, time.monotonic() - started)
 
     def _run_until(self, limit: int, first_step: int) -> bool:
         """Run until `limit` steps are completed, or a save or stop is due; return whether to stop the training."""
-        self._scheduler.set_limit(limit)
+        self.scheduler.set_limit(limit)
         threads = [
             threading.Thread(target=self._run_closures, name=f"tf4slurm-steps-{index}", daemon=True)
-            for index in range(_CLOSURES_PER_WORKER * self._num_workers)
+            for index in range(_CLOSURES_PER_WORKER * len(self.scheduler.steps_by_worker))
         ]
-        _threads[self._coordinator] = threads
+        _threads[self.coordinator] = threads
         try:
             for thread in threads:
                 thread.start()
-            is_stopped = self._is_given_up = self._watch(threads, first_step)
+            is_stopped = self.is_given_up = self._watch(threads, first_step)
         except BaseException:
             self._give_up(threads)
             raise
-        if self._errors:
+        if self.errors:
             self._give_up(threads)
-            causes = [error for error in self._errors if not isinstance(error, tf.errors.CancelledError)]
-            raise (causes or self._errors)[0]
+            causes = [error for error in self.errors if not isinstance(error, tf.errors.CancelledError)]
+            raise (causes or self.errors)[0]
         return is_stopped
 
     def _watch(self, threads: list[threading.Thread], first_step: int) -> bool:
         """Wait for the threads, at most 10 s after a stop request; return whether a stop was requested."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         is_stopped, give_up_at = False, float("inf")
-        while any(thread.is_alive() for thread in threads) and time.monotonic() < give_up_at and not self._errors:
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < give_up_at and not self.errors:
             max(threads, key=threading.Thread.is_alive).join(_POLL_SECONDS)
             self._report(first_step)
             if not is_stopped and should_stop():
                 is_stopped, give_up_at = True, time.monotonic() + _STOP_SECONDS
                 scheduler.stop()
-            if self._checkpoints is not None and self._checkpoints.is_due():
+            if self.checkpoints is not None and self.checkpoints.is_due():
                 scheduler.stop()
-            if time.monotonic() - scheduler.changed_at > self._timeout_seconds:
+            if time.monotonic() - scheduler.changed_at > self.timeout_seconds:
                 raise TrainingTimeoutError(
-                    f"No closure completed within {self._timeout_seconds:g} s; the workers' steps so far are "
+                    f"No closure completed within {self.timeout_seconds:g} s; the workers' steps so far are "
                     f"{scheduler.steps_by_worker}. TensorFlow waits until all lost workers are back. See the logs of "
                     "the workers, or raise timeout_seconds."
                 )
@@ -247,38 +240,38 @@ class _Run:
 
     def _report(self, first_step: int) -> None:
         """Report the step and the means of the numbers since the last report, and warn once if training diverges."""
-        completed, sums = self._scheduler.snapshot()
-        completed_before, sums_before = self._reported
+        completed, sums = self.scheduler.snapshot()
+        completed_before, sums_before = self.reported
         if completed == completed_before:
             return
-        self._reported = completed, sums
+        self.reported = completed, sums
         latest = {name: total - sums_before.get(name, 0.0) for name, total in sums.items()}
         means = {name: total / (completed - completed_before) for name, total in latest.items()}
         report(step=first_step + completed, **means)
         not_finite = ", ".join(f"{name} is {total}" for name, total in latest.items() if not math.isfinite(total))
-        if not_finite and not self._has_warned:
-            self._has_warned = True
+        if not_finite and not self.has_warned:
+            self.has_warned = True
             text = "%s since step %d or a little before: training has probably diverged."
             logger.warning(text, not_finite, first_step + completed)
 
     def _give_up(self, threads: list[threading.Thread]) -> None:
         """Schedule no more closures; wait at most 10 s for running ones, since a worker may hang."""
-        self._is_given_up = True
-        self._scheduler.stop()
-        if _join(threads, _STOP_SECONDS) and self._errors:
+        self.is_given_up = True
+        self.scheduler.stop()
+        if _join(threads, _STOP_SECONDS) and self.errors:
             with contextlib.suppress(BaseException):
-                self._coordinator.join()  # clears the error, which would be raised by the next call
+                self.coordinator.join()  # clears the error, which would be raised by the next call
 
     def _run_closures(self) -> None:
         """Run one closure after another until no steps are left."""
         try:
-            while steps := self._scheduler.take(self._closure.max_steps):
+            while steps := self.scheduler.take(self.closure.max_steps):
                 worker, *sums = (float(number) for number in self._run_closure(steps))
-                named_sums = dict(zip(self._closure.names or (), sums, strict=True))
-                self._scheduler.add_completed(int(worker), steps, named_sums)
+                named_sums = dict(zip(self.closure.names or (), sums, strict=True))
+                self.scheduler.add_completed(int(worker), steps, named_sums)
         except BaseException as error:  # also sys.exit() in step_fn; run_steps raises the error in its caller's thread
-            self._errors.append(error)
-            self._scheduler.stop()
+            self.errors.append(error)
+            self.scheduler.stop()
 
     def _run_closure(self, steps: int) -> Any:
         """Run a closure of `steps` steps on a worker; return the result.
@@ -287,13 +280,13 @@ class _Run:
         ps is lost, reading the counter fails, or TensorFlow raises an error when the closure runs again.
         """
         for fetches in range(1, _MAX_FETCHES + 1):
-            with self._scheduling:
-                result = self._coordinator.schedule(self._closure.function, args=(steps, *self._inputs))
+            with self.scheduling:
+                result = self.coordinator.schedule(self.closure.function, args=(steps, *self.inputs))
             try:
                 return result.fetch()
             except (tf.errors.UnavailableError, tf.errors.AbortedError):
-                self._counter.numpy()
-                if fetches == _MAX_FETCHES or self._is_given_up:
+                self.counter.numpy()
+                if fetches == _MAX_FETCHES or self.is_given_up:
                     raise
         raise AssertionError
 
