@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 from tf4slurm.system.proc import ProcessStat, is_running, read_stat
@@ -17,10 +18,7 @@ async def wait_for_slurmstepd_loss() -> int:
     hides it (hidepid), this coroutine never returns: cancel it.
     """
     slurmstepd = _find_slurmstepd()
-    if slurmstepd is None:
-        never: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        return await never
-    while is_running(slurmstepd.process_id, slurmstepd.start_ticks):
+    while slurmstepd is None or is_running(slurmstepd.process_id, slurmstepd.start_ticks):
         await asyncio.sleep(_POLL_SECONDS)
     return slurmstepd.process_id
 
@@ -28,12 +26,10 @@ async def wait_for_slurmstepd_loss() -> int:
 def _find_slurmstepd() -> ProcessStat | None:
     """Return the nearest ancestor named slurmstepd; None if there is none."""
     process_id = os.getppid()
-    while process_id > 1:
-        try:
+    with contextlib.suppress(OSError):  # /proc does not show the process
+        while process_id > 1:
             stat = read_stat(process_id)
-        except OSError:
-            return None
-        if stat.name == "slurmstepd":
-            return stat
-        process_id = stat.parent_id
+            if stat.name == "slurmstepd":
+                return stat
+            process_id = stat.parent_id
     return None
