@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from tf4slurm.errors import PlacementError
@@ -48,6 +50,10 @@ def step(local_rank: int = 0, **variables: str) -> SlurmStep:
     )
 
 
+def environ_of(step: SlurmStep, sees_gpus: Sequence[bool], per_task: int | None = None) -> dict[str, str]:
+    return gpu_environ(step.visible_devices, step.gpus_on_node, step.local_rank, sees_gpus, per_task)
+
+
 def test_each_variable_is_divided() -> None:
     """With device cgroups CUDA counts from 0, ROCm may not; devices may also have names."""
     variables = {
@@ -57,8 +63,8 @@ def test_each_variable_is_divided() -> None:
     }
     second = step(1, **variables)
     assert second.gpus == ("GPU-8932f937", "GPU-d3a1")
-    assert gpu_environ(second, [True, True]) == {"CUDA_VISIBLE_DEVICES": "GPU-d3a1", "ROCR_VISIBLE_DEVICES": "7"}
-    assert gpu_environ(second, [False, True], 2) == {
+    assert environ_of(second, [True, True]) == {"CUDA_VISIBLE_DEVICES": "GPU-d3a1", "ROCR_VISIBLE_DEVICES": "7"}
+    assert environ_of(second, [False, True], 2) == {
         "CUDA_VISIBLE_DEVICES": "GPU-8932f937,GPU-d3a1",
         "ROCR_VISIBLE_DEVICES": "6,7",
     }
@@ -66,23 +72,23 @@ def test_each_variable_is_divided() -> None:
 
 def test_list_of_one_task_is_kept() -> None:
     own = step(1, CUDA_VISIBLE_DEVICES="2,3", SLURM_GPUS_ON_NODE="4")
-    assert gpu_environ(own, [True, True]) == {"CUDA_VISIBLE_DEVICES": "2,3"}
-    assert gpu_environ(own, [True, True], 1) == {"CUDA_VISIBLE_DEVICES": "2"}
+    assert environ_of(own, [True, True]) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert environ_of(own, [True, True], 1) == {"CUDA_VISIBLE_DEVICES": "2"}
     with pytest.raises(PlacementError):
-        gpu_environ(own, [True, True], 3)
+        environ_of(own, [True, True], 3)
 
 
 def test_gpus_are_hidden_from_a_task_that_uses_none() -> None:
-    hidden = gpu_environ(step(ROCR_VISIBLE_DEVICES="0,1"), [False, True])
+    hidden = environ_of(step(ROCR_VISIBLE_DEVICES="0,1"), [False, True])
     assert hidden == {"ROCR_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 
 @pytest.mark.parametrize("given", [step(), step(CUDA_VISIBLE_DEVICES="")])
 def test_without_gpus_no_variable_is_set(given: SlurmStep) -> None:
     assert given.gpus == ()
-    assert gpu_environ(given, [True, True]) == {}
+    assert environ_of(given, [True, True]) == {}
 
 
 def test_no_device_files_are_no_devices() -> None:
     assert step(CUDA_VISIBLE_DEVICES="NoDevFiles").gpus == ()
-    assert gpu_environ(step(CUDA_VISIBLE_DEVICES="NoDevFiles"), [True]) == {"CUDA_VISIBLE_DEVICES": "-1"}
+    assert environ_of(step(CUDA_VISIBLE_DEVICES="NoDevFiles"), [True]) == {"CUDA_VISIBLE_DEVICES": "-1"}

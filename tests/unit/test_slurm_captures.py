@@ -76,7 +76,7 @@ def test_gpus_are_those_of_slurm(name: str, expected: list[str]) -> None:
     seen = []
     for step in steps_of(capture_of(name)):
         sees_gpus = [rank != is_ps.get(name) for rank in step.node_ranks]
-        environ = gpu_environ(step, sees_gpus)
+        environ = gpu_environ(step.visible_devices, step.gpus_on_node, step.local_rank, sees_gpus)
         assert set(step.visible_devices) <= set(environ)
         assert len({environ[variable] for variable in step.visible_devices}) <= 1
         seen.append(environ["CUDA_VISIBLE_DEVICES"])

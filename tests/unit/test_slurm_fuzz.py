@@ -54,7 +54,8 @@ def test_malformed_environment_is_parsed_or_refused(environ: dict[str, str], cha
         nodes_by_rank = step.nodes_by_rank
         assert len(nodes_by_rank) == step.num_tasks
         assert nodes_by_rank[step.rank] == step.node_name
-        gpu_environ(step, [True] * nodes_by_rank.count(step.node_name))
+        sees_gpus = [True] * nodes_by_rank.count(step.node_name)
+        gpu_environ(step.visible_devices, step.gpus_on_node, step.local_rank, sees_gpus)
 
 
 @given(nodelist=TEXTS)

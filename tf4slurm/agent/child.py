@@ -263,7 +263,9 @@ class OwnedChild(TaskProcess):
         if not isinstance(place, SlurmStep):
             return {} if sees_gpus(task) else HIDDEN_GPUS
         here = [sees_gpus(member.task) for member in cluster.members if member.node == place.node_name]
-        return gpu_environ(place, here, self._spec.gpus_per_worker)
+        return gpu_environ(
+            place.visible_devices, place.gpus_on_node, place.local_rank, here, self._spec.gpus_per_worker
+        )
 
     def _on_server(self) -> None:
         self._client.update(has_server=True)

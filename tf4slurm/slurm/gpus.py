@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tf4slurm.errors import PlacementError
-from tf4slurm.slurm.environ import SlurmStep
 
 HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 """The variables that hide all GPUs from a process."""
@@ -38,14 +37,9 @@ def divide_gpus(
     return tuple(next(shares) if sees else () for sees in sees_gpus)
 
 
-def gpu_environ(step: SlurmStep, sees_gpus: Sequence[bool], per_task: int | None = None) -> dict[str, str]:
-    """Return the variables that assign GPUs to this task's child process; see `share_environ`."""
-    return share_environ(step.visible_devices, step.gpus_on_node, step.local_rank, sees_gpus, per_task)
-
-
-def share_environ(
+def gpu_environ(
     visible_devices: Mapping[str, Sequence[str]],
-    on_node: int | None,
+    gpus_on_node: int | None,
     local_rank: int,
     sees_gpus: Sequence[bool],
     per_task: int | None = None,
@@ -57,7 +51,7 @@ def share_environ(
 
     Args:
         visible_devices: Devices by variable.
-        on_node: Number of GPUs of the step on this node; None if unknown.
+        gpus_on_node: Number of GPUs of the step on this node; None if unknown.
         sees_gpus: Whether each task uses GPUs, by local rank.
         per_task: Devices per task; None divides all of them.
 
@@ -68,7 +62,7 @@ def share_environ(
         return {**dict.fromkeys(visible_devices, "-1"), **HIDDEN_GPUS}
     devices: dict[str, str] = {}
     for variable, visible in visible_devices.items():
-        if is_own_list(visible, on_node):
+        if is_own_list(visible, gpus_on_node):
             (own,) = divide_gpus(visible, [True], per_task)
         else:
             own = divide_gpus(visible, sees_gpus, per_task)[local_rank]
@@ -76,9 +70,9 @@ def share_environ(
     return devices
 
 
-def is_own_list(visible: Sequence[str], on_node: int | None) -> bool:
+def is_own_list(visible: Sequence[str], gpus_on_node: int | None) -> bool:
     """Return whether Slurm's list is for one task (--gpus-per-task, --gpu-bind): it lacks devices of the node."""
-    return on_node is not None and len(visible) < on_node
+    return gpus_on_node is not None and len(visible) < gpus_on_node
 
 
 def _share(visible: Sequence[str], index: int, num_users: int, per_task: int | None) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from tf4slurm.server_dictionary import (
 )
 from tf4slurm.slurm.commands import layout_of
 from tf4slurm.slurm.environ import SlurmStep, is_in_step
-from tf4slurm.slurm.gpus import is_own_list, share_environ
+from tf4slurm.slurm.gpus import gpu_environ, is_own_list
 from tf4slurm.slurm.layout import deal_ranks, rename_nodes
 from tf4slurm.tensorflow.servers import run_server
 
@@ -278,7 +278,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             granted, on_node = {name: devices[:limit] for name, devices in granted.items()}, None
             if per_task is None and not hidden_from:
                 per_task = len(visible[:limit]) // most_tasks or None  # equal shares, as collectives require
-        return share_environ(granted, on_node, self._node_ranks.index(self._rank), sees_gpus, per_task)
+        return gpu_environ(granted, on_node, self._node_ranks.index(self._rank), sees_gpus, per_task)
 
     def _sees_gpus(self, task_type: str) -> bool:
         """Return whether tasks of this role use GPUs: in a job with ps only workers, else all."""
