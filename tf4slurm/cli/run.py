@@ -62,14 +62,12 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
         sys.exit(run_agent(options["command"], environ))
 
     from tf4slurm.cli.reporter import PlainReporter
-    from tf4slurm.launch.checks import check_command
     from tf4slurm.launch.plain_srun import run_task
     from tf4slurm.slurm.environ import SlurmStep
     from tf4slurm.system.program import LineWriter
 
     step = SlurmStep.from_environ(environ)
     spec = JobSpec(**given(options)).for_tasks(step.num_tasks)
-    check_command(spec)
     writer = LineWriter(sys.stdout)
     reporter = PlainReporter(spec.num_tasks, writer, writer)
     try:

@@ -38,6 +38,7 @@ from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.jobs.status import JobFiles
+from tf4slurm.launch.checks import check_command
 from tf4slurm.launch.launcher import Launcher, close_service, make_service, start_service, write_control
 from tf4slurm.launch.result import Reporter, Result, save_result
 from tf4slurm.network.interfaces import interface_address
@@ -74,7 +75,12 @@ def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *,
 
 
 def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, reporter: Reporter) -> int:
-    """Run one task of the step; return the task's exit code, on rank 0 the job's."""
+    """Run one task of the step; return the task's exit code, on rank 0 the job's.
+
+    Raises:
+        CommandError: As `check_command`.
+    """
+    check_command(spec)
     restart = f"r{step.restart_count}" if step.restart_count else ""
     path = spec.runs_directory / f"{spec.name}-{step.job_id}.{step.step_id}{restart}"
     directory = RunDirectory.open(path) if step.rank == 0 else RunDirectory(path.absolute())

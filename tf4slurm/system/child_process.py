@@ -56,47 +56,50 @@ class Child:
             OSError: No process can be started, because memory is exhausted or Python is missing.
             RuntimeError: No thread can be started, because the limit of processes is reached.
         """
-        arguments = ("-I", "-S", exec_child.__file__, str(os.getpid()), str(int(is_shielded)), *command)
-        loop = asyncio.get_running_loop()
+        command = (sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), str(int(is_shielded)), *command)
         starting: Future[Child] = Future()
-
-        def own() -> None:
-            """Start the child and wait for its end, because the kernel kills a child when its starting thread ends."""
-            child = None
-            # Otherwise Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.
-            vars(subprocess).update(_USE_POSIX_SPAWN=False, _USE_VFORK=sys.version_info >= (3, 11))
-            try:
-                process = subprocess.Popen(
-                    (sys.executable, *arguments),
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    bufsize=0,
-                )
-                child = cls(process)
-                reading = (process.stdout, on_output, functools.partial(_call, loop, child._has_drained.set))
-                threading.Thread(target=_read, args=reading, name="child-output", daemon=True).start()
-            except (OSError, RuntimeError) as error:
-                if child is not None:  # no thread reads its output
-                    child.signal(signal.SIGKILL)
-                    child._process.wait()
-                starting.set_exception(error)
-                return
-            if starting.set_running_or_notify_cancel():
-                starting.set_result(child)
-            else:
-                child.signal(signal.SIGKILL)
-            process.wait()
-            _call(loop, child._has_ended.set)
-
-        threading.Thread(target=own, name="child", daemon=True).start()
+        arguments = (command, environment, on_output, asyncio.get_running_loop(), starting)
+        threading.Thread(target=cls._own, args=arguments, name="child", daemon=True).start()
         try:
             return await asyncio.shield(asyncio.wrap_future(starting))
         except asyncio.CancelledError:
             if not starting.cancel() and starting.exception() is None:
                 starting.result().signal(signal.SIGKILL)
             raise
+
+    @classmethod
+    def _own(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        loop: asyncio.AbstractEventLoop,
+        starting: Future[Child],
+    ) -> None:
+        """Start the child and wait for its end, because the kernel kills a child when its starting thread ends."""
+        child = None
+        # Otherwise Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.
+        vars(subprocess).update(_USE_POSIX_SPAWN=False, _USE_VFORK=sys.version_info >= (3, 11))
+        pipe = subprocess.PIPE
+        try:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, bufsize=0
+            )
+            child = cls(process)
+            reading = (process.stdout, on_output, functools.partial(_call, loop, child._has_drained.set))
+            threading.Thread(target=_read, args=reading, name="child-output", daemon=True).start()
+        except (OSError, RuntimeError) as error:
+            if child is not None:  # no thread reads its output
+                child.signal(signal.SIGKILL)
+                process.wait()
+            starting.set_exception(error)
+            return
+        if starting.set_running_or_notify_cancel():
+            starting.set_result(child)
+        else:
+            child.signal(signal.SIGKILL)
+        process.wait()
+        _call(loop, child._has_ended.set)
 
     async def wait(self) -> int:
         """Wait for the end of the child; return its exit code, or minus the number of the signal that ended it.

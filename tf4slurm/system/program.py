@@ -147,18 +147,17 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # a type onl
     """
 
     _writer: LineWriter | None = None
-    _process_id = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         if threading.current_thread() is threading.main_thread() and asyncio._get_running_loop() is None:
             super().emit(record)
             return
-        if self._writer is None or self._process_id != os.getpid():  # a fork does not copy the thread
-            self._writer, self._process_id = LineWriter(self.stream), os.getpid()
+        if self._writer is None:  # not earlier: a fork, such as a local agent's, does not copy the thread
+            self._writer = LineWriter(self.stream)
         self._writer.write(self.format(record))
 
     def close(self) -> None:
-        if self._writer is not None and self._process_id == os.getpid():
+        if self._writer is not None:
             self._writer.close()
         super().close()
 
