@@ -29,14 +29,11 @@ def check_command(spec: JobSpec) -> None:
 def _check_program(command: Sequence[str]) -> None:
     program = command[0]
     if shutil.which(program) is None:
-        if not os.path.exists(program):
-            what, todo = "does not exist", "Check its name, or the environment that should provide it"
+        if os.path.exists(program):
+            text = f'is not executable. Start it with its interpreter, such as "python {program}", or chmod +x it.'
         else:
-            what, todo = (
-                "is not executable",
-                f'Start it with its interpreter, such as "python {program}", or chmod +x it',
-            )
-        raise CommandError(f"The program {program!r} {what}. {todo}.", command=command)
+            text = "does not exist. Check its name, or the environment that should provide it."
+        raise CommandError(f"The program {program!r} {text}", command=command)
     if not _INTERPRETER.fullmatch(os.path.basename(program)):
         return
     for argument in command[1:]:

@@ -148,13 +148,12 @@ def _has_ended(address: Address | None) -> bool:
 
     The host still accepts connections for a process that a signal has stopped.
     """
+    if address is None:
+        return False
     try:
-        if address is not None:
-            socket.create_connection((address.host, address.port), _CONNECT_SECONDS).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        pass
+        socket.create_connection((address.host, address.port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
     return False
 
 
