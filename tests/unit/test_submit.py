@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import tf4slurm
+from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import LaunchError, RefusedError
-from tf4slurm.submission.submit import estimate_start, submit_environment, submit_script
+from tf4slurm.submission.submit import estimate, submit_environment, submit_script
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_missing_sbatch_points_to_tf4slurm_script(monkeypatch: pytest.MonkeyPatc
 
 def test_estimate_is_slurms_message(sbatch: Path) -> None:
     (sbatch / "does").write_text("echo 'sbatch: Job 4 to start at noon' >&2")
-    assert estimate_start("", os.environ) == "Job 4 to start at noon"
+    assert estimate(BatchSpec(("true",), workers=1), os.environ) == "Job 4 to start at noon"
     assert (sbatch / "arguments").read_text().split() == ["--test-only"]
 
 

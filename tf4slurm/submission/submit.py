@@ -82,7 +82,8 @@ def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str]) -> 
 
 def estimate(spec: BatchSpec, environ: Mapping[str, str]) -> str:
     """Return Slurm's estimate of when and where the job would start, without submitting it."""
-    return estimate_start(*_prepare(spec, environ))
+    done = _run(("sbatch", "--test-only"), *_prepare(spec, environ))
+    return _SBATCH_PREFIX.sub("", done.stderr).strip()
 
 
 def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -133,12 +134,6 @@ def submit_script(
     if done.stderr.strip():
         logger.warning("%s", done.stderr.strip())
     return match["job_id"]
-
-
-def estimate_start(text: str, environ: Mapping[str, str]) -> str:
-    """Return Slurm's estimate of when and where a script would start. Raises: as `submit_script`."""
-    done = _run(("sbatch", "--test-only"), text, environ)
-    return _SBATCH_PREFIX.sub("", done.stderr).strip()
 
 
 def _check_known(job_ids: Iterable[str], environ: Mapping[str, str]) -> None:
