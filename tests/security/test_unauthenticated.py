@@ -26,10 +26,10 @@ from tests.unit.test_service_and_client import (
     client_hello,
     errors_in,
     grpc_server,
+    in_event_loop,
     make_client,
     make_registration,
     raw_client,
-    run_scenario,
     serving,
     until,
 )
@@ -55,21 +55,19 @@ WITHOUT_TOKEN: dict[str, tuple[tuple[str, str | bytes], ...]] = {
 
 
 @pytest.mark.parametrize("metadata", WITHOUT_TOKEN.values(), ids=WITHOUT_TOKEN)
-def test_call_without_the_token_is_refused_without_a_message(
+@in_event_loop
+async def test_call_without_the_token_is_refused_without_a_message(
     metadata: tuple[tuple[str, str | bytes], ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            members = await job.start_children(2)
-            async with raw_client(job.port, metadata=metadata) as raw:
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    await raw.send(make_registration(0))
-                assert await raw.end() == (UNAUTHENTICATED, "", 0)
-                assert not list(await raw.call.initial_metadata())
-                assert not list(await raw.call.trailing_metadata())
-            await job.check_undisturbed(members)
-
-    run_scenario(scenario)
+    async with serving() as job:
+        members = await job.start_children(2)
+        async with raw_client(job.port, metadata=metadata) as raw:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await raw.send(make_registration(0))
+            assert await raw.end() == (UNAUTHENTICATED, "", 0)
+            assert not list(await raw.call.initial_metadata())
+            assert not list(await raw.call.trailing_metadata())
+        await job.check_undisturbed(members)
     assert errors_in(caplog) == []
 
 
@@ -93,99 +91,82 @@ def call_without_token(
 
 @pytest.mark.parametrize("size", [0, 1, 10_000_000])
 @pytest.mark.parametrize("compression", list(grpc.Compression))
-def test_message_of_a_call_without_the_token_is_not_read(size: int, compression: grpc.Compression) -> None:
+@in_event_loop
+async def test_message_of_a_call_without_the_token_is_not_read(size: int, compression: grpc.Compression) -> None:
     """A message that was read would be refused with another code, for its length or its content."""
-
-    async def scenario() -> None:
-        async with serving() as job:
-            ended = await asyncio.to_thread(call_without_token, job.port, bytes(size), compression)
-            assert ended == (UNAUTHENTICATED, "", 0)
-            assert job.events == []
-
-    run_scenario(scenario)
+    async with serving() as job:
+        ended = await asyncio.to_thread(call_without_token, job.port, bytes(size), compression)
+        assert ended == (UNAUTHENTICATED, "", 0)
+        assert job.events == []
 
 
 @pytest.mark.parametrize("first", [{"version": "0.0.9"}, {"rank": 7}, {"failure": "it has no GPU"}])
-def test_registration_without_the_token_does_not_end_the_job_during_rendezvous(first: dict[str, Any]) -> None:
+@in_event_loop
+async def test_registration_without_the_token_does_not_end_the_job_during_rendezvous(first: dict[str, Any]) -> None:
     """With the token, each of these messages would end the job."""
-
-    async def scenario() -> None:
-        async with serving() as job:
-            registration = make_registration(0, **first) if "rank" not in first else make_registration(first["rank"])
-            assert await asyncio.to_thread(call_without_token, job.port, encode(registration)) == (
-                UNAUTHENTICATED,
-                "",
-                0,
-            )
-            assert job.state.outcome is None
-            await job.check_undisturbed(await job.start_children(2))
-
-    run_scenario(scenario)
+    async with serving() as job:
+        registration = make_registration(0, **first) if "rank" not in first else make_registration(first["rank"])
+        assert await asyncio.to_thread(call_without_token, job.port, encode(registration)) == (
+            UNAUTHENTICATED,
+            "",
+            0,
+        )
+        assert job.state.outcome is None
+        await job.check_undisturbed(await job.start_children(2))
 
 
 @pytest.mark.parametrize("method", ["Secret", "join", ""])
 @pytest.mark.parametrize("has_token", [True, False], ids=["with token", "without"])
-def test_other_method_is_refused_with_and_without_the_token(method: str, has_token: bool) -> None:
+@in_event_loop
+async def test_other_method_is_refused_with_and_without_the_token(method: str, has_token: bool) -> None:
     """Without the token, a client does not learn which methods there are."""
-
-    async def scenario() -> None:
-        async with serving() as job:
-            arguments: dict[str, Any] = {} if has_token else {"metadata": ()}
-            async with raw_client(job.port, method=method, **arguments) as raw:
-                code, _, received = await raw.end()
-                assert code is (grpc.StatusCode.UNIMPLEMENTED if has_token else UNAUTHENTICATED)
-                assert received == 0
-            await job.check_undisturbed(await job.start_children(2))
-
-    run_scenario(scenario)
+    async with serving() as job:
+        arguments: dict[str, Any] = {} if has_token else {"metadata": ()}
+        async with raw_client(job.port, method=method, **arguments) as raw:
+            code, _, received = await raw.end()
+            assert code is (grpc.StatusCode.UNIMPLEMENTED if has_token else UNAUTHENTICATED)
+            assert received == 0
+        await job.check_undisturbed(await job.start_children(2))
 
 
 @pytest.mark.parametrize("has_token", [True, False], ids=["with token", "without"])
-def test_metadata_above_the_limit_is_refused_by_grpc(has_token: bool) -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            token = ((TOKEN_METADATA, SHARED.token),) if has_token else ()
-            async with raw_client(job.port, metadata=(*token, ("x", "y" * 100_000))) as raw:
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    await raw.send(make_registration(0))
-                code, _, received = await raw.end()
-                assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL, UNAUTHENTICATED)
-                assert received == 0
-            assert job.events == []
-            await job.check_undisturbed(await job.start_children(2))
-
-    run_scenario(scenario)
-
-
-def test_compressed_message_is_limited_by_its_full_length() -> None:
-    """A client with the token sends 60 MB of zeros, compressed to 58 KB, which is below the limit of a message."""
-
-    async def scenario() -> None:
-        async with serving() as job:
-            members = await job.start_children(2)
-            async with raw_client(job.port, compression=grpc.Compression.Gzip) as raw:
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    await raw.send(bytes(60_000_000))
-                code, _, received = await raw.end()
-                assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
-                assert received == 0
-            await job.check_undisturbed(members)
-
-    run_scenario(scenario)
-
-
-def test_registration_with_other_fields_is_refused_with_the_reason() -> None:
-    """A client with the token is a task, most likely of another version."""
-
-    async def scenario() -> None:
-        async with serving() as job, raw_client(job.port) as raw:
-            await raw.send(encode(make_registration(0)).replace(b'"rank"', b'"rung"'))
-            code, reason, received = await raw.end()
-            assert code is grpc.StatusCode.INVALID_ARGUMENT
-            assert "Install the same version" in reason
+@in_event_loop
+async def test_metadata_above_the_limit_is_refused_by_grpc(has_token: bool) -> None:
+    async with serving() as job:
+        token = ((TOKEN_METADATA, SHARED.token),) if has_token else ()
+        async with raw_client(job.port, metadata=(*token, ("x", "y" * 100_000))) as raw:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await raw.send(make_registration(0))
+            code, _, received = await raw.end()
+            assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL, UNAUTHENTICATED)
             assert received == 0
+        assert job.events == []
+        await job.check_undisturbed(await job.start_children(2))
 
-    run_scenario(scenario)
+
+@in_event_loop
+async def test_compressed_message_is_limited_by_its_full_length() -> None:
+    """A client with the token sends 60 MB of zeros, compressed to 58 KB, which is below the limit of a message."""
+    async with serving() as job:
+        members = await job.start_children(2)
+        async with raw_client(job.port, compression=grpc.Compression.Gzip) as raw:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await raw.send(bytes(60_000_000))
+            code, _, received = await raw.end()
+            assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
+            assert received == 0
+        await job.check_undisturbed(members)
+
+
+@in_event_loop
+async def test_registration_with_other_fields_is_refused_with_the_reason() -> None:
+    """A client with the token is a task, most likely of another version."""
+    async with serving() as job, raw_client(job.port) as raw:
+        await raw.send(encode(make_registration(0)).replace(b'"rank"', b'"rung"'))
+        code, reason, received = await raw.end()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "Install the same version" in reason
+        assert received == 0
 
 
 # Slow connections
@@ -200,46 +181,42 @@ async def open_tls(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 @pytest.mark.parametrize("first", [b"", HTTP2_PREFACE], ids=["nothing", "settings"])
-def test_tls_connection_without_a_call_is_closed(first: bytes) -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            members = await job.start_children(2)
-            reader, writer = await open_tls(job.port)
-            writer.write(first)
-            with contextlib.suppress(OSError):
-                await asyncio.wait_for(reader.read(-1), 15)  # until the service closes the connection
-            writer.close()
-            await job.check_undisturbed(members)
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_tls_connection_without_a_call_is_closed(first: bytes) -> None:
+    async with serving() as job:
+        members = await job.start_children(2)
+        reader, writer = await open_tls(job.port)
+        writer.write(first)
+        with contextlib.suppress(OSError):
+            await asyncio.wait_for(reader.read(-1), 15)  # until the service closes the connection
+        writer.close()
+        await job.check_undisturbed(members)
 
 
 @pytest.mark.parametrize("inside_tls", [False, True], ids=["TLS", "HTTP/2 in TLS"])
-def test_connection_that_sends_a_byte_per_second_is_closed(inside_tls: bool) -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            members = await job.start_children(2)
-            if inside_tls:
-                (reader, writer), data = await open_tls(job.port), HTTP2_PREFACE
-            else:
-                (reader, writer), data = await asyncio.open_connection("127.0.0.1", job.port), client_hello()
+@in_event_loop
+async def test_connection_that_sends_a_byte_per_second_is_closed(inside_tls: bool) -> None:
+    async with serving() as job:
+        members = await job.start_children(2)
+        if inside_tls:
+            (reader, writer), data = await open_tls(job.port), HTTP2_PREFACE
+        else:
+            (reader, writer), data = await asyncio.open_connection("127.0.0.1", job.port), client_hello()
 
-            async def dribble() -> None:
-                with contextlib.suppress(OSError):
-                    for byte in data:
-                        writer.write(bytes([byte]))
-                        await writer.drain()
-                        await asyncio.sleep(1)
-
-            dribbling = asyncio.create_task(dribble())
+        async def dribble() -> None:
             with contextlib.suppress(OSError):
-                await asyncio.wait_for(reader.read(-1), 15)  # until the service closes the connection
-            assert not dribbling.done()
-            await cancel(dribbling)
-            writer.close()
-            await job.check_undisturbed(members)
+                for byte in data:
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(1)
 
-    run_scenario(scenario)
+        dribbling = asyncio.create_task(dribble())
+        with contextlib.suppress(OSError):
+            await asyncio.wait_for(reader.read(-1), 15)  # until the service closes the connection
+        assert not dribbling.done()
+        await cancel(dribbling)
+        writer.close()
+        await job.check_undisturbed(members)
 
 
 def test_failed_tls_handshakes_are_not_written_to_the_launchers_stderr(tmp_path: Path) -> None:
@@ -369,46 +346,40 @@ def check_no_secret(received: Received) -> None:
 
 
 @pytest.mark.parametrize("impostor", IMPOSTORS.values(), ids=IMPOSTORS)
-def test_server_without_the_jobs_key_gets_neither_registration_nor_token(impostor: Impostor) -> None:
+@in_event_loop
+async def test_server_without_the_jobs_key_gets_neither_registration_nor_token(impostor: Impostor) -> None:
     received: Received = []
 
-    async def scenario() -> None:
-        async with impostor(received) as address:
-            member = make_client(address, rendezvous_timeout_seconds=0.5)
-            with pytest.raises(RendezvousConnectionError) as caught:
-                await member.run()
-            assert caught.value.address == str(address)
-            assert (member.desired.terminate, member.cluster) == (False, None)
-        check_no_secret(received)
-
-    run_scenario(scenario)
+    async with impostor(received) as address:
+        member = make_client(address, rendezvous_timeout_seconds=0.5)
+        with pytest.raises(RendezvousConnectionError) as caught:
+            await member.run()
+        assert caught.value.address == str(address)
+        assert (member.desired.terminate, member.cluster) == (False, None)
+    check_no_secret(received)
 
 
 @pytest.mark.parametrize("impostor", [each for name, each in IMPOSTORS.items() if "gRPC" in name or "cert" in name])
-def test_grpc_server_without_the_jobs_key_gets_no_call(impostor: Impostor) -> None:
+@in_event_loop
+async def test_grpc_server_without_the_jobs_key_gets_no_call(impostor: Impostor) -> None:
     received: Received = []
 
-    async def scenario() -> None:
-        async with impostor(received) as address:
-            with pytest.raises(RendezvousConnectionError):
-                await make_client(address, rendezvous_timeout_seconds=0.5).run()
-        assert received == []
-
-    run_scenario(scenario)
+    async with impostor(received) as address:
+        with pytest.raises(RendezvousConnectionError):
+            await make_client(address, rendezvous_timeout_seconds=0.5).run()
+    assert received == []
 
 
-def test_impostor_that_has_the_key_gets_the_registration() -> None:
+@in_event_loop
+async def test_impostor_that_has_the_key_gets_the_registration() -> None:
     """Control experiment for the tests above."""
     received: Received = []
 
-    async def scenario() -> None:
-        async with grpc_impostor(CREDENTIALS, refuse_after_hello)(received) as address:
-            with pytest.raises(RendezvousClosedError, match="go away"):
-                await make_client(address, rendezvous_timeout_seconds=5).run()
-        assert SHARED.token.encode() in received[0]
-        assert received[1] == encode(make_registration(0))
-
-    run_scenario(scenario)
+    async with grpc_impostor(CREDENTIALS, refuse_after_hello)(received) as address:
+        with pytest.raises(RendezvousClosedError, match="go away"):
+            await make_client(address, rendezvous_timeout_seconds=5).run()
+    assert SHARED.token.encode() in received[0]
+    assert received[1] == encode(make_registration(0))
 
 
 async def refuse_after_hello(context: Any) -> None:
@@ -417,37 +388,32 @@ async def refuse_after_hello(context: Any) -> None:
 
 
 @pytest.mark.parametrize("impostor", IMPOSTORS.values(), ids=IMPOSTORS)
-def test_task_registers_at_another_address_despite_an_impostor(impostor: Impostor) -> None:
+@in_event_loop
+async def test_task_registers_at_another_address_despite_an_impostor(impostor: Impostor) -> None:
     received: Received = []
 
-    async def scenario() -> None:
-        async with serving("worker") as job, impostor(received) as address:
-            asked: list[Address] = []
+    async with serving("worker") as job, impostor(received) as address:
+        asked: list[Address] = []
 
-            def registration(service: Address) -> Registration:
-                asked.append(service)
-                return make_registration(0, port=service.port)
+        def registration(service: Address) -> Registration:
+            asked.append(service)
+            return make_registration(0, port=service.port)
 
-            running = asyncio.create_task(make_client(address, job.address, registration=registration).run())
-            await until(lambda: job.state.count("registered"))
-            assert asked[-1] == job.address
-            assert job.state.records[0].address == Address("10.0.0.0", job.port)
-            await cancel(running)
-        check_no_secret(received)
-
-    run_scenario(scenario)
+        running = asyncio.create_task(make_client(address, job.address, registration=registration).run())
+        await until(lambda: job.state.count("registered"))
+        assert asked[-1] == job.address
+        assert job.state.records[0].address == Address("10.0.0.0", job.port)
+        await cancel(running)
+    check_no_secret(received)
 
 
-def test_token_of_one_job_is_not_sent_to_another_job_of_the_same_user() -> None:
+@in_event_loop
+async def test_token_of_one_job_is_not_sent_to_another_job_of_the_same_user() -> None:
     """A stale address, where the service of another job listens now."""
-
-    async def scenario() -> None:
-        async with serving() as job, serving(credentials=OTHER_JOB) as other:
-            with pytest.raises(RendezvousConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
-                await other.client(0, credentials=SHARED, rendezvous_timeout_seconds=0.5).run()
-            assert job.events == other.events == []
-
-    run_scenario(scenario)
+    async with serving() as job, serving(credentials=OTHER_JOB) as other:
+        with pytest.raises(RendezvousConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+            await other.client(0, credentials=SHARED, rendezvous_timeout_seconds=0.5).run()
+        assert job.events == other.events == []
 
 
 # Files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import random
@@ -13,7 +14,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, ParamSpec
 
 import grpc
 import grpc.aio
@@ -59,21 +60,29 @@ PAIR = "chief ps"
 _Call = Any  # grpc.aio.StreamStreamCall[bytes, bytes], which is generic for type checkers only
 
 
-def run_scenario(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a scenario in its own event loop; fail on errors that the loop or the collector reports."""
-    unseen: list[str] = []
+_Arguments = ParamSpec("_Arguments")
 
-    def on_error(_: object, context: dict[str, Any]) -> None:
-        if "PollerCompletionQueue" not in context["message"]:  # gRPC's own, after the loop of an earlier test is closed
-            unseen.append(str(context))
 
-    async def run() -> None:
-        asyncio.get_running_loop().set_exception_handler(on_error)
-        await asyncio.wait_for(scenario(), 20)
+def in_event_loop(test: Callable[_Arguments, Coroutine[Any, Any, None]]) -> Callable[_Arguments, None]:
+    """Run a test in its own event loop; fail on errors that the loop or the collector reports."""
 
-    asyncio.run(run())
-    gc.collect()  # asyncio reports the error of a task that was never awaited when the task is collected
-    assert unseen == []
+    @functools.wraps(test)
+    def run(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> None:
+        unseen: list[str] = []
+
+        def on_error(_: object, context: dict[str, Any]) -> None:
+            if "PollerCompletionQueue" not in context["message"]:  # gRPC's own, after an earlier test's loop is closed
+                unseen.append(str(context))
+
+        async def run_test() -> None:
+            asyncio.get_running_loop().set_exception_handler(on_error)
+            await asyncio.wait_for(test(*arguments, **keywords), 20)
+
+        asyncio.run(run_test())
+        gc.collect()  # asyncio reports the error of a task that was never awaited when the task is collected
+        assert unseen == []
+
+    return run
 
 
 async def until(condition: Callable[[], object], timeout_seconds: float = 8) -> None:
@@ -326,164 +335,147 @@ class Relay:
 # A complete job
 
 
-def test_job_of_two_tasks_registers_trains_and_ends() -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            chief, ps = job.client(0), job.client(1)
-            running = [job.begin(chief), job.begin(ps)]
-            await until(lambda: chief.cluster and ps.cluster)
-            assert chief.cluster == ps.cluster == job.state.cluster
-            assert chief.cluster is not None
-            assert chief.cluster.to_dictionary() == {"chief": ["10.0.0.0:4000"], "ps": ["10.0.0.1:4001"]}
-            assert chief.desired.start_count == 0
-            chief.update(state="ready")
-            ps.update(state="ready")
-            await until(lambda: chief.desired.start_count == ps.desired.start_count == 1)
-            chief.update(state="running", start_count=1, process_id=11)
-            ps.update(state="running", start_count=1, process_id=12)
-            await until(lambda: job.state.count("running") == 2)
-            chief.update(state="exited", start_count=1, process_id=11, returncode=0)
-            await until(lambda: chief.desired.terminate and ps.desired.terminate)
-            assert ps.desired.terminate_reason.startswith("Training is done")
-            chief.update(state="terminated", start_count=1, returncode=0)
-            ps.update(state="terminated", start_count=1)
-            await job.service.wait_for_end()
-            await asyncio.gather(*running)
-            assert job.state.phase is Phase.ENDED
-            assert job.state.outcome is not None
-            assert job.state.outcome.exit_code == 0
-            kinds = Counter(kind for kind, _ in job.events)
-            assert (kinds["registered"], kinds["started"], kinds["terminated"]) == (2, 2, 2)
-            assert not kinds.keys() & {"lost", "disconnected", "reconnected", "not_terminated"}
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_job_of_two_tasks_registers_trains_and_ends() -> None:
+    async with serving() as job:
+        chief, ps = job.client(0), job.client(1)
+        running = [job.begin(chief), job.begin(ps)]
+        await until(lambda: chief.cluster and ps.cluster)
+        assert chief.cluster == ps.cluster == job.state.cluster
+        assert chief.cluster is not None
+        assert chief.cluster.to_dictionary() == {"chief": ["10.0.0.0:4000"], "ps": ["10.0.0.1:4001"]}
+        assert chief.desired.start_count == 0
+        chief.update(state="ready")
+        ps.update(state="ready")
+        await until(lambda: chief.desired.start_count == ps.desired.start_count == 1)
+        chief.update(state="running", start_count=1, process_id=11)
+        ps.update(state="running", start_count=1, process_id=12)
+        await until(lambda: job.state.count("running") == 2)
+        chief.update(state="exited", start_count=1, process_id=11, returncode=0)
+        await until(lambda: chief.desired.terminate and ps.desired.terminate)
+        assert ps.desired.terminate_reason.startswith("Training is done")
+        chief.update(state="terminated", start_count=1, returncode=0)
+        ps.update(state="terminated", start_count=1)
+        await job.service.wait_for_end()
+        await asyncio.gather(*running)
+        assert job.state.phase is Phase.ENDED
+        assert job.state.outcome is not None
+        assert job.state.outcome.exit_code == 0
+        kinds = Counter(kind for kind, _ in job.events)
+        assert (kinds["registered"], kinds["started"], kinds["terminated"]) == (2, 2, 2)
+        assert not kinds.keys() & {"lost", "disconnected", "reconnected", "not_terminated"}
 
 
-def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -> None:
-    async def scenario() -> None:
-        slow = JobSpec(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100, grace_period_seconds=0)
-        state = JobState([Task("worker", 0)], slow, time.monotonic(), lambda *_, **__: None)
-        service = ControlService(state, CREDENTIALS)
-        member = make_client(Address("127.0.0.1", await service.start()), heartbeat_timeout_seconds=100)
-        running = asyncio.create_task(member.run())
-        before = time.monotonic()
-        await until(lambda: member.cluster)
-        member.update(state="ready")
-        await until(lambda: member.desired.start_count == 1)
-        member.update(state="running", start_count=1)
-        await until(lambda: state.count("running") == 1)
-        state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", time.monotonic())
-        service.publish()
-        await until(lambda: member.desired.terminate)
-        member.update(state="terminated", start_count=1)
-        await asyncio.gather(running, service.wait_for_end())
-        assert time.monotonic() - before < 5
-        await service.close()
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -> None:
+    slow = JobSpec(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100, grace_period_seconds=0)
+    state = JobState([Task("worker", 0)], slow, time.monotonic(), lambda *_, **__: None)
+    service = ControlService(state, CREDENTIALS)
+    member = make_client(Address("127.0.0.1", await service.start()), heartbeat_timeout_seconds=100)
+    running = asyncio.create_task(member.run())
+    before = time.monotonic()
+    await until(lambda: member.cluster)
+    member.update(state="ready")
+    await until(lambda: member.desired.start_count == 1)
+    member.update(state="running", start_count=1)
+    await until(lambda: state.count("running") == 1)
+    state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", time.monotonic())
+    service.publish()
+    await until(lambda: member.desired.terminate)
+    member.update(state="terminated", start_count=1)
+    await asyncio.gather(running, service.wait_for_end())
+    assert time.monotonic() - before < 5
+    await service.close()
 
 
-def test_terminated_task_is_not_refused_when_the_launcher_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_terminated_task_is_not_refused_when_the_launcher_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_END_OF_CALL_SECONDS", 0.2)
+    async with serving("worker") as job, Relay(job.port) as relay:
+        receive = job.service._receive
 
-    async def scenario() -> None:
-        async with serving("worker") as job, Relay(job.port) as relay:
-            receive = job.service._receive
+        async def receive_and_hold(*arguments: Any) -> None:
+            await receive(*arguments)
+            await asyncio.sleep(60)  # the service does not end the call in time, so the task makes another
 
-            async def receive_and_hold(*arguments: Any) -> None:
-                await receive(*arguments)
-                await asyncio.sleep(60)  # the service does not end the call in time, so the task makes another
-
-            monkeypatch.setattr(job.service, "_receive", receive_and_hold)
-            member = job.client(0, port=relay.port)
-            running = job.begin(member)
-            await until(lambda: member.cluster)
-            job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", time.monotonic())
-            job.service.publish()
-            await until(lambda: member.desired.terminate)
-            member.update(state="terminated")
-            await running
-            assert relay.connections >= 2
-            assert ("terminated", "worker/0") in job.events
-
-    run_scenario(scenario)
+        monkeypatch.setattr(job.service, "_receive", receive_and_hold)
+        member = job.client(0, port=relay.port)
+        running = job.begin(member)
+        await until(lambda: member.cluster)
+        job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", time.monotonic())
+        job.service.publish()
+        await until(lambda: member.desired.terminate)
+        member.update(state="terminated")
+        await running
+        assert relay.connections >= 2
+        assert ("terminated", "worker/0") in job.events
 
 
-def test_wait_for_change_returns_at_the_next_desired_state_and_not_at_heartbeats() -> None:
-    async def scenario() -> None:
-        async with serving("worker") as job:
-            member = job.client(0)
-            job.begin(member)
-            while member.cluster is None:
-                await member.wait_for_change()
-            waiting = asyncio.create_task(member.wait_for_change())
-            last_heartbeat_at = job.state.records[0].last_heartbeat_at
-            await until(lambda: job.state.records[0].last_heartbeat_at > last_heartbeat_at + 3 * INTERVAL)
-            assert not waiting.done()
-            member.update(state="ready")
-            await waiting
-            assert member.desired.start_count == 1
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_wait_for_change_returns_at_the_next_desired_state_and_not_at_heartbeats() -> None:
+    async with serving("worker") as job:
+        member = job.client(0)
+        job.begin(member)
+        while member.cluster is None:
+            await member.wait_for_change()
+        waiting = asyncio.create_task(member.wait_for_change())
+        last_heartbeat_at = job.state.records[0].last_heartbeat_at
+        await until(lambda: job.state.records[0].last_heartbeat_at > last_heartbeat_at + 3 * INTERVAL)
+        assert not waiting.done()
+        member.update(state="ready")
+        await waiting
+        assert member.desired.start_count == 1
 
 
-def test_members_that_send_only_heartbeats_are_not_lost() -> None:
-    async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job:
-            await job.start_children(2)
-            end = time.monotonic() + 1.5 * SHORT_TIMEOUT
-            await until(lambda: time.monotonic() > end)
-            assert job.state.phase is Phase.TRAINING
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_members_that_send_only_heartbeats_are_not_lost() -> None:
+    async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job:
+        await job.start_children(2)
+        end = time.monotonic() + 1.5 * SHORT_TIMEOUT
+        await until(lambda: time.monotonic() > end)
+        assert job.state.phase is Phase.TRAINING
 
 
-def test_task_that_answers_with_empty_messages_is_lost_only_when_it_stops() -> None:
-    async def scenario() -> None:
-        async with (
-            serving("worker worker", heartbeat_timeout_seconds=SHORT_TIMEOUT) as job,
-            raw_client(job.port) as raw,
-        ):
-            job.begin(job.client(1))
-            await raw.send(make_registration(0))
-            end = time.monotonic() + 2 * SHORT_TIMEOUT
-            while time.monotonic() < end:
-                if await raw.call.read() == HEARTBEAT:
-                    await raw.send(HEARTBEAT)
-            assert job.state.outcome is None
-            while await raw.call.read() == HEARTBEAT:
-                pass  # the service requests heartbeats until the task is lost
-            assert job.state.outcome is not None
-            assert job.state.outcome.cause == Task("worker", 0)
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_task_that_answers_with_empty_messages_is_lost_only_when_it_stops() -> None:
+    async with (
+        serving("worker worker", heartbeat_timeout_seconds=SHORT_TIMEOUT) as job,
+        raw_client(job.port) as raw,
+    ):
+        job.begin(job.client(1))
+        await raw.send(make_registration(0))
+        end = time.monotonic() + 2 * SHORT_TIMEOUT
+        while time.monotonic() < end:
+            if await raw.call.read() == HEARTBEAT:
+                await raw.send(HEARTBEAT)
+        assert job.state.outcome is None
+        while await raw.call.read() == HEARTBEAT:
+            pass  # the service requests heartbeats until the task is lost
+        assert job.state.outcome is not None
+        assert job.state.outcome.cause == Task("worker", 0)
 
 
-def test_usage_and_step_are_sent_with_a_heartbeat() -> None:
-    async def scenario() -> None:
-        async with serving("worker") as job:
-            (member,) = await job.start_children(1)
-            for number in (1, 2):
-                member.update_usage(Usage(memory_bytes=number))
-                member.update_script(ScriptState(step=number))
-                await until(lambda number=number: job.state.records[0].observed.script.step == number)  # type: ignore[misc]
-                assert job.state.records[0].observed == member.observed
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_usage_and_step_are_sent_with_a_heartbeat() -> None:
+    async with serving("worker") as job:
+        (member,) = await job.start_children(1)
+        for number in (1, 2):
+            member.update_usage(Usage(memory_bytes=number))
+            member.update_script(ScriptState(step=number))
+            await until(lambda number=number: job.state.records[0].observed.script.step == number)  # type: ignore[misc]
+            assert job.state.records[0].observed == member.observed
 
 
-def test_failed_child_with_the_longest_tail_is_reported() -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            chief, _ = await job.start_children(2)
-            tail = ("\U0001f600" * 500,) * 20  # the limit of the agent, in the longest characters
-            chief.update(state="exited", start_count=1, returncode=3, tail=tail)
-            await until(lambda: job.state.outcome, timeout_seconds=3)
-            assert job.state.outcome is not None
-            assert job.state.outcome.exit_code == 3
-            assert job.state.outcome.tail == tail
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_failed_child_with_the_longest_tail_is_reported() -> None:
+    async with serving() as job:
+        chief, _ = await job.start_children(2)
+        tail = ("\U0001f600" * 500,) * 20  # the limit of the agent, in the longest characters
+        chief.update(state="exited", start_count=1, returncode=3, tail=tail)
+        await until(lambda: job.state.outcome, timeout_seconds=3)
+        assert job.state.outcome is not None
+        assert job.state.outcome.exit_code == 3
+        assert job.state.outcome.tail == tail
 
 
 METRICS = tuple((f"metric-with-a-rather-long-name-{number}", number / 7) for number in range(10_000))
@@ -499,45 +491,41 @@ LINES = ("\U0001f600" * 20_000,) * 10
     ],
     ids=["metrics", "lines", "both"],
 )
-def test_status_above_the_limit_is_shrunk_with_a_warning_and_accepted(
+@in_event_loop
+async def test_status_above_the_limit_is_shrunk_with_a_warning_and_accepted(
     report: ScriptState, tail: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            chief, ps = await job.start_children(2)
-            chief.update_script(report)
-            chief.update(tail=tail)
-            await until(lambda: job.state.records[0].observed.script.step == 7)
-            found = job.state.records[0].observed
-            assert found == chief.observed
-            assert len(encode(found)) <= MAX_STATE_BYTES
-            assert len(found.script.metrics) < len(METRICS)
-            assert found.script.metrics == report.metrics[: len(found.script.metrics)]
-            assert len(found.tail) < len(LINES)
-            await job.check_undisturbed([chief, ps])
-
-    run_scenario(scenario)
+    async with serving() as job:
+        chief, ps = await job.start_children(2)
+        chief.update_script(report)
+        chief.update(tail=tail)
+        await until(lambda: job.state.records[0].observed.script.step == 7)
+        found = job.state.records[0].observed
+        assert found == chief.observed
+        assert len(encode(found)) <= MAX_STATE_BYTES
+        assert len(found.script.metrics) < len(METRICS)
+        assert found.script.metrics == report.metrics[: len(found.script.metrics)]
+        assert len(found.tail) < len(LINES)
+        await job.check_undisturbed([chief, ps])
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING and r.name == "tf4slurm.control.messages"]
     assert warnings
     assert f"exceeds {MAX_STATE_BYTES} bytes" in warnings[0].getMessage()
 
 
-def test_cluster_of_2000_tasks_arrives() -> None:
+@in_event_loop
+async def test_cluster_of_2000_tasks_arrives() -> None:
     chance = random.Random(7)
 
-    async def scenario() -> None:
-        async with serving(" ".join(["worker"] * 2000)) as job:
-            now = time.monotonic()
-            for rank in range(1, 2000):
-                job.state.on_registration(make_registration(rank, node=chance.randbytes(70).hex()), now)
-            member = job.client(0)
-            job.begin(member)
-            await until(lambda: member.cluster)
-            assert member.cluster == job.state.cluster
-            assert job.state.cluster is not None
-            assert len(encode_cluster(1, job.state.cluster)) > 2 * 65536
-
-    run_scenario(scenario)
+    async with serving(" ".join(["worker"] * 2000)) as job:
+        now = time.monotonic()
+        for rank in range(1, 2000):
+            job.state.on_registration(make_registration(rank, node=chance.randbytes(70).hex()), now)
+        member = job.client(0)
+        job.begin(member)
+        await until(lambda: member.cluster)
+        assert member.cluster == job.state.cluster
+        assert job.state.cluster is not None
+        assert len(encode_cluster(1, job.state.cluster)) > 2 * 65536
 
 
 # Refused tasks
@@ -552,119 +540,101 @@ def test_cluster_of_2000_tasks_arrives() -> None:
         ({"rank": 0, "incarnation": "later"}, "rank 0 was taken by an earlier process, on n0"),
     ],
 )
-def test_refused_task_gets_the_reason_and_does_not_retry(changes: dict[str, Any], reason: str) -> None:
-    async def scenario() -> None:
-        async with serving() as job, Relay(job.port) as relay:
-            members = await job.start_children(2)
-            late = job.client(1, port=relay.port, **changes)
-            with pytest.raises(RendezvousClosedError) as caught:
-                await late.run()
-            assert caught.value.reason == reason
-            assert f"127.0.0.1:{relay.port}" in str(caught.value)
-            assert (late.desired, late.cluster) == (DesiredState(), None)
-            assert relay.connections == 1
-            await job.check_undisturbed(members)
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_refused_task_gets_the_reason_and_does_not_retry(changes: dict[str, Any], reason: str) -> None:
+    async with serving() as job, Relay(job.port) as relay:
+        members = await job.start_children(2)
+        late = job.client(1, port=relay.port, **changes)
+        with pytest.raises(RendezvousClosedError) as caught:
+            await late.run()
+        assert caught.value.reason == reason
+        assert f"127.0.0.1:{relay.port}" in str(caught.value)
+        assert (late.desired, late.cluster) == (DesiredState(), None)
+        assert relay.connections == 1
+        await job.check_undisturbed(members)
 
 
 @pytest.mark.parametrize("changes", [{"version": "0.0.9"}, {"rank": 7}, {"incarnation": "later"}])
-def test_refused_task_gets_no_message(changes: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            await job.start_children(2)
-            async with raw_client(job.port) as raw:
-                await raw.send(make_registration(0, **changes))
-                code, reason, received = await raw.end()
-                assert code is grpc.StatusCode.FAILED_PRECONDITION
-                assert reason
-                assert received == 0
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_refused_task_gets_no_message(changes: dict[str, Any]) -> None:
+    async with serving() as job:
+        await job.start_children(2)
+        async with raw_client(job.port) as raw:
+            await raw.send(make_registration(0, **changes))
+            code, reason, received = await raw.end()
+            assert code is grpc.StatusCode.FAILED_PRECONDITION
+            assert reason
+            assert received == 0
 
 
 @pytest.mark.parametrize("character", ["n", "\U0001f600", "\x00", '"', "%", "\ud800"])
-def test_long_reason_in_any_characters_arrives(character: str) -> None:
+@in_event_loop
+async def test_long_reason_in_any_characters_arrives(character: str) -> None:
     """The reason is metadata, which is encoded and limited in length."""
-
-    async def scenario() -> None:
-        async with serving() as job:
-            members = await job.start_children(2)
-            for length in (2000, 60):
-                with pytest.raises(RendezvousClosedError) as caught:
-                    await job.client(0, version=character * length).run()
-                assert caught.value.reason.startswith("it runs tf4slurm ")
-            await job.check_undisturbed(members)
-
-    run_scenario(scenario)
+    async with serving() as job:
+        members = await job.start_children(2)
+        for length in (2000, 60):
+            with pytest.raises(RendezvousClosedError) as caught:
+                await job.client(0, version=character * length).run()
+            assert caught.value.reason.startswith("it runs tf4slurm ")
+        await job.check_undisturbed(members)
 
 
-def test_task_with_an_unreadable_registration_is_refused_with_the_reason() -> None:
+@in_event_loop
+async def test_task_with_an_unreadable_registration_is_refused_with_the_reason() -> None:
     """A task of another version, whose registration has other fields."""
-
-    async def scenario() -> None:
-        async with serving() as job:
-            members = await job.start_children(2)
-            late = job.client(0, port=job.port)
-            late._make_registration = lambda _: ObservedState()  # type: ignore[assignment, return-value]
-            with pytest.raises(RendezvousClosedError, match="Install the same version"):
-                await late.run()
-            await job.check_undisturbed(members)
-
-    run_scenario(scenario)
+    async with serving() as job:
+        members = await job.start_children(2)
+        late = job.client(0, port=job.port)
+        late._make_registration = lambda _: ObservedState()  # type: ignore[assignment, return-value]
+        with pytest.raises(RendezvousClosedError, match="Install the same version"):
+            await late.run()
+        await job.check_undisturbed(members)
 
 
-def test_wrong_token_is_retried_until_the_rendezvous_timeout() -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            wrong = job.client(0, credentials=WRONG_TOKEN, rendezvous_timeout_seconds=1)
-            before = time.monotonic()
-            with pytest.raises(RendezvousConnectionError, match="does not accept this job's token"):
-                await wrong.run()
-            assert 1 <= time.monotonic() - before < 4
-            assert job.events == []
-            await job.check_undisturbed(await job.start_children(2))
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_wrong_token_is_retried_until_the_rendezvous_timeout() -> None:
+    async with serving() as job:
+        wrong = job.client(0, credentials=WRONG_TOKEN, rendezvous_timeout_seconds=1)
+        before = time.monotonic()
+        with pytest.raises(RendezvousConnectionError, match="does not accept this job's token"):
+            await wrong.run()
+        assert 1 <= time.monotonic() - before < 4
+        assert job.events == []
+        await job.check_undisturbed(await job.start_children(2))
 
 
-def test_wrong_certificate_is_retried_until_the_rendezvous_timeout() -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            wrong = job.client(0, credentials=OTHER_JOB.shared, rendezvous_timeout_seconds=1)
-            before = time.monotonic()
-            with pytest.raises(RendezvousConnectionError, match="CERTIFICATE_VERIFY_FAILED") as caught:
-                await wrong.run()
-            assert caught.value.address == str(job.address)
-            assert 1 <= time.monotonic() - before < 4
-            assert job.events == []
-            await job.check_undisturbed(await job.start_children(2))
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_wrong_certificate_is_retried_until_the_rendezvous_timeout() -> None:
+    async with serving() as job:
+        wrong = job.client(0, credentials=OTHER_JOB.shared, rendezvous_timeout_seconds=1)
+        before = time.monotonic()
+        with pytest.raises(RendezvousConnectionError, match="CERTIFICATE_VERIFY_FAILED") as caught:
+            await wrong.run()
+        assert caught.value.address == str(job.address)
+        assert 1 <= time.monotonic() - before < 4
+        assert job.events == []
+        await job.check_undisturbed(await job.start_children(2))
 
 
-def test_last_attempt_cut_short_does_not_hide_the_reasons_of_the_others() -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            with socket.create_server(("127.0.0.1", 0)) as mute:
-                member = make_client(
-                    job.address, Address(*mute.getsockname()), credentials=WRONG_TOKEN, rendezvous_timeout_seconds=1
-                )
-                with pytest.raises(RendezvousConnectionError, match="does not accept this job's token") as caught:
-                    await member.run()
-            assert caught.value.address == str(job.address)
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_last_attempt_cut_short_does_not_hide_the_reasons_of_the_others() -> None:
+    async with serving() as job:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            member = make_client(
+                job.address, Address(*mute.getsockname()), credentials=WRONG_TOKEN, rendezvous_timeout_seconds=1
+            )
+            with pytest.raises(RendezvousConnectionError, match="does not accept this job's token") as caught:
+                await member.run()
+        assert caught.value.address == str(job.address)
 
 
-def test_task_does_not_register_at_a_service_with_another_certificate() -> None:
-    async def scenario() -> None:
-        async with serving() as job, serving(credentials=OTHER_JOB) as impostor:
-            job.begin(make_client(impostor.address, job.address))
-            await until(lambda: job.state.count("registered"))
-            assert impostor.events == []
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_task_does_not_register_at_a_service_with_another_certificate() -> None:
+    async with serving() as job, serving(credentials=OTHER_JOB) as impostor:
+        job.begin(make_client(impostor.address, job.address))
+        await until(lambda: job.state.count("registered"))
+        assert impostor.events == []
 
 
 # Clients that send invalid data, while the members of the job continue
@@ -717,22 +687,20 @@ OK, INVALID, EXHAUSTED = (
         (send_huge_registration, EXHAUSTED),
     ],
 )
-def test_client_whose_first_message_is_no_registration_is_refused_and_members_continue(
+@in_event_loop
+async def test_client_whose_first_message_is_no_registration_is_refused_and_members_continue(
     send: Callable[[RawClient], Coroutine[Any, Any, None]], code: grpc.StatusCode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            members = await job.start_children(2)
-            async with raw_client(job.port) as raw:
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    await send(raw)
-                found, detail, received = await raw.end()
-                assert found is code
-                assert bool(detail) == (code is not OK)
-                assert received == 0
-            await job.check_undisturbed(members)
-
-    run_scenario(scenario)
+    async with serving() as job:
+        members = await job.start_children(2)
+        async with raw_client(job.port) as raw:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await send(raw)
+            found, detail, received = await raw.end()
+            assert found is code
+            assert bool(detail) == (code is not OK)
+            assert received == 0
+        await job.check_undisturbed(members)
     assert errors_in(caplog) == []
 
 
@@ -751,127 +719,115 @@ def test_client_whose_first_message_is_no_registration_is_refused_and_members_co
     ],
     ids=["order", "registration", "truncated", "text", "state", "type", "field", "nested", "zeros"],
 )
-def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_notified(
+@in_event_loop
+async def test_task_whose_message_is_rejected_is_lost_at_once_and_others_are_notified(
     payload: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=100) as job:
-            ps = job.client(1)
-            job.begin(ps)
-            async with raw_client(job.port) as raw:
-                await raw.send(make_registration(0))
-                await until(lambda: ps.cluster)
-                before = time.monotonic()
-                await raw.send(payload)
-                code, detail, _ = await raw.end()
-                assert code is INVALID
-                assert "is not a control message of this version of tf4slurm" in detail
-            await until(lambda: ps.desired.terminate)
-            assert time.monotonic() - before < 5  # and not after the heartbeat timeout
-            assert ("lost", "chief/0") in job.events
-            assert job.state.outcome is not None
-            assert job.state.outcome.cause == Task("chief", 0)
-            assert "its message was not accepted: " in job.state.outcome.reason
-            assert "is not a control message of this version of tf4slurm" in job.state.outcome.reason
-            assert ps.desired.terminate_reason == job.state.outcome.reason
-            async with raw_client(job.port) as raw:  # it stays lost
-                await raw.send(make_registration(0))
-                code, detail, _ = await raw.end()
-                assert code is grpc.StatusCode.FAILED_PRECONDITION
-                assert "is lost or has terminated" in detail
-
-    run_scenario(scenario)
+    async with serving(heartbeat_timeout_seconds=100) as job:
+        ps = job.client(1)
+        job.begin(ps)
+        async with raw_client(job.port) as raw:
+            await raw.send(make_registration(0))
+            await until(lambda: ps.cluster)
+            before = time.monotonic()
+            await raw.send(payload)
+            code, detail, _ = await raw.end()
+            assert code is INVALID
+            assert "is not a control message of this version of tf4slurm" in detail
+        await until(lambda: ps.desired.terminate)
+        assert time.monotonic() - before < 5  # and not after the heartbeat timeout
+        assert ("lost", "chief/0") in job.events
+        assert job.state.outcome is not None
+        assert job.state.outcome.cause == Task("chief", 0)
+        assert "its message was not accepted: " in job.state.outcome.reason
+        assert "is not a control message of this version of tf4slurm" in job.state.outcome.reason
+        assert ps.desired.terminate_reason == job.state.outcome.reason
+        async with raw_client(job.port) as raw:  # it stays lost
+            await raw.send(make_registration(0))
+            code, detail, _ = await raw.end()
+            assert code is grpc.StatusCode.FAILED_PRECONDITION
+            assert "is lost or has terminated" in detail
     assert errors_in(caplog) == []
 
 
-def test_client_whose_every_state_is_rejected_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=100) as job:
-            chief, ps = job.client(0), job.client(1)
-            job.begin(ps)
-            before = time.monotonic()
-            monkeypatch.setattr(
-                client, "encode", lambda message, *before: encode(message, *before).replace(b'"detail"', b'"detial"')
-            )
-            chief.update(detail="a field that the service does not know")
-            with pytest.raises(RendezvousClosedError, match="detial"):
-                await job.begin(chief)
-            assert time.monotonic() - before < 5
-            await until(lambda: ps.desired.terminate)
-            assert ("lost", "chief/0") in job.events
-            assert "detial" in ps.desired.terminate_reason
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_client_whose_every_state_is_rejected_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(heartbeat_timeout_seconds=100) as job:
+        chief, ps = job.client(0), job.client(1)
+        job.begin(ps)
+        before = time.monotonic()
+        monkeypatch.setattr(
+            client, "encode", lambda message, *before: encode(message, *before).replace(b'"detail"', b'"detial"')
+        )
+        chief.update(detail="a field that the service does not know")
+        with pytest.raises(RendezvousClosedError, match="detial"):
+            await job.begin(chief)
+        assert time.monotonic() - before < 5
+        await until(lambda: ps.desired.terminate)
+        assert ("lost", "chief/0") in job.events
+        assert "detial" in ps.desired.terminate_reason
 
 
-def test_repeated_status_has_no_effect() -> None:
-    async def scenario() -> None:
-        async with serving() as job, raw_client(job.port) as raw:
-            await raw.send(make_registration(0))
-            await raw.send(ObservedState("running", start_count=1))
-            await raw.send(ObservedState("running", start_count=1))
-            await raw.send(ObservedState("running", start_count=2))
-            await until(lambda: job.state.records[0].observed.start_count == 2)
-            assert job.events.count(("started", "chief/0")) == 2
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_repeated_status_has_no_effect() -> None:
+    async with serving() as job, raw_client(job.port) as raw:
+        await raw.send(make_registration(0))
+        await raw.send(ObservedState("running", start_count=1))
+        await raw.send(ObservedState("running", start_count=1))
+        await raw.send(ObservedState("running", start_count=2))
+        await until(lambda: job.state.records[0].observed.start_count == 2)
+        assert job.events.count(("started", "chief/0")) == 2
 
 
 @pytest.mark.parametrize("size", [MAX_STATE_BYTES + 1, 10_000_000])
-def test_message_above_the_limit_ends_the_call_and_its_task_may_reconnect(
+@in_event_loop
+async def test_message_above_the_limit_ends_the_call_and_its_task_may_reconnect(
     size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            ps = job.client(1)
-            job.begin(ps)
-            async with raw_client(job.port) as raw:
-                await raw.send(make_registration(0))
-                await until(lambda: ps.cluster)
-                short = len(encode(ObservedState("terminated", detail="x")))
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    await raw.send(ObservedState("terminated", detail="x" * (size - short + 1)))
-                code, detail, _ = await raw.end()
-                assert code is EXHAUSTED
-                assert str(MAX_STATE_BYTES) in detail
-                await until(lambda: ("disconnected", "chief/0") in job.events)
-                assert job.state.records[0].observed.state == "registered"
-            again = job.client(0)
-            job.begin(again)
-            await until(lambda: again.cluster)
-            assert ("reconnected", "chief/0") in job.events
-            assert ps.desired.terminate is False
-
-    run_scenario(scenario)
+    async with serving() as job:
+        ps = job.client(1)
+        job.begin(ps)
+        async with raw_client(job.port) as raw:
+            await raw.send(make_registration(0))
+            await until(lambda: ps.cluster)
+            short = len(encode(ObservedState("terminated", detail="x")))
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await raw.send(ObservedState("terminated", detail="x" * (size - short + 1)))
+            code, detail, _ = await raw.end()
+            assert code is EXHAUSTED
+            assert str(MAX_STATE_BYTES) in detail
+            await until(lambda: ("disconnected", "chief/0") in job.events)
+            assert job.state.records[0].observed.state == "registered"
+        again = job.client(0)
+        job.begin(again)
+        await until(lambda: again.cluster)
+        assert ("reconnected", "chief/0") in job.events
+        assert ps.desired.terminate is False
     assert errors_in(caplog) == []
 
 
-def test_message_of_the_largest_size_is_accepted() -> None:
-    async def scenario() -> None:
-        async with serving() as job, raw_client(job.port) as raw:
-            await raw.send(make_registration(0))
-            short = len(encode(ObservedState(detail="x")))
-            await raw.send(ObservedState(detail="x" * (MAX_STATE_BYTES - short + 1)))
-            await until(lambda: job.state.records[0].observed.detail)
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_message_of_the_largest_size_is_accepted() -> None:
+    async with serving() as job, raw_client(job.port) as raw:
+        await raw.send(make_registration(0))
+        short = len(encode(ObservedState(detail="x")))
+        await raw.send(ObservedState(detail="x" * (MAX_STATE_BYTES - short + 1)))
+        await until(lambda: job.state.records[0].observed.detail)
 
 
-def test_late_message_of_a_replaced_connection_is_ignored() -> None:
-    async def scenario() -> None:
-        async with serving() as job, raw_client(job.port) as old, raw_client(job.port) as new:
-            for connection, event in ((old, "registered"), (new, "reconnected")):
-                await connection.send(make_registration(0))
-                await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
-            await new.send(ObservedState("running", start_count=1))
-            await until(lambda: job.state.records[0].observed.state == "running")
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await old.send(ObservedState("exited", start_count=1, returncode=9))
-            await asyncio.wait_for(old.end(), 3)  # the service has ended it
-            assert job.state.records[0].is_connected
-            assert job.state.records[0].observed.state == "running"
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_late_message_of_a_replaced_connection_is_ignored() -> None:
+    async with serving() as job, raw_client(job.port) as old, raw_client(job.port) as new:
+        for connection, event in ((old, "registered"), (new, "reconnected")):
+            await connection.send(make_registration(0))
+            await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
+        await new.send(ObservedState("running", start_count=1))
+        await until(lambda: job.state.records[0].observed.state == "running")
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await old.send(ObservedState("exited", start_count=1, returncode=9))
+        await asyncio.wait_for(old.end(), 3)  # the service has ended it
+        assert job.state.records[0].is_connected
+        assert job.state.records[0].observed.state == "running"
 
 
 # Clients that do not complete TLS
@@ -902,328 +858,289 @@ FIRST_BYTES = {
 
 @pytest.mark.parametrize("first", FIRST_BYTES.values(), ids=FIRST_BYTES)
 @pytest.mark.parametrize("closes", [True, False], ids=["and closes", "and waits"])
-def test_connection_without_tls_is_closed_and_members_continue(
+@in_event_loop
+async def test_connection_without_tls_is_closed_and_members_continue(
     first: bytes, closes: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            members = await job.start_children(2)
-            reader, writer = await asyncio.open_connection("127.0.0.1", job.port)
-            writer.write(first)
-            await writer.drain()
-            if first == FIRST_BYTES["a TLS registration"]:
-                assert await asyncio.wait_for(reader.read(1), 5) == b"\x16"  # the handshake is under way
-            if not closes:
-                with contextlib.suppress(ConnectionResetError):
-                    await asyncio.wait_for(reader.read(-1), 10)  # until the service closes the connection
-            writer.close()
-            await job.check_undisturbed(members)
-
-    run_scenario(scenario)
+    async with serving() as job:
+        members = await job.start_children(2)
+        reader, writer = await asyncio.open_connection("127.0.0.1", job.port)
+        writer.write(first)
+        await writer.drain()
+        if first == FIRST_BYTES["a TLS registration"]:
+            assert await asyncio.wait_for(reader.read(1), 5) == b"\x16"  # the handshake is under way
+        if not closes:
+            with contextlib.suppress(ConnectionResetError):
+                await asyncio.wait_for(reader.read(-1), 10)  # until the service closes the connection
+        writer.close()
+        await job.check_undisturbed(members)
     assert errors_in(caplog) == []
 
 
-def test_plain_text_grpc_client_gets_unavailable_and_members_continue() -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            members = await job.start_children(2)
-            async with grpc.aio.insecure_channel(str(job.address), options=(("grpc.enable_http_proxy", 0),)) as channel:
-                call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=((TOKEN_METADATA, SHARED.token),))
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    await call.write(encode(make_registration(0)))
-                assert await call.code() is grpc.StatusCode.UNAVAILABLE
-            await job.check_undisturbed(members)
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_plain_text_grpc_client_gets_unavailable_and_members_continue() -> None:
+    async with serving() as job:
+        members = await job.start_children(2)
+        async with grpc.aio.insecure_channel(str(job.address), options=(("grpc.enable_http_proxy", 0),)) as channel:
+            call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=((TOKEN_METADATA, SHARED.token),))
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await call.write(encode(make_registration(0)))
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        await job.check_undisturbed(members)
 
 
 # Connections that break or become unresponsive
 
 
-def test_lost_connection_is_restored_without_losing_state() -> None:
-    async def scenario() -> None:
-        async with serving() as job, Relay(job.port) as relay:
-            chief, ps = job.client(0, port=relay.port), job.client(1)
-            job.begin(chief)
-            job.begin(ps)
-            await until(lambda: chief.cluster)
-            relay.cut()
-            chief.update(state="ready")
-            ps.update(state="ready")
-            await until(lambda: chief.desired.start_count == 1)
-            assert relay.connections >= 2
-            chief.update(state="running", start_count=1)
-            await until(lambda: job.state.count("running") == 1)
-            relay.cut()
-            await until(lambda: job.events.count(("disconnected", "chief/0")) == 2)
-            chief.update(state="exited", start_count=1, returncode=0)
-            await until(lambda: chief.desired.terminate)
-            assert job.state.outcome is not None
-            assert job.state.outcome.exit_code == 0
-            assert job.events.count(("reconnected", "chief/0")) == 2
-            assert job.events.count(("started", "chief/0")) == 1
-            assert ("lost", "chief/0") not in job.events
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_lost_connection_is_restored_without_losing_state() -> None:
+    async with serving() as job, Relay(job.port) as relay:
+        chief, ps = job.client(0, port=relay.port), job.client(1)
+        job.begin(chief)
+        job.begin(ps)
+        await until(lambda: chief.cluster)
+        relay.cut()
+        chief.update(state="ready")
+        ps.update(state="ready")
+        await until(lambda: chief.desired.start_count == 1)
+        assert relay.connections >= 2
+        chief.update(state="running", start_count=1)
+        await until(lambda: job.state.count("running") == 1)
+        relay.cut()
+        await until(lambda: job.events.count(("disconnected", "chief/0")) == 2)
+        chief.update(state="exited", start_count=1, returncode=0)
+        await until(lambda: chief.desired.terminate)
+        assert job.state.outcome is not None
+        assert job.state.outcome.exit_code == 0
+        assert job.events.count(("reconnected", "chief/0")) == 2
+        assert job.events.count(("started", "chief/0")) == 1
+        assert ("lost", "chief/0") not in job.events
 
 
 @pytest.mark.parametrize("tail", [("x" * 250,) * 20, ("x" * 500,) * 20, ("\U0001f600" * 500,) * 20])
-def test_long_status_is_sent_on_the_next_connection(tail: tuple[str, ...]) -> None:
+@in_event_loop
+async def test_long_status_is_sent_on_the_next_connection(tail: tuple[str, ...]) -> None:
     """The heartbeat follows the registration at once, before the service has registered the task."""
-
-    async def scenario() -> None:
-        async with serving() as job, Relay(job.port) as relay:
-            chief, ps = job.client(0, port=relay.port), job.client(1)
-            job.begin(chief)
-            job.begin(ps)
-            await until(lambda: chief.cluster and ps.cluster)
-            relay.cut()
-            chief.update(state="exited", start_count=1, returncode=3, tail=tail)
-            await until(lambda: job.state.records[0].observed.state == "exited")
-            assert job.events.count(("disconnected", "chief/0")) == 1
-
-    run_scenario(scenario)
+    async with serving() as job, Relay(job.port) as relay:
+        chief, ps = job.client(0, port=relay.port), job.client(1)
+        job.begin(chief)
+        job.begin(ps)
+        await until(lambda: chief.cluster and ps.cluster)
+        relay.cut()
+        chief.update(state="exited", start_count=1, returncode=3, tail=tail)
+        await until(lambda: job.state.records[0].observed.state == "exited")
+        assert job.events.count(("disconnected", "chief/0")) == 1
 
 
-def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
+@in_event_loop
+async def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
     """Little of the heartbeat timeout may be left."""
-
-    async def scenario() -> None:
-        slow = JobSpec(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100)
-        state = JobState([Task("worker", 0), Task("worker", 1)], slow, time.monotonic(), lambda *_, **__: None)
-        service = ControlService(state, CREDENTIALS)
-        port = await service.start()
-        for is_back in (False, True):
-            async with raw_client(port) as task:
-                await task.send(make_registration(0))
-                if is_back:
-                    assert await asyncio.wait_for(task.call.read(), 5) == HEARTBEAT
-                else:
-                    await until(lambda: state.records[0].is_connected)
-            await until(lambda: not state.records[0].is_connected)
-        await service.close()
-
-    run_scenario(scenario)
+    slow = JobSpec(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100)
+    state = JobState([Task("worker", 0), Task("worker", 1)], slow, time.monotonic(), lambda *_, **__: None)
+    service = ControlService(state, CREDENTIALS)
+    port = await service.start()
+    for is_back in (False, True):
+        async with raw_client(port) as task:
+            await task.send(make_registration(0))
+            if is_back:
+                assert await asyncio.wait_for(task.call.read(), 5) == HEARTBEAT
+            else:
+                await until(lambda: state.records[0].is_connected)
+        await until(lambda: not state.records[0].is_connected)
+    await service.close()
 
 
-def test_task_that_reconnects_but_sends_nothing_is_lost_after_the_heartbeat_timeout() -> None:
-    async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job:
-            ps = job.client(1)
-            job.begin(ps)
-            before, reconnections = time.monotonic(), 0
-            while job.state.outcome is None:
-                async with raw_client(job.port) as raw:
-                    await raw.send(make_registration(0))
-                    await until(lambda: job.state.records[0].is_connected or job.state.outcome)
-                await until(lambda: not job.state.records[0].is_connected or job.state.outcome)
-                reconnections += 1
-                assert time.monotonic() - before < 3 * SHORT_TIMEOUT
-            assert time.monotonic() - before >= SHORT_TIMEOUT
-            assert reconnections > 2
-            assert job.state.outcome.cause == Task("chief", 0)
-            assert f"it sent no heartbeat for {SHORT_TIMEOUT:g} s" in job.state.outcome.reason
-            await until(lambda: ps.desired.terminate)
-            assert ps.desired.terminate_reason == job.state.outcome.reason
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_task_that_reconnects_but_sends_nothing_is_lost_after_the_heartbeat_timeout() -> None:
+    async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job:
+        ps = job.client(1)
+        job.begin(ps)
+        before, reconnections = time.monotonic(), 0
+        while job.state.outcome is None:
+            async with raw_client(job.port) as raw:
+                await raw.send(make_registration(0))
+                await until(lambda: job.state.records[0].is_connected or job.state.outcome)
+            await until(lambda: not job.state.records[0].is_connected or job.state.outcome)
+            reconnections += 1
+            assert time.monotonic() - before < 3 * SHORT_TIMEOUT
+        assert time.monotonic() - before >= SHORT_TIMEOUT
+        assert reconnections > 2
+        assert job.state.outcome.cause == Task("chief", 0)
+        assert f"it sent no heartbeat for {SHORT_TIMEOUT:g} s" in job.state.outcome.reason
+        await until(lambda: ps.desired.terminate)
+        assert ps.desired.terminate_reason == job.state.outcome.reason
 
 
-def test_accepted_registration_is_not_made_again() -> None:
-    async def scenario() -> None:
-        async with serving() as job, Relay(job.port) as relay:
-            asked: list[Address] = []
+@in_event_loop
+async def test_accepted_registration_is_not_made_again() -> None:
+    async with serving() as job, Relay(job.port) as relay:
+        asked: list[Address] = []
 
-            def registration(address: Address) -> Registration:
-                asked.append(address)
-                return make_registration(0)
+        def registration(address: Address) -> Registration:
+            asked.append(address)
+            return make_registration(0)
 
-            address = Address("127.0.0.1", relay.port)
-            member = make_client(address, registration=registration)
-            job.begin(member)
-            await until(lambda: is_registered(member))
-            relay.cut()
-            await until(lambda: ("reconnected", "chief/0") in job.events)
-            assert asked == [address]
-
-    run_scenario(scenario)
+        address = Address("127.0.0.1", relay.port)
+        member = make_client(address, registration=registration)
+        job.begin(member)
+        await until(lambda: is_registered(member))
+        relay.cut()
+        await until(lambda: ("reconnected", "chief/0") in job.events)
+        assert asked == [address]
 
 
-def test_registration_is_made_for_each_address_until_one_is_accepted() -> None:
-    async def scenario() -> None:
-        async with serving() as job, serving(credentials=OTHER_JOB) as other, Relay(job.port) as relay:
-            asked: list[Address] = []
+@in_event_loop
+async def test_registration_is_made_for_each_address_until_one_is_accepted() -> None:
+    async with serving() as job, serving(credentials=OTHER_JOB) as other, Relay(job.port) as relay:
+        asked: list[Address] = []
 
-            def registration(address: Address) -> Registration:
-                asked.append(address)
-                return make_registration(0, port=address.port)
+        def registration(address: Address) -> Registration:
+            asked.append(address)
+            return make_registration(0, port=address.port)
 
-            right = Address("127.0.0.1", relay.port)
-            member = make_client(other.address, right, registration=registration)
-            job.begin(member)
-            await until(lambda: is_registered(member))
-            assert job.state.records[0].address == Address("10.0.0.0", relay.port)
-            relay.cut()
-            await until(lambda: ("reconnected", "chief/0") in job.events)
-            assert asked == [other.address, right]
-            assert other.events == []
-
-    run_scenario(scenario)
+        right = Address("127.0.0.1", relay.port)
+        member = make_client(other.address, right, registration=registration)
+        job.begin(member)
+        await until(lambda: is_registered(member))
+        assert job.state.records[0].address == Address("10.0.0.0", relay.port)
+        relay.cut()
+        await until(lambda: ("reconnected", "chief/0") in job.events)
+        assert asked == [other.address, right]
+        assert other.events == []
 
 
-def test_unresponsive_service_is_lost_after_the_heartbeat_timeout() -> None:
-    async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job, Relay(job.port) as relay:
-            chief, ps = job.client(0, port=relay.port), job.client(1)
-            before = time.monotonic()
-            running = job.begin(chief)
-            job.begin(ps)
-            await until(lambda: chief.cluster)
-            relay.pause()
-            paused = time.monotonic()
-            with pytest.raises(RendezvousConnectionError) as caught:
-                await running
-            assert before + SHORT_TIMEOUT <= time.monotonic() < paused + SHORT_TIMEOUT + 1
-            assert caught.value.address == f"127.0.0.1:{relay.port}"
-            assert "no address is known" not in str(caught.value)
-            await until(lambda: ("lost", "chief/0") in job.events)
-            await until(lambda: ps.desired.terminate)
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_unresponsive_service_is_lost_after_the_heartbeat_timeout() -> None:
+    async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job, Relay(job.port) as relay:
+        chief, ps = job.client(0, port=relay.port), job.client(1)
+        before = time.monotonic()
+        running = job.begin(chief)
+        job.begin(ps)
+        await until(lambda: chief.cluster)
+        relay.pause()
+        paused = time.monotonic()
+        with pytest.raises(RendezvousConnectionError) as caught:
+            await running
+        assert before + SHORT_TIMEOUT <= time.monotonic() < paused + SHORT_TIMEOUT + 1
+        assert caught.value.address == f"127.0.0.1:{relay.port}"
+        assert "no address is known" not in str(caught.value)
+        await until(lambda: ("lost", "chief/0") in job.events)
+        await until(lambda: ps.desired.terminate)
 
 
-def test_unresponsive_service_is_not_tried_at_its_other_addresses() -> None:
-    async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=2) as job, Relay(job.port) as relay, Relay(job.port) as other:
-            other.pause()
-            member = make_client(
-                Address("127.0.0.1", relay.port), Address("127.0.0.1", other.port), heartbeat_timeout_seconds=2
-            )
-            running = job.begin(member)
-            await until(lambda: is_registered(member))
-            relay.pause()
-            before = time.monotonic()
-            with pytest.raises(RendezvousConnectionError, match="it sent nothing for the heartbeat timeout"):
-                await running
-            assert time.monotonic() - before < 3
-            assert other.connections == 0
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_unresponsive_service_is_not_tried_at_its_other_addresses() -> None:
+    async with serving(heartbeat_timeout_seconds=2) as job, Relay(job.port) as relay, Relay(job.port) as other:
+        other.pause()
+        member = make_client(
+            Address("127.0.0.1", relay.port), Address("127.0.0.1", other.port), heartbeat_timeout_seconds=2
+        )
+        running = job.begin(member)
+        await until(lambda: is_registered(member))
+        relay.pause()
+        before = time.monotonic()
+        with pytest.raises(RendezvousConnectionError, match="it sent nothing for the heartbeat timeout"):
+            await running
+        assert time.monotonic() - before < 3
+        assert other.connections == 0
 
 
-def test_closed_service_is_lost_after_the_heartbeat_timeout() -> None:
-    async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job:
-            chief = job.client(0)
-            running = job.begin(chief)
-            await until(lambda: is_registered(chief))
-            await job.service.close()
-            before = time.monotonic()
-            with pytest.raises(RendezvousConnectionError, match="The launcher has ended or was not started"):
-                await running
-            assert time.monotonic() - before < SHORT_TIMEOUT + 1
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_closed_service_is_lost_after_the_heartbeat_timeout() -> None:
+    async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job:
+        chief = job.client(0)
+        running = job.begin(chief)
+        await until(lambda: is_registered(chief))
+        await job.service.close()
+        before = time.monotonic()
+        with pytest.raises(RendezvousConnectionError, match="The launcher has ended or was not started"):
+            await running
+        assert time.monotonic() - before < SHORT_TIMEOUT + 1
 
 
-def test_unresponsive_task_is_lost_after_the_heartbeat_timeout() -> None:
-    async def scenario() -> None:
-        async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job, Relay(job.port) as relay:
-            chief, ps = job.client(0), job.client(1, port=relay.port)
-            job.begin(chief)
-            job.begin(ps)
-            await until(lambda: chief.cluster and ps.cluster)
-            relay.pause()
-            await until(lambda: chief.desired.terminate)
-            assert job.state.outcome is not None
-            assert job.state.outcome.cause == Task("ps", 0)
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_unresponsive_task_is_lost_after_the_heartbeat_timeout() -> None:
+    async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job, Relay(job.port) as relay:
+        chief, ps = job.client(0), job.client(1, port=relay.port)
+        job.begin(chief)
+        job.begin(ps)
+        await until(lambda: chief.cluster and ps.cluster)
+        relay.pause()
+        await until(lambda: chief.desired.terminate)
+        assert job.state.outcome is not None
+        assert job.state.outcome.cause == Task("ps", 0)
 
 
 # Finding the service
 
 
 @pytest.mark.parametrize("find", ["no listener", "no address"])
-def test_run_without_a_service_ends_at_the_rendezvous_timeout(find: str) -> None:
-    async def scenario() -> None:
-        listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        listener.close()
-        await listener.wait_closed()
-        addresses = [Address("127.0.0.1", port)] if find == "no listener" else []
-        member = make_client(*addresses, rendezvous_timeout_seconds=0.2)
-        before = time.monotonic()
-        with pytest.raises(RendezvousConnectionError, match="The launcher has ended or was not started"):
+@in_event_loop
+async def test_run_without_a_service_ends_at_the_rendezvous_timeout(find: str) -> None:
+    listener = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    listener.close()
+    await listener.wait_closed()
+    addresses = [Address("127.0.0.1", port)] if find == "no listener" else []
+    member = make_client(*addresses, rendezvous_timeout_seconds=0.2)
+    before = time.monotonic()
+    with pytest.raises(RendezvousConnectionError, match="The launcher has ended or was not started"):
+        await member.run()
+    assert 0.2 <= time.monotonic() - before < 2
+
+
+@in_event_loop
+async def test_no_address_is_tried_without_credentials() -> None:
+    async with serving() as job, Relay(job.port) as relay:
+        address = Address("127.0.0.1", relay.port)
+        limits = JobSpec(start_timeout_seconds=0.3)
+        member = ControlClient(lambda: ([address], None), lambda _: make_registration(0), limits)
+        with pytest.raises(RendezvousConnectionError, match="no address is known yet"):
             await member.run()
-        assert 0.2 <= time.monotonic() - before < 2
-
-    run_scenario(scenario)
+        assert relay.connections == 0
 
 
-def test_no_address_is_tried_without_credentials() -> None:
-    async def scenario() -> None:
-        async with serving() as job, Relay(job.port) as relay:
-            address = Address("127.0.0.1", relay.port)
-            limits = JobSpec(start_timeout_seconds=0.3)
-            member = ControlClient(lambda: ([address], None), lambda _: make_registration(0), limits)
-            with pytest.raises(RendezvousConnectionError, match="no address is known yet"):
-                await member.run()
-            assert relay.connections == 0
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_address_that_accepts_and_sends_nothing_is_reported_as_such() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        member = make_client(Address(*mute.getsockname()), rendezvous_timeout_seconds=0.3)
+        with pytest.raises(RendezvousConnectionError, match=r"\(it does not answer\)"):
+            await member.run()
 
 
-def test_address_that_accepts_and_sends_nothing_is_reported_as_such() -> None:
-    async def scenario() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as mute:
-            member = make_client(Address(*mute.getsockname()), rendezvous_timeout_seconds=0.3)
-            with pytest.raises(RendezvousConnectionError, match=r"\(it does not answer\)"):
-                await member.run()
-
-    run_scenario(scenario)
-
-
-def test_service_that_starts_later_is_found() -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            known: list[Address] = []
-            member = ControlClient(lambda: (known, SHARED), lambda _: make_registration(0), JobSpec())
-            job.begin(member)
-            await asyncio.sleep(0)
-            known.append(job.address)
-            await until(lambda: job.state.count("registered"))
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_service_that_starts_later_is_found() -> None:
+    async with serving() as job:
+        known: list[Address] = []
+        member = ControlClient(lambda: (known, SHARED), lambda _: make_registration(0), JobSpec())
+        job.begin(member)
+        await asyncio.sleep(0)
+        known.append(job.address)
+        await until(lambda: job.state.count("registered"))
 
 
-def test_task_registers_at_the_address_that_answers_after_one_that_does_not() -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            job.begin(make_client(Address("127.0.0.1", 1), job.address))
-            await until(lambda: job.state.count("registered"))
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_task_registers_at_the_address_that_answers_after_one_that_does_not() -> None:
+    async with serving() as job:
+        job.begin(make_client(Address("127.0.0.1", 1), job.address))
+        await until(lambda: job.state.count("registered"))
 
 
-def test_task_reconnects_first_at_the_address_that_answered() -> None:
+@in_event_loop
+async def test_task_reconnects_first_at_the_address_that_answered() -> None:
     """A lost connection has 1.5 s, and each try has 3 s."""
-
-    async def scenario() -> None:
-        async with serving() as job, Relay(job.port) as relay:
-            tries: list[asyncio.StreamWriter] = []
-            mute = await asyncio.start_server(lambda _, writer: tries.append(writer), "127.0.0.1", 0)
-            member = make_client(Address(*mute.sockets[0].getsockname()), Address("127.0.0.1", relay.port))
-            member._connect_seconds = 2
-            job.begin(member)
-            await until(lambda: is_registered(member))
-            relay.cut()
-            await until(lambda: ("reconnected", "chief/0") in job.events)
-            assert len(tries) == 1
-            tries[0].close()
-            mute.close()
-
-    run_scenario(scenario)
+    async with serving() as job, Relay(job.port) as relay:
+        tries: list[asyncio.StreamWriter] = []
+        mute = await asyncio.start_server(lambda _, writer: tries.append(writer), "127.0.0.1", 0)
+        member = make_client(Address(*mute.sockets[0].getsockname()), Address("127.0.0.1", relay.port))
+        member._connect_seconds = 2
+        job.begin(member)
+        await until(lambda: is_registered(member))
+        relay.cut()
+        await until(lambda: ("reconnected", "chief/0") in job.events)
+        assert len(tries) == 1
+        tries[0].close()
+        mute.close()
 
 
 @contextlib.asynccontextmanager
@@ -1251,69 +1168,60 @@ async def grpc_server(
 
 
 @pytest.mark.parametrize("messages", [0, 1, 2])
-def test_service_that_ends_the_call_early_counts_as_unreachable(messages: int) -> None:
+@in_event_loop
+async def test_service_that_ends_the_call_early_counts_as_unreachable(messages: int) -> None:
     async def handle(context: Any) -> None:
         for _ in range(messages):
             await context.read()
 
-    async def scenario() -> None:
-        async with grpc_server(handle) as address:
-            with pytest.raises(RendezvousConnectionError):
-                await make_client(address, rendezvous_timeout_seconds=0.4).run()
-
-    run_scenario(scenario)
+    async with grpc_server(handle) as address:
+        with pytest.raises(RendezvousConnectionError):
+            await make_client(address, rendezvous_timeout_seconds=0.4).run()
 
 
-def test_service_that_sends_foreign_messages_counts_as_unreachable() -> None:
+@in_event_loop
+async def test_service_that_sends_foreign_messages_counts_as_unreachable() -> None:
     async def handle(context: Any) -> None:
         await context.read()
         await context.write(b'["Bogus",{}]')
         await context.read()
 
-    async def scenario() -> None:
-        async with grpc_server(handle) as address:
-            member = make_client(address, heartbeat_timeout_seconds=1, rendezvous_timeout_seconds=1)
-            with pytest.raises(RendezvousConnectionError, match="is not a control message of this version"):
-                await asyncio.wait_for(member.run(), 10)
-
-    run_scenario(scenario)
+    async with grpc_server(handle) as address:
+        member = make_client(address, heartbeat_timeout_seconds=1, rendezvous_timeout_seconds=1)
+        with pytest.raises(RendezvousConnectionError, match="is not a control message of this version"):
+            await asyncio.wait_for(member.run(), 10)
 
 
-def test_task_that_is_not_registered_yet_waits_until_the_rendezvous_timeout() -> None:
+@in_event_loop
+async def test_task_that_is_not_registered_yet_waits_until_the_rendezvous_timeout() -> None:
     """A service registers many tasks one after the other: until then, the heartbeat timeout does not apply."""
+    is_registered = asyncio.Event()
 
-    async def scenario() -> None:
-        is_registered = asyncio.Event()
+    async def handle(context: Any) -> None:
+        await context.read()
+        await is_registered.wait()
+        await context.send_initial_metadata(())
+        await context.read()
 
-        async def handle(context: Any) -> None:
-            await context.read()
-            await is_registered.wait()
-            await context.send_initial_metadata(())
-            await context.read()
-
-        async with grpc_server(handle) as address:
-            member = make_client(address, heartbeat_timeout_seconds=0.3)
-            running = asyncio.create_task(member.run())
-            waiting = asyncio.create_task(member.wait_for_change())
-            await asyncio.wait({running, waiting}, timeout=1)
-            assert not running.done()
-            assert not waiting.done()
-            is_registered.set()
-            await asyncio.wait_for(waiting, 3)
-            await cancel(running)
-
-    run_scenario(scenario)
+    async with grpc_server(handle) as address:
+        member = make_client(address, heartbeat_timeout_seconds=0.3)
+        running = asyncio.create_task(member.run())
+        waiting = asyncio.create_task(member.wait_for_change())
+        await asyncio.wait({running, waiting}, timeout=1)
+        assert not running.done()
+        assert not waiting.done()
+        is_registered.set()
+        await asyncio.wait_for(waiting, 3)
+        await cancel(running)
 
 
-def test_cluster_is_sent_before_any_desired_state() -> None:
-    async def scenario() -> None:
-        async with serving("worker") as job, raw_client(job.port) as raw:
-            await raw.send(make_registration(0))
-            assert isinstance(await raw.receive(Cluster), Cluster)
-            await raw.send(ObservedState("ready"))
-            assert await raw.receive(DesiredState) == DesiredState(start_count=1)
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_cluster_is_sent_before_any_desired_state() -> None:
+    async with serving("worker") as job, raw_client(job.port) as raw:
+        await raw.send(make_registration(0))
+        assert isinstance(await raw.receive(Cluster), Cluster)
+        await raw.send(ObservedState("ready"))
+        assert await raw.receive(DesiredState) == DesiredState(start_count=1)
 
 
 class FakeContext:
@@ -1337,63 +1245,53 @@ class FakeContext:
         raise grpc.aio.AbortError
 
 
-def test_end_of_a_replaced_call_is_not_taken_for_the_end_of_the_new_one() -> None:
+@in_event_loop
+async def test_end_of_a_replaced_call_is_not_taken_for_the_end_of_the_new_one() -> None:
     """Also when the old call ends before the service has confirmed the new one."""
-
-    async def scenario() -> None:
-        async with serving() as job:
-            contexts: list[Any] = [FakeContext(make_registration(0)) for _ in range(2)]
-            contexts[0].may_confirm.set()
-            calls = []
-            for context, event in zip(contexts, ("registered", "reconnected"), strict=True):
-                calls.append(asyncio.create_task(job.service._serve(context, context)))
-                await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
-            contexts[0].messages.put_nowait(grpc.aio.EOF)
-            await asyncio.wait({calls[0]})
-            contexts[1].may_confirm.set()
-            assert job.state.records[0].is_connected
-            calls[1].cancel()
-            await asyncio.wait(calls)
-            assert not job.state.records[0].is_connected
-            assert [kind for kind, _ in job.events].count("disconnected") == 2
-            calls[0].exception()
-
-    run_scenario(scenario)
+    async with serving() as job:
+        contexts: list[Any] = [FakeContext(make_registration(0)) for _ in range(2)]
+        contexts[0].may_confirm.set()
+        calls = []
+        for context, event in zip(contexts, ("registered", "reconnected"), strict=True):
+            calls.append(asyncio.create_task(job.service._serve(context, context)))
+            await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
+        contexts[0].messages.put_nowait(grpc.aio.EOF)
+        await asyncio.wait({calls[0]})
+        contexts[1].may_confirm.set()
+        assert job.state.records[0].is_connected
+        calls[1].cancel()
+        await asyncio.wait(calls)
+        assert not job.state.records[0].is_connected
+        assert [kind for kind, _ in job.events].count("disconnected") == 2
+        calls[0].exception()
 
 
-def test_call_that_ends_before_its_confirmation_is_a_disconnection() -> None:
-    async def scenario() -> None:
-        async with serving() as job:
-            context: Any = FakeContext(make_registration(0))
-            call = asyncio.create_task(job.service._serve(context, context))
-            await until(lambda: ("registered", "chief/0") in job.events)
-            call.cancel()
-            await asyncio.wait({call})
-            assert ("disconnected", "chief/0") in job.events
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_call_that_ends_before_its_confirmation_is_a_disconnection() -> None:
+    async with serving() as job:
+        context: Any = FakeContext(make_registration(0))
+        call = asyncio.create_task(job.service._serve(context, context))
+        await until(lambda: ("registered", "chief/0") in job.events)
+        call.cancel()
+        await asyncio.wait({call})
+        assert ("disconnected", "chief/0") in job.events
 
 
-def test_error_of_the_service_in_a_message_is_the_loss_of_its_task(
+@in_event_loop
+async def test_error_of_the_service_in_a_message_is_the_loss_of_its_task(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise the task would reconnect for ever and fail at the same message."""
+    async with serving() as job:
+        members = await job.start_children(2)
 
-    async def scenario() -> None:
-        async with serving() as job:
-            members = await job.start_children(2)
+        def fail(*_: object) -> None:
+            raise KeyError("no such key")
 
-            def fail(*_: object) -> None:
-                raise KeyError("no such key")
-
-            monkeypatch.setattr(job.state, "on_observed_state", fail)
-            members[1].update(state="exited", returncode=0)
-            await until(lambda: members[0].desired.terminate)
-            assert (
-                "ps/0 on n1 is lost: its message was not accepted: 'no such key'" in members[0].desired.terminate_reason
-            )
-
-    run_scenario(scenario)
+        monkeypatch.setattr(job.state, "on_observed_state", fail)
+        members[1].update(state="exited", returncode=0)
+        await until(lambda: members[0].desired.terminate)
+        assert "ps/0 on n1 is lost: its message was not accepted: 'no such key'" in members[0].desired.terminate_reason
     assert "a message could not be handled" in caplog.text
 
 
@@ -1404,26 +1302,22 @@ def service_with(spec: JobSpec) -> ControlService:
     return ControlService(JobState([Task("worker", 0)], spec, 0.0, lambda *_, **__: None), CREDENTIALS)
 
 
-def test_service_listens_on_the_first_free_one_of_its_ports() -> None:
-    async def scenario() -> None:
-        with hold_free_ports(2) as (busy, free):
-            free.close()
-            service = service_with(JobSpec(ports=(free.port, busy.port)))  # the last one is tried first
-            assert await service.start() == free.port
-            await service.close()
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_service_listens_on_the_first_free_one_of_its_ports() -> None:
+    with hold_free_ports(2) as (busy, free):
+        free.close()
+        service = service_with(JobSpec(ports=(free.port, busy.port)))  # the last one is tried first
+        assert await service.start() == free.port
+        await service.close()
 
 
-def test_service_without_a_free_port_is_refused() -> None:
-    async def scenario() -> None:
-        with hold_free_ports(1) as (busy,):
-            service = service_with(JobSpec(control_port=busy.port))
-            with pytest.raises(PlacementError, match=f"{busy.port} is free on this host"):
-                await service.start("127.0.0.1")
-            await service.close()
-
-    run_scenario(scenario)
+@in_event_loop
+async def test_service_without_a_free_port_is_refused() -> None:
+    with hold_free_ports(1) as (busy,):
+        service = service_with(JobSpec(control_port=busy.port))
+        with pytest.raises(PlacementError, match=f"{busy.port} is free on this host"):
+            await service.start("127.0.0.1")
+        await service.close()
 
 
 @contextlib.contextmanager
