@@ -38,13 +38,12 @@ def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | No
     """
     _warn("QueueManagementHook", "tf4slurm.tensorflow.hooks.DoneHook")
     current = current_server_dictionary()
-    for asked, given, role in (
-        (NumberOfPS, len(current.ps_addresses), "ps"),
-        (NumberOfWorkers, len(current.training_tasks), "workers"),
-    ):
-        if asked is not None and asked != given:
-            text = f"QueueManagementHook got {asked} {role}, but the cluster has {given}. Pass the cluster's numbers."
-            raise PlacementError(text)
+    given = (len(current.ps_addresses), len(current.training_tasks))
+    if NumberOfPS not in (None, given[0]) or NumberOfWorkers not in (None, given[1]):
+        raise PlacementError(
+            f"QueueManagementHook got {NumberOfPS} ps and {NumberOfWorkers} workers, but the cluster has {given[0]} ps "
+            f"and {given[1]} workers. Pass the cluster's numbers."
+        )
     return DoneHook()
 
 

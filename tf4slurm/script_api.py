@@ -13,7 +13,7 @@ import os
 import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from tf4slurm.control.messages import BarrierArrival
 from tf4slurm.errors import BarrierError, RendezvousConnectionError, SlurmEnvironmentError
@@ -23,7 +23,6 @@ from tf4slurm.system.variables import SERVICES_VARIABLE
 _MAX_METRICS, _MAX_NAME_CHARACTERS = 100, 100  # keeps messages below `agent.script_channel_server.MAX_MESSAGE_BYTES`
 _MAX_BARRIER_CHARACTERS = 1_000
 _LATE_SECONDS = 30.0  # extra time for the launcher's answer after the barrier's timeout
-_N = TypeVar("_N", int, float)
 _warned: set[str] = set()
 
 
@@ -171,25 +170,20 @@ def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]
 
 def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the ScriptState fields to change, and the text of a warning for each dropped value."""
-    changes: dict[str, Any] = {}
-    complaints: dict[str, str] = {}
-    if step is not None and (reached := _to_number("step", step, int, complaints)) is not None:
-        changes["step"] = reached
     short = [name for name in metrics if len(name) <= _MAX_NAME_CHARACTERS][:_MAX_METRICS]
+    complaints = {}
     if len(short) < len(metrics):
         complaints["a limit"] = (
             f"{len(metrics)} metrics: the job keeps {len(short)}, with names of at most {_MAX_NAME_CHARACTERS} "
             "characters. Report fewer."
         )
+    numbers: dict[str, float] = {}
+    for name, value in (({} if step is None else {"step": step}) | {name: metrics[name] for name in short}).items():
+        try:
+            numbers[name] = int(value) if name == "step" else float(value)
+        except Exception:  # no error of the conversion may end the training
+            complaints[name] = f"{name}={reprlib.repr(value)}, which is not a number: it is left out. Report numbers."
+    changes: dict[str, Any] = {"step": numbers.pop("step")} if "step" in numbers else {}
     if metrics:
-        numbers = ((name, _to_number(name, metrics[name], float, complaints)) for name in short)
-        changes["metrics"] = tuple((name, number) for name, number in numbers if number is not None)
+        changes["metrics"] = tuple(numbers.items())
     return changes, complaints
-
-
-def _to_number(name: str, value: Any, kind: Callable[[Any], _N], complaints: dict[str, str]) -> _N | None:
-    try:
-        return kind(value)
-    except Exception:  # no error of the conversion may end the training
-        complaints[name] = f"{name}={reprlib.repr(value)}, which is not a number: it is left out. Report numbers."
-        return None

@@ -134,13 +134,7 @@ def get_server_dictionary(
     place_tasks(counts, placement, [""] * step.num_tasks)  # refuses an invalid list before the sidecar starts
     interface = INFINIBAND if infiniband else interface
     if exchange:
-        cluster = form_cluster(
-            *(counts, placement, step),
-            interface=interface,
-            ports=ports,
-            timeout_seconds=timeout_seconds,
-            directory=directory,
-        )
+        cluster = form_cluster(counts, placement, step, timeout_seconds, directory, interface, ports)
         from tf4slurm.network.reachability import bypass_proxies  # imported here, because it imports asyncio
 
         os.environ["TF_GRPC_REUSE_PORT"] = "true"
@@ -221,11 +215,10 @@ def form_cluster(
     counts: Mapping[str, int],
     placement: str,
     step: SlurmStep,
-    *,
+    timeout_seconds: float,
+    directory: str | os.PathLike[str] = "runs",
     interface: str | None = None,
     ports: Sequence[int] | None = None,
-    timeout_seconds: float = 300.0,
-    directory: str | os.PathLike[str] = "runs",
 ) -> Cluster:
     """Start this process's sidecar, which forms the cluster with the other tasks of the step; return the cluster.
 
@@ -295,20 +288,17 @@ def _compute_cluster(
         text = f"Without an exchange, the address on {rule!r} of other nodes is unknown: use a rule like "
         raise InterfaceError(f'{text}"{{host}}-ib0".', interface=rule)
     usable = ports or (() if step.het_groups else step.reserved_ports)  # Slurm does not report each component's ports
-    local_ranks, seen = [], Counter[str]()
-    for node in nodes:
-        local_ranks.append(seen[node])
-        seen[node] += 1
-    needed = max(local_ranks) + 1
-    if len(usable) < needed:
+    most_tasks = max(Counter(nodes).values())
+    if len(usable) < most_tasks:
         raise PlacementError(
-            f"Without an exchange, each task of a node needs a port that is known before: {needed} are needed, "
+            f"Without an exchange, each task of a node needs a port that is known before: {most_tasks} are needed, "
             f"{len(usable)} are available. Give ports=, or let Slurm reserve them (srun --resv-ports)."
         )
-    members = zip(place_tasks(counts, placement, nodes), nodes, local_ranks, strict=True)
+    free = {node: iter(usable) for node in nodes}
+    tasks = place_tasks(counts, placement, nodes)
     return Cluster(
         tuple(
-            Member(rank, task, node, Address(rule.replace("{host}", node), usable[local_rank]))
-            for rank, (task, node, local_rank) in enumerate(members)
+            Member(rank, task, node, Address(rule.replace("{host}", node), next(free[node])))
+            for rank, (task, node) in enumerate(zip(tasks, nodes, strict=True))
         )
     )

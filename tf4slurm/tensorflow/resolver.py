@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
@@ -32,12 +33,12 @@ from tf4slurm.tensorflow.servers import run_server
 _PORT_BASE = 8888
 
 
-class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # type: ignore[misc]
+class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):  # type: ignore[misc]
     """Resolves the cluster of this process's Slurm step for tf.distribute.
 
     Ranks are assigned to jobs in the order of the job names, as in TensorFlow's class. Unlike that class, this one
     supports every distribution of ranks over nodes, and raises an error if the node of a rank is unknown. Under an
-    agent of tf4slurm, the launcher's cluster spec is used.
+    agent of tf4slurm, the launcher's cluster spec is used. `get_task_info` and `master` are TensorFlow's.
 
     A subclass that gets ranks and hosts from another source overrides `_resolve_own_rank`, `_resolve_num_tasks`,
     `_resolve_hostlist` and `_resolve_task_configuration`. As in TensorFlow, its ranks must fill one host after the
@@ -87,11 +88,10 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             RendezvousError: With `interface` or `infiniband`: the tasks did not form a cluster in time.
         """
         self.rpc_layer = rpc_layer
-        self._port_base = port_base
         self._gpus_per_node = gpus_per_node
         self._gpus_per_task = gpus_per_task
         self._auto_set_gpu = auto_set_gpu
-        self._outline = SlurmStep(os.environ)
+        self._step = SlurmStep(os.environ)
         self._node_ranks: Sequence[int] = ()
         launched = launched_server_dictionary()
         if launched is not None:  # the agent has selected the GPUs
@@ -100,7 +100,12 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             return
         self._rank = self._resolve_own_rank()
         self._jobs = {"worker": self._resolve_num_tasks()} if jobs is None else dict(jobs)
-        self._task_configuration = self._configure(tasks_per_node)
+        if tasks_per_node is None:
+            self._task_configuration = self._resolve_task_configuration()
+        elif isinstance(tasks_per_node, Mapping):
+            self._task_configuration = dict(tasks_per_node)
+        else:
+            self._task_configuration = dict.fromkeys(self._resolve_hostlist(), int(tasks_per_node))
         self._names = [name for name, count in sorted(self._jobs.items()) for _ in range(count)]
         self._check_counts()
         self.task_type = self._names[self._rank]
@@ -109,11 +114,15 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
             ports = None if port_base == _PORT_BASE else range(port_base, min(port_base + len(self._names) + 1, 65536))
             given = get_server_dictionary(self._names, infiniband, interface=interface, ports=ports)
             self._cluster_allocation = given.cluster
-            self._node_ranks = SlurmStep.from_environ(os.environ).node_ranks
-        else:
-            hosts = self._hosts_by_rank(isinstance(tasks_per_node, Mapping))
-            self._cluster_allocation = self._allocate(hosts)
-            self._node_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[self._rank]]
+            self._node_ranks = self._step.node_ranks
+            return
+        hosts = self._hosts_by_rank(isinstance(tasks_per_node, Mapping))
+        indices: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        addresses = iter([f"{host}:{port_base + next(indices[host])}" for host in hosts])
+        self._cluster_allocation = {
+            name: list(itertools.islice(addresses, count)) for name, count in sorted(self._jobs.items())
+        }
+        self._node_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[self._rank]]
 
     # Methods that subclasses override
 
@@ -140,20 +149,6 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         if self._auto_set_gpu:
             os.environ.update(self._gpu_environ())
         return tf.train.ClusterSpec(self._cluster_allocation)
-
-    def get_task_info(self) -> tuple[str, int]:
-        """Return this task's job name and index."""
-        return self.task_type, self.task_id
-
-    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return "grpc://host:port" of a task, by default of this task."""
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        address = self.cluster_spec().task_address(task_type, task_id)
-        protocol = rpc_layer or self.rpc_layer
-        return f"{protocol}://{address}" if protocol else address
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
@@ -192,10 +187,8 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         channel = None
         if launched_server_dictionary() is None:  # an agent terminates its child when training is over
             if find_script_channel() is None:
-                roles = ",".join(self._names)
-                form_cluster(
-                    count_roles(self._names), roles, SlurmStep.from_environ(os.environ), timeout_seconds=timeout_seconds
-                )
+                step = SlurmStep.from_environ(os.environ)
+                form_cluster(count_roles(self._names), ",".join(self._names), step, timeout_seconds=timeout_seconds)
             channel = find_script_channel()
         if role_of(current.task_type, has_chief="chief" in current.cluster).is_waited_for:
             if channel is not None:
@@ -205,13 +198,6 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
         run_server(current, channel)
 
     # How the cluster is determined
-
-    def _configure(self, tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
-        if tasks_per_node is None:
-            return self._resolve_task_configuration()
-        if isinstance(tasks_per_node, Mapping):
-            return dict(tasks_per_node)
-        return dict.fromkeys(self._resolve_hostlist(), int(tasks_per_node))
 
     def _check_counts(self) -> None:
         available, requested = sum(self._task_configuration.values()), len(self._names)
@@ -231,12 +217,11 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
     def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
         """Return the host of each rank, as placed by Slurm, or for ranks of a subclass in TensorFlow's order."""
         if not self._overrides("_resolve_own_rank") and is_in_step(os.environ):
-            step = SlurmStep.from_environ(os.environ)
-            return rename_nodes(layout_of(step), step.nodes, self._task_configuration)
+            return rename_nodes(layout_of(self._step), self._step.nodes, self._task_configuration)
         if not has_own_configuration and not self._overrides(
             "_resolve_own_rank", "_resolve_hostlist", "_resolve_task_configuration"
         ):
-            return deal_ranks(self._task_configuration, self._outline.distribution, self._outline.plane_size)
+            return deal_ranks(self._task_configuration, self._step.distribution, self._step.plane_size)
         # sorted: known subclasses build the mapping from a set, whose order differs between processes
         found = [host for host, count in sorted(self._task_configuration.items()) for _ in range(count)]
         here = {socket.gethostname(), socket.gethostname().partition(".")[0]} & set(self._task_configuration)
@@ -250,35 +235,27 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):  # t
     def _overrides(self, *names: str) -> bool:
         return any(getattr(type(self), name) is not getattr(SlurmClusterResolver, name) for name in names)
 
-    def _allocate(self, hosts: Sequence[str]) -> dict[str, list[str]]:
-        """Return the addresses of each job; tasks of one host get consecutive ports."""
-        seen: dict[str, int] = {}
-        addresses = []
-        for host in hosts:
-            index = seen[host] = seen.get(host, -1) + 1
-            addresses.append(f"{host}:{self._port_base + index}")
-        rest = iter(addresses)
-        return {name: list(itertools.islice(rest, count)) for name, count in sorted(self._jobs.items())}
-
     def _gpu_environ(self) -> dict[str, str]:
         """Return the variables that select this task's GPUs; empty if neither Slurm nor the arguments name any."""
         if not self._node_ranks:
             return {}
-        granted, on_node, per_task = self._outline.visible_devices, self._outline.gpus_on_node, self._gpus_per_task
-        most_tasks, limit = max(self._task_configuration.values()), self._gpus_per_node
-        visible: Sequence[str] = next(iter(granted.values()), ())
-        hidden_from = set() if not visible else {name for name in self._jobs if not self._sees_gpus(name)}
-        sees_gpus = [self._names[rank] not in hidden_from for rank in self._node_ranks]
-        if not visible:
+        granted, on_node = self._step.visible_devices, self._step.gpus_on_node
+        limit, per_task = self._gpus_per_node, self._gpus_per_task
+        most_tasks = max(self._task_configuration.values())
+        sees_gpus = {name: self._sees_gpus(name) for name in self._jobs}
+        if not self._step.gpus:
             if on_node or (limit is None and per_task is None):  # the user has hidden the granted GPUs
                 return {}
-            visible = [str(index) for index in range((per_task or 0) * most_tasks if limit is None else limit)]
-            granted, on_node = {"CUDA_VISIBLE_DEVICES": tuple(visible)}, None
+            numbers = range((per_task or 0) * most_tasks if limit is None else limit)
+            granted, on_node = {"CUDA_VISIBLE_DEVICES": tuple(map(str, numbers))}, None
+            sees_gpus = dict.fromkeys(self._jobs, True)
+        visible = next(iter(granted.values()))
         if not is_own_list(visible, on_node):
             granted, on_node = {name: devices[:limit] for name, devices in granted.items()}, None
-            if per_task is None and not hidden_from:
+            if per_task is None and all(sees_gpus.values()):
                 per_task = len(visible[:limit]) // most_tasks or None  # equal shares, as collectives require
-        return gpu_environ(granted, on_node, self._node_ranks.index(self._rank), sees_gpus, per_task)
+        on_this_node = [sees_gpus[self._names[rank]] for rank in self._node_ranks]
+        return gpu_environ(granted, on_node, self._node_ranks.index(self._rank), on_this_node, per_task)
 
     def _sees_gpus(self, task_type: str) -> bool:
         """Return whether tasks of this role use GPUs: in a job with ps only workers, else all."""
