@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from tf4slurm.cluster import Task
 from tf4slurm.control.messages import DesiredState, ScriptState, decode, encode
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
@@ -31,7 +30,6 @@ _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 _channel: ScriptChannel | None = None
 _channel_process = 0
-_completion_signals: dict[str, CompletionSignal] = {}
 
 
 def find_script_channel() -> ScriptChannel | None:
@@ -53,13 +51,50 @@ def to_socket_address(name: str) -> str:
     return f"\0{name[1:]}" if name.startswith("@") else name
 
 
+class CompletionSignal:
+    """Reports once that this process is done or has failed; later calls have no effect."""
+
+    def __init__(self, send: Callable[[bool], None]) -> None:
+        """Send nothing yet; `send` is later called with True if this process has failed."""
+        self._send = send
+        self._lock = threading.Lock()
+        self._is_sent = False
+
+    def send(self, failed: bool = False) -> None:
+        """Send the signal, unless it has been sent."""
+        with self._lock:
+            is_sent, self._is_sent = self._is_sent, True
+        if not is_sent:
+            self._send(failed)
+
+    def send_at_exit(self) -> None:
+        """Send the signal when the interpreter exits: failed if an uncaught exception ends the main thread.
+
+        sys.exit() counts as done with any code. A killed process sends no signal.
+        """
+        process_id = os.getpid()
+
+        def send() -> None:
+            if os.getpid() == process_id:  # a forked process inherits the exit handlers
+                self.send(failed=hasattr(sys, "last_value"))  # the exception that the interpreter has printed
+
+        atexit.register(send)
+
+
 class ScriptChannel:
-    """A connection to the agent. `state` is the last state sent, `desired` the last desired state received."""
+    """A connection to the agent.
+
+    Attributes:
+        state: The last state sent.
+        desired: The last desired state received.
+        completion_signal: This process's signal to the control service that it is done.
+    """
 
     def __init__(self, name: str) -> None:
         """Connect to the agent, or raise OSError."""
         self.desired = DesiredState()
         self.state = ScriptState()
+        self.completion_signal = CompletionSignal(lambda failed: self.send(completion="failed" if failed else "done"))
         self.is_open = True
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(to_socket_address(name))
@@ -86,10 +121,6 @@ class ScriptChannel:
             elif self._delayed is None:
                 self._delayed = threading.Timer(wait, self.send)  # no daemon, so the last state is always sent
                 self._delayed.start()
-
-    def complete(self, failed: bool) -> None:
-        """Send the completion signal."""
-        self.send(completion="failed" if failed else "done")
 
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
         """Wait until the condition on `desired` is true; return whether it became true before the timeout.
@@ -212,43 +243,3 @@ def _restore_in_forks(numbers: Sequence[signal.Signals], handle: Callable[[int, 
         unblock()
 
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore)
-
-
-class CompletionSignal:
-    """Reports once that this process is done or has failed; later calls have no effect."""
-
-    def __init__(self, send: Callable[[bool], None]) -> None:
-        """Send nothing yet; `send` is later called with True if this process has failed."""
-        self._send = send
-        self._lock = threading.Lock()
-        self._is_sent = False
-
-    def send(self, failed: bool = False) -> None:
-        """Send the signal, unless it has been sent."""
-        with self._lock:
-            is_sent, self._is_sent = self._is_sent, True
-        if not is_sent:
-            self._send(failed)
-
-    def send_at_exit(self) -> None:
-        """Send the signal when the interpreter exits: failed if an uncaught exception ends the main thread.
-
-        sys.exit() counts as done with any code. A killed process sends no signal.
-        """
-        process_id = os.getpid()
-
-        def send() -> None:
-            if os.getpid() == process_id:  # a forked process inherits the exit handlers
-                self.send(failed=hasattr(sys, "last_value"))  # the exception that the interpreter has printed
-
-        atexit.register(send)
-
-
-def get_completion_signal(name: str, send: Callable[[bool], None]) -> CompletionSignal:
-    """Return this process's completion signal with this name; only the first caller's `send` is used."""
-    return _completion_signals.setdefault(name, CompletionSignal(send))
-
-
-def channel_completion_signal(task: Task, channel: ScriptChannel) -> CompletionSignal:
-    """Return the completion signal that this process sends through its agent to the control service."""
-    return get_completion_signal(f"channel of {task}", channel.complete)

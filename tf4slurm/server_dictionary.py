@@ -7,7 +7,6 @@ script (see `launch/plain_srun.py`).
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
 import json
 import os
@@ -250,7 +249,9 @@ def form_cluster(
     line = sidecar.stdout.readline()  # returns in time, because the sidecar has timeouts
     answer: dict[str, Any] = json.loads(line) if line else {"error": ["RendezvousError", "The sidecar exited.", {}]}
     if "error" in answer:
-        raise _rebuild(*answer["error"])
+        name, message, facts = answer["error"]
+        kind = getattr(errors, name, None)
+        raise kind(message, **facts) if kind else RendezvousError(f"The sidecar failed: {name}: {message}")
     os.environ[SCRIPT_CHANNEL_VARIABLE] = answer["channel"]
     return cluster_from_entries(answer["entries"])
 
@@ -265,15 +266,6 @@ def _end_sidecar(sidecar: subprocess.Popen[str], *, is_host: bool) -> None:
     except subprocess.TimeoutExpired:
         sidecar.kill()
         sidecar.wait()
-
-
-def _rebuild(name: str, message: str, attributes: dict[str, object]) -> Exception:
-    """Return the error that the sidecar has sent."""
-    kind: type[Exception] = getattr(errors, name, getattr(builtins, name, RendezvousError))
-    error: Exception = kind.__new__(kind)
-    Exception.__init__(error, message)
-    vars(error).update(attributes)
-    return error
 
 
 # Without an exchange

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.errors import RendezvousConnectionError, ShutdownError, ShutdownTimeoutError
-from tf4slurm.script_channel import CompletionSignal, ScriptChannel, channel_completion_signal, find_script_channel
+from tf4slurm.script_channel import CompletionSignal, ScriptChannel, find_script_channel
 from tf4slurm.server_dictionary import ClusterAndTask, ServerDictionary, current_server_dictionary
 
 __all__ = ["Ending", "done_at_end", "serve_until_done", "signal_at_exit", "signal_done", "wait_for_workers"]
@@ -151,7 +151,7 @@ def _completion_signal(method: str, cluster: ClusterAndTask | None) -> Completio
     if current.task_type == "ps":
         raise ShutdownError(f"{current.task} is a ps: it receives signals and sends none. Call wait_for_workers().")
     if method == "barrier":
-        return channel_completion_signal(current.task, _connected_channel())
+        return _connected_channel().completion_signal
     from tf4slurm.tensorflow.queues import queue_completion_signal
 
     return queue_completion_signal(current)

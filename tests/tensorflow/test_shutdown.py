@@ -13,6 +13,7 @@ import pytest
 
 from tests.tensorflow.tasks import Tasks
 from tf4slurm.errors import ShutdownError
+from tf4slurm.script_channel import CompletionSignal
 from tf4slurm.server_dictionary import ServerDictionary
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
@@ -109,18 +110,15 @@ def test_queues_get_the_signal_before_the_control_service(monkeypatch: pytest.Mo
             raise ShutdownError("no ps")
 
     monkeypatch.setattr(queues, "_put_in_queues", put_in_queues)
-    monkeypatch.setattr(
-        queues,
-        "find_script_channel",
-        lambda: SimpleNamespace(complete=lambda failed: sent.append("failed" if failed else "done")),
-    )
-    monkeypatch.setattr("tf4slurm.script_channel._completion_signals", {})
+    channel = SimpleNamespace(completion_signal=CompletionSignal(lambda failed: sent.append("service")))
+    monkeypatch.setattr(queues, "find_script_channel", lambda: channel)
+    monkeypatch.setattr(queues, "_signals", {})
     signal = queues.queue_completion_signal(
         ServerDictionary({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}, "worker", 0)
     )
     with contextlib.nullcontext() if works else pytest.raises(ShutdownError):
         signal.send()
-    assert sent == ["queues", "done"]
+    assert sent == ["queues", "service"]
 
 
 def test_waiting_ps_handles_sigterm_at_once(make_tasks: Callable[[int, int], Tasks], tmp_path: Path) -> None:

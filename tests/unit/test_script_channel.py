@@ -21,7 +21,7 @@ from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.control.messages import DesiredState, ScriptState
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.script_api import barrier, report
-from tf4slurm.script_channel import CompletionSignal, ScriptChannel, get_completion_signal, to_socket_address
+from tf4slurm.script_channel import CompletionSignal, ScriptChannel, to_socket_address
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
 
@@ -47,7 +47,7 @@ def test_last_of_many_reports_is_received() -> None:
             script.send_soon(step=step, metrics=(("loss", 0.5),))
         assert wait_until(lambda: bool(reports) and reports[-1].step == 999, 5)
         assert len(reports) < 20
-        script.send(completion="done")
+        script.completion_signal.send()
         assert wait_until(lambda: reports[-1] == ScriptState(step=999, metrics=(("loss", 0.5),), completion="done"), 5)
 
     with_channel(scenario)
@@ -252,13 +252,6 @@ def test_only_the_first_signal_is_sent() -> None:
     signal.send(failed=True)
     signal.send()
     assert sent == [True]
-
-
-def test_signals_of_one_name_are_sent_once() -> None:
-    sent: list[bool] = []
-    get_completion_signal("of this test", sent.append).send()
-    get_completion_signal("of this test", sent.append).send()
-    assert sent == [False]
 
 
 @pytest.mark.parametrize(

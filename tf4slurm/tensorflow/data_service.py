@@ -10,44 +10,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
 
 _HEARTBEAT_MILLISECONDS = 1000
 
 
 def main(directory: str) -> None:
     """Serve until the process is killed; a restarted dispatcher resumes from the journal in `directory`."""
-    role, _, index = os.environ["TF4SLURM_TASK"].partition("/")
-    services = json.loads(os.environ["TF4SLURM_SERVICES"])
-    (dispatcher,) = services["data-dispatcher"]
-    address = services[role][int(index)]
-    port = int(address.rpartition(":")[2])  # the agent holds this port; gRPC shares it (SO_REUSEPORT)
-    service = _import_service()
-    if role == "data-dispatcher":
-        server = service.DispatchServer(
-            service.DispatcherConfig(
-                port=port,
-                protocol="grpc",
-                work_dir=directory,
-                fault_tolerant_mode=True,
-                worker_addresses=services["data-worker"],
-            )
-        )
-    else:
-        server = service.WorkerServer(
-            service.WorkerConfig(
-                port=port,
-                protocol="grpc",
-                dispatcher_address=dispatcher,
-                worker_address=address,
-                heartbeat_interval_ms=_HEARTBEAT_MILLISECONDS,
-            )
-        )
-    print(f"serving the job's data at {address}", flush=True)
-    server.join()
-
-
-def _import_service() -> Any:
     try:
         import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
     except ImportError as error:
@@ -55,7 +23,21 @@ def _import_service() -> Any:
             f"The data service needs TensorFlow, which {sys.executable} cannot import ({error}). Name a Python that "
             "has it with --data-python."
         )
-    return tf.data.experimental.service
+    role, _, index = os.environ["TF4SLURM_TASK"].partition("/")
+    services = json.loads(os.environ["TF4SLURM_SERVICES"])
+    address = services[role][int(index)]
+    port = int(address.rpartition(":")[2])  # the agent holds this port; gRPC shares it (SO_REUSEPORT)
+    service = tf.data.experimental.service
+    if role == "data-dispatcher":
+        journal = {"work_dir": directory, "fault_tolerant_mode": True}
+        config = service.DispatcherConfig(port, "grpc", **journal, worker_addresses=services["data-worker"])
+        server = service.DispatchServer(config)
+    else:
+        (dispatcher,) = services["data-dispatcher"]
+        config = service.WorkerConfig(dispatcher, address, port, "grpc", heartbeat_interval_ms=_HEARTBEAT_MILLISECONDS)
+        server = service.WorkerServer(config)
+    print(f"serving the job's data at {address}", flush=True)
+    server.join()
 
 
 if __name__ == "__main__":

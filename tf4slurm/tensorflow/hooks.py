@@ -116,11 +116,8 @@ class DoneHook(_StartHook):
             self._signal.send()
 
     def _wait_for_all(self) -> None:
-        try:
+        with contextlib.suppress(ShutdownError):  # the completion signal fails with the same error
             missing = _wait_for_arrivals(self._current, self._current.training_tasks, _EXIT_SECONDS)
-        except ShutdownError as error:
-            logger.warning("%s ends although a ps is lost: %s", self._current.task, error)
-        else:
             if missing:
                 logger.warning("%s ends although %s did not start", self._current.task, format_tasks(missing))
 

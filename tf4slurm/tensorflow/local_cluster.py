@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -62,8 +63,7 @@ class LocalCluster:
         self.run_directory: RunDirectory | None = None
         self._counts = (ps, workers)
         self._timeout_seconds = start_timeout_seconds
-        self._runs_directory = Path(runs_directory)
-        self._cleanup = contextlib.ExitStack()
+        self._runs_directory = runs_directory
 
     def __enter__(self) -> LocalCluster:
         """Start the tasks.
@@ -72,27 +72,15 @@ class LocalCluster:
             RendezvousError: The job could not be started. The message contains the launcher's output.
             RendezvousTimeoutError: The job did not start within `start_timeout_seconds`.
         """
-        with contextlib.ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tf4slurm-")))
-            with (directory / "output").open("wb") as output:
-                launcher = subprocess.Popen(
-                    self._command(directory), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-                )
-            stack.callback(_end, launcher, directory)
-            self._wait_for_cluster(launcher, directory)
-            described = json.loads((directory / "cluster.json").read_text())
-            self.cluster = described["cluster"]
-            self.run_directory = RunDirectory(Path(described["run_directory"]))
-            _running.append(self)
-            stack.callback(_running.remove, self)
-            self._cleanup = stack.pop_all()
+        self._job = self._run()
+        self._job.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End all tasks."""
-        self._cleanup.close()
+        self._job.__exit__(kind, error, trace)
 
     def strategy(self, **options: Any) -> Any:
         """Return a tf.distribute.ParameterServerStrategy for this cluster; `options` are its further arguments.
@@ -111,6 +99,30 @@ class LocalCluster:
         os.environ.update(bypass_proxies(os.environ, ["127.0.0.1"]))
         install_keras_limits()
         return connect_parameter_server_strategy(self.cluster, self.run_directory, self._timeout_seconds, **options)
+
+    @contextlib.contextmanager
+    def _run(self) -> Iterator[None]:
+        """Start the job, and end it after the block."""
+        with tempfile.TemporaryDirectory(prefix="tf4slurm-") as name:
+            directory = Path(name)
+            command = self._command(directory)
+            with (directory / "output").open("wb") as output:
+                launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+            _running.append(self)
+            try:
+                self._wait_for_cluster(launcher, directory)
+                described = json.loads((directory / "cluster.json").read_text())
+                self.cluster = described["cluster"]
+                self.run_directory = RunDirectory(Path(described["run_directory"]))
+                yield
+            finally:
+                _running.remove(self)
+                (directory / "end").touch()
+                try:
+                    launcher.wait(_END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    launcher.kill()  # the agents then exit
+                    launcher.wait()
 
     def _wait_for_cluster(self, launcher: subprocess.Popen[bytes], directory: Path) -> None:
         deadline = time.monotonic() + self._timeout_seconds
@@ -139,15 +151,6 @@ class LocalCluster:
 def running_cluster() -> LocalCluster | None:
     """Return the LocalCluster whose `with` block is active, else None."""
     return _running[-1] if _running else None
-
-
-def _end(launcher: subprocess.Popen[bytes], directory: Path) -> None:
-    (directory / "end").touch()
-    try:
-        launcher.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        launcher.kill()  # the agents then exit
-        launcher.wait()
 
 
 def main(directory: Path) -> None:

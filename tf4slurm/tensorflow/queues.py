@@ -16,7 +16,7 @@ import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.errors import ShutdownError, ShutdownTimeoutError
-from tf4slurm.script_channel import CompletionSignal, find_script_channel, get_completion_signal
+from tf4slurm.script_channel import CompletionSignal, find_script_channel
 from tf4slurm.server_dictionary import ServerDictionary
 
 _POLL_SECONDS = 0.1
@@ -24,6 +24,8 @@ _ANSWER_SECONDS = 5.0  # a running ps answers within milliseconds; one that has 
 _REPLY_SECONDS = 0.2
 """Seconds that a ps keeps running after the last signal. If it exits at once, the sender often gets no reply (6 of 8
 times) and waits 5 s. The reply takes 0.01 s."""
+
+_signals: dict[Task, CompletionSignal] = {}
 
 
 def make_done_queue(ps_index: int, capacity: int) -> tf.queue.FIFOQueue:
@@ -113,9 +115,9 @@ def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
         finally:  # last: a ps that waits on the control service then exits without reading its queue
             channel = find_script_channel()
             if channel is not None:
-                channel.complete(failed)
+                channel.completion_signal.send(failed)
 
-    return get_completion_signal(f"queues of {current.task}", send)
+    return _signals.setdefault(current.task, CompletionSignal(send))
 
 
 def _put_in_queues(current: ServerDictionary, failed: bool) -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.errors import LayoutError, PlacementError
 from tf4slurm.roles import TASK_TYPES, role_of
-from tf4slurm.script_channel import channel_completion_signal, find_script_channel
+from tf4slurm.script_channel import find_script_channel
 from tf4slurm.server_dictionary import (
     ServerDictionary,
     count_roles,
@@ -192,7 +192,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
             channel = find_script_channel()
         if role_of(current.task_type, has_chief="chief" in current.cluster).is_waited_for:
             if channel is not None:
-                channel_completion_signal(current.task, channel).send_at_exit()
+                channel.completion_signal.send_at_exit()
             return
         self.cluster_spec()  # sets which GPUs this task sees
         run_server(current, channel)

@@ -12,7 +12,7 @@ import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.errors import PlacementError
 from tf4slurm.script_api import barrier, sort_files
-from tf4slurm.script_channel import channel_completion_signal, find_script_channel
+from tf4slurm.script_channel import find_script_channel
 from tf4slurm.server_dictionary import (
     ServerDictionary,
     current_server_dictionary,
@@ -91,7 +91,7 @@ def parameter_server_strategy(
         if current.task_type != "chief":
             run_server(current, channel)
         if channel is not None:
-            channel_completion_signal(current.task, channel).send_at_exit()
+            channel.completion_signal.send_at_exit()
         install_keras_limits()
         options = {"variable_partitioner": partitioner_of[sharding](len(current.ps_addresses))}
         strategy = connect_parameter_server_strategy(
