@@ -38,7 +38,7 @@ def write_large_run(parent: Path) -> RunDirectory:
     """Write the run directory of such a job: workers register late, are restarted and disconnect at random."""
     chance = random.Random(1)
     run = RunDirectory.create(parent, "large-1000")
-    run.write(JobFile(name="large", command=("python", "train.py"), job_id="4711", host="n1"))
+    run.write(JobFile(name="large", command=("python", "train.py"), job_id="4711"))
     cpus, memory = 2 * len(NAMES), 4 * 10**9 * len(NAMES)
     run.write(SlurmResources(submitted=1e9 - 600, started=1e9 - 5, cpus=cpus, memory_bytes=memory))
     events = sorted(_make_events(chance), key=lambda event: float(event["seconds"]))

@@ -62,7 +62,6 @@ def _status() -> dict[str, object]:
         "phase": "training",
         "attempt": 1,
         "max_attempts": 1,
-        "interval_seconds": 2,
         "heartbeat_timeout_seconds": 1e6,
     }
     return {"time": time.time(), "seconds": 100.0, **facts, "tasks": tasks}

@@ -117,7 +117,6 @@ class Recorder:
             attempt=state.attempt,
             max_attempts=state.spec.max_attempts,
             reason=state.outcome.reason if state.outcome is not None else "",
-            interval_seconds=self._interval_seconds,
             heartbeat_timeout_seconds=state.spec.heartbeat_timeout_seconds,
             tasks=tuple(
                 describe_task(record, self._started_at, now, progress)

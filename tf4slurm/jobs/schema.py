@@ -65,7 +65,6 @@ class JobFile:
         counts: Number of tasks of each role.
         grace_period_seconds: Grace period: seconds that the script has to save and stop.
         options: All options of the job, named as the keyword arguments of `tf4slurm.Job`.
-        host: Host name of the launcher.
         process: The launcher's process.
         started: Start of the job, as YYYY-MM-DDThh:mm:ss±hhmm.
         versions: Versions of tf4slurm and Python.
@@ -79,7 +78,6 @@ class JobFile:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     grace_period_seconds: float = 0.0
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    host: str = ""
     process: Process | None = None
     started: str | None = None
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -145,7 +143,6 @@ class StatusFile:
         attempt: Number of this attempt, from 1.
         max_attempts: Maximum number of attempts.
         reason: How the job ended, in words; empty until then.
-        interval_seconds: Seconds between two writes of this file.
         heartbeat_timeout_seconds: Heartbeat timeout of the job.
         tasks: The tasks by rank.
     """
@@ -156,7 +153,6 @@ class StatusFile:
     attempt: int | None = None
     max_attempts: int | None = None
     reason: str = ""
-    interval_seconds: float = 0.0
     heartbeat_timeout_seconds: float = 0.0
     tasks: tuple[TaskStatus, ...] = ()
 

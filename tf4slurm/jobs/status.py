@@ -177,10 +177,24 @@ class StatusReader:
         Raises:
             SchemaVersionError: A newer version of tf4slurm wrote a job's files.
         """
-        if time.monotonic() - self._asked_at >= self._ask_seconds:
-            self._entries, self._warnings = _ask_slurm(self._jobs)
+        job_ids = [job.job_id for job in self._jobs if job.job_id is not None]
+        if job_ids and time.monotonic() - self._asked_at >= self._ask_seconds:
+            self._ask_slurm(job_ids)
             self._asked_at = time.monotonic()
         return [self._read(job) for job in self._jobs]
+
+    def _ask_slurm(self, job_ids: Sequence[str]) -> None:
+        self._entries, self._warnings = {}, []
+        try:
+            entries = query_queue(job_ids, timeout_seconds=_SLURM_SECONDS)
+        except LaunchError as error:
+            self._warnings = [f"Slurm's information is missing: {error}"]
+            return
+        for entry in entries:
+            self._entries.setdefault(entry.job_id, entry)
+            array = entry.job_id.partition("_")[0]
+            if array not in self._entries or self._entries[array].has_ended:  # prefer an element that has not ended
+                self._entries[array] = entry
 
     def _read(self, job: KnownJob) -> JobStatus:
         try:
@@ -189,24 +203,6 @@ class StatusReader:
             if self._refuse_newer:
                 raise
             return JobStatus(job_id=job.job_id, name=job.name, state="UNKNOWN", reason=str(error), started=job.started)
-
-
-def _ask_slurm(jobs: Sequence[KnownJob]) -> tuple[dict[str, QueueEntry], list[str]]:
-    """Query Slurm for the jobs that have an id; return queue entries by job id, and warnings."""
-    job_ids = [job.job_id for job in jobs if job.job_id is not None]
-    if not job_ids:
-        return {}, []
-    try:
-        entries = query_queue(job_ids, timeout_seconds=_SLURM_SECONDS)
-    except LaunchError as error:
-        return {}, [f"Slurm's information is missing: {error}"]
-    found: dict[str, QueueEntry] = {}
-    for entry in entries:
-        found.setdefault(entry.job_id, entry)
-        array = entry.job_id.partition("_")[0]
-        if array not in found or found[array].has_ended:  # for an array, prefer an element that has not ended
-            found[array] = entry
-    return found, []
 
 
 def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str] = ()) -> JobStatus:

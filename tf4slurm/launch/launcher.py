@@ -204,7 +204,6 @@ class Launcher:
             counts=spec.counts,
             grace_period_seconds=spec.grace_period_seconds,
             options=spec.to_json(),
-            host=socket.gethostname(),
             process=Process.of(os.getpid()),
             started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             versions={"tf4slurm": __version__, "python": platform.python_version()},

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST
 from tf4slurm.jobs.formatting import format_bytes, format_number, format_seconds
-from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.reports.summary import JobUsage, TaskUsage
 from tf4slurm.reports.timeline import Timeline
@@ -51,11 +50,10 @@ def give_advice(
 
 def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]:
     """Return sentences that explain how a failed job ended and what to check next."""
-    code, tail = result.exit_code, list(result.tail)
+    code, sentences = result.exit_code, list(result.meaning)
     cause = next((task for task in result.tasks if task.task == result.cause), None)
     returncode = cause.returncode if cause is not None else None
-    sentences = explain(tail)
-    if re.search(r"^Traceback|^\w*(Error|Exception)\b", "\n".join(tail), re.MULTILINE):
+    if re.search(r"^Traceback|^\w*(Error|Exception)\b", "\n".join(result.tail), re.MULTILINE):
         sentences.insert(0, "The script raised an exception: the last line names it, the lines above show where.")
     if returncode == -9:
         memory = allocation.memory_bytes
