@@ -8,7 +8,7 @@ import pytest
 
 from tf4slurm.jobs.schema import ResultFile, Sample
 from tf4slurm.reports.advice import explain_failure, give_advice
-from tf4slurm.reports.summary import JobUsage, TaskUsage, make_curves, summarize_usage
+from tf4slurm.reports.summary import Curves, JobUsage, TaskUsage, summarize_usage
 from tf4slurm.reports.timeline import TaskTimeline, Timeline, TimelineEvent, Wait
 from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.typed_json import from_json
@@ -127,7 +127,7 @@ def test_usage_is_that_during_training() -> None:
         for n in range(7)
     ]
     timeline = Timeline(0, 70, (), (TimelineEvent(60, "outcome", ""),), (), 30)
-    usage = summarize_usage(["ps/0"], make_curves(samples_of(*samples), 1), timeline, SlurmResources(cpus=4))
+    usage = summarize_usage(["ps/0"], Curves(samples_of(*samples), 1), timeline, SlurmResources(cpus=4))
     assert usage.tasks == (TaskUsage("ps/0", 0.5, 6, 0, 0, None),)
     assert (usage.cores, usage.memory_bytes, usage.allocation) == (0.5, 6, SlurmResources(cpus=4))
     assert (usage.num_samples, usage.seconds_after_last_step, usage.seconds) == (4, None, 70)
@@ -135,6 +135,6 @@ def test_usage_is_that_during_training() -> None:
 
 def test_end_counts_from_the_last_step() -> None:
     samples = [{"seconds": 10 * n, "step": [min(n, 3), None]} for n in range(9)]
-    curves = make_curves(samples_of(*samples), 2)
+    curves = Curves(samples_of(*samples), 2)
     usage = summarize_usage(["chief/0", "ps/0"], curves, Timeline(0, 80, (), (), (), None), SlurmResources())
     assert usage.seconds_after_last_step == 50

@@ -10,7 +10,7 @@ import pytest
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Sample
 from tf4slurm.reports.charts import Chart, draw_chart, make_lines
-from tf4slurm.reports.summary import MAX_POINTS, make_curves
+from tf4slurm.reports.summary import MAX_POINTS, Curves
 from tf4slurm.system.typed_json import from_json
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
@@ -22,26 +22,26 @@ def sample(seconds: float, **columns: Any) -> Sample:
 
 def test_rate_is_constant_between_changes() -> None:
     seconds = [0.0, 0.0, 5.0, 5.0, 5.0, 10.0]  # every 4 s or 6 s, sampled every 2 s
-    curves = make_curves([sample(2 * number, cpu_seconds=[value]) for number, value in enumerate(seconds)], 1)
+    curves = Curves([sample(2 * number, cpu_seconds=[value]) for number, value in enumerate(seconds)], 1)
     assert curves.cores == [[None, 1.25, 1.25, *[pytest.approx(5 / 6)] * 3]]
 
 
 def test_counter_without_change_has_rate_zero_after_a_timeout() -> None:
-    curves = make_curves([sample(10 * number, step=[min(number, 2)], cpu_seconds=[1.0]) for number in range(6)], 1)
+    curves = Curves([sample(10 * number, step=[min(number, 2)], cpu_seconds=[1.0]) for number in range(6)], 1)
     assert curves.steps == [[None, 0.1, 0.1, 0.0, 0.0, None]]
     assert curves.cores == [[None, 0.0, 0.0, 0.0, 0.0, 0.0]]
 
 
 def test_counter_that_falls_was_restarted() -> None:
     moved = [10, 20, None, 4, 8]
-    curves = make_curves([sample(10 * number, sent_bytes=[value]) for number, value in enumerate(moved)], 1)
+    curves = Curves([sample(10 * number, sent_bytes=[value]) for number, value in enumerate(moved)], 1)
     assert curves.sent == [[None, 1, None, None, 0.4]]
-    assert curves.total_bytes == [(28, 0)]
+    assert (curves.total_sent, curves.total_received) == ([28], [0])
 
 
 def test_many_samples_are_thinned_out_and_counted() -> None:
     peak = [sample(number, memory_bytes=[9 if number == 501 else 1], step=[number]) for number in range(1000)]
-    curves = make_curves(peak, 1)
+    curves = Curves(peak, 1)
     assert len(curves.seconds) == 200 <= MAX_POINTS
     assert curves.seconds[-1] == 999
     assert (curves.num_samples_left_out, curves.num_metrics_left_out) == (800, 0)
@@ -50,9 +50,9 @@ def test_many_samples_are_thinned_out_and_counted() -> None:
 
 
 def test_metrics_are_kept_by_name_and_rank() -> None:
-    curves = make_curves([sample(1, metrics={"1": {"loss": 2.0}}), sample(2, metrics={"1": {"loss": 1.0, "n": 3}})], 2)
+    curves = Curves([sample(1, metrics={"1": {"loss": 2.0}}), sample(2, metrics={"1": {"loss": 1.0, "n": 3}})], 2)
     assert curves.metrics == {"loss": {1: [2.0, 1.0]}, "n": {1: [None, 3]}}
-    many = make_curves([sample(1, metrics={"0": {f"m{number}": 1.0 for number in range(100)}})], 1)
+    many = Curves([sample(1, metrics={"0": {f"m{number}": 1.0 for number in range(100)}})], 1)
     assert (len(many.metrics), many.num_metrics_left_out) == (24, 76)
 
 
@@ -67,14 +67,14 @@ def test_metrics_are_kept_by_name_and_rank() -> None:
     ],
 )
 def test_damaged_sample_makes_no_curve(line: Sample) -> None:
-    curves = make_curves([sample(1, memory_bytes=[5, 6]), line, sample(1, memory_bytes=[7, 7])], 2)
+    curves = Curves([sample(1, memory_bytes=[5, 6]), line, sample(1, memory_bytes=[7, 7])], 2)
     assert [column[0] for column in curves.memory] == [5, 6]
     assert curves.seconds[:1] == [1]
     assert not any(value for by_rank in curves.metrics.values() for column in by_rank.values() for value in column)
 
 
 def test_real_job() -> None:
-    curves = make_curves(RunDirectory(RUNS / "digits").read_lines(Sample), 4)
+    curves = Curves(RunDirectory(RUNS / "digits").read_lines(Sample), 4)
     chief = [rate for rate in curves.steps[0] if rate]
     assert 20 < min(chief) < max(chief) < 200
     assert all(0 <= (cores or 0) < 4 for column in curves.cores for cores in column)

@@ -8,6 +8,7 @@ than 240 samples, every nth sample is used.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,70 +24,71 @@ _STEPS_TIMEOUT_SECONDS = 20.0  # a counter that has not changed for this long ha
 _USAGE_TIMEOUT_SECONDS = 6.0  # agents measure every 5 s
 _MAX_METRICS = 24
 _MAX_NAME_LENGTH = 80
+_MAX_TAIL_LINES = 20
+_MAX_TAIL_BYTES = 16_000
 
 Values = list[float | None]
 """One value per time; None where nothing was measured."""
 
 
-@dataclass(frozen=True)
 class Curves:
     """The curves of all tasks: lists with `Values` for each rank.
 
     Attributes:
         seconds: The times of all curves, in seconds since the start of the job.
         metrics: Reported metrics by name and rank.
-        total_bytes: Bytes sent and received by each rank, over all its starts.
+        total_sent, total_received: Bytes sent and received by each rank, over all its starts.
         peak_memory: Peak memory of each rank in bytes, over all samples.
         not_finite: First time in seconds at which a metric was NaN or infinite, by metric name and rank.
         num_samples_left_out, num_metrics_left_out: Numbers of samples and metrics left out.
     """
 
-    seconds: list[float]
-    steps: list[Values]
-    memory: list[Values]
-    cores: list[Values]
-    sent: list[Values]
-    received: list[Values]
-    metrics: dict[str, dict[int, Values]]
-    total_bytes: list[tuple[float, float]]
-    peak_memory: list[float]
-    not_finite: dict[tuple[str, int], float]
-    num_samples_left_out: int
-    num_metrics_left_out: int
+    def __init__(self, samples: Iterable[Sample], num_tasks: int) -> None:
+        """Make the curves of these samples; samples without a time or out of order are ignored."""
+        valid: list[tuple[float, Sample]] = []
+        for sample in samples:
+            if sample.seconds is not None and (not valid or sample.seconds > valid[-1][0]):
+                valid.append((sample.seconds, sample))
+        stride = max(1, math.ceil(len(valid) / MAX_POINTS))
+        chosen = valid[::-1][::stride][::-1]  # contains the last sample
+        self.seconds, shown = [at for at, _ in chosen], [sample for _, sample in chosen]
+        self.num_samples_left_out = len(valid) - len(shown)
 
+        def columns(rows: Iterable[Sequence[float | None]]) -> list[Values]:
+            return _columns([*rows], num_tasks)
 
-def make_curves(samples: Iterable[Sample], num_tasks: int) -> Curves:
-    """Return the curves of these samples; samples without a time or out of order are ignored."""
-    valid: list[tuple[float, Sample]] = []
-    for sample in samples:
-        if sample.seconds is not None and (not valid or sample.seconds > valid[-1][0]):
-            valid.append((sample.seconds, sample))
-    stride = max(1, math.ceil(len(valid) / MAX_POINTS))
-    chosen = valid[::-1][::stride][::-1]  # contains the last sample
-    seconds, shown = [at for at, _ in chosen], [sample for _, sample in chosen]
+        def rates(counters: list[Values], timeout: float = _USAGE_TIMEOUT_SECONDS) -> list[Values]:
+            return [_rate(counter, self.seconds, timeout) for counter in counters]
 
-    def columns(rows: Iterable[Sequence[float | None]]) -> list[Values]:
-        return _columns([*rows], num_tasks)
+        sent, received = columns(each.sent_bytes for each in shown), columns(each.received_bytes for each in shown)
+        all_memory = columns(each.memory_bytes for _, each in valid)
+        self.steps = rates(columns(each.step for each in shown), _STEPS_TIMEOUT_SECONDS)
+        self.memory = columns(each.memory_bytes for each in shown)
+        self.cores = rates(columns(each.cpu_seconds for each in shown))
+        self.sent, self.received = rates(sent), rates(received)
+        self.total_sent, self.total_received = [_total(each) for each in sent], [_total(each) for each in received]
+        self.peak_memory = [max(measured(column), default=0.0) for column in all_memory]
+        self.metrics: dict[str, dict[int, Values]] = {}
+        self.not_finite: dict[tuple[str, int], float] = {}
+        self.num_metrics_left_out = self._add_metrics(shown, num_tasks)
 
-    def rates(counters: list[Values], timeout: float = _USAGE_TIMEOUT_SECONDS) -> list[Values]:
-        return [_rate(counter, seconds, timeout) for counter in counters]
-
-    sent, received = columns(each.sent_bytes for each in shown), columns(each.received_bytes for each in shown)
-    metrics, not_finite, unnamed = _metrics(seconds, shown, num_tasks)
-    return Curves(
-        seconds=seconds,
-        steps=rates(columns(each.step for each in shown), _STEPS_TIMEOUT_SECONDS),
-        memory=columns(each.memory_bytes for each in shown),
-        cores=rates(columns(each.cpu_seconds for each in shown)),
-        sent=rates(sent),
-        received=rates(received),
-        metrics=metrics,
-        total_bytes=[(_total(out), _total(into)) for out, into in zip(sent, received, strict=True)],
-        peak_memory=[max(measured(column), default=0.0) for column in columns(each.memory_bytes for _, each in valid)],
-        not_finite=not_finite,
-        num_samples_left_out=len(valid) - len(shown),
-        num_metrics_left_out=unnamed,
-    )
+    def _add_metrics(self, samples: Sequence[Sample], num_tasks: int) -> int:
+        """Collect the metrics of at most 24 names; return the number of other names."""
+        others: set[str] = set()
+        for number, sample in enumerate(samples):
+            for rank, values in sample.metrics.items():
+                if not (rank.isdecimal() and int(rank) < num_tasks):
+                    continue
+                for full_name, value in values.items():
+                    name = full_name[:_MAX_NAME_LENGTH]
+                    if name not in self.metrics and len(self.metrics) >= _MAX_METRICS:
+                        others.add(name)
+                        continue
+                    by_rank = self.metrics.setdefault(name, {})
+                    by_rank.setdefault(int(rank), [None] * len(samples))[number] = value
+                    if value is None:
+                        self.not_finite.setdefault((name, int(rank)), self.seconds[number])
+        return len(others)
 
 
 def measured(values: Sequence[float | None]) -> list[float]:
@@ -128,38 +130,8 @@ def _rate(column: Values, seconds: list[float], timeout: float) -> Values:
 
 def _total(column: Values) -> float:
     """Return the sum of a counter over all starts of its script."""
-    total = last = 0.0
-    for value in measured(column):
-        total += value - last if value >= last else value
-        last = value
-    return total
-
-
-def _metrics(
-    seconds: Sequence[float], samples: Sequence[Sample], num_tasks: int
-) -> tuple[dict[str, dict[int, Values]], dict[tuple[str, int], float], int]:
-    """Return the metrics by name and rank, the times they were first not finite, and the number left out."""
-    metrics: dict[str, dict[int, Values]] = {}
-    not_finite: dict[tuple[str, int], float] = {}
-    others: set[str] = set()
-    for number, sample in enumerate(samples):
-        for rank, values in sample.metrics.items():
-            if not (rank.isdecimal() and int(rank) < num_tasks):
-                continue
-            for full_name, value in values.items():
-                name = full_name[:_MAX_NAME_LENGTH]
-                if name not in metrics and len(metrics) >= _MAX_METRICS:
-                    others.add(name)
-                    continue
-                by_rank = metrics.setdefault(name, {})
-                by_rank.setdefault(int(rank), [None] * len(samples))[number] = value
-                if value is None:
-                    not_finite.setdefault((name, int(rank)), seconds[number])
-    return metrics, not_finite, len(others)
-
-
-_MAX_TAIL_LINES = 20
-_MAX_TAIL_BYTES = 16_000
+    values = measured(column)
+    return sum(after - before if after >= before else after for before, after in itertools.pairwise([0.0, *values]))
 
 
 @dataclass(frozen=True)
@@ -242,7 +214,7 @@ class JobSummary(JobFiles):
 
     @functools.cached_property
     def curves(self) -> Curves:
-        return make_curves(self.run.read_lines(Sample), len(self.names))
+        return Curves(self.run.read_lines(Sample), len(self.names))
 
     @functools.cached_property
     def usage(self) -> JobUsage:
@@ -311,8 +283,8 @@ def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, al
             name=name,
             cores=mean_in_training(curves.cores[rank]),
             memory_bytes=curves.peak_memory[rank],
-            sent_bytes=curves.total_bytes[rank][0],
-            received_bytes=curves.total_bytes[rank][1],
+            sent_bytes=curves.total_sent[rank],
+            received_bytes=curves.total_received[rank],
             steps_per_second=mean_in_training(curves.steps[rank]),
         )
         for rank, name in enumerate(names)
