@@ -7,24 +7,24 @@ job, and UnknownJobError is raised if there is no such job. The functions print 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from tf4slurm.errors import JobStateError, LaunchError, RunDirectoryError, SchemaVersionError, WaitTimeoutError
+from tf4slurm.errors import JobStateError, LaunchError, RunDirectoryError, WaitTimeoutError
 from tf4slurm.jobs.logs import LogLine, follow_logs, read_logs
 from tf4slurm.jobs.registry import KnownJob, find_job, latest_run, registered_jobs
-from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.jobs.status import JobStatus, StatusReader
 from tf4slurm.slurm.commands import cancel_job, signal_batch
+from tf4slurm.system.variables import ANSWER_VARIABLE
 
 if TYPE_CHECKING:
     from tf4slurm.batch_spec import BatchSpec
@@ -103,7 +103,7 @@ def run(
     words = ["run", "--site", "none"]  # settings would override options that equal a default
     words += [flag for flag, is_set in (("--local", local), ("--isolated", isolated)) if is_set]
     command = own_command(*words, *spec.to_arguments(), "--", *spec.command)
-    return _run_launcher(command, spec.runs_directory, on_output=on_output)
+    return _run_launcher(command, on_output=on_output)
 
 
 def resume(
@@ -142,7 +142,7 @@ def resume(
         command = own_command(*file.arguments[1:])
         if replace_process is not None:
             replace_process(command, directory)
-        return _run_launcher(command, known.runs_directory, directory)
+        return _run_launcher(command, directory)
     raise RunDirectoryError(
         f"It is unknown how {known.name} was started: neither {known.batch_script} nor job.json has its command line. "
         "Start it again with the command you used.",
@@ -156,24 +156,21 @@ def own_command(*arguments: str) -> list[str]:
 
 
 def _run_launcher(
-    command: Sequence[str],
-    runs_directory: str | Path,
-    directory: Path | None = None,
-    on_output: Callable[[str], None] | None = None,
+    command: Sequence[str], directory: Path | None = None, on_output: Callable[[str], None] | None = None
 ) -> JobStatus:
-    """Run a launcher in a directory to its end; return the last state of its job, whose files name this process."""
+    """Run a launcher in a directory to its end; return the last state of its job."""
     stdout, stderr = (None, None) if on_output is None else (subprocess.PIPE, subprocess.STDOUT)
-    with subprocess.Popen(command, cwd=directory, stdout=stdout, stderr=stderr, text=True, errors="replace") as process:
-        launcher = Process.of(process.pid)
-        for line in process.stdout or ():
-            assert on_output is not None
-            on_output(line)
-    registered = (run for job in registered_jobs(os.environ) for run in reversed(job.run_directories))
-    others = (RunDirectory(path.parent) for path in Path(runs_directory).glob("*/job.json"))  # if registering failed
-    for run in itertools.chain(registered, others):
-        with contextlib.suppress(SchemaVersionError):  # another version wrote it, not this launcher
-            if (run.read(JobFile) or JobFile()).process == launcher:
-                return status(str(run.path))
+    with tempfile.NamedTemporaryFile() as file:
+        environ = {**os.environ, ANSWER_VARIABLE: file.name}
+        with subprocess.Popen(
+            command, cwd=directory, env=environ, stdout=stdout, stderr=stderr, text=True, errors="replace"
+        ) as process:
+            for line in process.stdout or ():
+                assert on_output is not None
+                on_output(line)
+        run_directory = os.fsdecode(file.read())
+    if run_directory:
+        return status(run_directory)
     code = process.returncode
     text = f"The launcher exited with code {code} before it created a run directory. Its output has the reason."
     raise LaunchError(text, command=command, returncode=code)

@@ -23,6 +23,7 @@ from tf4slurm.errors import (
 )
 from tf4slurm.job import Job
 from tf4slurm.jobs.registry import latest_run
+from tf4slurm.system.variables import ANSWER_VARIABLE
 
 SCRIPT = """
 import os, time, tf4slurm
@@ -181,6 +182,14 @@ def test_functions_of_the_library_run_watch_and_resume_a_job(script: Path) -> No
         tf4slurm.logs(ended.name, "chef/0")
     with pytest.raises(LaunchError, match="exited with code 3 before it created a run directory"):
         tf4slurm.run(tf4slurm.JobSpec(("/nowhere",), workers=1), on_output=lines.append)
+
+
+def test_run_returns_a_job_that_cannot_be_registered(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc")
+    code = f"import os; assert {ANSWER_VARIABLE!r} not in os.environ"
+    spec = tf4slurm.JobSpec((sys.executable, "-c", code), ps=0, workers=0)
+    ended = tf4slurm.run(spec, on_output=lambda line: None)
+    assert (ended.state, Path(ended.run_directory or "").parent) == ("COMPLETED", script.parent / "runs")
 
 
 def test_job_of_a_newer_version_is_refused_and_listed_as_unknown(script: Path) -> None:

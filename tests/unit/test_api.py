@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,26 +64,14 @@ def test_cancel_exits_with_code_of_first_error(tmp_path: Path) -> None:
     assert CliRunner().invoke(cancel, names[::-1]).exit_code == 3  # SchemaVersionError
 
 
-def test_run_does_not_return_older_job_whose_launcher_had_the_same_process_id(
+def test_launcher_that_exits_before_it_creates_a_run_directory_is_an_error_not_an_older_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older = RunDirectory.create(tmp_path, "older")
-
-    class Launcher(subprocess.Popen[str]):
-        """A launcher that exits before it creates a run directory, after `older` got its process id."""
-
-        def __init__(self, *arguments: object, **options: object) -> None:
-            super().__init__(*arguments, **options, stdin=subprocess.PIPE)  # type: ignore[call-overload]
-            own = Process.of(self.pid)
-            older.write(JobFile(process=replace(own, start_ticks=own.start_ticks - 1)))
-            assert self.stdin is not None
-            self.stdin.close()
-
-    exit_at_end_of_input = [sys.executable, "-c", "import sys; sys.stdin.read(1); sys.exit(3)"]
-    monkeypatch.setattr(api, "own_command", lambda *arguments: exit_at_end_of_input)
-    monkeypatch.setattr(subprocess, "Popen", Launcher)
-    with pytest.raises(LaunchError, match="exited with code 3 before it created a run directory"):
+    RunDirectory.create(tmp_path, "older").write(JobFile(process=Process.of(os.getpid())))
+    monkeypatch.setattr(api, "own_command", lambda *arguments: [sys.executable, "-c", "import sys; sys.exit(3)"])
+    with pytest.raises(LaunchError, match="exited with code 3 before it created a run directory") as error:
         api.run(JobSpec(("true",), workers=1, runs_directory=tmp_path))
+    assert error.value.returncode == 3
 
 
 def test_submit_and_estimate_refuse_a_missing_program_unless_an_environment_may_have_it(tmp_path: Path) -> None:

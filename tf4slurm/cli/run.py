@@ -13,6 +13,7 @@ import click
 from tf4slurm.agent.bootstrap import is_under_launcher
 from tf4slurm.cli.options import given, job_options, read_options, site_option
 from tf4slurm.spec import SLURM_OPTIONS, JobSpec
+from tf4slurm.system.variables import ANSWER_VARIABLE
 
 
 @click.command()
@@ -42,7 +43,8 @@ def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any)
         if allocation is None and option in given(options):
             raise click.UsageError(f"--{option} is for jobs of Slurm, and this is not one.")
     spec = JobSpec(**read_options(JobSpec, environ, options))
-    result = run_job(spec, environ, allocation, make_reporter, isolated=isolated, arguments=sys.argv)
+    answer = environ.pop(ANSWER_VARIABLE, None)  # not for the tasks
+    result = run_job(spec, environ, allocation, make_reporter, isolated=isolated, arguments=sys.argv, answer=answer)
     sys.exit(result.file.exit_code)
 
 

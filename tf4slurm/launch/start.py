@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from tf4slurm.batch_spec import parse_pairs
 from tf4slurm.errors import OptionError, PlacementError, SlurmEnvironmentError
@@ -58,6 +60,7 @@ def run_job(
     *,
     isolated: bool = False,
     arguments: Sequence[str] = (),
+    answer: str | None = None,
 ) -> Result:
     """Run a job to its end, on this host or in the allocation; return its result.
 
@@ -65,6 +68,7 @@ def run_job(
         start_reporter: Called with the number of tasks, immediately before the job starts.
         isolated: Run local processes in a network namespace of their own.
         arguments: The command line, which `tf4slurm resume` repeats.
+        answer: File to write the path of the run directory to.
 
     Raises:
         Tf4SlurmError: An option is invalid, or the job cannot start.
@@ -76,6 +80,8 @@ def run_job(
     name = f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
     run_directory = RunDirectory.create(spec.runs_directory, name)
     register_job(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
+    if answer is not None:
+        Path(answer).write_bytes(os.fsencode(run_directory.path))
     requeue = None
     if allocation is not None and spec.requeue is not None:
         requeue = Requeue(allocation.job_id, spec.requeue, allocation.array_element)
