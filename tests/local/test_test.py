@@ -17,7 +17,7 @@ from tests.jobs import TF4SLURM
 from tests.processes import wait_until
 from tf4slurm.cluster import Address
 from tf4slurm.doctor import smoke_test
-from tf4slurm.network.reachability import ReachabilityServer, find_fault
+from tf4slurm.network.reachability import answer_checks, find_fault
 
 pytestmark = pytest.mark.keras
 
@@ -43,7 +43,7 @@ def test_task_whose_agent_holds_the_port_is_retried(
         async def answer() -> None:
             listener.accept()[0].close()
             listener.setblocking(False)
-            await ReachabilityServer().start(listener, "ps/0", 0)
+            await answer_checks(listener, "ps/0", 0)
             await asyncio.to_thread(is_over.wait, 10)
 
         cluster = {"chief": ["127.0.0.1:1"], "ps": [f"127.0.0.1:{listener.getsockname()[1]}"]}

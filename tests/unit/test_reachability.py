@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.network.ports import HeldPort, hold_port
-from tf4slurm.network.reachability import ReachabilityServer, find_unreachable, members_to_check
+from tf4slurm.network.reachability import answer_checks, find_unreachable, members_to_check
 
 SECRET = "the secret of this job"
 
@@ -28,8 +28,8 @@ def member(rank: int, port: int) -> Member:
 @contextlib.asynccontextmanager
 async def answering(rank: int, secret: str = SECRET) -> AsyncIterator[HeldPort]:
     """An agent of this rank that answers on a held port."""
-    held, server = hold_port(), ReachabilityServer()
-    await server.start(held.listen(), secret, rank)
+    held = hold_port()
+    server = await answer_checks(held.listen(), secret, rank)
     try:
         yield held
     finally:
@@ -128,25 +128,14 @@ def test_invalid_request_does_not_stop_the_server() -> None:
     assert asyncio.run(run()) == []
 
 
-def test_start_is_idempotent_and_close_frees_the_port() -> None:
-    async def run() -> None:
+def test_closed_server_is_not_reachable() -> None:
+    async def run() -> list[str]:
         with contextlib.closing(hold_port()) as held:
-            server = ReachabilityServer()
-            listener = held.listen()
-            await server.start(listener, SECRET, 1)
-            await server.start(listener, "another", 2)
-            assert await find_unreachable([member(1, held.port)], SECRET, 5) == []
-            server.close()
-            (fault,) = await find_unreachable([member(1, held.port)], SECRET, 5)
-            assert "is not reachable" in fault
+            (await answer_checks(held.listen(), SECRET, 1)).close()
+            return await find_unreachable([member(1, held.port)], SECRET, 5)
 
-    asyncio.run(run())
-
-
-def test_close_without_start_does_nothing() -> None:
-    server = ReachabilityServer()
-    server.close()
-    assert asyncio.run(find_unreachable([], SECRET, 1)) == []
+    (fault,) = asyncio.run(run())
+    assert "is not reachable" in fault
 
 
 def test_checked_port_can_be_held_again_by_the_next_job() -> None:

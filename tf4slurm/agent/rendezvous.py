@@ -21,7 +21,7 @@ from tf4slurm.control.messages import Registration
 from tf4slurm.errors import PlacementError, Tf4SlurmError
 from tf4slurm.network.interfaces import task_address
 from tf4slurm.network.ports import HeldPort, hold_port
-from tf4slurm.network.reachability import ReachabilityServer, find_unreachable, members_to_check
+from tf4slurm.network.reachability import answer_checks, find_unreachable, members_to_check
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.spec import JobSpec
 
@@ -69,8 +69,8 @@ class Rendezvous:
             The cluster, after all its addresses were checked; None if the launcher terminates this task or begins
             another attempt first.
         """
-        client, responder = self.client, ReachabilityServer()
-        attempt = client.observed.attempt
+        client, attempt = self.client, self.client.observed.attempt
+        server: asyncio.Server | None = None
         try:
             while True:
                 await client.wait_for_change()
@@ -79,12 +79,13 @@ class Rendezvous:
                 cluster = client.cluster if client.cluster_attempt == attempt else None
                 if client.desired.start_count:
                     return cluster
-                if self.listener is not None:
-                    await responder.start(self.listener, self.token, self.place.rank)
+                if self.listener is not None and server is None:
+                    server = await answer_checks(self.listener, self.token, self.place.rank)
                 if cluster is not None and client.observed.state == "registered":
                     await self._check_addresses(cluster)
         finally:
-            responder.close()
+            if server is not None:
+                server.close()
 
     async def begin_attempt(self, attempt: int) -> None:
         """Hold a new port and register for another attempt; a failure is reported to the launcher."""

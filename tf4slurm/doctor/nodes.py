@@ -27,7 +27,7 @@ from tf4slurm.doctor.software import IMPORT_SECONDS
 from tf4slurm.errors import AuthenticationError, InterfaceError, LaunchError, SlurmEnvironmentError
 from tf4slurm.network.interfaces import host_addresses, network_interfaces, task_address
 from tf4slurm.network.ports import hold_port
-from tf4slurm.network.reachability import ReachabilityServer, find_fault
+from tf4slurm.network.reachability import answer_checks, find_fault
 from tf4slurm.slurm.commands import exited_tasks, srun_on_each_node_command
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, own_node_name
 from tf4slurm.slurm.nodelist import fold_nodelist
@@ -321,8 +321,8 @@ def _answer(value: Any) -> None:
 @contextlib.asynccontextmanager
 async def _answering_checks(secret: str, rank: int) -> AsyncIterator[int]:
     """Answer reachability checks for the duration of the block; yield the port."""
-    with contextlib.closing(hold_port()) as held, contextlib.closing(ReachabilityServer()) as server:
-        await server.start(held.listen(), secret, rank)
+    held = hold_port()
+    with contextlib.closing(held), contextlib.closing(await answer_checks(held.listen(), secret, rank)):
         yield held.port
 
 

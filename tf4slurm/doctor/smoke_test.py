@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tf4slurm.cluster import Address, Task
-from tf4slurm.network.reachability import ReachabilityServer, find_fault
+from tf4slurm.network.reachability import answer_checks, find_fault
 from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary
 from tf4slurm.spec import JobSpec
 
@@ -79,8 +79,8 @@ async def _answer(current: ServerDictionary) -> None:
     family = socket.AF_INET6 if both else socket.AF_INET
     # The agent holds the port. With reuse_port this process can listen on it too, like TensorFlow's server.
     listener = socket.create_server(("", address.port), family=family, reuse_port=True, dualstack_ipv6=both)
-    await ReachabilityServer().start(listener, str(current.task), current.task_index)
-    await asyncio.Event().wait()
+    server = await answer_checks(listener, str(current.task), current.task_index)
+    await server.serve_forever()
 
 
 async def _check_others(current: ServerDictionary, timeout_seconds: float) -> None:

@@ -8,7 +8,6 @@ TensorFlow would silently train with that server.
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
 import hmac
 import os
@@ -34,28 +33,15 @@ suffix without a dot have no effect.
 """
 
 
-class ReachabilityServer:
-    """Answers reachability checks on a held port, from `start` to `close`."""
+async def answer_checks(listener: socket.socket, secret: str, rank: int) -> asyncio.Server:
+    """Answer reachability checks of `rank` on `listener`, until the returned server is closed."""
+    connections: dict[asyncio.StreamWriter, None] = {}
 
-    def __init__(self) -> None:
-        self._server: asyncio.Server | None = None
-        self._open: dict[asyncio.StreamWriter, None] = {}
-
-    async def start(self, listener: socket.socket, secret: str, rank: int) -> None:
-        """Start to answer checks of `rank` on `listener`; idempotent."""
-        if self._server is None:
-            self._server = await asyncio.start_server(functools.partial(self._answer, secret, rank), sock=listener)
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-    async def _answer(self, secret: str, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one check. Close the oldest of too many connections, so that idle clients cannot block the server."""
-        self._open[writer] = None
-        if len(self._open) > _MAX_CONNECTIONS:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections[writer] = None
+        if len(connections) > _MAX_CONNECTIONS:  # idle clients must not block the server
+            oldest = next(iter(connections))
+            del connections[oldest]
             oldest.transport.abort()
         try:
             nonce = await asyncio.wait_for(reader.readexactly(_NONCE_BYTES), _ANSWER_SECONDS)
@@ -66,7 +52,9 @@ class ReachabilityServer:
             pass  # the client notices that the connection is closed
         finally:
             writer.close()
-            self._open.pop(writer, None)
+            connections.pop(writer, None)
+
+    return await asyncio.start_server(answer, sock=listener)
 
 
 def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:

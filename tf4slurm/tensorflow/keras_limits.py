@@ -24,15 +24,14 @@ _FAILING = {
     # predict_on_batch returns each row once per worker; predict is correct
     "MultiWorkerMirroredStrategy": ("fit", "evaluate", "train_on_batch", "test_on_batch", "predict_on_batch"),
 }
+_OWN_LOOP = {
+    "ParameterServerStrategy": "the scheduled function (tf4slurm.tensorflow.run_steps schedules it)",
+    "MultiWorkerMirroredStrategy": "a tf.function",
+}
 _OTHER_KERAS = (
     "or use Keras 2, where it works: pip install 'tf4slurm[tf-keras]', and set TF_USE_LEGACY_KERAS=1 "
     "before TensorFlow is imported."
 )
-_OWN_LOOP = {
-    "ParameterServerStrategy": "Either write the loop yourself, with strategy.run in the scheduled "
-    "function (tf4slurm.tensorflow.run_steps schedules it), ",
-    "MultiWorkerMirroredStrategy": "Either write the loop yourself, with strategy.run in a tf.function, ",
-}
 _MISCOUNTING = {
     "gradient_accumulation_steps": "overwrite each other's sums. Either use larger batches",
     "ema_overwrite_frequency": "pass a step that is due, or take it twice. Either leave it out",
@@ -74,7 +73,10 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 def _refuse_method(method: Callable[..., Any], model: Any, *arguments: Any, **options: Any) -> Any:
     name, strategy = method.__name__, _limiting_strategy(model.distribute_strategy)
     if strategy is not None and name in _FAILING[strategy]:
-        raise KerasError(f"Model.{name} of Keras 3 fails under {strategy}. {_OWN_LOOP[strategy]}{_OTHER_KERAS}")
+        raise KerasError(
+            f"Model.{name} of Keras 3 fails under {strategy}. Either write the loop yourself, with strategy.run in "
+            f"{_OWN_LOOP[strategy]}, {_OTHER_KERAS}"
+        )
     return method(model, *arguments, **options)
 
 
