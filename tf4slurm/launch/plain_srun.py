@@ -15,7 +15,6 @@ import asyncio
 import dataclasses
 import json
 import logging
-import os
 import signal
 import socket
 import sys
@@ -24,7 +23,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tf4slurm.agent.agent import Agent
 from tf4slurm.agent.bootstrap import ControlEndpoint
@@ -46,7 +45,7 @@ from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.exec_child import STOP_SIGNALS
-from tf4slurm.system.program import LineWriter, LogHandler, silence_grpc
+from tf4slurm.system.program import LineWriter, run_program
 
 logger = logging.getLogger(__name__)
 
@@ -167,18 +166,18 @@ def _cancel(step: SlurmStep) -> None:
 # The sidecar of a script under plain srun
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the sidecar of the script that started this process; the first argument is the request, as JSON."""
     for number in (*STOP_SIGNALS, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the script handles them; the sidecar ends with the script
-    silence_grpc()
-    logging.basicConfig(handlers=(LogHandler(sys.stderr),), format="tf4slurm: %(levelname)s: %(message)s")
-    try:
-        asyncio.run(_run_sidecar(json.loads(sys.argv[1]), SlurmStep.from_environ(os.environ)))
-    except Exception as error:
-        send_error(error)
-    logging.shutdown()
-    os._exit(0)  # does not flush output to a script that may have ended
+
+    def run(environ: Mapping[str, str]) -> None:
+        try:
+            asyncio.run(_run_sidecar(json.loads(sys.argv[1]), SlurmStep.from_environ(environ)))
+        except Exception as error:
+            send_error(error)
+
+    run_program(run)
 
 
 async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:

@@ -20,22 +20,15 @@ _CLOSE_SECONDS = 1.0
 _T = TypeVar("_T")
 
 
-def silence_grpc() -> None:
-    """Stop gRPC's messages on standard error about clients that fail the TLS handshake or send invalid data.
-
-    Call this before gRPC starts. The user's GRPC_VERBOSITY is kept. Traces are off, because they show the token.
-    """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    os.environ.pop("GRPC_TRACE", None)
-
-
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
     """Run `main(environ)` and exit with its exit code; print a `Tf4SlurmError` without a traceback.
 
-    `environ` is a copy of os.environ without the changes of `silence_grpc`; child processes get this copy.
+    `environ` is a copy of os.environ, for child processes, from before the changes that silence gRPC's messages on
+    standard error about clients that fail the TLS handshake or send invalid data.
     """
     environ = dict(os.environ)
-    silence_grpc()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.pop("GRPC_TRACE", None)  # traces show the token
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # after `>&-`
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
