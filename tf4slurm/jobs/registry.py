@@ -75,7 +75,8 @@ def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], jo
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(to_versioned_json(job))
             check_trusted(Path(draft), _INSTEAD)
-            os.replace(draft, directory / f"{_key(name)}.json")
+            key = re.sub(r"[^\w.-]", "_", name)[:200]
+            os.replace(draft, directory / f"{key}.json")
         finally:
             Path(draft).unlink(missing_ok=True)
         for path in sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MAX_JOBS]:
@@ -149,10 +150,6 @@ def latest_run(job: KnownJob) -> RunDirectory:
         "directory was moved or deleted. Wait for the start, or give the path of the directory.",
         path=path,
     )
-
-
-def _key(name: str) -> str:
-    return re.sub(r"[^\w.-]", "_", name)[:200]
 
 
 def _directory(environ: Mapping[str, str]) -> Path:

@@ -39,13 +39,11 @@ def give_advice(
     usage: JobUsage, timeline: Timeline, not_finite: Mapping[tuple[str, int], float] | None = None
 ) -> list[Advice]:
     """Return the recommendations, the most important first; `not_finite` is the field of `Curves`."""
-    return [
-        *_metrics_not_finite(not_finite or {}, usage),
-        *(_from_samples(usage) if usage.num_samples >= _MIN_SAMPLES else ()),
-        *_longest_wait(usage, timeline),
-        *_restarts(timeline),
-        *_steps_not_reported(timeline),
-    ]
+    advice = [*_metrics_not_finite(not_finite or {}, usage)]
+    if usage.num_samples >= _MIN_SAMPLES:
+        for check in (_uneven_ps, _workers_waiting_for_ps, _unequal_workers, _excess_allocation, _long_end):
+            advice += check(usage)
+    return [*advice, *_longest_wait(usage, timeline), *_restarts(timeline), *_steps_not_reported(timeline)]
 
 
 def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]:
@@ -76,14 +74,6 @@ def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]
     if result.collateral:
         sentences.append("The other tasks failed because of the cause. They need no fix of their own.")
     return sentences
-
-
-def _from_samples(usage: JobUsage) -> Iterator[Advice]:
-    yield from _uneven_ps(usage)
-    yield from _workers_waiting_for_ps(usage)
-    yield from _unequal_workers(usage)
-    yield from _excess_allocation(usage)
-    yield from _long_end(usage)
 
 
 def _uneven_ps(usage: JobUsage) -> Iterator[Advice]:
@@ -188,10 +178,9 @@ def _restarts(timeline: Timeline) -> Iterator[Advice]:
     if total:
         name = max(restarts, key=lambda each: restarts[each])
         finding = f"{total} restarts in place, {restarts[name]} of them of {name}."
-        yield Advice(
-            finding if total > 1 else f"{name} was restarted once.",
-            "Its logs contain what it printed before each exit.",
-        )
+        if total == 1:
+            finding = f"{name} was restarted once."
+        yield Advice(finding, "Its logs contain what it printed before each exit.")
 
 
 def _steps_not_reported(timeline: Timeline) -> Iterator[Advice]:

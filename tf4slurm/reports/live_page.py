@@ -21,7 +21,6 @@ from typing import Any
 
 from tf4slurm.jobs.formatting import format_seconds
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import StatusFile
 from tf4slurm.jobs.status import JobFiles
 from tf4slurm.reports.report import make_body, make_page, make_title, read_template
 from tf4slurm.reports.summary import JobSummary
@@ -68,16 +67,19 @@ def serve_page(
 
 def _wait_for_end(page: _Page, should_stop: Callable[[], bool]) -> str:
     ended_at: float | None = None
+    status_time, status_changed_at = None, time.monotonic()  # by this host's clock, not the job's
     while not should_stop():
         time.sleep(0.5)
-        now = time.monotonic()
-        if ended_at is None and page.has_job_ended():
+        files, now = JobFiles(page.run), time.monotonic()
+        if ended_at is None and files.has_ended:
             ended_at = now
+        if files.status.time != status_time:
+            status_time, status_changed_at = files.status.time, now
         is_late = ended_at is not None and now - ended_at > page.update_seconds + _LAST_REQUEST_SECONDS
         if page.was_end_fetched or is_late:
             return "The job has ended."
-        if page.status_age_seconds() > _STATUS_TIMEOUT_SECONDS:
-            age = format_seconds(page.status_age_seconds())
+        if now - status_changed_at > _STATUS_TIMEOUT_SECONDS:
+            age = format_seconds(now - status_changed_at)
             return f"The launcher is lost: it has not written status.json for {age}."
     return "The page is no longer served."
 
@@ -86,25 +88,13 @@ class _Page:
     """The current page, cached for half of `update_seconds`, however many browsers request it."""
 
     def __init__(self, run: RunDirectory) -> None:
+        self.run = run
         self.token = secrets.token_urlsafe(32)
         self.was_end_fetched = False
         self.update_seconds = 0.0
-        self._run = run
         self._lock = threading.Lock()
         self._content: dict[str, Any] = {}
         self._expires_at = 0.0
-        self._status_time: float | None = None
-        self._status_changed_at = time.monotonic()
-
-    def status_age_seconds(self) -> float:
-        """Return the seconds since status.json last changed, by this host's clock, not the job's."""
-        status_time = (self._run.read(StatusFile) or StatusFile()).time
-        if status_time != self._status_time:
-            self._status_time, self._status_changed_at = status_time, time.monotonic()
-        return time.monotonic() - self._status_changed_at
-
-    def has_job_ended(self) -> bool:
-        return JobFiles(self._run).has_ended
 
     def content(self) -> dict[str, Any]:
         """Return the JSON that live.js fetches."""
@@ -116,7 +106,7 @@ class _Page:
 
     def _make_content(self) -> dict[str, Any]:
         started = time.monotonic()
-        summary = JobSummary(self._run)
+        summary = JobSummary(self.run)
         title, body = make_title(summary), make_body(summary)
         cost = time.monotonic() - started
         self.update_seconds = min(max(_MIN_UPDATE_SECONDS, cost / _PROCESSOR_SHARE), _MAX_UPDATE_SECONDS)
