@@ -8,7 +8,7 @@ import pytest
 
 from tf4slurm.errors import PlacementError
 from tf4slurm.slurm.environ import SlurmStep
-from tf4slurm.slurm.gpus import divide_gpus, gpu_environ
+from tf4slurm.slurm.gpus import gpu_environ
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,15 @@ from tf4slurm.slurm.gpus import divide_gpus, gpu_environ
     ],
 )
 def test_devices_are_divided(visible: str, sees_gpus: list[bool], per_task: int | None, expected: list[str]) -> None:
-    assert divide_gpus(visible, sees_gpus, per_task) == tuple(map(tuple, expected))
+    lists = {"CUDA_VISIBLE_DEVICES": tuple(visible)}
+    environs = [gpu_environ(lists, None, rank, sees_gpus, per_task) for rank in range(len(sees_gpus))]
+    found = [environ["CUDA_VISIBLE_DEVICES"] for environ in environs]
+    assert found == [",".join(devices) or "-1" for devices in expected]
 
 
 def test_too_many_gpus_per_task_are_refused() -> None:
     with pytest.raises(PlacementError, match=r"2 GPUs for each of 2 tasks are 4, .* the step 3: 4, 5, 7\."):
-        divide_gpus(["4", "5", "7"], [True, False, True], 2)
+        gpu_environ({"CUDA_VISIBLE_DEVICES": ("4", "5", "7")}, None, 0, [True, False, True], 2)
 
 
 def step(local_rank: int = 0, **variables: str) -> SlurmStep:

@@ -175,7 +175,7 @@ def _component(environ: Mapping[str, str], suffix: str) -> HetComponent:
 
 
 def _variable(variable: str, parse: Callable[[str], T], *default: Default) -> cached_property[T | Default]:
-    """Declare an attribute of `SlurmStep` that is read from a variable."""
+    """Declare an attribute of `SlurmStep` that is read from a variable, which is optional if it has a default."""
     return cached_property(lambda step: _read(step.environ, variable, parse, *default))
 
 

@@ -10,33 +10,6 @@ HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 """The variables that hide all GPUs from a process."""
 
 
-def divide_gpus(
-    visible: Sequence[str], sees_gpus: Sequence[bool], per_task: int | None = None
-) -> tuple[tuple[str, ...], ...]:
-    """Divide the devices of a node among its tasks that use GPUs.
-
-    Args:
-        visible: Slurm's names of the devices, such as ("2", "3").
-        sees_gpus: Whether each task uses GPUs, by local rank.
-        per_task: Devices per task. None divides all evenly: the first tasks get the remaining devices, and neighbours
-            share devices if there are fewer devices than tasks.
-
-    Returns:
-        The devices of each task, by local rank; () for a task without GPUs.
-
-    Raises:
-        PlacementError: There are too few devices for `per_task` per task.
-    """
-    num_users = sum(sees_gpus)
-    if per_task is not None and per_task * num_users > len(visible):
-        raise PlacementError(
-            f"{per_task} GPUs for each of {num_users} tasks are {per_task * num_users}, but this node gives the step "
-            f"{len(visible)}: {', '.join(visible) or 'none'}. Request more GPUs per node, or fewer per task."
-        )
-    shares = iter(_share(visible, index, num_users, per_task) for index in range(num_users))
-    return tuple(next(shares) if sees else () for sees in sees_gpus)
-
-
 def gpu_environ(
     visible_devices: Mapping[str, Sequence[str]],
     gpus_on_node: int | None,
@@ -50,24 +23,26 @@ def gpu_environ(
     same list, which is divided.
 
     Args:
-        visible_devices: Devices by variable.
+        visible_devices: Slurm's names of the devices by variable, such as {"CUDA_VISIBLE_DEVICES": ("2", "3")}.
         gpus_on_node: Number of GPUs of the step on this node; None if unknown.
+        local_rank: The task's 0-based rank on its node.
         sees_gpus: Whether each task uses GPUs, by local rank.
-        per_task: Devices per task; None divides all of them.
+        per_task: Devices per task. None divides all evenly: the first tasks get the remaining devices, and neighbours
+            share devices if there are fewer devices than tasks.
 
     Raises:
         PlacementError: There are too few devices for `per_task` per task.
     """
     if not sees_gpus[local_rank]:
         return {**dict.fromkeys(visible_devices, "-1"), **HIDDEN_GPUS}
-    devices: dict[str, str] = {}
+    environ = {}
     for variable, visible in visible_devices.items():
         if is_own_list(visible, gpus_on_node):
-            (own,) = divide_gpus(visible, [True], per_task)
+            own = _share(visible, 0, 1, per_task)
         else:
-            own = divide_gpus(visible, sees_gpus, per_task)[local_rank]
-        devices[variable] = ",".join(own) or "-1"
-    return devices
+            own = _share(visible, sum(sees_gpus[:local_rank]), sum(sees_gpus), per_task)
+        environ[variable] = ",".join(own) or "-1"
+    return environ
 
 
 def is_own_list(visible: Sequence[str], gpus_on_node: int | None) -> bool:
@@ -75,11 +50,17 @@ def is_own_list(visible: Sequence[str], gpus_on_node: int | None) -> bool:
     return gpus_on_node is not None and len(visible) < gpus_on_node
 
 
-def _share(visible: Sequence[str], index: int, num_users: int, per_task: int | None) -> tuple[str, ...]:
+def _share(visible: Sequence[str], index: int, num_users: int, per_task: int | None) -> Sequence[str]:
+    """Return the devices of one of the tasks of a node that use GPUs."""
     if per_task is not None:
-        return tuple(visible[index * per_task : (index + 1) * per_task])
+        if per_task * num_users > len(visible):
+            raise PlacementError(
+                f"{per_task} GPUs for each of {num_users} tasks are {per_task * num_users}, but this node gives the "
+                f"step {len(visible)}: {', '.join(visible) or 'none'}. Request more GPUs per node, or fewer per task."
+            )
+        return visible[index * per_task : (index + 1) * per_task]
     if len(visible) < num_users:
-        return tuple(visible[index * len(visible) // num_users :][:1])
+        return visible[index * len(visible) // num_users :][:1]
     size, more = divmod(len(visible), num_users)
     start = index * size + min(index, more)
-    return tuple(visible[start : start + size + (index < more)])
+    return visible[start : start + size + (index < more)]
