@@ -17,7 +17,7 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address
 from tf4slurm.control import client
 from tf4slurm.control.client import ControlClient
-from tf4slurm.control.credentials import Credentials
+from tf4slurm.control.credentials import ControlEndpoint, Credentials
 from tf4slurm.control.messages import BarrierArrival, Registration, ScriptState, Usage, decode_cluster
 from tf4slurm.spec import JobSpec
 
@@ -46,7 +46,7 @@ class _Tasks:
         self._pipe = pipe
         self._num_tasks = num_tasks
         self._limits = limits_of(num_tasks)
-        self._service = ((Address("127.0.0.1", port),), credentials)
+        self._service = ControlEndpoint((Address("127.0.0.1", port),), credentials)
         self._members = [self._member(rank) for rank in ranks]
         self._chief = self._members[0] if 0 in ranks else None
 

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from benchmarks.simulated_tasks import PATIENCE_SECONDS, be_tasks, limits_of
-from tf4slurm.agent.bootstrap import ControlEndpoint, LocalTask
 from tf4slurm.cluster import Task
-from tf4slurm.control.credentials import create_credentials
+from tf4slurm.control.credentials import ControlEndpoint, create_credentials
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -174,7 +173,7 @@ class _NoSpawner:
         self._pipe = pipe
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
-        service = ControlEndpoint.from_environ(environment, LocalTask(0, ""))
+        service = ControlEndpoint.from_environ(environment)
         self._pipe.send((service.addresses[0].port, service.credentials))
 
     async def close(self, grace_period_seconds: float) -> None:

@@ -26,7 +26,7 @@ from tests.security.flood import KINDS
 from tests.unit.test_service_and_client import Relay, cancel, make_registration, until
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control.client import ControlClient
-from tf4slurm.control.credentials import Credentials, create_credentials
+from tf4slurm.control.credentials import ControlEndpoint, Credentials, create_credentials
 from tf4slurm.control.messages import ScriptState
 from tf4slurm.control.service import _UNAUTHENTICATED_CONNECTIONS, ControlService
 from tf4slurm.control.state import JobState
@@ -136,9 +136,10 @@ class Served:
     def begin(self, *ports: int) -> None:
         """Start all tasks; they connect to the service itself, or each to one of these ports."""
         for rank in range(self._num_tasks):
-            address = Address("127.0.0.1", ports[rank] if ports else self.port)
+            assert self._credentials is not None
+            endpoint = ControlEndpoint((Address("127.0.0.1", ports[rank] if ports else self.port),), self._credentials)
             member = ControlClient(
-                lambda address=address: ([address], self._credentials),  # type: ignore[misc]
+                lambda endpoint=endpoint: endpoint,  # type: ignore[misc]
                 lambda _, rank=rank: make_registration(rank),  # type: ignore[misc]
                 JobSpec(start_timeout_seconds=60),
                 self._num_tasks,

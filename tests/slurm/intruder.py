@@ -19,11 +19,9 @@ from typing import Any
 
 from tests.processes import marked_processes
 from tf4slurm import __version__
-from tf4slurm.agent.bootstrap import ControlEndpoint
 from tf4slurm.cluster import Address
-from tf4slurm.control import munge
 from tf4slurm.control.client import ControlClient
-from tf4slurm.control.credentials import Credentials
+from tf4slurm.control.credentials import ControlEndpoint, Credentials, open_from_this_user
 from tf4slurm.control.messages import Registration
 from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.spec import JobSpec
@@ -44,7 +42,7 @@ def register(address: Address) -> str:
     credentials = Credentials(ssl.get_server_certificate(address), "0" * 64)
     registration = Registration(0, "n", "h", 1, "intruder", __version__)
     spec = JobSpec(heartbeat_timeout_seconds=3, start_timeout_seconds=2)
-    member = ControlClient(lambda: ([address], credentials), lambda _: registration, spec)
+    member = ControlClient(lambda: ControlEndpoint((address,), credentials), lambda _: registration, spec)
     try:
         asyncio.run(member.run())
         return f"registered {member.cluster}"
@@ -64,7 +62,7 @@ def main(run_directory: Path, mark: str, host: str, port: int) -> None:
         "read": attempt(control.read_text),
         "find": attempt(ControlEndpoint.from_file, control),
         "plant": attempt((run_directory / "control.json").write_text, "{}"),
-        "open": attempt(munge.open_from_this_user, credential),
+        "open": attempt(open_from_this_user, credential),
         "environ": sorted({attempt(Path(f"/proc/{pid}/environ").read_bytes) for pid in pids}),
         "memory": sorted({attempt(Path(f"/proc/{pid}/mem").open) for pid in pids}),
         "register": register(Address(host, port)),

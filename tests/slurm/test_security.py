@@ -61,7 +61,7 @@ def step(tmp_path: Path, lab: SlurmLab) -> Iterator[Step]:
 
 
 def credentials_in(control: dict[str, Any], lab: SlurmLab) -> dict[str, str]:
-    code = "import sys; from tf4slurm.control import munge; print(munge.open_from_this_user(sys.argv[1]))"
+    code = "import sys; from tf4slurm.control import credentials; print(credentials.open_from_this_user(sys.argv[1]))"
     found: dict[str, str] = json.loads(lab.on(lab.nodes[0], sys.executable, "-c", code, control["munge"]).stdout)
     return found
 
@@ -113,7 +113,7 @@ def test_other_user_gets_no_credentials_and_cannot_register(step: Step, lab: Slu
     assert found["register"].endswith(" None")
     for credential in found["sealed"]:  # a credential that another user sealed for this one is not used
         assert credential.startswith("MUNGE:")
-        code = "import sys; from tf4slurm.control import munge; munge.open_from_this_user(sys.argv[1])"
+        code = "import sys; from tf4slurm.control import credentials; credentials.open_from_this_user(sys.argv[1])"
         refused = lab.on(lab.nodes[1], sys.executable, "-c", code, credential, check=False)
         assert "was not sealed by this user for this user" in refused.stderr
     step.end()

@@ -17,7 +17,7 @@ def test_result_of_rank_0_is_kept_and_one_task_alone_removes_control_file(tmp_pa
         raise AssertionError
 
     directory = RunDirectory.open(tmp_path / "job")
-    member = ControlClient(lambda: ([], None), never, JobSpec(start_timeout_seconds=1))  # type: ignore[arg-type]
+    member = ControlClient(lambda: None, never, JobSpec(start_timeout_seconds=1))  # type: ignore[arg-type]
     directory.write_control({"munge": "s"})
     directory.write_result(ResultFile(exit_code=3))
     assert [_write_result(member, directory) for _ in range(2)] == [True, False]

@@ -15,19 +15,18 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_service_and_client import CREDENTIALS, OTHER_JOB, SHARED, cancel, serving, until
-from tf4slurm.agent.bootstrap import (
-    ControlEndpoint,
+from tf4slurm.agent.rendezvous import (
     LocalTask,
     Place,
+    Rendezvous,
     is_under_launcher,
     read_place,
     spec_from_environ,
     spec_to_environ,
 )
-from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Address, Task
-from tf4slurm.control import munge
-from tf4slurm.control.credentials import Credentials
+from tf4slurm.control import credentials
+from tf4slurm.control.credentials import ControlEndpoint, Credentials
 from tf4slurm.control.messages import Registration
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
@@ -86,7 +85,7 @@ def test_endpoint_survives_the_environment() -> None:
         rest = {name: value for name, value in environ.items() if name != missing}
         assert not is_under_launcher({**rest, **spec_to_environ(JobSpec(workers=1), Path("/runs/x"))})
     assert not is_under_launcher(STEP)
-    assert ControlEndpoint.from_environ(environ, HERE) == SERVICE
+    assert ControlEndpoint.from_environ(environ) == SERVICE
 
 
 @pytest.mark.parametrize(
@@ -98,8 +97,9 @@ def test_endpoint_survives_the_environment() -> None:
     ],
 )
 def test_launch_address_of_slurm_comes_first(launch_address: str | None, hosts: list[str]) -> None:
-    step = {**STEP, "SLURM_LAUNCH_NODE_IPADDR": launch_address or ""}
-    found = ControlEndpoint.from_environ(SERVICE.to_environ(), read_place(step))
+    place = read_place({**STEP, "SLURM_LAUNCH_NODE_IPADDR": launch_address or ""})
+    assert isinstance(place, SlurmStep)
+    found = ControlEndpoint.from_environ(SERVICE.to_environ(), place.launch_address)
     assert found.addresses == tuple(Address(host, 5000) for host in hosts)
 
 
@@ -205,7 +205,7 @@ def test_file_whose_sealed_text_has_no_credentials_is_no_endpoint(
 ) -> None:
     path = tmp_path / "control.json"
     path.write_text(json.dumps({"addresses": ["n1:1"], "munge": "MUNGE:sealed:"}))
-    monkeypatch.setattr(munge, "open_from_this_user", lambda _: text)
+    monkeypatch.setattr(credentials, "open_from_this_user", lambda _: text)
     assert ControlEndpoint.from_file(path) is None
 
 
@@ -216,8 +216,8 @@ def test_munge_seals_certificate_and_token(tmp_path: Path, monkeypatch: pytest.M
         sealed.append(text)
         return "MUNGE:sealed:"
 
-    monkeypatch.setattr(munge, "seal_for_this_user", seal)
-    monkeypatch.setattr(munge, "open_from_this_user", lambda _: sealed[0])
+    monkeypatch.setattr(credentials, "seal_for_this_user", seal)
+    monkeypatch.setattr(credentials, "open_from_this_user", lambda _: sealed[0])
     content = SERVICE.to_json()
     assert content == {"addresses": ["10.0.0.1:5000", "[fd00::1]:5000"], "munge": "MUNGE:sealed:"}
     assert json.loads(sealed[0]) == {"certificate": SHARED.certificate, "token": SHARED.token}
@@ -228,7 +228,7 @@ def test_munge_seals_certificate_and_token(tmp_path: Path, monkeypatch: pytest.M
 
 def test_credentials_beside_sealed_ones_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sealed = json.dumps({"certificate": SHARED.certificate, "token": SHARED.token})
-    monkeypatch.setattr(munge, "open_from_this_user", lambda _: sealed)
+    monkeypatch.setattr(credentials, "open_from_this_user", lambda _: sealed)
     path = tmp_path / "control.json"
     planted = {"certificate": OTHER_JOB.shared.certificate, "token": "planted"}
     path.write_text(json.dumps({"addresses": ["n1:1"], "munge": "MUNGE:sealed:", "credentials": planted}))
@@ -324,7 +324,7 @@ def check_registered(spec: JobSpec, place: Place, check: Callable[[Rendezvous, J
 def test_task_registers_the_address_of_its_route_and_the_port_it_holds() -> None:
     def check(rendezvous: Rendezvous, state: JobState) -> None:
         assert rendezvous.failure is None
-        assert rendezvous.token == SHARED.token
+        assert rendezvous.client.token == SHARED.token
         assert rendezvous.held_port is not None
         record = state.records[0]
         assert record.address == Address("127.0.0.1", rendezvous.held_port.port)

@@ -24,7 +24,7 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Task
 from tf4slurm.control import client
 from tf4slurm.control.client import ControlClient
-from tf4slurm.control.credentials import TLS_NAME, Credentials, ServiceCredentials, create_credentials
+from tf4slurm.control.credentials import TLS_NAME, ControlEndpoint, Credentials, ServiceCredentials, create_credentials
 from tf4slurm.control.messages import (
     HEARTBEAT,
     MAX_STATE_BYTES,
@@ -138,7 +138,7 @@ def make_client(
         heartbeat_interval_seconds=INTERVAL,
         heartbeat_timeout_seconds=heartbeat_timeout_seconds,
     )
-    return ControlClient(lambda: (addresses, credentials), registration, limits)
+    return ControlClient(lambda: ControlEndpoint(addresses, credentials), registration, limits)
 
 
 class Job:
@@ -1090,17 +1090,6 @@ async def test_run_without_a_service_ends_at_the_rendezvous_timeout(find: str) -
 
 
 @in_event_loop
-async def test_no_address_is_tried_without_credentials() -> None:
-    async with serving() as job, Relay(job.port) as relay:
-        address = Address("127.0.0.1", relay.port)
-        limits = JobSpec(start_timeout_seconds=0.3)
-        member = ControlClient(lambda: ([address], None), lambda _: make_registration(0), limits)
-        with pytest.raises(RendezvousConnectionError, match="no address is known yet"):
-            await member.run()
-        assert relay.connections == 0
-
-
-@in_event_loop
 async def test_address_that_accepts_and_sends_nothing_is_reported_as_such() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         member = make_client(Address(*mute.getsockname()), rendezvous_timeout_seconds=0.3)
@@ -1112,7 +1101,7 @@ async def test_address_that_accepts_and_sends_nothing_is_reported_as_such() -> N
 async def test_service_that_starts_later_is_found() -> None:
     async with serving() as job:
         known: list[Address] = []
-        member = ControlClient(lambda: (known, SHARED), lambda _: make_registration(0), JobSpec())
+        member = ControlClient(lambda: ControlEndpoint(tuple(known), SHARED), lambda _: make_registration(0), JobSpec())
         job.begin(member)
         await asyncio.sleep(0)
         known.append(job.address)

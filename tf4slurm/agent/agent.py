@@ -11,13 +11,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from tf4slurm.agent.bootstrap import ControlEndpoint, read_place, spec_from_environ
 from tf4slurm.agent.child import OwnedChild, TaskProcess
-from tf4slurm.agent.rendezvous import Rendezvous
+from tf4slurm.agent.rendezvous import Rendezvous, read_place, spec_from_environ
 from tf4slurm.cluster import Cluster
+from tf4slurm.control.credentials import ControlEndpoint
 from tf4slurm.control.records import exit_code_of
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.system.program import LineWriter, run_program
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
         SlurmEnvironmentError: The environment does not determine the task.
     """
     place = read_place(environ)
-    endpoint = ControlEndpoint.from_environ(environ, place)
+    endpoint = ControlEndpoint.from_environ(environ, place.launch_address if isinstance(place, SlurmStep) else None)
     spec, path = spec_from_environ(command, environ)
     writer = LineWriter(sys.stdout)
     try:

@@ -1,4 +1,4 @@
-"""A task's rendezvous: choose an address, hold a port, register, and check the addresses of other tasks.
+"""A task's place in the job, and its rendezvous: choose an address, hold a port, register, check other addresses.
 
 When all tasks have done this, every task has the cluster spec and may start its child process.
 """
@@ -6,28 +6,61 @@ When all tasks have done this, every task has the cluster spec and may start its
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from tf4slurm import __version__
-from tf4slurm.agent.bootstrap import ControlEndpoint, Place
 from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.client import ControlClient
-from tf4slurm.control.credentials import Credentials
+from tf4slurm.control.credentials import ControlEndpoint
 from tf4slurm.control.messages import Registration
 from tf4slurm.errors import PlacementError, Tf4SlurmError
 from tf4slurm.network.interfaces import task_address
 from tf4slurm.network.ports import HeldPort, hold_port
 from tf4slurm.network.reachability import answer_checks, find_unreachable, members_to_check
-from tf4slurm.slurm.environ import SlurmStep
+from tf4slurm.slurm.environ import SlurmStep, own_node_name
 from tf4slurm.spec import JobSpec
+from tf4slurm.system.variables import (
+    CERTIFICATE_VARIABLE,
+    CONTROL_VARIABLE,
+    RANK_VARIABLE,
+    RUN_DIRECTORY_VARIABLE,
+    SETTINGS_VARIABLE,
+    TOKEN_VARIABLE,
+)
 
 _CHECK_SECONDS = 5.0
 _PORT_SECONDS, _PORT_PAUSE_SECONDS = 3.0, 0.05
 _FAILURE_CHARACTERS = 900
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """A task that the local launcher started: its rank, and the name of this host."""
+
+    rank: int
+    node_name: str
+
+
+Place = SlurmStep | LocalTask
+"""A process's place in the job: a rank of a Slurm step, or a rank that the local launcher assigned."""
+
+
+def read_place(environ: Mapping[str, str]) -> Place:
+    """Read the place from the local launcher's variables if they are set, else from the Slurm step's variables.
+
+    Raises:
+        SlurmEnvironmentError: Neither are set.
+    """
+    if RANK_VARIABLE in environ:
+        return LocalTask(int(environ[RANK_VARIABLE]), own_node_name(environ))
+    return SlurmStep.from_environ(environ)
 
 
 class Rendezvous:
@@ -51,16 +84,14 @@ class Rendezvous:
         """`owns_child` is False if srun started the script, so that the agent does not start or end it."""
         self.place = place
         self.spec = spec
-        self.token = ""
         self.failure: Tf4SlurmError | OSError | None = None
         self.held_port: HeldPort | None = None
         self.listener: socket.socket | None = None
-        self._find_endpoint = find_endpoint
         self._owns_child = owns_child
         self._choosing = threading.Lock()
         self._incarnation = f"{os.getpid()}-{time.time_ns():x}-{os.urandom(4).hex()}"
         num_tasks = place.num_tasks if isinstance(place, SlurmStep) else spec.num_tasks
-        self.client = ControlClient(self._addresses, self._make_registration, spec, num_tasks)
+        self.client = ControlClient(find_endpoint, self._make_registration, spec, num_tasks)
 
     async def wait_for_cluster(self) -> Cluster | None:
         """Register, take part in the reachability checks, and wait for all tasks.
@@ -80,7 +111,7 @@ class Rendezvous:
                 if client.desired.start_count:
                     return cluster
                 if self.listener is not None and server is None:
-                    server = await answer_checks(self.listener, self.token, self.place.rank)
+                    server = await answer_checks(self.listener, self.client.token, self.place.rank)
                 if cluster is not None and client.observed.state == "registered":
                     await self._check_addresses(cluster)
         finally:
@@ -115,20 +146,13 @@ class Rendezvous:
     async def _check_addresses(self, cluster: Cluster) -> None:
         """Check the addresses assigned to this task, and compare the cluster's nodes with Slurm's."""
         members = members_to_check(cluster, self.place.rank)
-        faults = await find_unreachable(members, self.token, _CHECK_SECONDS)
+        faults = await find_unreachable(members, self.client.token, _CHECK_SECONDS)
         if isinstance(self.place, SlurmStep):
             try:
                 self.place.check_own_place([member.node for member in cluster.members])
             except Tf4SlurmError as error:
                 faults.append(str(error).removesuffix("."))
         self.client.update(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)
-
-    def _addresses(self) -> tuple[Sequence[Address], Credentials | None]:
-        endpoint = self._find_endpoint()
-        if endpoint is None:
-            return (), None
-        self.token = endpoint.credentials.token
-        return endpoint.addresses, endpoint.credentials
 
     def _make_registration(self, service: Address) -> Registration:
         """Choose this task's address on the route to `service`, and hold a port once; called in a thread.
@@ -146,3 +170,20 @@ class Rendezvous:
         failure = None if self.failure is None else str(self.failure)[:_FAILURE_CHARACTERS]
         task = (self.place.rank, node, host, port, self._incarnation, __version__)
         return Registration(*task, failure, self._owns_child)
+
+
+def is_under_launcher(environ: Mapping[str, str]) -> bool:
+    """Return whether a launcher started this process as an agent."""
+    return all(
+        variable in environ for variable in (CONTROL_VARIABLE, TOKEN_VARIABLE, CERTIFICATE_VARIABLE, SETTINGS_VARIABLE)
+    )
+
+
+def spec_to_environ(spec: JobSpec, run_directory: Path) -> dict[str, str]:
+    """Return the environment variables for `spec_from_environ`."""
+    return {SETTINGS_VARIABLE: json.dumps(spec.to_json()), RUN_DIRECTORY_VARIABLE: str(run_directory)}
+
+
+def spec_from_environ(command: Sequence[str], environ: Mapping[str, str]) -> tuple[JobSpec, Path]:
+    """Read the job's spec and run directory from an agent's environment, which does not contain the command."""
+    return JobSpec(tuple(command), **json.loads(environ[SETTINGS_VARIABLE])), Path(environ[RUN_DIRECTORY_VARIABLE])

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from tf4slurm.agent.bootstrap import is_under_launcher
 from tf4slurm.cli.options import given, job_options, read_options, site_option
 from tf4slurm.spec import SLURM_OPTIONS, JobSpec
 from tf4slurm.system.variables import ANSWER_VARIABLE
@@ -59,6 +58,7 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
     Settings files and TF4SLURM_<OPTION> variables are not read.
     """
     from tf4slurm.agent.agent import run_agent
+    from tf4slurm.agent.rendezvous import is_under_launcher
 
     if is_under_launcher(environ):
         sys.exit(run_agent(options["command"], environ))

@@ -8,14 +8,14 @@ import dataclasses
 import ipaddress
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from tf4slurm.cluster import Address, Cluster
-from tf4slurm.control.credentials import TLS_NAME, Credentials, handshake_seconds
+from tf4slurm.control.credentials import TLS_NAME, ControlEndpoint, Credentials, handshake_seconds
 from tf4slurm.control.messages import (
     HEARTBEAT,
     METHOD,
@@ -68,11 +68,12 @@ class ControlClient:
         cluster: The latest cluster that the service has sent; None if it has sent none.
         cluster_attempt: The attempt that formed `cluster`; 0 if the service has sent no cluster.
         service_address: The address of the service where this task last registered; None before that.
+        token: The job's token; empty before it is known.
     """
 
     def __init__(
         self,
-        find_service: Callable[[], tuple[Sequence[Address], Credentials | None]],
+        find_service: Callable[[], ControlEndpoint | None],
         make_registration: Callable[[Address], Registration],
         spec: JobSpec,
         num_tasks: int = 1,
@@ -80,8 +81,8 @@ class ControlClient:
         """Create a client that is not connected yet.
 
         Args:
-            find_service: Returns the addresses where the service may listen, and the job's credentials. Called before
-                each attempt to connect, in a thread, because it may read a file.
+            find_service: Returns the addresses where the service may listen, and the job's credentials, once they are
+                known. Called before each attempt to connect, in a thread, because it may read a file.
             make_registration: Returns the first message for a service at the given address. Called in a thread, because
                 it may resolve a name, until a registration is accepted.
             spec: The job's timeouts. The service is lost if it sends nothing for the heartbeat timeout.
@@ -92,6 +93,7 @@ class ControlClient:
         self.cluster: Cluster | None = None
         self.cluster_attempt = 0
         self.service_address: Address | None = None
+        self.token = ""
         self._find_service = find_service
         self._make_registration = make_registration
         self._registration: Registration | None = None
@@ -143,12 +145,13 @@ class ControlClient:
         """
         at = error = ""
         while time.monotonic() < self._deadline:
-            addresses, credentials = await self._find_in_time()
+            endpoint = await self._find_in_time()
+            addresses = endpoint.addresses if endpoint is not None else ()
             for address in sorted(addresses, key=lambda address: address != self.service_address):
-                if (left := self._deadline - time.monotonic()) <= 0 or credentials is None:
+                if endpoint is None or (left := self._deadline - time.monotonic()) <= 0:
                     break
                 try:
-                    if await self._connect(address, credentials, min(self._connect_seconds, left)):
+                    if await self._connect(address, endpoint.credentials, min(self._connect_seconds, left)):
                         return
                     reason, is_cut_short = "it sent nothing for the heartbeat timeout", False
                 except RendezvousClosedError:
@@ -171,12 +174,15 @@ class ControlClient:
             address=at,
         )
 
-    async def _find_in_time(self) -> tuple[Sequence[Address], Credentials | None]:
-        """Return the result of `find_service`; no address if a stalled file system delays it beyond the deadline."""
+    async def _find_in_time(self) -> ControlEndpoint | None:
+        """Return the result of `find_service`; None if a stalled file system delays it beyond the deadline."""
         try:
-            return await asyncio.wait_for(in_thread(self._find_service), self._deadline - time.monotonic())
+            endpoint = await asyncio.wait_for(in_thread(self._find_service), self._deadline - time.monotonic())
         except asyncio.TimeoutError:
-            return (), None
+            return None
+        if endpoint is not None:
+            self.token = endpoint.credentials.token
+        return endpoint
 
     async def _connect(self, address: Address, credentials: Credentials, connect_seconds: float) -> bool:
         """Make one call and serve it until it ends; return whether this task has terminated.

@@ -1,14 +1,35 @@
-"""The credentials of a job: the TLS certificate of its control service, and the token of its tasks.
+"""The credentials of a job, and how its tasks receive them with the addresses of the control service.
 
-The process that runs the control service creates both, and keeps the private key in memory. The tasks receive the
-certificate, which they pin, and the token, which they send with each call.
+The process that runs the control service creates the credentials, and keeps the private key in memory. The tasks
+receive the certificate, which they pin, and the token, which they send with each call: from the launcher in their
+environment, or under plain srun in control.json, which MUNGE encrypts where it works.
+
+Slurm's daemons authenticate each other with MUNGE. The daemon munged on each host encrypts a text with the cluster's
+key, records the user who encrypted it, and decrypts it for one user only. The programs `munge` and `unmunge` take 2 ms
+each. The text passes through standard input and output, never through arguments.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import functools
+import json
+import logging
+import os
+import re
 import secrets
+import stat
+import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from tf4slurm.cluster import Address
+from tf4slurm.errors import AuthenticationError
+from tf4slurm.system.variables import CERTIFICATE_VARIABLE, CONTROL_VARIABLE, TOKEN_VARIABLE
+
+logger = logging.getLogger(__name__)
 
 TLS_NAME = "tf4slurm"
 """The name in the certificate. Tasks check this name instead of the address, because the service has many addresses."""
@@ -20,6 +41,13 @@ _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezon
 _TOKEN_BYTES = 32
 _HANDSHAKE_SECONDS = 3.0
 _HANDSHAKES_PER_SECOND = 500  # two cores complete more, even if all tasks connect at the same time
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a named pipe does not block
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MUNGE_SECONDS = 5.0
+_PURPOSE = b"tf4slurm control secret: "
+_OPENED = (0, 15, 16, 17)
+"""STATUS of credentials that are valid, expired, from the future, or already opened on this host (munge.h). All are
+accepted, because many tasks open the same credential, some of them late."""
 
 
 @dataclass(frozen=True)
@@ -81,3 +109,108 @@ def create_credentials() -> ServiceCredentials:
 def handshake_seconds(num_tasks: int) -> float:
     """Return the time limit in seconds for a TLS handshake, and for the first call after the handshake."""
     return _HANDSHAKE_SECONDS + num_tasks / _HANDSHAKES_PER_SECOND
+
+
+@dataclass(frozen=True)
+class ControlEndpoint:
+    """The addresses of the control service, and the job's credentials."""
+
+    addresses: tuple[Address, ...]
+    credentials: Credentials
+
+    def to_environ(self) -> dict[str, str]:
+        return {
+            CONTROL_VARIABLE: ",".join(map(str, self.addresses)),
+            TOKEN_VARIABLE: self.credentials.token,
+            CERTIFICATE_VARIABLE: self.credentials.certificate,
+        }
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str], launch_host: str | None = None) -> ControlEndpoint:
+        """Read the launcher's variables. The address of srun's host, if known, comes first."""
+        addresses = [Address.from_text(text) for text in environ[CONTROL_VARIABLE].split(",")]
+        if launch_host is not None:
+            addresses.insert(0, Address(launch_host, addresses[0].port))
+        return cls(tuple(dict.fromkeys(addresses)), Credentials(environ[CERTIFICATE_VARIABLE], environ[TOKEN_VARIABLE]))
+
+    def to_json(self) -> dict[str, object]:
+        """Return the content of control.json (mode 0600). MUNGE, if it works, seals the credentials.
+
+        The certificate is sealed too, so that an untrusted file server cannot replace it.
+        """
+        credentials = dataclasses.asdict(self.credentials)
+        sealed = seal_for_this_user(json.dumps(credentials))
+        content = {"credentials": credentials} if sealed is None else {"munge": sealed}
+        return {"addresses": list(map(str, self.addresses)), **content}
+
+    @classmethod
+    def from_file(cls, path: Path) -> ControlEndpoint | None:
+        """Read control.json; return None if the file does not exist, is invalid, or is writable by other users.
+
+        Raises:
+            AuthenticationError: MUNGE cannot open the credentials on this host.
+        """
+        try:
+            if path.name not in os.listdir(path.parent):  # NFS caches missing files for a minute
+                return None
+            with open(os.open(path, _READ_FLAGS), encoding="utf-8") as file:
+                facts = os.fstat(file.fileno())
+                if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & _OTHERS_WRITE:
+                    return None
+                content = json.load(file)
+            addresses = tuple(map(Address.from_text, content["addresses"]))
+            if "munge" in content:
+                content["credentials"] = json.loads(open_from_this_user(content["munge"]))
+            return cls(addresses, Credentials(**content["credentials"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def seal_for_this_user(secret: str) -> str | None:
+    """Return a MUNGE credential that only this user can open; None if MUNGE does not work on this host."""
+    try:
+        sealed = _run_munge("munge", f"--restrict-uid={os.getuid()}", "--ttl=-1", text=_PURPOSE + secret.encode())
+        credential = sealed.decode("ascii").strip()
+        return credential if open_from_this_user(credential) == secret else None
+    except (AuthenticationError, ValueError) as error:
+        logger.debug("MUNGE does not work here: %s", error)
+        return None
+
+
+@functools.lru_cache(maxsize=1)
+def open_from_this_user(credential: str) -> str:
+    """Return the secret in a credential from `seal_for_this_user`; the last result is cached.
+
+    Raises:
+        AuthenticationError: MUNGE cannot open the credential on this host, or another user or program created it.
+    """
+    answer = _run_munge("unmunge", "--numeric", "--keys=STATUS,UID,UID_RESTRICTION", text=credential.encode())
+    metadata, _, text = answer.partition(b"\n\n")
+    facts = {key: int(value) for key, value in re.findall(rb"^(\w+):\s*(-?\d+)$", metadata, re.MULTILINE)}
+    me = os.getuid()
+    if facts.get(b"STATUS") not in _OPENED or facts.get(b"UID") != me or facts.get(b"UID_RESTRICTION") != me:
+        raise AuthenticationError(
+            "The job's secret was not sealed by this user for this user. Check who can write to the run directory."
+        )
+    if not text.startswith(_PURPOSE):
+        raise AuthenticationError(
+            "The MUNGE credential that should contain the job's secret was made for another purpose."
+        )
+    return text.removeprefix(_PURPOSE).decode()
+
+
+def _run_munge(program: str, *options: str, text: bytes) -> bytes:
+    try:
+        done = subprocess.run((program, *options), input=text, capture_output=True, timeout=_MUNGE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise AuthenticationError(_failed(program, type(error).__name__)) from error
+    if done.returncode not in _OPENED:
+        raise AuthenticationError(_failed(program, done.stderr.decode(errors="replace").strip()))
+    return done.stdout
+
+
+def _failed(program: str, reason: str) -> str:
+    return (
+        f"{program!r} does not work on {os.uname().nodename}: {reason}. The job's secret is encrypted by MUNGE, which "
+        "must run on every host of the job or on none. Check munged, and its socket inside of containers."
+    )

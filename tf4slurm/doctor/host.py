@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tf4slurm.control.munge import seal_for_this_user
+from tf4slurm.control.credentials import seal_for_this_user
 from tf4slurm.doctor.finding import Finding
 from tf4slurm.doctor.software import check_software
 from tf4slurm.errors import InterfaceError, PlacementError

@@ -20,7 +20,7 @@ from typing import Any
 
 from tf4slurm.batch_spec import own_program
 from tf4slurm.cluster import Address
-from tf4slurm.control.munge import open_from_this_user, seal_for_this_user
+from tf4slurm.control.credentials import open_from_this_user, seal_for_this_user
 from tf4slurm.doctor.finding import Finding, merge_nodes
 from tf4slurm.doctor.host import check_clocks, check_directory, check_host, check_shared, probe_file, probe_path
 from tf4slurm.doctor.software import IMPORT_SECONDS

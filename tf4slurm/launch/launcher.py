@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tf4slurm import __version__
-from tf4slurm.agent.bootstrap import ControlEndpoint, spec_to_environ
+from tf4slurm.agent.rendezvous import spec_to_environ
 from tf4slurm.cluster import Address
-from tf4slurm.control.credentials import create_credentials
+from tf4slurm.control.credentials import ControlEndpoint, create_credentials
 from tf4slurm.control.records import Outcome, describe_end
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase

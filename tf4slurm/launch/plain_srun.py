@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tf4slurm.agent.agent import Agent
-from tf4slurm.agent.bootstrap import ControlEndpoint
 from tf4slurm.agent.child import OwnedChild
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.agent.sidecar import CallingScript, send_error
 from tf4slurm.cluster import Address
 from tf4slurm.control.client import ControlClient
+from tf4slurm.control.credentials import ControlEndpoint
 from tf4slurm.errors import EXIT_TASK_LOST, InterfaceError, LaunchError, RendezvousError
 from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
