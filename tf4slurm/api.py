@@ -252,7 +252,7 @@ def logs(
         job: The job.
         tasks: The tasks, such as "chief/0" or "worker/*"; all if none is given.
         tail: Number of last lines of each log; None for all lines.
-        since: Omit lines that are certainly older than this time, in seconds since 1970.
+        since: Omit lines that are certainly older than this time, in seconds since 1970; overrides `tail`.
         merged: Sort the lines of all tasks by time, which is accurate to about a second.
         follow: Continue with new lines, sorted by time, until the job has ended.
         on_pending: With `follow`, called while the job is pending, whenever Slurm's reason changes.

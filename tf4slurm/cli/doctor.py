@@ -93,16 +93,17 @@ def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, *
     They run on this host; in a Slurm allocation on its hosts, as many tasks as Slurm gives. The test takes some seconds
     more than TensorFlow needs to start.
     """
-    from tf4slurm.cli.reporter import BriefReporter
+    from tf4slurm.cli.reporter import PlainReporter
     from tf4slurm.doctor.smoke_test import describe_success, smoke_test_spec
     from tf4slurm.launch.start import find_allocation, run_job
+    from tf4slurm.system.program import LineWriter
 
     allocation = find_allocation(environ, local=local)
     is_plain = plain or importlib.util.find_spec("tensorflow") is None
     if is_plain and not plain:
         click.echo("tf4slurm | TensorFlow is not installed in this Python: the test runs without it", err=True)
     spec = smoke_test_spec(given(options), allocation, is_plain=is_plain, timeout_seconds=timeout)
-    result = run_job(spec, environ, allocation, BriefReporter)
+    result = run_job(spec, environ, allocation, lambda num: PlainReporter(num, None, LineWriter(sys.stderr)))
     if result.file.exit_code == 0:
         click.echo(describe_success(result))
     else:

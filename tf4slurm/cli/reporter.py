@@ -19,8 +19,11 @@ _DRAW_SECONDS = 0.1
 class PlainReporter(Reporter):
     """Prints plain lines, for files and pipes, without routine events of each task."""
 
-    def __init__(self, num_tasks: int, output: LineWriter, notes: LineWriter) -> None:
-        """Create a reporter that prints task output to `output`, and events and the summary to `notes`."""
+    def __init__(self, num_tasks: int, output: LineWriter | None, notes: LineWriter) -> None:
+        """Create a reporter that prints task output to `output`, and events and the summary to `notes`.
+
+        Without `output`, it omits the tasks' output, and the summary of a job that succeeded.
+        """
         self._num_tasks = num_tasks
         self._output = output
         self._notes = notes
@@ -34,34 +37,21 @@ class PlainReporter(Reporter):
             self._note(f"{event.seconds:6.2f} s  {event.text}")
 
     def on_output(self, line: str) -> None:
-        self._output.write(line)
+        if self._output is not None:
+            self._output.write(line)
 
     def on_result(self, result: Result) -> None:
-        self._summary = summary(result)
+        if self._output is not None or result.file.exit_code != 0:
+            self._summary = summary(result)
 
     def close(self) -> None:
         """Print the queued lines, then the summary."""
-        if self._output is not self._notes:
+        if self._output is not None and self._output is not self._notes:
             self._output.close()
         self._notes.close(self._summary)
 
     def _note(self, text: str) -> None:
         self._notes.write(f"tf4slurm | {text}")
-
-
-class BriefReporter(PlainReporter):
-    """Shows the job's progress without the output of its tasks, and the result only of a failed job."""
-
-    def __init__(self, num_tasks: int) -> None:
-        writer = LineWriter(sys.stderr)
-        super().__init__(num_tasks, writer, writer)
-
-    def on_output(self, line: str) -> None:
-        pass
-
-    def on_result(self, result: Result) -> None:
-        if result.file.exit_code != 0:
-            super().on_result(result)
 
 
 class LiveReporter(PlainReporter):

@@ -76,18 +76,7 @@ def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> lis
 def read_logs(
     job: KnownJob, patterns: Sequence[str] = (), *, tail: int | None = None, since: float | None = None, merged: bool
 ) -> Iterator[LogLine]:
-    """Return the lines that tasks have printed.
-
-    Args:
-        job: The job.
-        patterns: The tasks, such as "chief/0" or "worker/*"; all if empty.
-        tail: Number of last lines of each log; None for all lines.
-        since: Omit lines that are certainly older than this time, in seconds since 1970; overrides `tail`.
-        merged: Sort the lines of all tasks by time; otherwise return one log after the other.
-
-    Raises:
-        UnknownTaskError: No task matches, or the job has no logs yet.
-    """
+    """Return the lines that tasks have printed; see `api.logs`."""
     logs = find_logs(job.run_directories, patterns)
     if not logs:
         raise _no_logs(job, patterns)
@@ -103,10 +92,7 @@ def follow_logs(
     since: float | None = None,
     on_pending: Callable[[JobStatus], None] = lambda status: None,
 ) -> Iterator[LogLine]:
-    """Return lines as tasks print them, until the job has ended; see `read_logs`.
-
-    `on_pending` is called while the job is pending, whenever Slurm's reason changes.
-    """
+    """Return lines as tasks print them, until the job has ended; see `api.logs`."""
     readers: dict[LogFile, LogReader] = {}
     checked_at, has_ended, reason = float("-inf"), False, ""
     while True:
