@@ -13,7 +13,7 @@ import pytest
 from tests.servers import http2_server
 from tf4slurm.cluster import Address, Task
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.tensorflow.servers import describe_missing, list_servers, wait_for_servers
+from tf4slurm.tensorflow.servers import describe_missing, wait_for_servers
 
 HANG = """
 import sys, threading
@@ -30,7 +30,7 @@ def test_only_servers_that_do_not_answer_are_missing() -> None:
         bound.bind(("127.0.0.1", 0))
         ports = {"worker": [answers, unresponsive.getsockname()[1], bound.getsockname()[1]]}
         cluster = {role: [f"127.0.0.1:{port}" for port in ports[role]] for role in ports}
-        missing = wait_for_servers(list_servers(cluster), 3)
+        missing = wait_for_servers(cluster, 3)
     assert set(missing) == {Task("worker", 1), Task("worker", 2)}
 
 
@@ -41,7 +41,7 @@ def test_late_server_is_waited_for() -> None:
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]
         asking = threading.Thread(
-            target=lambda: found.append(wait_for_servers({Task("ps", 0): Address("127.0.0.1", port)}, 20)),
+            target=lambda: found.append(wait_for_servers({"ps": [f"127.0.0.1:{port}"]}, 20)),
         )
         asking.start()
         with http2_server(port):

@@ -42,14 +42,21 @@ def connect_parameter_server_strategy(
     import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
     deadline = time.monotonic() + timeout_seconds
-    servers = list_servers(cluster)
-    if missing := wait_for_servers(servers, timeout_seconds):
+    if missing := wait_for_servers(cluster, timeout_seconds):
         raise RendezvousTimeoutError(describe_missing(missing, run_directory, timeout_seconds))
+
+    def explain() -> str:
+        if missing := wait_for_servers(cluster, 2 * _ANSWER_SECONDS):
+            return describe_missing(missing, run_directory, timeout_seconds)
+        return (
+            f"TensorFlow did not connect to the cluster within {timeout_seconds:g} s, although every server answers: "
+            "a ps or worker is not a TensorFlow server of this version. See their logs."
+        )
+
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(dict(cluster)), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    seconds = max(deadline - time.monotonic(), _CONNECT_SECONDS)
-    with exit_after(seconds, lambda: _describe_hang(servers, run_directory, timeout_seconds)):
+    with exit_after(max(deadline - time.monotonic(), _CONNECT_SECONDS), explain):
         return tf.distribute.ParameterServerStrategy(resolver, **options)
 
 
@@ -79,18 +86,13 @@ def run_server(current: ServerDictionary, channel: ScriptChannel | None) -> NoRe
     raise SystemExit(1 if has_failed else 0)
 
 
-def list_servers(cluster: Mapping[str, Sequence[str]]) -> dict[Task, Address]:
-    """Return the address of each ps and worker."""
-    return {
+def wait_for_servers(cluster: Mapping[str, Sequence[str]], timeout_seconds: float) -> dict[Task, Address]:
+    """Wait until every ps and worker has answered or the timeout expires; return the missing servers."""
+    missing = {
         Task(role, index): Address.from_text(address)
         for role in ("ps", "worker")
         for index, address in enumerate(cluster.get(role, ()))
     }
-
-
-def wait_for_servers(servers: Mapping[Task, Address], timeout_seconds: float) -> dict[Task, Address]:
-    """Wait until all servers have answered or the timeout expires; return the missing servers."""
-    missing = dict(servers)
     thread = threading.Thread(target=lambda: asyncio.run(_check_all(missing, timeout_seconds)), daemon=True)
     thread.start()  # a separate thread, because a notebook's main thread has a running event loop
     thread.join()
@@ -132,15 +134,6 @@ def exit_after(seconds: float, explain: Callable[[], str]) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-
-
-def _describe_hang(servers: Mapping[Task, Address], run_directory: RunDirectory | None, seconds: float) -> str:
-    if missing := wait_for_servers(servers, 2 * _ANSWER_SECONDS):
-        return describe_missing(missing, run_directory, seconds)
-    return (
-        f"TensorFlow did not connect to the cluster within {seconds:g} s, although every server answers: one of "
-        f"{format_tasks(servers)} is not a TensorFlow server of this version. See their logs."
-    )
 
 
 async def _check_all(missing: dict[Task, Address], timeout_seconds: float) -> None:
