@@ -151,11 +151,7 @@ def share_of(files: Iterable[str | os.PathLike[str]], index: int, count: int) ->
 
 
 def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]:
-    """Return the files sorted by name, for `count` workers.
-
-    Raises:
-        ValueError: A file is named twice, or there are fewer files than workers.
-    """
+    """Return the files sorted by name, for `count` workers; raise ValueError as `share_of`."""
     names = sorted(os.fspath(file) for file in files)
     for one, other in itertools.pairwise(names):
         if one == other:

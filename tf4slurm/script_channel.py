@@ -68,10 +68,7 @@ class CompletionSignal:
             self._send(failed)
 
     def send_at_exit(self) -> None:
-        """Send the signal when the interpreter exits: failed if an uncaught exception ends the main thread.
-
-        sys.exit() counts as done with any code. A killed process sends no signal.
-        """
+        """Send the signal when the interpreter exits; see `tf4slurm.shutdown.signal_at_exit`."""
         process_id = os.getpid()
 
         def send() -> None:
@@ -109,16 +106,24 @@ class ScriptChannel:
         """Change fields of `state` and send it now."""
         with self._changed:
             self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
-            self._send()
+            if self._delayed is not None:
+                self._delayed.cancel()
+                self._delayed = None
+            self._sent_at = time.monotonic()
+            try:
+                self._socket.sendall(encode(self.state) + b"\n")
+            except OSError:
+                self.is_open = False  # the receiving thread wakes the waiting threads
 
     def send_soon(self, **changes: object) -> None:
         """Change fields of `state` and send it, at most once per 0.2 s; the last state is always sent."""
         with self._changed:
-            self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
             wait = self._sent_at + _SEND_SECONDS - time.monotonic()
             if wait <= 0:
-                self._send()
-            elif self._delayed is None:
+                self.send(**changes)
+                return
+            self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
+            if self._delayed is None:
                 self._delayed = threading.Timer(wait, self.send)  # no daemon, so the last state is always sent
                 self._delayed.start()
 
@@ -156,27 +161,14 @@ class ScriptChannel:
             if numbers:
                 _forward_signals(numbers, self)
 
-    def _send(self) -> None:
-        if self._delayed is not None:
-            self._delayed.cancel()
-            self._delayed = None
-        self._sent_at = time.monotonic()
-        try:
-            self._socket.sendall(encode(self.state) + b"\n")
-        except OSError:
-            self.is_open = False  # the receiving thread wakes the waiting threads
-
     def _receive(self) -> None:
-        try:
-            with self._socket.makefile("rb") as lines:
-                for line in lines:
-                    desired = decode(line, DesiredState)
-                    with self._changed:
-                        self.desired = desired
-                        self._changed.notify_all()
-                    self._save_if_stopping()
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
+            for line in lines:
+                desired = decode(line, DesiredState)
+                with self._changed:
+                    self.desired = desired
+                    self._changed.notify_all()
+                self._save_if_stopping()
         with self._changed:
             self.is_open = False
             self._changed.notify_all()

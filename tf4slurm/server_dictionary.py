@@ -50,12 +50,10 @@ class ServerDictionary(NamedTuple):
 
     @property
     def task(self) -> Task:
-        """This process's task."""
         return Task(self.task_type, self.task_index)
 
     @property
     def address(self) -> str:
-        """The address of this process's task."""
         return self.cluster[self.task_type][self.task_index]
 
     @property
@@ -144,11 +142,7 @@ def get_server_dictionary(
 
 
 def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
-    """Return the number of tasks of each role that a script can have.
-
-    Raises:
-        PlacementError: `tasks` contains another role.
-    """
+    """Return the number of tasks of each role that a script can have; raise PlacementError for another role."""
     counts = tasks if isinstance(tasks, Mapping) else Counter(tasks)
     unknown = sorted(set(counts) - set(SCRIPT_TASK_TYPES))
     if unknown:
@@ -168,32 +162,30 @@ def set_current_server_dictionary(dictionary: ServerDictionary) -> ServerDiction
 
 def launched_server_dictionary() -> ServerDictionary | None:
     """Return the cluster spec that this process's agent has set; None without an agent."""
-    if TASK_VARIABLE not in os.environ or "TF_CONFIG" not in os.environ:
-        return None
-    return _read_tf_config()
+    return _read_tf_config() if TASK_VARIABLE in os.environ else None
 
 
 def current_server_dictionary(given: ClusterAndTask | None = None) -> ServerDictionary:
     """Return the given cluster spec, or else the last result of `get_server_dictionary`, or else TF_CONFIG's.
 
-    Raises:
-        SlurmEnvironmentError: No cluster spec is given, and this process has none.
+    Raises SlurmEnvironmentError if there is none.
     """
     if given is not None:
         cluster, task_type, task_index = given
         return ServerDictionary({role: list(addresses) for role, addresses in cluster.items()}, task_type, task_index)
-    if _current:
-        return _current[0]
-    if "TF_CONFIG" in os.environ:
-        return _read_tf_config()
-    raise SlurmEnvironmentError(
-        "This process has no cluster: get_server_dictionary() was not called, and TF_CONFIG is not set. Call it first, "
-        "or give cluster=(cluster, task_type, task_index).",
-        variable="TF_CONFIG",
-    )
+    found = _current[0] if _current else _read_tf_config()
+    if found is None:
+        raise SlurmEnvironmentError(
+            "This process has no cluster: get_server_dictionary() was not called, and TF_CONFIG is not set. Call it "
+            "first, or give cluster=(cluster, task_type, task_index).",
+            variable="TF_CONFIG",
+        )
+    return found
 
 
-def _read_tf_config() -> ServerDictionary:
+def _read_tf_config() -> ServerDictionary | None:
+    if "TF_CONFIG" not in os.environ:
+        return None
     config = json.loads(os.environ["TF_CONFIG"])
     return ServerDictionary(config["cluster"], *Task(config["task"]["type"], config["task"]["index"]))
 
@@ -221,12 +213,9 @@ def form_cluster(
 ) -> Cluster:
     """Start this process's sidecar, which forms the cluster with the other tasks of the step; return the cluster.
 
-    For the arguments see `get_server_dictionary`. The sidecar runs until this process ends, and has a script channel to
-    it. If the script of rank 0 uses this channel, its process exits after all other tasks, because its sidecar runs the
-    control service.
-
-    Raises:
-        Tf4SlurmError: The cluster did not form.
+    Arguments and exceptions are those of `get_server_dictionary`. The sidecar runs until this process ends, and has a
+    script channel to it. If the script of rank 0 uses this channel, its process exits after all other tasks, because
+    its sidecar runs the control service.
     """
     number = f".{len(_sidecars) + 1}" if _sidecars else ""  # all tasks make the same calls
     request = {

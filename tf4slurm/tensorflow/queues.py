@@ -76,12 +76,7 @@ def poll(session: tf.compat.v1.Session, fetch: Any, deadline: float) -> Iterator
 
 
 def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None) -> set[Task]:
-    """Wait on a ps until every training task has sent its completion signal; return the tasks that failed.
-
-    Raises:
-        ShutdownTimeoutError: Signals are missing at the timeout; a killed worker sends none.
-        ShutdownError: A sender has a different cluster spec.
-    """
+    """Wait on a ps until every training task has sent its completion signal; return the tasks that failed."""
     tasks = current.training_tasks
     deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
     has_failed: dict[Task, bool] = {}
@@ -125,10 +120,11 @@ def _put_in_queues(current: ServerDictionary, failed: bool) -> None:
     tasks = current.training_tasks
     if current.task not in tasks:  # an evaluator is outside the cluster, and no ps waits for it
         return
+    number = tasks.index(current.task) + 1
     errors = []
     for index in range(len(current.ps_addresses)):
         with tf.Graph().as_default():
-            put = make_done_queue(index, len(tasks)).enqueue(_encode(current.task, failed, tasks))
+            put = make_done_queue(index, len(tasks)).enqueue(-number if failed else number)
             try:
                 with open_session(current, index) as session:
                     session.run(put)
@@ -138,14 +134,8 @@ def _put_in_queues(current: ServerDictionary, failed: bool) -> None:
         raise errors[0]
 
 
-def _encode(task: Task, failed: bool, tasks: Sequence[Task]) -> int:
-    """Return the task's 1-based position in `tasks`, negative if it has failed."""
-    number = tasks.index(task) + 1
-    return -number if failed else number
-
-
 def _decode(number: int, tasks: Sequence[Task]) -> tuple[Task, bool]:
-    """Return the task and whether it has failed."""
+    """Return the task whose 1-based position in `tasks` is `number`, and whether it has failed: then it is negative."""
     if not 0 < abs(number) <= len(tasks):
         raise ShutdownError(
             f"The done queue holds {number}, but the cluster has {len(tasks)} training tasks. Give every process the "
