@@ -28,7 +28,7 @@ from tf4slurm.jobs.recorder import EventLog, Recorder
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.launch.requeue import Requeue
-from tf4slurm.launch.result import Reporter, Result, make_result_file, save_result
+from tf4slurm.launch.result import Reporter, Result, load_report, make_result_file, save_result, write_report
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.placement import place_tasks
 from tf4slurm.slurm.commands import query_resources
@@ -49,7 +49,6 @@ _CLOSE_SECONDS = 2.0
 _PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before a warning
 _FILE_SYSTEM_SECONDS = 300.0  # after the warning; a parallel file system's failover takes 30 to 300 s
 _LOAD_SECONDS = 3.0
-_CHEAP_REPORT_BYTES = 1_000_000  # of events and samples; a report of this size takes 0.1 s
 _T = TypeVar("_T")
 
 
@@ -122,8 +121,8 @@ class Launcher:
 
     def _start_threads(self) -> None:
         """Start threads for which nothing waits, because slurmctld or the file system may be slow."""
-        # Load the report's modules and templates during training, so that the end of the job is not delayed.
-        loading = threading.Thread(target=_load_report, daemon=True)
+        # During training, so that the end of the job is not delayed.
+        loading = threading.Thread(target=load_report, daemon=True)
         asyncio.get_running_loop().call_later(_LOAD_SECONDS, loading.start)
         if self._job_id is not None:
             threading.Thread(target=self._write_resources, args=(self._job_id,), daemon=True).start()
@@ -253,33 +252,12 @@ class Launcher:
                     signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # Slurm's, which end this process
                     file = await self._in_time(self._requeue.requeue, file, reason, directory)
             await self._in_time(save_result, file, directory)  # last: all other files exist then
-            report = await self._in_time(_write_report, directory)
+            report = await self._in_time(write_report, directory)
         except RunDirectoryError as error:  # a full or stalled disk does not change the outcome
             logger.error("%s", error)
         result = Result(file, directory, report)
         self._reporter.on_result(result)
         return result
-
-
-def _load_report() -> None:
-    from tf4slurm.reports.report import load_templates
-
-    load_templates()
-
-
-def _write_report(directory: RunDirectory) -> Path | None:
-    """Write the report, unless its size would delay the end of the job; return its path or None."""
-    try:
-        records = (directory.events, directory.path / "samples.jsonl")
-        if sum(path.stat().st_size for path in records if path.exists()) > _CHEAP_REPORT_BYTES:
-            return None
-        from tf4slurm.reports.report import make_report
-        from tf4slurm.reports.summary import JobSummary
-
-        return directory.write_report(make_report(JobSummary(directory)).encode("utf-8", "replace"))
-    except Exception as error:  # a report must never change the job's exit code
-        logger.warning("there is no report.html: %s: %s", type(error).__name__, error)
-        return None
 
 
 # The control service, in the launcher or in the sidecar of rank 0

@@ -1,4 +1,4 @@
-"""`Result`, the result of a job, and `Reporter`, which receives the events of a job."""
+"""What a launcher returns, reports and writes: `Result`, `Reporter`, result.json and report.html."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event, ResultFile
 
 logger = logging.getLogger(__name__)
+
+_CHEAP_REPORT_BYTES = 1_000_000  # of events and samples; a report of this size takes 0.1 s
 
 
 class Result(NamedTuple):
@@ -72,3 +74,25 @@ def save_result(content: ResultFile, run_directory: RunDirectory) -> None:
         run_directory.write_result(content)
     except RunDirectoryError as error:
         logger.error("%s", error)
+
+
+def load_report() -> None:
+    """Load the modules and templates of `write_report`."""
+    from tf4slurm.reports.report import load_templates
+
+    load_templates()
+
+
+def write_report(directory: RunDirectory) -> Path | None:
+    """Write the report, unless its size would delay the end of the job; return its path or None."""
+    try:
+        records = (directory.events, directory.path / "samples.jsonl")
+        if sum(path.stat().st_size for path in records if path.exists()) > _CHEAP_REPORT_BYTES:
+            return None
+        from tf4slurm.reports.report import make_report
+        from tf4slurm.reports.summary import JobSummary
+
+        return directory.write_report(make_report(JobSummary(directory)).encode("utf-8", "replace"))
+    except Exception as error:  # a report must never change the job's exit code
+        logger.warning("there is no report.html: %s: %s", type(error).__name__, error)
+        return None
