@@ -23,9 +23,9 @@ def test_report_shows_the_resources_of_a_batch_job(lab: SlurmLab, tmp_path: Path
     job_id = lab.run("sbatch", "--parsable", *options, str(batch)).stdout.strip()
     run = tmp_path / "runs" / f"train-{job_id}"
     assert wait_until((run / "slurm.json").exists, 60), (tmp_path / "slurm.out").read_text()
-    grant = json.loads((run / "slurm.json").read_text())
-    assert 0 < grant["submitted"] <= grant["started"]
-    assert (grant["cpus"], grant["limit_seconds"]) == (4, 600)
+    resources = json.loads((run / "slurm.json").read_text())
+    assert 0 < resources["submitted"] <= resources["started"]
+    assert (resources["cpus"], resources["limit_seconds"]) == (4, 600)
     assert wait_until((run / "samples.jsonl").exists, 30)
     end.touch()
     assert lab.wait_for_job(job_id, timeout_seconds=60) == ("COMPLETED", "0:0")

@@ -105,7 +105,7 @@ def _parse_term(nodelist: str, start: int, end: int) -> list[_Part]:
         _refuse(nodelist, position - len(text), f"{text!r} follows the last bracket, which Slurm does not allow")
     if len(text) + sum(len(part.text) + max(width for _, width in part.ranges) for part in parts) > _MAX_NAME:
         _refuse(nodelist, start, f"A name has more than {_MAX_NAME} characters")
-    _split_number(nodelist, start, text)
+    _split_number(nodelist, start, text)  # only to refuse its number
     return parts
 
 
