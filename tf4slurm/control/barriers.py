@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tf4slurm.cluster import format_tasks
@@ -22,26 +22,18 @@ class _Barrier:
 class Barriers:
     """All barriers of a job. A barrier ends when all expected tasks have arrived, or breaks if one cannot arrive."""
 
-    def __init__(
-        self,
-        records: Sequence[TaskRecord],
-        on_release: Callable[[TaskRecord], None],
-        on_complete: Callable[[str, TaskRecord, float], None],
-    ) -> None:
-        """Create an empty set of barriers.
-
-        Args:
-            records: The records of all tasks.
-            on_release: Called with each record whose `released_barrier` and `barrier_error` were set.
-            on_complete: Called with a barrier's name, the last task to arrive, and the seconds since the first arrived.
-        """
+    def __init__(self, records: Sequence[TaskRecord], changed: set[int]) -> None:
+        """`changed` receives the ranks of the records whose `released_barrier` and `barrier_error` were set."""
         self._records = records
-        self._on_release = on_release
-        self._on_complete = on_complete
+        self._changed = changed
         self._open: dict[tuple[str, tuple[str, ...]], _Barrier] = {}
 
-    def arrive(self, record: TaskRecord, arrival: BarrierArrival, now: float) -> None:
-        """Record that the script of a task waits at a barrier; this replaces an earlier arrival of the task."""
+    def arrive(self, record: TaskRecord, arrival: BarrierArrival, now: float) -> float | None:
+        """Record that the script of a task waits at a barrier; this replaces an earlier arrival of the task.
+
+        Returns:
+            If this was the last task: the seconds since the first one arrived. Otherwise None.
+        """
         key = (arrival.name, arrival.roles)
         is_first = key not in self._open
         if is_first:
@@ -52,9 +44,10 @@ class Barriers:
             self._end(key, f"barrier {arrival.name!r} is not for a {record.task.task_type}")
         elif len(barrier.arrived) == len(barrier.expected):
             self._end(key, "")
-            self._on_complete(arrival.name, record, now - barrier.opened_at)
+            return now - barrier.opened_at
         elif is_first:  # only once: a check at each arrival would take quadratic time
             self._break_if_impossible(key)
+        return None
 
     def withdraw(self, record: TaskRecord) -> None:
         """Record that the script of a task no longer waits, or has ended; it may arrive again."""
@@ -90,4 +83,4 @@ class Barriers:
         for rank, (token, _) in barrier.arrived.items():
             record = self._records[rank]
             record.released_barrier, record.barrier_error = token, error
-            self._on_release(record)
+            self._changed.add(rank)

@@ -89,7 +89,7 @@ class JobState:
         self._warnings: dict[str, str] = {}  # by subject: "servers" or "idle"
         self._idle_watch = IdleWatch()
         self._idle_check_at = now
-        self._barriers = Barriers(self.records, lambda record: self._changed.add(record.rank), self._on_barrier)
+        self._barriers = Barriers(self.records, self._changed)
 
     # What the service and the launcher read
 
@@ -105,7 +105,8 @@ class JobState:
 
     def take_changed(self) -> set[int]:
         """Return the ranks whose desired state or cluster may have changed since the last call of this method."""
-        changed, self._changed = self._changed, set()
+        changed = self._changed.copy()
+        self._changed.clear()
         return changed
 
     @property
@@ -391,16 +392,14 @@ class JobState:
             if before.step is None:
                 self._emit("first_step", record, f"reports step {script.step}, its first")
         if script.barrier is not None and script.barrier != before.barrier:
-            self._barriers.arrive(record, script.barrier, self._now)
+            name, seconds = script.barrier.name, self._barriers.arrive(record, script.barrier, self._now)
+            if seconds is not None and seconds >= _LONG_WAIT_SECONDS:
+                text = f"arrived last at barrier {name!r}: the first had waited {seconds:.1f} s"
+                self._emit("barrier", record, text, barrier=name, waited_seconds=round(seconds, 1))
         elif script.barrier is None:
             self._barriers.withdraw(record)
         self._note_end_of_training()
         self._end_stop_if_saved()
-
-    def _on_barrier(self, name: str, last: TaskRecord, seconds: float) -> None:
-        if seconds >= _LONG_WAIT_SECONDS:
-            text = f"arrived last at barrier {name!r}: the first had waited {seconds:.1f} s"
-            self._emit("barrier", last, text, barrier=name, waited_seconds=round(seconds, 1))
 
     def _check_steps(self) -> None:
         """Fail if no task has reported a new step within the stall timeout.
