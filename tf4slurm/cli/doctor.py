@@ -65,7 +65,7 @@ def doctor(
     elif as_report:
         click.echo(format_report(findings))
     else:
-        click.echo("\n".join(format_findings(findings, lambda level, text: paint(text, _COLOURS[level], environ))))
+        click.echo("\n".join(format_findings(findings, lambda level, text: paint(text, _COLOURS[level]))))
         click.echo(summarize(findings, "Next: tf4slurm test"), err=True)
     sys.exit(exit_code_of(findings))
 

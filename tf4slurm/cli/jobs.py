@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,8 +33,7 @@ _HEADING = ("TASK", "NODE", "ADDRESS", "STATE", "STEP", "STEP/S", "MEMORY", "HEA
 @click.option("--watch", is_flag=True, help="Repeat it until the jobs have ended, or Ctrl-C.")
 @click.option("--web", is_flag=True, help="Serve a live page on this host's loopback address, and print its URL.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.pass_obj
-def status(environ: dict[str, str], /, jobs: list[KnownJob], watch: bool, web: bool, as_json: bool) -> None:
+def status(jobs: list[KnownJob], watch: bool, web: bool, as_json: bool) -> None:
     """Show the state of jobs: each task's state, step and speed, or why a job is pending.
 
     ID is Slurm's job id, a job's name or its run directory; without one, the latest job.
@@ -44,10 +43,10 @@ def status(environ: dict[str, str], /, jobs: list[KnownJob], watch: bool, web: b
     if web:
         _serve(jobs)
     elif watch:
-        _watch(jobs, environ)
+        _watch(jobs)
     else:
         statuses = next(api.watch(jobs))
-        click.echo(to_json(statuses, indent=2) if as_json else _describe_all(statuses, environ))
+        click.echo(to_json(statuses, indent=2) if as_json else _describe_all(statuses))
 
 
 def _serve(jobs: Sequence[KnownJob]) -> None:
@@ -58,7 +57,7 @@ def _serve(jobs: Sequence[KnownJob]) -> None:
     note(serve_page(jobs[0].run_directories[-1], click.echo))
 
 
-def _watch(jobs: Sequence[KnownJob], environ: Mapping[str, str]) -> None:
+def _watch(jobs: Sequence[KnownJob]) -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -66,16 +65,16 @@ def _watch(jobs: Sequence[KnownJob], environ: Mapping[str, str]) -> None:
     with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="crop") as live:
         for statuses in api.watch(jobs, interval_seconds=_WATCH_SECONDS):
             footer = f"{time.strftime('%H:%M:%S')}  Ctrl-C ends this display; the job continues"
-            live.update(Text.from_ansi(f"{_describe_all(statuses, environ)}\n\n{footer}"), refresh=True)
+            live.update(Text.from_ansi(f"{_describe_all(statuses)}\n\n{footer}"), refresh=True)
 
 
-def _describe_all(statuses: Sequence[JobStatus], environ: Mapping[str, str]) -> str:
-    return "\n\n".join("\n".join(_describe(each, environ)) for each in statuses)
+def _describe_all(statuses: Sequence[JobStatus]) -> str:
+    return "\n\n".join("\n".join(_describe(each)) for each in statuses)
 
 
-def _describe(job: JobStatus, environ: Mapping[str, str]) -> list[str]:
+def _describe(job: JobStatus) -> list[str]:
     word = job.job_id or job.name
-    lines = [_describe_job(job, environ)]
+    lines = [_describe_job(job)]
     if job.reason:
         lines.append(f"  {job.reason}")
     if job.start:
@@ -83,7 +82,7 @@ def _describe(job: JobStatus, environ: Mapping[str, str]) -> list[str]:
     lines += [f"  {warning}" for warning in job.warnings]
     if job.tasks:
         table = format_table([_HEADING, *(_row(task) for task in job.tasks)])
-        lines += ["", *(line.replace("STALLED", paint("STALLED", "red", environ), 1) for line in table)]
+        lines += ["", *(line.replace("STALLED", paint("STALLED", "red"), 1) for line in table)]
     lines += [
         f"{task.task} reports no new step for {task.seconds_since_step:.0f} s: tf4slurm logs {word} {task.task}"
         for task in job.tasks
@@ -94,9 +93,9 @@ def _describe(job: JobStatus, environ: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _describe_job(job: JobStatus, environ: Mapping[str, str]) -> str:
+def _describe_job(job: JobStatus) -> str:
     """Return the line about the job as a whole."""
-    facts = [paint(job.state, _COLOURS.get(job.state, "red"), environ)]
+    facts = [paint(job.state, _COLOURS.get(job.state, "red"))]
     if job.elapsed and job.state != "PENDING":
         facts.append(f"{job.elapsed} / {job.limit}" if job.limit else job.elapsed)
     if job.phase and not job.has_ended:

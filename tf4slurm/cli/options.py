@@ -92,9 +92,9 @@ def note(text: str) -> None:
     click.echo(f"tf4slurm: {text}", err=True)
 
 
-def paint(text: str, colour: str, environ: Mapping[str, str]) -> str:
+def paint(text: str, colour: str) -> str:
     """Return text in a colour if standard output is a terminal, unless NO_COLOR is set (https://no-color.org)."""
-    is_plain = environ.get("NO_COLOR") or not sys.stdout.isatty()
+    is_plain = click.get_current_context().obj.get("NO_COLOR") or not sys.stdout.isatty()
     return text if is_plain else click.style(text, fg=colour, bold=True)
 
 
