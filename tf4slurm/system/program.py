@@ -77,8 +77,8 @@ class LineWriter:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        # An int in the queue is a number of dropped lines.
-        self._lines: queue.Queue[str | int | threading.Event | None] = queue.Queue(_MAX_WAITING_LINES)
+        # An int in the queue is a number of dropped lines; None ends the thread.
+        self._lines: queue.Queue[str | int | None] = queue.Queue(_MAX_WAITING_LINES)
         self._dropped = 0
         self._thread = threading.Thread(target=self._write_all, name="line-writer", daemon=True)
         self._thread.start()
@@ -97,40 +97,39 @@ class LineWriter:
         """Write the queued lines and then `last_lines`, each for at most 1 s; drop the remaining lines."""
         if not self._thread.is_alive():
             return  # closed before
-        drained = threading.Event()
-        with contextlib.suppress(queue.Full):
-            self._lines.put(drained, timeout=_CLOSE_SECONDS)
-        if not drained.wait(_CLOSE_SECONDS):
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    line = self._lines.get_nowait()
-                    self._dropped += line if isinstance(line, int) else isinstance(line, str)
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, _CLOSE_SECONDS)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                line = self._lines.get_nowait()
+                self._dropped += line if isinstance(line, int) else 1
         for line in (*([self._dropped] if self._dropped else []), *last_lines, None):
             self._lines.put(line)
         self._thread.join(_CLOSE_SECONDS)
 
     def _write_all(self) -> None:
-        try:
-            while (line := self._lines.get()) is not None:
-                if isinstance(line, threading.Event):
-                    line.set()
-                elif isinstance(line, int):
-                    self._write_line(f"[{line} lines left out here; the log files have them]\n")
-                else:
-                    self._write_line(line + "\n")
-                if self._lines.empty():
-                    self._stream.flush()
+        is_open = True
+        while (line := self._lines.get()) is not None:
+            try:
+                if is_open:
+                    self._write_line(line)
+            except (
+                OSError,
+                ValueError,
+            ):  # the reader has exited; the log files have the lines
+                is_open = False
+            self._lines.task_done()
+        with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
-        except (OSError, ValueError):  # the reader has exited, or the stream is closed; the log files have the lines
-            while (line := self._lines.get()) is not None:
-                if isinstance(line, threading.Event):
-                    line.set()
 
-    def _write_line(self, line: str) -> None:
+    def _write_line(self, line: str | int) -> None:
+        text = f"[{line} lines left out here; the log files have them]\n" if isinstance(line, int) else f"{line}\n"
         try:
-            self._stream.write(line)
+            self._stream.write(text)
         except UnicodeEncodeError as error:  # a terminal without UTF-8
-            self._stream.write(line.encode(error.encoding, "backslashreplace").decode(error.encoding))
+            self._stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
+        if self._lines.empty():
+            self._stream.flush()
 
 
 class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # a type only since Python 3.11
