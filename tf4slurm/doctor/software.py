@@ -24,7 +24,6 @@ from tf4slurm.doctor.finding import Finding, warn_unless
 
 IMPORT_SECONDS = 90.0  # the import takes 2 to 10 s from a local disk, longer if many nodes read one file system
 _PIP_SECONDS = 30.0
-_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "intel-tensorflow", "tensorflow-macos", "tf-nightly")
 _RELEVANT = re.compile(r"^(tensorflow|tf.keras|keras|grpcio|protobuf|numpy|tf4slurm|tf-nightly)", re.IGNORECASE)
 _FACTS = """
 import json
@@ -153,9 +152,9 @@ def _origin(environ: Mapping[str, str]) -> str:
     modules = [name for name in environ.get("LOADEDMODULES", "").split(":") if "tensorflow" in name.lower()]
     if modules:
         return f"from module {modules[-1]}, {place}"
-    for name in _TENSORFLOWS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            package = importlib.metadata.distribution(name)
-            installer = (package.read_text("INSTALLER") or "").strip() or "an unknown installer"
-            return f"package {name} {package.version} by {installer}, {place}"
-    return f"from no package, {place}"
+    names = importlib.metadata.packages_distributions().get("tensorflow")
+    if not names:
+        return f"from no package, {place}"
+    package = importlib.metadata.distribution(names[0])
+    installer = (package.read_text("INSTALLER") or "").strip() or "an unknown installer"
+    return f"package {package.name} {package.version} by {installer}, {place}"
