@@ -1,12 +1,7 @@
 """The credentials of a job, and how its tasks receive them with the addresses of the control service.
 
 The process that runs the control service creates the credentials, and keeps the private key in memory. The tasks
-receive the certificate, which they pin, and the token, which they send with each call: from the launcher in their
-environment, or under plain srun in control.json, which MUNGE encrypts where it works.
-
-Slurm's daemons authenticate each other with MUNGE. The daemon munged on each host encrypts a text with the cluster's
-key, records the user who encrypted it, and decrypts it for one user only. The programs `munge` and `unmunge` take 2 ms
-each. The text passes through standard input and output, never through arguments.
+receive the certificate, which they pin, and the token, which they send with each call.
 """
 
 from __future__ import annotations
@@ -113,7 +108,10 @@ def handshake_seconds(num_tasks: int) -> float:
 
 @dataclass(frozen=True)
 class ControlEndpoint:
-    """The addresses of the control service, and the job's credentials."""
+    """The addresses of the control service, and the job's credentials.
+
+    Agents receive them from the launcher in their environment, tasks under plain srun in the file control.json.
+    """
 
     addresses: tuple[Address, ...]
     credentials: Credentials
@@ -166,6 +164,11 @@ class ControlEndpoint:
             return None
 
 
+# MUNGE, by which Slurm's daemons authenticate each other. Its daemon on each host encrypts a text with the cluster's
+# key, records the user who encrypted it, and decrypts it for one user only. The programs take 2 ms each. The text passes
+# through standard input and output, never through arguments.
+
+
 def seal_for_this_user(secret: str) -> str | None:
     """Return a MUNGE credential that only this user can open; None if MUNGE does not work on this host."""
     try:
@@ -203,14 +206,14 @@ def _run_munge(program: str, *options: str, text: bytes) -> bytes:
     try:
         done = subprocess.run((program, *options), input=text, capture_output=True, timeout=_MUNGE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise AuthenticationError(_failed(program, type(error).__name__)) from error
+        raise _munge_error(program, type(error).__name__) from error
     if done.returncode not in _OPENED:
-        raise AuthenticationError(_failed(program, done.stderr.decode(errors="replace").strip()))
+        raise _munge_error(program, done.stderr.decode(errors="replace").strip())
     return done.stdout
 
 
-def _failed(program: str, reason: str) -> str:
-    return (
+def _munge_error(program: str, reason: str) -> AuthenticationError:
+    return AuthenticationError(
         f"{program!r} does not work on {os.uname().nodename}: {reason}. The job's secret is encrypted by MUNGE, which "
         "must run on every host of the job or on none. Check munged, and its socket inside of containers."
     )
