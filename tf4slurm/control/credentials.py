@@ -165,8 +165,8 @@ class ControlEndpoint:
 
 
 # MUNGE, by which Slurm's daemons authenticate each other. Its daemon on each host encrypts a text with the cluster's
-# key, records the user who encrypted it, and decrypts it for one user only. The programs take 2 ms each. The text passes
-# through standard input and output, never through arguments.
+# key, records the user who encrypted it, and decrypts it for one user only. The programs take 2 ms each. The text
+# passes through standard input and output, never through arguments.
 
 
 def seal_for_this_user(secret: str) -> str | None:
