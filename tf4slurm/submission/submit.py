@@ -22,13 +22,14 @@ from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.system.trusted_files import check_trusted
-from tf4slurm.system.variables import AGENT_VARIABLES, SCRIPT_VARIABLES
+from tf4slurm.system.variables import AGENT_VARIABLES, ANSWER_VARIABLE, SCRIPT_VARIABLES
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 60.0  # without a controller, sbatch fails after several MessageTimeouts of 10 s
 _KEPT = frozenset(("SLURM_CONF", "SLURM_JWT"))  # the cluster's configuration, and the user's credentials
-_OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES))  # with these a task would act as a task of the outer job
+# With these a task would act as a task of the outer job, and a launcher answer to that job's caller.
+_OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES, ANSWER_VARIABLE))
 _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 _OPTION_LINE = re.compile(r"^#SBATCH --([a-z0-9-]+)", re.MULTILINE)
 _JOB_ID = re.compile(r"(?P<job_id>\d+)(;\S+)?")
