@@ -113,10 +113,7 @@ class LineWriter:
             try:
                 if is_open:
                     self._write_line(line)
-            except (
-                OSError,
-                ValueError,
-            ):  # the reader has exited; the log files have the lines
+            except (OSError, ValueError):  # the reader has exited; the log files have the lines
                 is_open = False
             self._lines.task_done()
         with contextlib.suppress(OSError, ValueError):
