@@ -5,6 +5,7 @@ With `isolate` the host has a loopback interface only.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import ipaddress
 import os
@@ -168,7 +169,9 @@ def _matching_addresses(pattern: str, found: Sequence[Interface], node: str) -> 
     """Return one address of each interface that `pattern` matches."""
     usable = [each for each in found if each.addresses]
     if "{host}" in pattern:
-        named = _resolve(pattern.replace("{host}", node))
+        named: set[object] = set()
+        with contextlib.suppress(OSError):  # an unknown name has no address
+            named = {entry[4][0] for entry in socket.getaddrinfo(pattern.replace("{host}", node), None)}
         return [address for each in usable for address in each.addresses if address in named][:1]
     if "/" in pattern:
         try:
@@ -187,13 +190,6 @@ def _matching_addresses(pattern: str, found: Sequence[Interface], node: str) -> 
     else:
         matching = [each for each in usable if fnmatch.fnmatchcase(each.name, pattern)]
     return [each.addresses[0] for each in matching]
-
-
-def _resolve(name: str) -> set[str]:
-    try:
-        return {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
-    except OSError:
-        return set()
 
 
 def _is_infiniband(name: str) -> bool:
