@@ -139,13 +139,12 @@ class JobState:
         if record.has_registered:  # a reconnect does not count as a heartbeat
             self._emit("reconnected", record, "is connected again")
             return record
-        if registration.failure is not None:
-            record.incarnation, record.node, record.is_gone = registration.incarnation, registration.node, True
-            self._decide(
-                Outcome(EXIT_PREFLIGHT, f"{record} cannot take part in the job. {registration.failure}", record.task)
-            )
-            return record
         record.incarnation, record.node, record.last_heartbeat_at = registration.incarnation, registration.node, now
+        if registration.failure is not None:
+            record.is_gone = True
+            reason = f"{record} cannot take part in the job. {registration.failure}"
+            self._decide(Outcome(EXIT_PREFLIGHT, reason, record.task))
+            return record
         self._active.add(record.rank)
         self._changed.add(record.rank)
         self._take_address(record, Address(registration.host, registration.port))
