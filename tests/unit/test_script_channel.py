@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,32 +25,69 @@ from tf4slurm.script_channel import CompletionSignal, ScriptChannel, to_socket_a
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
 
-def with_channel(scenario: Callable[[ScriptChannelServer, list[ScriptState]], Any]) -> Any:
-    """Run a scenario in a thread, with an open channel in an event loop."""
-    reports: list[ScriptState] = []
+class Agent:
+    """The agent's end of a channel, in an event loop of its own thread."""
 
-    async def run() -> Any:
-        server = ScriptChannelServer(reports.append)
-        await server.open()
-        try:
-            return await asyncio.wait_for(asyncio.to_thread(scenario, server, reports), 20)
-        finally:
-            server.close()
+    def __init__(self) -> None:
+        self.reports: list[ScriptState] = []
+        self._is_open = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._is_open.wait(5)
+        self.name = self._server.name
 
-    return asyncio.run(run())
+    async def _serve(self) -> None:
+        self._server = ScriptChannelServer(self.reports.append)
+        await self._server.open()
+        self._loop, self._is_over = asyncio.get_running_loop(), asyncio.Event()
+        self._is_open.set()
+        await self._is_over.wait()
+        self._server.close()
+
+    def send(self, **fields: Any) -> None:
+        self._loop.call_soon_threadsafe(self._server.send, DesiredState(**fields))
+
+    def wait_for(self, condition: Callable[[ScriptState], bool]) -> None:
+        """Wait until the last report fulfils the condition."""
+        assert wait_until(lambda: bool(self.reports) and condition(self.reports[-1]), 5), self.reports[-1:]
+
+    def exit(self) -> None:
+        self._loop.call_soon_threadsafe(self._server.close)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._is_over.set)
+        self._thread.join()
 
 
-def test_last_of_many_reports_is_received() -> None:
-    def scenario(server: ScriptChannelServer, reports: list[ScriptState]) -> None:
-        script = ScriptChannel(server.name)
-        for step in range(1000):
-            script.send_soon(step=step, metrics=(("loss", 0.5),))
-        assert wait_until(lambda: bool(reports) and reports[-1].step == 999, 5)
-        assert len(reports) < 20
-        script.completion_signal.send()
-        assert wait_until(lambda: reports[-1] == ScriptState(step=999, metrics=(("loss", 0.5),), completion="done"), 5)
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    agent = Agent()
+    yield agent
+    agent.close()
 
-    with_channel(scenario)
+
+@pytest.fixture
+def own_agent(agent: Agent, no_channel: None, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    """Return the agent that the functions for scripts find."""
+    monkeypatch.setenv(SCRIPT_CHANNEL_VARIABLE, agent.name)
+    return agent
+
+
+@pytest.fixture
+def no_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the connection to the agent of an earlier test."""
+    monkeypatch.setattr(script_channel, "_channel", None)
+    monkeypatch.setattr(script_api, "_warned", set())
+
+
+def test_last_of_many_reports_is_received(agent: Agent) -> None:
+    script = ScriptChannel(agent.name)
+    for step in range(1000):
+        script.send_soon(step=step, metrics=(("loss", 0.5),))
+    agent.wait_for(lambda report: report.step == 999)
+    assert len(agent.reports) < 20
+    script.completion_signal.send()
+    agent.wait_for(lambda report: report == ScriptState(step=999, metrics=(("loss", 0.5),), completion="done"))
 
 
 NOT_NUMBERS = {"note": "abc", "best": None, "huge": 10**400}
@@ -76,146 +113,95 @@ def test_report_of_no_number_warns_without_an_agent() -> None:
         report(other="abc")  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("no_channel")
-def test_report_of_no_number_keeps_the_other_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scenario(server: ScriptChannelServer, reports: list[ScriptState]) -> None:
-        monkeypatch.setenv(SCRIPT_CHANNEL_VARIABLE, server.name)
-        report(step=7, loss=0.25)
-        report(step="eight", loss=0.5, **NOT_NUMBERS)  # type: ignore[arg-type]
-        assert wait_until(lambda: bool(reports) and reports[-1].metrics == (("loss", 0.5),), 5)
-        assert reports[-1].step == 7
-
+def test_report_of_no_number_keeps_the_other_metrics(own_agent: Agent) -> None:
+    report(step=7, loss=0.25)
     with pytest.warns(RuntimeWarning):
-        with_channel(scenario)
+        report(step="eight", loss=0.5, **NOT_NUMBERS)  # type: ignore[arg-type]
+    own_agent.wait_for(lambda report: report.metrics == (("loss", 0.5),) and report.step == 7)
 
 
-@pytest.mark.usefixtures("no_channel")
-def test_metrics_beyond_the_limit_are_left_out_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_beyond_the_limit_are_left_out_with_one_warning(own_agent: Agent) -> None:
     metrics = {f"metric {number}": float(number) for number in range(2700)} | {"n" * 101: 0.0}
-
-    def scenario(server: ScriptChannelServer, reports: list[ScriptState]) -> None:
-        monkeypatch.setenv(SCRIPT_CHANNEL_VARIABLE, server.name)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         for step in range(2):
             report(step=step, **metrics)
-        assert wait_until(lambda: bool(reports) and reports[-1].step == 1, 5)
-        assert reports[-1].metrics == tuple((f"metric {number}", float(number)) for number in range(100))
-
-    with pytest.warns(RuntimeWarning) as caught:
-        with_channel(scenario)
+    own_agent.wait_for(lambda report: report.step == 1)
+    assert own_agent.reports[-1].metrics == tuple((f"metric {number}", float(number)) for number in range(100))
     assert [str(each.message) for each in caught if each.category is RuntimeWarning] == [
         "report() got 2701 metrics: the job keeps 100, with names of at most 100 characters. Report fewer."
     ]
 
 
-@pytest.mark.usefixtures("no_channel")
-def test_barrier_name_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scenario(server: ScriptChannelServer, reports: list[ScriptState]) -> None:
-        monkeypatch.setenv(SCRIPT_CHANNEL_VARIABLE, server.name)
-        with pytest.raises(ValueError, match="has at most 1000 characters, this one 1001"):
-            barrier("n" * 1001)
-
-    with_channel(scenario)
+@pytest.mark.usefixtures("own_agent")
+def test_barrier_name_too_long_is_refused() -> None:
+    with pytest.raises(ValueError, match="has at most 1000 characters, this one 1001"):
+        barrier("n" * 1001)
 
 
-@pytest.fixture
-def no_channel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the connection to the agent of an earlier test."""
-    monkeypatch.setattr(script_channel, "_channel", None)
-    monkeypatch.setattr(script_api, "_warned", set())
+def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once(agent: Agent) -> None:
+    script = ScriptChannel(agent.name)
+    called, goes_on = [], threading.Event()
+
+    def save_late() -> None:
+        called.append("late")
+        assert goes_on.wait(10)
+
+    script.add_stop_callback(lambda: called.append("early"))
+    agent.send(stop_reason="The job was stopped.", grace_period_seconds=5)
+    agent.wait_for(lambda report: report.has_saved)
+    script.add_stop_callback(save_late)
+    assert wait_until(lambda: called == ["early", "late"], 5)
+    agent.wait_for(lambda report: not report.has_saved)  # the job waits for this message
+    goes_on.set()
+    agent.wait_for(lambda report: report.has_saved)
+    assert called == ["early", "late"]
 
 
-def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once() -> None:
-    async def run() -> None:
-        reports: list[ScriptState] = []
-        server = ScriptChannelServer(reports.append)
-        await server.open()
-        script = await asyncio.to_thread(ScriptChannel, server.name)
-        called, goes_on = [], threading.Event()
-
-        def save_late() -> None:
-            called.append("late")
-            assert goes_on.wait(10)
-
-        async def has(condition: Callable[[], bool]) -> bool:
-            return await asyncio.to_thread(wait_until, condition, 5)
-
-        script.add_stop_callback(lambda: called.append("early"))
-        server.send(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5))
-        assert await has(lambda: bool(reports) and reports[-1].has_saved)
-        script.add_stop_callback(save_late)
-        assert await has(lambda: called == ["early", "late"])
-        assert await has(lambda: not reports[-1].has_saved)  # the job waits for this message
-        goes_on.set()
-        assert await has(lambda: reports[-1].has_saved)
-        assert called == ["early", "late"]
-        server.close()
-
-    asyncio.run(run())
+def test_late_connection_receives_the_desired_state(agent: Agent) -> None:
+    agent.send(stop_reason="The job was stopped.", grace_period_seconds=5)
+    script = ScriptChannel(agent.name)
+    assert script.wait_until(lambda: bool(script.desired.stop_reason), 5)
+    agent.send(stop_reason="The job was stopped.", grace_period_seconds=5, released_barrier="token")
+    assert script.wait_until(lambda: script.desired.released_barrier == "token", 5)
+    agent.exit()
+    with pytest.raises(RendezvousConnectionError, match="agent of this process has exited"):
+        script.wait_until(lambda: False, 5)
 
 
-def test_late_connection_receives_the_desired_state() -> None:
-    async def run() -> None:
-        server = ScriptChannelServer(lambda report: None)
-        await server.open()
-        server.send(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5))
-        script = await asyncio.to_thread(ScriptChannel, server.name)
-        received = await asyncio.to_thread(script.wait_until, lambda: bool(script.desired.stop_reason), 5)
-        assert received
-        server.send(DesiredState(stop_reason="The job was stopped.", grace_period_seconds=5, released_barrier="token"))
-        assert await asyncio.to_thread(script.wait_until, lambda: script.desired.released_barrier == "token", 5)
-        server.close()
-        with pytest.raises(RendezvousConnectionError, match="agent of this process has exited"):
-            await asyncio.to_thread(script.wait_until, lambda: False, 5)
-
-    asyncio.run(run())
-
-
-def test_stop_callbacks_are_called_once_in_their_own_thread() -> None:
+def test_stop_callbacks_are_called_once_in_their_own_thread(agent: Agent) -> None:
+    script = ScriptChannel(agent.name)
     called: list[str] = []
 
-    async def run() -> list[ScriptState]:
-        reports: list[ScriptState] = []
-        server = ScriptChannelServer(reports.append)
-        await server.open()
-        script = await asyncio.to_thread(ScriptChannel, server.name)
+    def fail() -> None:
+        called.append(threading.current_thread().name)
+        raise ValueError("no space")
 
-        def fail() -> None:
-            called.append(threading.current_thread().name)
-            raise ValueError("no space")
-
-        script.add_stop_callback(fail)
-        script.add_stop_callback(lambda: called.append("second"))
-        for token in ("a", "b"):
-            server.send(DesiredState(stop_reason="stop", released_barrier=token))
-        await asyncio.to_thread(wait_until, lambda: bool(reports) and reports[-1].has_saved, 5)
-        server.close()
-        return reports
-
-    reports = asyncio.run(run())
+    script.add_stop_callback(fail)
+    script.add_stop_callback(lambda: called.append("second"))
+    for token in ("a", "b"):
+        agent.send(stop_reason="stop", released_barrier=token)
+    agent.wait_for(lambda report: report.has_saved)
     assert called == ["tf4slurm-on-stop", "second"]
-    assert reports[-1].has_saved
 
 
 @pytest.mark.parametrize("message", [b"nonsense\n", b'["DesiredState",{}]\n', b"x" * 100_000, b"\xff\n"])
-def test_invalid_message_ends_only_its_connection(message: bytes) -> None:
-    def scenario(server: ScriptChannelServer, reports: list[ScriptState]) -> None:
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.settimeout(5)
-            peer.connect(to_socket_address(server.name))
-            peer.recv(1000)
-            try:
-                peer.sendall(message)
-                assert peer.recv(1000) == b""
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # the connection was closed before everything was read
-        ScriptChannel(server.name).send(step=1)
-        assert wait_until(lambda: reports == [ScriptState(step=1)], 5)
-
-    with_channel(scenario)
+def test_invalid_message_ends_only_its_connection(agent: Agent, message: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(5)
+        peer.connect(to_socket_address(agent.name))
+        peer.recv(1000)
+        try:
+            peer.sendall(message)
+            assert peer.recv(1000) == b""
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the connection was closed before everything was read
+    ScriptChannel(agent.name).send(step=1)
+    assert wait_until(lambda: agent.reports == [ScriptState(step=1)], 5)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="becoming another user needs root, on Linux")
-def test_other_users_process_can_neither_send_nor_receive() -> None:
+def test_other_users_process_can_neither_send_nor_receive(agent: Agent) -> None:
     code = (
         "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.settimeout(5)\n"
         "s.connect('\\0' + sys.argv[1][1:])\n"
@@ -225,14 +211,11 @@ def test_other_users_process_can_neither_send_nor_receive() -> None:
         "except ConnectionError: print(b'')\n"
     )
 
-    def scenario(server: ScriptChannelServer, reports: list[ScriptState]) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", code, server.name], capture_output=True, text=True, timeout=15, check=True
-        )
-        assert reports == []
-        return done.stdout
-
-    assert with_channel(scenario) == "b''\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code, agent.name], capture_output=True, text=True, timeout=15, check=True
+    )
+    assert done.stdout == "b''\n"
+    assert agent.reports == []
 
 
 # The completion signal
