@@ -24,8 +24,6 @@ from tf4slurm.server_dictionary import ClusterAndTask, ServerDictionary, current
 
 __all__ = ["Ending", "done_at_end", "serve_until_done", "signal_at_exit", "signal_done", "wait_for_workers"]
 
-_METHODS = ("barrier", "queue")
-
 
 @dataclass(frozen=True)
 class Ending:
@@ -64,8 +62,7 @@ def wait_for_workers(
         SlurmEnvironmentError: No cluster is given or found.
         ValueError: The method is unknown.
     """
-    _check_method(method)
-    current = current_server_dictionary(cluster)
+    current = _current_cluster(method, cluster)
     if current.task_type != "ps" or not current.task_index < len(current.ps_addresses):
         raise ShutdownError(f"{current.task} is not a ps of the cluster: only a ps waits for the workers.")
     if method == "barrier":
@@ -140,14 +137,14 @@ def signal_at_exit(*, method: str = "barrier", cluster: ClusterAndTask | None = 
     _completion_signal(method, cluster).send_at_exit()
 
 
-def _check_method(method: str) -> None:
-    if method not in _METHODS:
-        raise ValueError(f"Unknown method {method!r}: expected one of {', '.join(map(repr, _METHODS))}.")
+def _current_cluster(method: str, cluster: ClusterAndTask | None) -> ServerDictionary:
+    if method not in ("barrier", "queue"):
+        raise ValueError(f"Unknown method {method!r}: expected 'barrier' or 'queue'.")
+    return current_server_dictionary(cluster)
 
 
 def _completion_signal(method: str, cluster: ClusterAndTask | None) -> CompletionSignal:
-    _check_method(method)
-    current = current_server_dictionary(cluster)
+    current = _current_cluster(method, cluster)
     if current.task_type == "ps":
         raise ShutdownError(f"{current.task} is a ps: it receives signals and sends none. Call wait_for_workers().")
     if method == "barrier":

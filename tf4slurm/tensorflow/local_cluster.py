@@ -21,6 +21,7 @@ from typing import Any
 
 from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.system import exec_child
 from tf4slurm.system.variables import RUN_DIRECTORY_VARIABLE
 
@@ -155,15 +156,13 @@ def running_cluster() -> LocalCluster | None:
 
 def main(directory: Path) -> None:
     """Run a task until the cluster ends."""
-    config = json.loads(os.environ["TF_CONFIG"])
-    cluster, task = config["cluster"], config["task"]
-    if task["type"] != "chief":
-        import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+    current = current_server_dictionary()
+    if current.task_type != "chief":
+        from tf4slurm.tensorflow.servers import run_server
 
-        tf.distribute.Server(cluster, job_name=task["type"], task_index=task["index"], protocol="grpc").join()
-        return
+        run_server(current, None)
     draft = directory / "draft"
-    draft.write_text(json.dumps({"cluster": cluster, "run_directory": os.environ[RUN_DIRECTORY_VARIABLE]}))
+    draft.write_text(json.dumps({"cluster": current.cluster, "run_directory": os.environ[RUN_DIRECTORY_VARIABLE]}))
     draft.rename(directory / "cluster.json")
     while not (directory / "end").exists():
         time.sleep(_POLL_SECONDS)
