@@ -242,7 +242,8 @@ def _draw_legend(chart: Chart) -> Iterator[Markup]:
         row, column = divmod(number, _LEGEND_COLUMNS)
         x, y = 8 + column * WIDTH / _LEGEND_COLUMNS, _HEIGHT + row * _LEGEND_ROW + 10
         yield _draw_stroke(each, f"M{x:g} {y:g}h22")
-        yield text(x + 28, y + 4, f"{each.name[:20]}, mean {chart.format(mean(each.values) or 0.0)}", "tick")
+        name = each.name[:20] if each.low is not None else f"{each.name[:20]}, mean"
+        yield text(x + 28, y + 4, f"{name} {chart.format(mean(each.values) or 0.0)}", "tick")
 
 
 def _draw_stroke(each: Line, path: str) -> Markup:

@@ -8,7 +8,7 @@ import hashlib
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.reports.advice import explain_failure, give_advice
 from tf4slurm.reports.charts import WIDTH as CHART_WIDTH
 from tf4slurm.reports.charts import Drawing, draw_chart, element, make_charts, text
-from tf4slurm.reports.summary import JobSummary, JobUsage, TaskUsage
+from tf4slurm.reports.summary import JobSummary, JobUsage, TaskUsage, mean, measured
 from tf4slurm.reports.timeline import Timeline
 from tf4slurm.reports.timeline_chart import WIDTH, describe_grouping, draw_legend, draw_timeline
 
@@ -195,23 +195,23 @@ def _draw_start(timeline: Timeline, cause: str | None) -> Drawing | None:
 def _usage_rows(usage: JobUsage) -> Iterator[tuple[str, ...]]:
     for role in usage.roles:
         tasks = usage.of_role(role)
-        cores = [task.cores for task in tasks if task.cores is not None]
-        mean = format_number(sum(cores) / len(cores)) if cores else "-"
-        busiest = format_number(max(cores)) if cores else "-"
+        cores = measured([task.cores for task in tasks])
         memory = format_bytes(max(task.memory_bytes for task in tasks))
-        yield role, f"{len(tasks):,}", mean, busiest, memory, *_traffic(tasks)
-    cores_of_job = "-" if usage.cores is None else format_number(usage.cores)
-    yield "job", f"{len(usage.tasks):,}", cores_of_job, "", format_bytes(usage.memory_bytes), *_traffic(usage.tasks)
+        yield _usage_row(role, tasks, _format_cores(mean(cores)), _format_cores(max(cores, default=None)), memory)
+    yield _usage_row("job", usage.tasks, _format_cores(usage.cores), "", format_bytes(usage.memory_bytes))
     allocated = usage.allocation
     if allocated.cpus or allocated.memory_bytes:
-        cpus = f"{allocated.cpus:,}" if allocated.cpus else "-"
         memory = format_bytes(allocated.memory_bytes) if allocated.memory_bytes else "not limited"
-        yield "allocated by Slurm", "", cpus, "", memory, "", ""
+        yield "allocated by Slurm", "", _format_cores(allocated.cpus or None), "", memory, "", ""
 
 
-def _traffic(tasks: list[TaskUsage] | tuple[TaskUsage, ...]) -> tuple[str, str]:
+def _usage_row(name: str, tasks: Sequence[TaskUsage], *cells: str) -> tuple[str, ...]:
     sent, received = sum(task.sent_bytes for task in tasks), sum(task.received_bytes for task in tasks)
-    return format_bytes(sent), format_bytes(received)
+    return name, f"{len(tasks):,}", *cells, format_bytes(sent), format_bytes(received)
+
+
+def _format_cores(cores: float | None) -> str:
+    return "-" if cores is None else format_number(cores)
 
 
 def make_picture(summary: JobSummary) -> str:
