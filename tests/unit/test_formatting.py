@@ -2,56 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tf4slurm.jobs.formatting import (
     format_bytes,
     format_count,
+    format_elapsed,
     format_number,
     format_seconds,
+    format_time,
 )
 from tf4slurm.reports.charts import number_ticks, time_ticks
 
+CASES: dict[Callable[[float], str], dict[float, str]] = {
+    format_seconds: {
+        0.04: "0.0 s",
+        9.94: "9.9 s",
+        9.96: "10 s",
+        119.4: "119 s",
+        200: "3 min 20 s",
+        3599.6: "1 h 00 min",
+        7500: "2 h 05 min",
+        200_000: "2 d 7 h",
+        -3: "-3.0 s",
+    },
+    format_elapsed: {11.9: "0:11", 3723: "1:02:03"},
+    format_time: {0: "an unknown time", 1e12: "an unknown time"},
+    format_bytes: {0: "0 B", 999: "999 B", 999.7: "1 kB", 1.234e9: "1.23 GB", 5e15: "5,000 TB"},
+    format_number: {
+        0: "0",
+        0.01234: "0.0123",
+        4.561: "4.56",
+        100: "100",
+        12345: "12,345",
+        -2.5: "-2.5",
+        1e-9: "1.00e-09",
+    },
+}
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.04, "0.0 s"),
-        (9.94, "9.9 s"),
-        (9.96, "10 s"),
-        (119.4, "119 s"),
-        (200, "3 min 20 s"),
-        (3599.6, "1 h 00 min"),
-        (7500, "2 h 05 min"),
-        (200_000, "2 d 7 h"),
-        (-3, "-3.0 s"),
-    ],
-)
-def test_seconds(seconds: float, words: str) -> None:
-    assert format_seconds(seconds) == words
 
-
-@pytest.mark.parametrize(
-    ("count", "words"), [(0, "0 B"), (999, "999 B"), (999.7, "1 kB"), (1.234e9, "1.23 GB"), (5e15, "5,000 TB")]
-)
-def test_bytes(count: float, words: str) -> None:
-    assert format_bytes(count) == words
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (0, "0"),
-        (0.01234, "0.0123"),
-        (4.561, "4.56"),
-        (100, "100"),
-        (12345, "12,345"),
-        (-2.5, "-2.5"),
-        (1e-9, "1.00e-09"),
-    ],
-)
-def test_numbers(value: float, words: str) -> None:
-    assert format_number(value) == words
+@pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
+def test_number_as_text(function: Callable[[float], str]) -> None:
+    assert {value: function(value) for value in CASES[function]} == CASES[function]
 
 
 def test_counts() -> None:
