@@ -138,6 +138,10 @@ def test_state_of_an_ended_job_is_that_of_its_result(run: RunDirectory, tmp_path
     assert (status.state, status.exit_code, status.reason, status.elapsed) == (word, code, "so it was", "1:01:01")
 
 
+def test_task_that_a_signal_killed_is_a_failure_not_a_stop() -> None:
+    assert ResultFile(exit_code=143, cause="ps/0").state == "FAILED"
+
+
 def test_requeued_job_has_slurms_state(run: RunDirectory, tmp_path: Path) -> None:
     run.write_result(ResultFile(exit_code=75, reason="It is requeued (time limit)."))
     assert read_status(job(tmp_path), entry("PENDING", reason="BeginTime")).state == "PENDING"
