@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -16,9 +18,8 @@ from tf4slurm.errors import ShutdownError
 from tf4slurm.script_channel import CompletionSignal
 from tf4slurm.server_dictionary import ServerDictionary
 
-pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
-
-from tf4slurm.tensorflow import queues
+tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+from tf4slurm.tensorflow import queues  # noqa: E402
 
 PS = """
 import os, signal
@@ -119,6 +120,15 @@ def test_queues_get_the_signal_before_the_control_service(monkeypatch: pytest.Mo
     with contextlib.nullcontext() if works else pytest.raises(ShutdownError):
         signal.send()
     assert sent == ["queues", "service"]
+
+
+def test_polling_waits_for_a_ps_that_starts_and_ends_when_the_ps_is_lost() -> None:
+    late = tf.errors.DeadlineExceededError(None, None, "no answer")
+    session = mock.Mock(run=mock.Mock(side_effect=[late, late, late, 1, late, 2, late, late]))  # suspended before the 2
+    polling = queues.poll(session, "size", math.inf)
+    assert [next(polling), next(polling)] == [1, 2]
+    with pytest.raises(tf.errors.DeadlineExceededError):
+        next(polling)
 
 
 def test_waiting_ps_handles_sigterm_at_once(make_tasks: Callable[[int, int], Tasks], tmp_path: Path) -> None:
