@@ -77,7 +77,7 @@ class Option:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All long names."""
+        """`key` and the other long names of the option, without dashes in front."""
         return (self.key, *(flag[2:] for flag in self.flags if flag.startswith("--")))
 
     @property
@@ -214,7 +214,7 @@ def unknown(name: str, names: Iterable[str], what: str) -> str:
 
 
 def _kind_of(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
-    """Return the type of a value, whether the option takes several values, and the valid values if they are few."""
+    """Return the type of a value, whether the option takes several values, and the valid values of a Literal."""
     if typing.get_origin(hint) is typing.Literal:
         return str, False, typing.get_args(hint)
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]

@@ -101,8 +101,9 @@ def get_server_dictionary(
         placement: With a number of tasks of each role: "pack" (default, rank by rank) or "spread" (ps over the nodes).
         timeout_seconds: How long to wait for all tasks (default 300 s).
         directory: A directory that all hosts share (default "runs"). Rank 0 writes its address to a file in it.
-        exchange: False computes the cluster spec from this task's environment alone: host names are node names, if
-            necessary changed by a host name pattern, and ports are `ports` or Slurm's, by local rank. No port is held,
+        exchange: False computes the cluster spec from this task's environment alone. The host names are Slurm's node
+            names, or those that a host name pattern in `interface` makes of them. The tasks of a node get the first
+            ports of `ports`, or of the ports that Slurm reserves, in the order of the ranks. No port is held,
             no address is checked, and the function does not wait for other tasks.
 
     Returns:
@@ -213,9 +214,9 @@ def form_cluster(
 ) -> Cluster:
     """Start this process's sidecar, which forms the cluster with the other tasks of the step; return the cluster.
 
-    Arguments and exceptions are those of `get_server_dictionary`. The sidecar runs until this process ends, and has a
-    script channel to it. If the script of rank 0 uses this channel, its process exits after all other tasks, because
-    its sidecar runs the control service.
+    Arguments and exceptions are those of `get_server_dictionary`. The sidecar runs until this process ends, and opens a
+    script channel for it. Rank 0's sidecar runs the control service: if the script of rank 0 uses the channel, rank 0
+    exits after all other tasks.
     """
     number = f".{len(_sidecars) + 1}" if _sidecars else ""  # all tasks make the same calls
     request = {

@@ -151,7 +151,9 @@ def describe_options() -> str:
 def read_settings(
     environ: Mapping[str, str], site: str | None = None, paths: SettingsPaths | None = None
 ) -> dict[str, Setting]:
-    """Return the settings from all files and variables, by the names of fields, and the profile as `site`.
+    """Return the settings of all files and variables by field name; the entry `site` is the chosen profile.
+
+    Without settings (profile "none") the result is empty.
 
     Args:
         site: The profile that the command line names; None for the profile that the settings name.
@@ -186,7 +188,7 @@ def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]
     """Return values for the fields of a dataclass of options: the given values, else the settings.
 
     Raises:
-        OptionError: A value is invalid, or two options exclude each other, even if one has its default value.
+        OptionError: A value is invalid, or two options exclude each other; see `check_exclusive`.
     """
     options = options_of(cls)
     defaults = {name: setting for name, setting in settings.items() if name in options}

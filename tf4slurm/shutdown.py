@@ -56,8 +56,8 @@ def wait_for_workers(
         The tasks that are done and the tasks that failed. The ps may exit now.
 
     Raises:
-        ShutdownTimeoutError: Signals are missing at the timeout. `missing` lists their tasks, with "barrier" all
-            training tasks.
+        ShutdownTimeoutError: Not all signals arrived in time. `missing` lists the tasks that sent none, with "barrier"
+            all training tasks.
         ShutdownError: This process is not a ps of the cluster, or method="barrier" finds no agent.
         SlurmEnvironmentError: No cluster is given or found.
         ValueError: The method is unknown.

@@ -236,10 +236,10 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 def check_exclusive(cls: type, given: Mapping[str, Any]) -> None:
-    """Check that no two given options of a job exclude each other; an option at its default excludes no other.
+    """Check that no given option of a job excludes another given one; an option at its default excludes none.
 
     Raises:
-        OptionError: Two options do.
+        OptionError: An option excludes another one, which may have its default value.
     """
     options = options_of(cls)
     for name in given:

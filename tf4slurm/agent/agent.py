@@ -38,7 +38,7 @@ class Agent:
 
     @property
     def was_terminated(self) -> bool:
-        """Whether this task took part until the launcher terminated it."""
+        """Whether this task took part in the job and has terminated."""
         return self._client.observed.state == "terminated" and self._rendezvous.failure is None
 
     @property
@@ -59,8 +59,8 @@ class Agent:
     async def run(self) -> int:
         """Run the task until the launcher terminates the task or is lost; return the exit code of this process.
 
-        The exit code is 0 if the child exited with 0 or was terminated, the child's if the child failed, and the
-        error's if this task could not take part or lost the launcher.
+        The exit code is 0 if the child exited with 0 or was terminated, and the child's exit code if the child failed.
+        If this task could not take part or lost the launcher, it is the exit code of that error.
         """
         await self._process.open()
         member = asyncio.create_task(self._client.run())

@@ -54,7 +54,10 @@ _QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_
 
 
 class TaskProcess(abc.ABC):
-    """The process of an agent's task: the agent's child, or the script that started the agent (`sidecar.py`)."""
+    """The process of an agent's task: the agent's child, or the script that started the agent (`sidecar.py`).
+
+    `request_stop`, `kill_descendants` and `write_last_state` do nothing for a script that started the agent.
+    """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.channel = ScriptChannelServer(self._on_script_state)
@@ -74,17 +77,17 @@ class TaskProcess(abc.ABC):
         """Start the process for the `start_count`-th time in this attempt, and report its state."""
 
     def request_stop(self) -> None:  # noqa: B027
-        """Send the stop signal to a child process, once, if the job must stop."""
+        """Send the stop signal to the child, once, if the launcher has requested a stop."""
 
     @abc.abstractmethod
     async def end(self, kill_wait_seconds: float) -> None:
-        """Wait for the end of the process. Terminate a child first, and kill it after `kill_wait_seconds`."""
+        """Wait until the process ends. A child is first terminated, and killed after `kill_wait_seconds`."""
 
     async def kill_descendants(self) -> None:  # noqa: B027
-        """Kill the processes that a child process has left behind."""
+        """Kill the processes that the child has left behind."""
 
     async def write_last_state(self, cluster: Cluster) -> None:  # noqa: B027
-        """Write the state of a child process to the run directory, because the launcher is lost."""
+        """Write the state of the child to the run directory, because the launcher is lost."""
 
     def _on_script_state(self, state: ScriptState) -> None:
         self._client.update_script(state)
@@ -140,7 +143,7 @@ class OwnedChild(TaskProcess):
         self._running = asyncio.create_task(self._run(cluster, attempt, start_count))
 
     def request_stop(self) -> None:
-        """Send the stop signal to the child, once, if the job must stop and the script does not handle that."""
+        """Send the stop signal to the child, once, after a stop request that the script does not handle by itself."""
         if self._child is None or self._was_stopped or not self._client.desired.stop_reason:
             return
         self._was_stopped = True

@@ -89,7 +89,7 @@ class ChildLog:
         self._file = self._times = None
 
     def _note_time(self, file: BinaryIO) -> None:
-        """Write the size of the log and the time, at most once a second, to give each line its time."""
+        """Append the log's size and the time to the times file, at most once a second, for `LogReader`."""
         now = time.time()
         if self._times is not None and not 0 <= now - self._timed_at < _TIMES_SECONDS:
             self._timed_at = now

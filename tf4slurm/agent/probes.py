@@ -94,7 +94,7 @@ def _is_stopped(process_id: int) -> bool:
 async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usage], None], num_tasks: int = 1) -> None:
     """Call `on_usage` periodically, until cancelled. Nothing is reported where /proc does not show the child.
 
-    `port` is the child's port, or None. The period is 5 s, but 10 ms per task in jobs of more than 500 tasks.
+    `port` is the child's port, or None. The period is 5 s or 10 ms per task of the job, whichever is longer.
     """
     pause = _FIRST_USAGE_SECONDS
     connections: dict[int, tuple[int, int]] = {}  # includes closed connections

@@ -155,9 +155,10 @@ class Rendezvous:
         self.client.update(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)
 
     def _make_registration(self, service: Address) -> Registration:
-        """Choose this task's address on the route to `service`, and hold a port once; called in a thread.
+        """Return the registration: the address that `task_address` chooses, and the held port. Called in a thread.
 
-        A failure becomes part of the registration; the launcher then ends the job.
+        The first call that succeeds holds the port; later calls use the same port. A failure becomes part of the
+        registration; the launcher then ends the job.
         """
         host, port, node = "", 0, self.place.node_name
         with self._choosing:  # an earlier call that has timed out may still run in its thread

@@ -99,7 +99,7 @@ class ScriptChannelServer:
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
-    """Write to the socket directly: a failed write of the transport would drop the script's last messages."""
+    """Write to the socket directly, because the transport drops unread messages of the script if its write fails."""
     line = encode(desired) + b"\n"
     if not writer.transport.get_write_buffer_size():
         try:

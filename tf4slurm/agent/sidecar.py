@@ -36,7 +36,7 @@ class CallingScript(TaskProcess):
         self._watch = asyncio.create_task(self._watch_script())
 
     async def wait_until_orphaned(self) -> int:
-        """Wait for the end of the script, and report it; return 0, because only slurmstepd knows the exit code."""
+        """Wait until the script ends, and report its end; return 0, because only slurmstepd gets its exit code."""
         await self._end.wait()
         state, cluster = self._client.observed.script, self._client.cluster
         if self.channel.was_used and state.completion is None and cluster is not None:

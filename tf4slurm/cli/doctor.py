@@ -90,8 +90,8 @@ def _show_progress(text: str) -> None:
 def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, **options: Any) -> None:
     """Run a chief, a ps and a worker that train with ParameterServerStrategy, and report what worked.
 
-    They run on this host; in a Slurm allocation on its hosts, as many tasks as Slurm gives. The test takes some seconds
-    more than TensorFlow needs to start.
+    The tasks run on this host. In a Slurm allocation they run on its hosts, and their number is that of the allocation.
+    The test takes some seconds more than TensorFlow needs to start.
     """
     from tf4slurm.cli.reporter import PlainReporter
     from tf4slurm.doctor.smoke_test import describe_success, smoke_test_spec

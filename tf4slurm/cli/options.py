@@ -56,7 +56,10 @@ def site_option(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def job_argument(*, many: bool = False, is_optional: bool = True) -> _Decorator:
-    """Add the argument `job`, or a list `jobs`, of `KnownJob`; by default the latest job, if `is_optional`."""
+    """Add the argument `job` (a `KnownJob`), or `jobs` (a list) with `many`.
+
+    If `is_optional`, a missing argument selects the latest job.
+    """
     from tf4slurm import api
 
     def find(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:

@@ -118,8 +118,8 @@ def report(job: KnownJob, output: Path | None, is_opened: bool) -> None:
 def tensorboard(environ: dict[str, str], /, job: KnownJob, logdir: Path | None, port: int, is_printed: bool) -> None:
     """Start TensorBoard on a job's event files, on this host's loopback address; if it is not installed, explain how.
 
-    Event files are searched in the run directory and in the directory that the job was started in; older ones than the
-    job do not count.
+    Event files are searched in the run directory and in the directory that the job was started in. Files older than the
+    job are ignored.
     """
     logdir = logdir or _find_event_files(latest_run(job))
     command = ["tensorboard", "--logdir", str(logdir), "--host", "127.0.0.1", "--port", str(port)]

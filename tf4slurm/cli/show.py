@@ -35,7 +35,7 @@ def env(environ: dict[str, str], /, interface: str | None, tasks: str | None, as
 
 @click.group()
 def config() -> None:
-    """Show the settings: defaults of options, from files, variables and profiles of sites."""
+    """Show the settings: default values of options, from settings files, variables and site profiles."""
 
 
 @config.command()
@@ -43,7 +43,7 @@ def config() -> None:
 @click.option("--site", help="Profile of the cluster. [default: the one that the settings name]")
 @click.pass_obj
 def show(environ: dict[str, str], /, origin: bool, site: str | None) -> None:
-    """Print the settings that apply in this directory, in the format of a file of settings."""
+    """Print the settings that apply in this directory, in the format of a settings file."""
     for name, setting in sorted(read_settings(environ, site).items()):
         value = json.dumps(setting.value, ensure_ascii=False)  # JSON is valid TOML for these types
         click.echo(f"{key_of(name)} = {value}" + (f"  # {setting.origin}" if origin else ""))
@@ -58,7 +58,7 @@ def options() -> None:
 @config.command()
 @click.pass_obj
 def profiles(environ: dict[str, str], /) -> None:
-    """Print the profiles of sites: name, file, and the first line of the file."""
+    """Print the site profiles: name, file, and the first line of the file."""
     for name, path in sorted(SettingsPaths.from_environ(environ).sites().items()):
         first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         click.echo(f"{name}  {path}  {first}")
@@ -67,7 +67,7 @@ def profiles(environ: dict[str, str], /) -> None:
 @config.command()
 @click.pass_obj
 def path(environ: dict[str, str], /) -> None:
-    """Print the files of settings; later ones override earlier ones."""
+    """Print the settings files; later files override earlier ones."""
     paths = SettingsPaths.from_environ(environ)
     for directory in reversed(paths.site_directories):
         click.echo(f"{directory}/NAME.toml")
@@ -79,7 +79,7 @@ def path(environ: dict[str, str], /) -> None:
 @click.option("--project", is_flag=True, help="Create tf4slurm.toml in this directory, for the jobs started in it.")
 @click.pass_obj
 def init(environ: dict[str, str], /, project: bool) -> None:
-    """Create a file of settings to fill in; an existing one is not changed."""
+    """Create a settings file to fill in; an existing file is not changed."""
     click.echo(create_file(SettingsPaths.from_environ(environ), project=project))
 
 

@@ -12,7 +12,7 @@ from tf4slurm.control.records import TaskRecord
 
 @dataclass
 class _Barrier:
-    """The time of the first arrival, the ranks that must arrive, and the token and deadline of those that have."""
+    """One barrier: the time of the first arrival, the expected ranks, and (token, deadline) of each arrived rank."""
 
     opened_at: float
     expected: frozenset[int]

@@ -134,8 +134,8 @@ class ControlClient:
     async def run(self) -> None:
         """Register this task, and exchange states with the service until this task has terminated.
 
-        If the connection breaks after that, this method tries to reconnect for `reconnect_seconds`: then the service
-        counts the task as lost.
+        If the connection breaks before the service has confirmed that this task has terminated, this method tries to
+        reconnect for `reconnect_seconds`. After this time the service counts the task as lost.
 
         Raises:
             RendezvousClosedError: The service refuses this task.

@@ -162,7 +162,7 @@ class DesiredState:
         released_barrier: Token of the script's last barrier that has ended.
         barrier_error: The reason why this barrier broke; empty if all tasks arrived.
         is_training_over: No task needs the ps any more.
-        failed_tasks: The tasks, other than servers, that had failed by then.
+        failed_tasks: The tasks, other than servers, that had failed when training was over.
         is_finishing: The job waits only for roles with a bounded wait (evaluators), which should finish now.
     """
 
@@ -185,7 +185,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 def encode(message: Message, before: Message | None = None) -> bytes:
-    """Encode the fields of a message that differ from `before`, the last message, or from the defaults without it."""
+    """Encode the fields of a message that differ from the previous message `before`, or from the defaults."""
     content = [type(message).__name__, _changed_fields(message, before)]
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=_changed_fields).encode(
         errors="replace"
@@ -210,7 +210,8 @@ def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
 def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> ObservedState:
     """Drop log lines, then metrics, then characters of detail, until the encoded state has at most `max_bytes`.
 
-    The other fields fit: `script_channel_server.MAX_MESSAGE_BYTES` limits the script's state to half of the default.
+    The other fields fit: `script_channel_server.MAX_MESSAGE_BYTES`, which limits the script's state, is half of
+    MAX_STATE_BYTES.
     """
     if len(encode(observed)) <= max_bytes:
         return observed

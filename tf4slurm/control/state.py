@@ -403,8 +403,8 @@ class JobState:
     def _check_steps(self) -> None:
         """Fail if no task has reported a new step within the stall timeout.
 
-        Steps arrive with heartbeats, so every task that reports steps must also have sent a heartbeat since the timeout
-        expired, or at most half a heartbeat interval earlier, because the intervals vary.
+        Steps arrive with heartbeats, so each task that reports steps must have sent a heartbeat after the timeout
+        expired. A heartbeat up to half an interval earlier is enough, because the intervals vary.
         """
         seconds = self.spec.stall_timeout_seconds
         if seconds is None or self._now - self._last_step_at <= seconds:
@@ -472,7 +472,7 @@ class JobState:
     def _fail(self, outcome: Outcome) -> None:
         """Begin a new attempt after the failure of a task; if no attempt is left, end the job.
 
-        While another task is disconnected, the loss of that task may be the cause: hold the failure until it has
+        While a task is disconnected, the loss of that task may be the cause: hold the failure until the task has
         reconnected or is lost.
         """
         if any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.records):
@@ -546,7 +546,7 @@ class JobState:
         self._end_if_all_gone()
 
     def _decide(self, outcome: Outcome) -> None:
-        """Set the outcome and terminate all tasks. Later calls report consequences and have no effect."""
+        """Set the outcome and terminate all tasks. Only the first call has an effect: later failures follow from it."""
         if self.outcome is None:
             self.outcome = outcome
             self._desire(terminate=True, terminate_reason=outcome.reason, has_timed_out=outcome.has_timed_out)

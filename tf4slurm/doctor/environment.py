@@ -81,7 +81,7 @@ def format_environment(description: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _errors_to(warnings: list[str]) -> Iterator[None]:
-    """Append an error of the block to `warnings`."""
+    """Append the message of an error that the block raises to `warnings`."""
     try:
         yield
     except (Tf4SlurmError, OSError) as error:

@@ -45,7 +45,7 @@ class Finding:
 
 
 def warn_unless(is_ok: bool, topic: str, text: str, *, problem: str, advice: str) -> Finding:
-    """Return a finding with `text`: without a problem "ok", else a warning with `problem` appended, and advice."""
+    """Return an "ok" finding if `is_ok`, else a "warn" finding with `problem` appended to `text`, and advice."""
     return Finding("ok", topic, text) if is_ok else Finding("warn", topic, text + problem, advice)
 
 

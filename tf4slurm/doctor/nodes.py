@@ -276,9 +276,9 @@ class _NodeStep:
 
 
 def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
-    """Add a line of `srun --label`, such as "3: {…", to `parts`; return rank and answer when the answer is complete.
+    """Add a line of `srun --label`, such as "3: {…", to the parts of the rank's answer.
 
-    Other output of a task is ignored.
+    Return (rank, answer) if the line completes the answer, else None. Other output of a task is ignored.
     """
     label, _, part = line.rstrip("\n").partition(": ")
     if not label.strip().isdecimal():

@@ -132,7 +132,7 @@ class LogReader:
         self._offset = offsets[place] if place < len(offsets) else self.log.path.stat().st_size
 
     def _skip_to_tail(self, num_lines: int) -> None:
-        """Skip all but the last lines, which are searched in a part of the file that grows."""
+        """Skip all but the last lines: read ever larger parts of the file's end until the lines are found."""
         reach = _TAIL_BYTES
         lines: list[bytes] = []
         with self.log.path.open("rb") as file:

@@ -161,7 +161,10 @@ class RunDirectory:
     def write_result(self, content: ResultFile) -> None:
         """Write result.json; on a full disk, write only the exit code and the reason, into the reserved space.
 
-        A second call on a full disk overwrites the existing result.json. A result in part is a RunDirectoryError, too.
+        A second call on a full disk overwrites the existing result.json.
+
+        Raises:
+            RunDirectoryError: The file is not written, or has only the exit code and the reason.
         """
         path, reserved = self.path / FILE_NAMES[ResultFile], self.path / _RESERVED
         try:

@@ -106,7 +106,7 @@ class JobFiles:
 
     @property
     def tasks(self) -> tuple[TaskStatus, ...]:
-        """The tasks by rank, as they ended or as status.json has them."""
+        """The tasks by rank, from result.json if it lists them, else from status.json."""
         return (self.result.tasks if self.result is not None else ()) or self.status.tasks
 
     @functools.cached_property
@@ -132,7 +132,7 @@ class JobFiles:
         return self.result is not None or self.is_lost
 
     def describe_loss(self) -> str:
-        """Return that the launcher is lost, and the last known state, in sentences."""
+        """Return sentences about the loss of the launcher and the last recorded state."""
         return f"The launcher was killed, or its host failed: it wrote no result. {self.describe_last_state()}".rstrip()
 
     def describe_last_state(self) -> str:
@@ -302,7 +302,7 @@ def _find_end_of_local_job(files: JobFiles) -> tuple[str, int | None, str]:
 
 
 def _find_tasks(files: JobFiles, *, has_ended: bool) -> tuple[TaskStatus, ...]:
-    """Return the current states of the tasks, some seconds after status.json was written."""
+    """Return the recorded tasks, with states and ages updated by the age of status.json."""
     tasks, age = files.status.tasks, files.status_age_seconds or 0.0
     if has_ended and files.result is None:
         tasks = tuple(_with_last_state(task, files.last_states.get(task.task)) for task in tasks)

@@ -120,7 +120,10 @@ class Launcher:
         return await self._conclude()
 
     def _start_threads(self) -> None:
-        """Start threads for which nothing waits, because slurmctld or the file system may be slow."""
+        """Start daemon threads that load the report's modules and write slurm.json.
+
+        The launcher does not wait for these threads, because slurmctld or the file system may be slow.
+        """
         # During training, so that the end of the job is not delayed.
         loading = threading.Thread(target=load_report, daemon=True)
         asyncio.get_running_loop().call_later(_LOAD_SECONDS, loading.start)
@@ -178,7 +181,7 @@ class Launcher:
         self._stop(number, f"the launcher received {signal.Signals(number).name}")
 
     async def _watch_slurmstepd(self) -> None:
-        """Stop the job when the slurmstepd of the batch script is killed, as Slurm does not; runs until cancelled."""
+        """Stop the job when the slurmstepd of the batch script is killed, because Slurm does not stop it then."""
         process_id = await wait_for_slurmstepd_loss()
         advice = f" (Slurm may keep the job: scancel {self._job_id})" if self._job_id is not None else ""
         self._stop(signal.SIGHUP, f"the slurmstepd above the launcher (process {process_id}) was killed{advice}")
@@ -275,7 +278,8 @@ async def start_service(service: ControlService, node: str | None = None, *, is_
     """Start the service; return its addresses and the credentials.
 
     Args:
-        node: Slurm's name of this node: return only its address on the job's interface. None: return all.
+        node: Slurm's name of this node, to return only its address on the job's interface, if the job has one. With
+            None, all addresses of this host are returned.
         is_local: Listen only on the loopback interface.
 
     Raises:
@@ -301,7 +305,7 @@ def write_control(endpoint: ControlEndpoint, run_directory: RunDirectory) -> Non
 
 
 async def close_service(service: ControlService, run_directory: RunDirectory, files: Executor) -> None:
-    """Close the service and remove control.json, in the thread that may still write it."""
+    """Close the service and remove control.json; `files` may still be writing the file, and then removes it."""
     await service.close()
     await asyncio.wait({asyncio.wrap_future(files.submit(_remove, run_directory.control))}, timeout=_CLOSE_SECONDS)
 

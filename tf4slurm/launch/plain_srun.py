@@ -74,7 +74,7 @@ def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *,
 
 
 def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, reporter: Reporter) -> int:
-    """Run one task of the step; return the task's exit code, on rank 0 the job's.
+    """Run one task of the step; return the exit code of the task; on rank 0, of the job.
 
     Raises:
         CommandError: As `check_command`.

@@ -21,9 +21,9 @@ _USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C or a closed terminal; n
 
 @dataclasses.dataclass(frozen=True)
 class Requeue:
-    """Requeues a job: after every preemption, and at most `limit` times at its time limit.
+    """Requeues a job when it is preempted, and up to `limit` times when its time limit is near.
 
-    `array_element` is the id of the job in a job array, because the array's id means all its jobs.
+    `array_element` is the id of the job in a job array; with the id of the array, Slurm would requeue all its jobs.
     """
 
     job_id: str

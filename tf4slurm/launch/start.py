@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_allocation(environ: Mapping[str, str], *, local: bool = False) -> SlurmAllocation | None:
-    """Return the allocation in which the job runs; None, as with `local`, to run the job on this host.
+    """Return the allocation in which the job runs; None with `local` or outside of an allocation.
 
     Raises:
         SlurmEnvironmentError: This process is one of several tasks, or a heterogeneous job lacks a number of tasks.
@@ -95,7 +95,7 @@ def run_job(
 
 
 def _check(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None, *, isolated: bool) -> None:
-    """Check the options, after `isolate`, which changes the network interfaces."""
+    """Isolate this process if requested, then check the options: `isolate` changes the network interfaces."""
     if isolated and allocation is not None:
         raise OptionError(
             "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"

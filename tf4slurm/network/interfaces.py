@@ -46,9 +46,9 @@ def interface_address(interface: str, node: str) -> str:
 
     Args:
         interface: A name ("ib0"), a glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (by hardware type, or else
-            the names ib* and hsn*), "fastest" (by link speed), or a host name pattern ("{host}-ib0"), if the names of
-            nodes differ in that network; or several of these, separated by commas, in order of preference.
-        node: Slurm's name of this node (`slurm.step.own_node_name`), which replaces "{host}".
+            the names ib* and hsn*), "fastest" (by link speed), or a host name pattern ("{host}-ib0"), where nodes
+            have other names in that network. Several of these are separated by commas, in order of preference.
+        node: Slurm's name of this node (`slurm.environ.own_node_name`), which replaces "{host}".
 
     Raises:
         InterfaceError: No interface matches, or one pattern matches several interfaces, which the message lists.

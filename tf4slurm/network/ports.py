@@ -30,7 +30,7 @@ class HeldPort:
         self.port: int = holder.getsockname()[1]
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens on the port. Close it before the child starts, or it takes the connections."""
+        """Return a socket that listens on the port; the caller closes the socket before the child listens."""
         listener = _wildcard_socket(self._holder.family)
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # both, like TensorFlow's server
             listener.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -80,7 +80,7 @@ def _bind(port: int, *, in_time_wait: bool = False) -> socket.socket | None:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """Return a socket that claims the port while open; None if another process has claimed it, or not on Linux."""
+    """Return a Unix socket whose name marks the port as held; None if the name is in use, or not on Linux."""
     if sys.platform != "linux":
         return None
     claim = socket.socket(socket.AF_UNIX)

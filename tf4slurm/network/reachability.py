@@ -85,7 +85,10 @@ async def find_unreachable(members: Sequence[Member], secret: str, timeout_secon
 
 
 async def find_fault(name: str, rank: int, address: Address, secret: str, timeout_seconds: float) -> str | None:
-    """Check that `rank` of this job answers at `address`; return None, or a sentence about the failure of `name`."""
+    """Send a reachability check to `address`; return None if `rank` of this job answers.
+
+    Otherwise return a sentence about the failure, in which the task is called `name`.
+    """
     nonce = os.urandom(_NONCE_BYTES)
     try:
         answer = await asyncio.wait_for(_request_mac(address, nonce), timeout_seconds)

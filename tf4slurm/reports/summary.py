@@ -73,7 +73,7 @@ class Curves:
         self.num_metrics_left_out = self._add_metrics(shown, num_tasks)
 
     def _add_metrics(self, samples: Sequence[Sample], num_tasks: int) -> int:
-        """Collect the metrics of at most 24 names; return the number of other names."""
+        """Collect the metrics with the first 24 names found; return the number of names that are left out."""
         others: set[str] = set()
         for number, sample in enumerate(samples):
             for rank, values in sample.metrics.items():

@@ -50,7 +50,7 @@ class TimelineEvent:
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait of all other tasks for `task`, for `seconds` until the time `until`; `what` is the awaited action."""
+    """All other tasks waited `seconds` for `task`, until the time `until`; `what` is the action of `task`."""
 
     until: float
     seconds: float
@@ -225,7 +225,7 @@ class _TimelineBuilder:
             spans.append(Span(state, since, now))
 
     def _add_wait(self, times: Mapping[str, float], since: float, what: str) -> None:
-        """Add the wait for the last task, which begins at the second to last time in `times`, or at `since`."""
+        """Add the wait for the last task in `times`, from the time of the task before, but not before `since`."""
         if len(times) < 2:
             return
         (_, before), (name, at) = sorted(times.items(), key=lambda item: item[1])[-2:]

@@ -46,7 +46,7 @@ def gpu_environ(
 
 
 def is_own_list(visible: Sequence[str], gpus_on_node: int | None) -> bool:
-    """Return whether Slurm's list is for one task (--gpus-per-task, --gpu-bind): it lacks devices of the node."""
+    """Return whether Slurm made the list for one task (--gpus-per-task, --gpu-bind), without the step's other GPUs."""
     return gpus_on_node is not None and len(visible) < gpus_on_node
 
 

@@ -77,8 +77,8 @@ def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Map
 
     Args:
         nodes: Each node of the layout once, in Slurm's order.
-        counts: Number of tasks by new name. Each new name starts with its node's name; or no new name does, and all are
-            sorted and in the order of `nodes`.
+        counts: Number of tasks by new name, with one new name per node. Each new name starts with the name of its node.
+            If no new name does, the new names must be sorted, and belong to `nodes` in this order.
 
     Raises:
         LayoutError: The new names do not determine their nodes.

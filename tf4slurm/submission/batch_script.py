@@ -128,7 +128,10 @@ def _command(spec: BatchSpec) -> str:
 
 
 def _end(command: str, epilogue: str) -> str:
-    """Return the last lines: exec, so that the command receives Slurm's signals, or before an epilogue, traps."""
+    """Return the last lines, which run the command: by exec, so that the command receives Slurm's signals.
+
+    With an epilogue, traps forward the signals to the command, and the epilogue runs afterwards.
+    """
     if not epilogue:
         return f"exec {command}"
     passing = "\n".join(f"trap 'again=1; kill -{name} $job' {name}" for name in _SIGNALS)

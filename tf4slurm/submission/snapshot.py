@@ -23,7 +23,10 @@ _COPY = "Use --snapshot copy."
 
 
 def place_snapshot(spec: BatchSpec) -> BatchSpec:
-    """Return the job, with an unused directory beside its run directories if it has a snapshot."""
+    """Return the job with an unused directory for its snapshot, beside its run directories.
+
+    A job without a snapshot, or with a directory, is returned unchanged.
+    """
     if spec.snapshot == "none" or spec.directory is not None:
         return spec
     runs = spec.runs_directory.absolute()
@@ -41,7 +44,7 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
 
     Args:
         target: New directory; its parent contains the run directories.
-        command: Command of the job: its files that are in `source` must be in the snapshot.
+        command: Command of the job. The snapshot must contain each file of the command that is in `source`.
 
     Raises:
         OptionError: Git fails or tracks no file, a file of the command is missing, or the snapshot exceeds 1 GB.

@@ -76,7 +76,10 @@ class Child:
         loop: asyncio.AbstractEventLoop,
         starting: Future[Child],
     ) -> None:
-        """Start the child and wait for its end, because the kernel kills a child when its starting thread ends."""
+        """Start the child and wait for its end in one thread: the kernel kills the child when this thread ends.
+
+        The reason is PR_SET_PDEATHSIG in `exec_child.py`.
+        """
         child = None
         # Otherwise Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.
         vars(subprocess).update(_USE_POSIX_SPAWN=False, _USE_VFORK=sys.version_info >= (3, 11))

@@ -28,7 +28,9 @@ GUARD_LOST = signal.SIGHUP
 
 
 def start_guard() -> None:
-    """Fork, and return in the fork, which becomes the agent; this process becomes the guard and exits after the agent.
+    """Fork: the parent becomes the guard, and this function returns in the child, which becomes the agent.
+
+    The guard exits after the agent. On other systems than Linux there is no guard.
 
     Call this while the process has one thread, and before large imports, so that the guard stays small.
     """

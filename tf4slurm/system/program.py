@@ -23,8 +23,8 @@ _T = TypeVar("_T")
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
     """Run `main(environ)` and exit with its exit code; print a `Tf4SlurmError` without a traceback.
 
-    `environ` is a copy of os.environ, for child processes, from before the changes that silence gRPC's messages on
-    standard error about clients that fail the TLS handshake or send invalid data.
+    `environ` is a copy of os.environ for child processes. Afterwards this function changes os.environ, to silence
+    gRPC's messages about clients that fail the TLS handshake or send invalid data.
     """
     environ = dict(os.environ)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -227,9 +227,10 @@ def _finished(directory: Path) -> list[str]:
 
 
 def _remove_unfinished(directory: Path) -> None:
-    """Remove the files of unfinished saves: temporary directories, and data without an index.
+    """Remove the files of unfinished saves: temporary directories, data without an index, and truncated indexes.
 
-    TensorFlow writes an index under its final name, so an index may be truncated until the file `checkpoint` exists.
+    TensorFlow writes an index under its final name, so an interrupted first save can leave a truncated index. Indexes
+    are checked only while the file `checkpoint` does not exist.
     """
     if not (directory / "checkpoint").exists():
         for index in directory.glob(f"{_NAME}-*.index"):

@@ -175,7 +175,9 @@ def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout
 
 
 def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> bool:
-    """Make every ps fetch a number from this task, and in the chief also from every ps; return whether all did in time.
+    """Make every ps fetch a number from this task; return whether all fetches succeeded in time.
+
+    In the chief, every ps also fetches a number from every ps.
 
     If a ps connects to a task whose server is not up yet, gRPC backs off, and later connections fail for seconds. The
     first training step then fails. With SyncReplicasOptimizer, the session ends without a step or an error: its

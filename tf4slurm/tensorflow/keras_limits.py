@@ -43,7 +43,7 @@ _patched: set[int] = set()
 
 
 def install_keras_limits() -> None:
-    """Patch Keras 3 to count exactly on a ps, and to raise KerasError where it would fail. Idempotent."""
+    """Patch Keras 3: make its additions atomic on a ps, and raise KerasError where it would fail. Idempotent."""
     keras = sys.modules.get("keras")
     if keras is None or id(keras) in _patched or not keras.__version__.startswith("3."):
         return

@@ -135,7 +135,7 @@ def _put_in_queues(current: ServerDictionary, failed: bool) -> None:
 
 
 def _decode(number: int, tasks: Sequence[Task]) -> tuple[Task, bool]:
-    """Return the task whose 1-based position in `tasks` is `number`, and whether it has failed: then it is negative."""
+    """Return the task at 1-based position abs(`number`) in `tasks`, and whether it failed (`number` is negative)."""
     if not 0 < abs(number) <= len(tasks):
         raise ShutdownError(
             f"The done queue holds {number}, but the cluster has {len(tasks)} training tasks. Give every process the "

@@ -215,7 +215,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
                 )
 
     def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
-        """Return the host of each rank, as placed by Slurm, or for ranks of a subclass in TensorFlow's order."""
+        """Return the host of each rank: as Slurm places tasks, or in TensorFlow's order if a subclass assigns ranks."""
         if not self._overrides("_resolve_own_rank") and is_in_step(os.environ):
             return rename_nodes(layout_of(self._step), self._step.nodes, self._task_configuration)
         if not has_own_configuration and not self._overrides(

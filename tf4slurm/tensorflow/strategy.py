@@ -162,9 +162,9 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
 def allow_exit_without_workers(coordinator: Any) -> None:
     """Let this process exit when its script ends, even while a worker is lost. Idempotent.
 
-    The coordinator's destructor waits for a lock. A thread that waits for the lost worker holds it, and Python stops
-    the thread at exit, so the chief would hang (seen in TensorFlow 2.21). Skipping the destructor's work is safe: the
-    process ends anyway. TensorFlow has no public option for this.
+    The coordinator's destructor waits for a lock. The thread that waits for the lost worker holds this lock, and Python
+    stops the thread at exit, so the chief would hang (seen in TensorFlow 2.21). Skipping the destructor's work is safe:
+    the process ends anyway. TensorFlow has no public option for this.
     """
     cluster = getattr(coordinator, "_cluster", None)
     if cluster is None or cluster in _exiting:

@@ -277,7 +277,7 @@ class _Run:
         """Run a closure of `steps` steps on a worker; return the result.
 
         The result stays on the worker until it is fetched; if the worker is lost before that, the steps run again. If a
-        ps is lost, reading the counter fails, or TensorFlow raises an error when the closure runs again.
+        ps is lost, either reading the step counter raises an error, or TensorFlow does when the closure runs again.
         """
         for fetches in range(1, _MAX_FETCHES + 1):
             with self.scheduling:
