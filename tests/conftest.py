@@ -50,6 +50,12 @@ def process_mark() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the cluster spec that an earlier test has set in this process."""
+    monkeypatch.setattr("tf4slurm.server_dictionary._current", [])
+
+
+@pytest.fixture(autouse=True)
 def lean_tensorflow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make TensorFlow import without Keras, which doubles the import time, except in tests marked `keras`."""
     if request.node.get_closest_marker("keras") is None:

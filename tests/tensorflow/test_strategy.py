@@ -178,7 +178,6 @@ def test_invalid_cluster_or_option_is_refused(
 ) -> None:
     addresses = {role: ["127.0.0.1:1"] * count for role, count in cluster.items()}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": addresses, "task": {"type": task, "index": 0}}))
-    monkeypatch.setattr("tf4slurm.server_dictionary._current", [])
     with pytest.raises(ValueError, match=words):
         tf4slurm.tensorflow.parameter_server_strategy(**options)
 

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from tf4slurm import server_dictionary as module
 from tf4slurm.cluster import Task
 from tf4slurm.errors import SlurmEnvironmentError
 from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary, set_current_server_dictionary
@@ -15,8 +14,7 @@ CLUSTER = {"worker": ["h:3", "h:4"], "ps": ["h:1"], "chief": ["h:2"]}
 
 
 @pytest.fixture(autouse=True)
-def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_current", [])
+def no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
 
 
