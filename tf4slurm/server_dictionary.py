@@ -265,10 +265,10 @@ def _compute_cluster(
     step: SlurmStep, counts: Mapping[str, int], placement: str, interface: str | None, ports: Sequence[int] | None
 ) -> Cluster:
     nodes = step.nodes_by_rank
-    rule = interface or "{host}"
-    if "{host}" not in rule:
-        text = f"Without an exchange, the address on {rule!r} of other nodes is unknown: use a rule like "
-        raise InterfaceError(f'{text}"{{host}}-ib0".', interface=rule)
+    pattern = interface or "{host}"
+    if "{host}" not in pattern:
+        text = f"Without an exchange, the address on {pattern!r} of other nodes is unknown: give a pattern of host names "
+        raise InterfaceError(f'{text}such as "{{host}}-ib0".', interface=pattern)
     usable = ports or (() if step.het_groups else step.reserved_ports)  # Slurm does not report each component's ports
     most_tasks = max(Counter(nodes).values())
     if len(usable) < most_tasks:
@@ -280,7 +280,7 @@ def _compute_cluster(
     tasks = place_tasks(counts, placement, nodes)
     return Cluster(
         tuple(
-            Member(rank, task, node, Address(rule.replace("{host}", node), next(free[node])))
+            Member(rank, task, node, Address(pattern.replace("{host}", node), next(free[node])))
             for rank, (task, node) in enumerate(zip(tasks, nodes, strict=True))
         )
     )
