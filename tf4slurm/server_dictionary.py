@@ -267,7 +267,7 @@ def _compute_cluster(
     nodes = step.nodes_by_rank
     pattern = interface or "{host}"
     if "{host}" not in pattern:
-        text = f"Without an exchange, the address on {pattern!r} of other nodes is unknown: give a pattern of host names "
+        text = f"Without an exchange, the address on {pattern!r} of other nodes is unknown: give a host name pattern "
         raise InterfaceError(f'{text}such as "{{host}}-ib0".', interface=pattern)
     usable = ports or (() if step.het_groups else step.reserved_ports)  # Slurm does not report each component's ports
     most_tasks = max(Counter(nodes).values())
