@@ -129,10 +129,10 @@ def done_at_end(*, method: str = "barrier", cluster: ClusterAndTask | None = Non
 
 
 def signal_at_exit(*, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
-    """Send the completion signal when this process exits: failed if an uncaught exception ends the process.
+    """Send the completion signal when this process exits.
 
-    sys.exit() counts as done with any code. A killed process sends no signal. Arguments and exceptions are those
-    of `signal_done`.
+    The signal says that the worker failed if an uncaught exception ends the process, else that it is done, also after
+    sys.exit() with any code. A killed process sends no signal. Arguments and exceptions are those of `signal_done`.
     """
     _completion_signal(method, cluster).send_at_exit()
 

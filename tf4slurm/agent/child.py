@@ -81,7 +81,10 @@ class TaskProcess(abc.ABC):
 
     @abc.abstractmethod
     async def end(self, kill_wait_seconds: float) -> None:
-        """Wait until the process ends. A child is first terminated, and killed after `kill_wait_seconds`."""
+        """Terminate the agent's child, and kill it after `kill_wait_seconds`.
+
+        A script that started the agent is not terminated: wait until it ends.
+        """
 
     async def kill_descendants(self) -> None:  # noqa: B027
         """Kill the processes that the child has left behind."""

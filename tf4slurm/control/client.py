@@ -283,7 +283,7 @@ class ControlClient:
 
 
 def _target(address: Address) -> str:
-    """Return gRPC's target for an address. The prefix of an IPv4 or IPv6 address avoids a name lookup."""
+    """Return gRPC's target for an address. "ipv4:" or "ipv6:" before an IP address avoids a name lookup."""
     try:
         return f"ipv{ipaddress.ip_address(address.host.partition('%')[0]).version}:{address}"
     except ValueError:

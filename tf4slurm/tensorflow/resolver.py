@@ -215,7 +215,15 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
                 )
 
     def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
-        """Return the host of each rank: as Slurm places tasks, or in TensorFlow's order if a subclass assigns ranks."""
+        """Return the host of each rank.
+
+        In a step whose ranks no subclass overrides, these are the hosts on which Slurm placed the ranks. Otherwise, the
+        ranks fill one host after the other in the order of the sorted host names, as in TensorFlow's class, if a
+        subclass or the user determines ranks, hosts or numbers of tasks; else Slurm's variables determine the hosts.
+
+        Args:
+            has_own_configuration: Whether the user gave the number of tasks on each host by name.
+        """
         if not self._overrides("_resolve_own_rank") and is_in_step(os.environ):
             return rename_nodes(layout_of(self._step), self._step.nodes, self._task_configuration)
         if not has_own_configuration and not self._overrides(
