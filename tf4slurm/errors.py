@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 EXIT_USAGE = 2
@@ -12,6 +13,22 @@ EXIT_NOT_FORMED = 6
 EXIT_TASK_LOST = 7
 EXIT_REQUEUED = 75
 EXIT_WAIT_TIMEOUT = 124
+
+
+def exit_code_of(returncode: int) -> int:
+    """Return the exit code that a shell reports for a returncode: 128 + n after signal n."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def describe_end(returncode: int) -> str:
+    """Return "exited with code 3" or "was killed by signal 9 (SIGKILL)"."""
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-returncode} ({name})"
 
 
 class Tf4SlurmError(Exception):

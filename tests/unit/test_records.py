@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tf4slurm.control.records import Outcome, describe_end, exit_code_of
+from tf4slurm.control.records import Outcome
+from tf4slurm.errors import describe_end, exit_code_of
 
 
 @pytest.mark.parametrize(("exit_code", "is_success"), [(0, True), (1, False), (137, False)])

@@ -15,8 +15,7 @@ from tf4slurm.agent.child import OwnedChild, TaskProcess
 from tf4slurm.agent.rendezvous import Rendezvous, read_place, spec_from_environ
 from tf4slurm.cluster import Cluster
 from tf4slurm.control.credentials import ControlEndpoint
-from tf4slurm.control.records import exit_code_of
-from tf4slurm.errors import EXIT_TASK_LOST, RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from tf4slurm.errors import EXIT_TASK_LOST, RendezvousClosedError, RendezvousError, RendezvousTimeoutError, exit_code_of
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.system.program import LineWriter, run_program

@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 from tf4slurm import __version__
-from tf4slurm.cli.options import HOST_OPTIONS, given, job_options, paint
+from tf4slurm.cli.options import HOST_OPTIONS, given, job_options
+from tf4slurm.cli.shared import paint
 from tf4slurm.doctor.finding import Level, exit_code_of, format_findings, format_report, summarize
 from tf4slurm.doctor.host import check_host
 from tf4slurm.doctor.nodes import check_nodes, run_node

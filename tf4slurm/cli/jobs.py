@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from tf4slurm import api
-from tf4slurm.cli.options import job_argument, note, paint
+from tf4slurm.cli.shared import job_argument, note, paint
 from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import TaskStatus

@@ -1,15 +1,14 @@
-"""What several verbs share: the options of a job, from the fields of `JobSpec` and `BatchSpec`, and the argument ID."""
+"""The options of the verbs that start jobs, from the fields of `JobSpec` and `BatchSpec`."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
+from tf4slurm.cli.shared import Decorator, complete, note
 from tf4slurm.errors import LaunchError
 from tf4slurm.options import Option, options_of
 from tf4slurm.settings import NO_SITE, SITE, SettingsPaths, fill_in, read_settings
@@ -18,13 +17,10 @@ from tf4slurm.spec import JobSpec
 HOST_OPTIONS = ("runs_directory", "interface", "ports")
 """The fields for the files and the network of a job."""
 
-_COMPLETED_JOBS = 50
 _COMPLETION_SECONDS = 2.0
-_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
-_Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> _Decorator:
+def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> Decorator:
     """Return a decorator that adds a verb's options and its command, or only the options in `names`."""
     found = [each for each in options_of(cls).values() if not each.verbs or verb in each.verbs]
     decorators = [_click_option(each) for each in found if not names or each.name in names]
@@ -39,7 +35,7 @@ def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> _D
     return add
 
 
-def _click_option(each: Option) -> _Decorator:
+def _click_option(each: Option) -> Decorator:
     flags = (*each.flags, f"--{each.key}/--no-{each.key}" if each.is_switch else f"--{each.key}")
     values: dict[str, Any] = {}
     if not each.is_switch:
@@ -53,23 +49,6 @@ def site_option(function: Callable[..., None]) -> Callable[..., None]:
     text = 'Profile of the cluster; "none" reads no settings from files and variables. See "tf4slurm config".'
     finish = complete(lambda _: (NO_SITE, *SettingsPaths.from_environ(os.environ).sites()))
     return click.option("--site", help=text, shell_complete=finish)(function)
-
-
-def job_argument(*, many: bool = False, is_optional: bool = True) -> _Decorator:
-    """Add the argument `job` (a `KnownJob`), or `jobs` (a list) with `many`.
-
-    If `is_optional`, a missing argument selects the latest job.
-    """
-    from tf4slurm import api
-
-    def find(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-        if many:
-            return [api.find(job) for job in value or ((None,) if is_optional else ())]
-        return api.find(value)
-
-    name, num, metavar = ("jobs", -1, "[ID]...") if many else ("job", 1, "[ID]")
-    finish = complete(_find_jobs)
-    return click.argument(name, nargs=num, metavar=metavar, required=False, callback=find, shell_complete=finish)
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,29 +67,6 @@ def read_options(cls: type, environ: Mapping[str, str], values: dict[str, Any]) 
     if files:
         note(f"settings from {', '.join(files)}")
     return fill_in(cls, given(values), settings)
-
-
-def note(text: str) -> None:
-    """Print a message to standard error."""
-    click.echo(f"tf4slurm: {text}", err=True)
-
-
-def paint(text: str, colour: str) -> str:
-    """Return text in a colour if standard output is a terminal, unless NO_COLOR is set (https://no-color.org)."""
-    is_plain = click.get_current_context().obj.get("NO_COLOR") or not sys.stdout.isatty()
-    return text if is_plain else click.style(text, fg=colour, bold=True)
-
-
-def complete(find: Callable[[click.Context], Iterable[str]]) -> _Completion:
-    """Return a shell completion by the names that `find` returns."""
-    return lambda context, _, start: [CompletionItem(name) for name in find(context) if name.startswith(start)]
-
-
-def _find_jobs(_context: click.Context) -> list[str]:
-    from tf4slurm.jobs.registry import registered_jobs
-
-    jobs = registered_jobs(os.environ)[:_COMPLETED_JOBS]
-    return [word for job in jobs for word in (job.job_id, job.name) if word]
 
 
 def _find_partitions(_context: click.Context) -> Sequence[str]:

@@ -6,8 +6,9 @@ import sys
 import time
 from typing import Any
 
-from tf4slurm.control.records import EVENT_KINDS, describe_end
+from tf4slurm.control.records import EVENT_KINDS
 from tf4slurm.control.state import JobState
+from tf4slurm.errors import describe_end
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event, TaskStatus
 from tf4slurm.launch.result import Reporter, Result

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from tf4slurm import api
-from tf4slurm.cli.options import complete, job_argument, note
+from tf4slurm.cli.shared import complete, job_argument, note
 from tf4slurm.errors import CommandError
 from tf4slurm.jobs.logs import find_logs
 from tf4slurm.jobs.registry import KnownJob, latest_run

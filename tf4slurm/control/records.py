@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -139,19 +138,3 @@ class Outcome:
     @property
     def is_success(self) -> bool:
         return self.exit_code == 0
-
-
-def exit_code_of(returncode: int) -> int:
-    """Return the exit code that a shell reports for a returncode: 128 + n after signal n."""
-    return 128 - returncode if returncode < 0 else returncode
-
-
-def describe_end(returncode: int) -> str:
-    """Return "exited with code 3" or "was killed by signal 9 (SIGKILL)"."""
-    if returncode >= 0:
-        return f"exited with code {returncode}"
-    try:
-        name = signal.Signals(-returncode).name
-    except ValueError:
-        name = "unknown"
-    return f"was killed by signal {-returncode} ({name})"

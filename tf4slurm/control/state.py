@@ -17,8 +17,15 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
 from tf4slurm.control.barriers import Barriers
 from tf4slurm.control.messages import DesiredState, ObservedState, Registration, ScriptState
-from tf4slurm.control.records import EVENT_KINDS, Outcome, TaskRecord, describe_end, exit_code_of
-from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, RendezvousClosedError
+from tf4slurm.control.records import EVENT_KINDS, Outcome, TaskRecord
+from tf4slurm.errors import (
+    EXIT_NOT_FORMED,
+    EXIT_PREFLIGHT,
+    EXIT_TASK_LOST,
+    RendezvousClosedError,
+    describe_end,
+    exit_code_of,
+)
 from tf4slurm.network.interfaces import is_loopback
 from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.roles import role_of

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tf4slurm.control.records import describe_end
-from tf4slurm.errors import EXIT_REQUEUED, LaunchError, SchemaVersionError
+from tf4slurm.errors import EXIT_REQUEUED, LaunchError, SchemaVersionError, describe_end
 from tf4slurm.jobs.formatting import format_elapsed, format_time
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory

@@ -20,10 +20,10 @@ from tf4slurm import __version__
 from tf4slurm.agent.rendezvous import spec_to_environ
 from tf4slurm.cluster import Address
 from tf4slurm.control.credentials import ControlEndpoint, create_credentials
-from tf4slurm.control.records import Outcome, describe_end
+from tf4slurm.control.records import Outcome
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
-from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST, InterfaceError, LaunchError, RunDirectoryError
+from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST, InterfaceError, LaunchError, RunDirectoryError, describe_end
 from tf4slurm.jobs.recorder import EventLog, Recorder
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process

@@ -6,9 +6,8 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from tf4slurm.control.records import describe_end
 from tf4slurm.control.state import JobState
-from tf4slurm.errors import RunDirectoryError
+from tf4slurm.errors import RunDirectoryError, describe_end
 from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.recorder import describe_task
 from tf4slurm.jobs.run_directory import RunDirectory
