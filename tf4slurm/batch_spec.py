@@ -129,7 +129,7 @@ class BatchSpec(JobSpec):
 
     @property
     def ps_options(self) -> dict[str, str]:
-        """With --het: the options that differ for the component of the ps."""
+        """With --het: the options of sbatch in which the component of the ps differs from the other component."""
         return parse_pairs("ps-sbatch", self.ps_sbatch)
 
     @property
@@ -261,7 +261,7 @@ def _check_array(value: str, num_lines: int) -> None:
 
 
 def _read_array_lines(path: Path) -> tuple[tuple[str, ...], ...]:
-    """Read a file of arguments: one line per element of the array, quoted as in a shell. Empty lines count."""
+    """Read a file of arguments, quoted as in a shell: one line, which may be empty, per element of the array."""
     try:
         source = Path("/dev/stdin") if path == Path("-") else path
         lines = source.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

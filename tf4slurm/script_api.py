@@ -49,8 +49,8 @@ def should_stop() -> bool:
 
     The job has its grace period to save (`tf4slurm run --grace-period`). After the first call in the main thread,
     SIGTERM, SIGUSR1 and SIGUSR2 no longer terminate this process: they are forwarded to the agent and stop the job.
-    Signals that the process handles or ignores, as ps and workers under a chief do, are not forwarded. These signals
-    still terminate a forked process, such as one of multiprocessing, unless it calls this function too.
+    Signals that the process handles, or ignores as ps and workers under a chief do, are not forwarded. The three
+    signals still terminate a forked process, such as one of multiprocessing, unless it calls this function too.
     """
     channel = find_script_channel()
     if channel is None:

@@ -55,7 +55,7 @@ class CompletionSignal:
     """Reports once that this process is done or has failed; later calls have no effect."""
 
     def __init__(self, send: Callable[[bool], None]) -> None:
-        """Send nothing yet; `send` is later called with True if this process has failed."""
+        """Send nothing yet; `send` is later called with True if this process has failed, else with False."""
         self._send = send
         self._lock = threading.Lock()
         self._is_sent = False
@@ -197,7 +197,7 @@ class ScriptChannel:
 
 
 def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) -> None:
-    """Forward these signals to the agent from a thread: a handler may interrupt the main thread during a send."""
+    """Forward these signals to the agent from a thread, because a handler may interrupt a send of the main thread."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
 

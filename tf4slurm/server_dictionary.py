@@ -215,8 +215,8 @@ def form_cluster(
     """Start this process's sidecar, which forms the cluster with the other tasks of the step; return the cluster.
 
     Arguments and exceptions are those of `get_server_dictionary`. The sidecar runs until this process ends, and opens a
-    script channel for it. Rank 0's sidecar runs the control service: if the script of rank 0 uses the channel, rank 0
-    exits after all other tasks.
+    script channel for it. Rank 0's sidecar runs the control service, so rank 0 exits after all other tasks
+    if its script uses the channel.
     """
     number = f".{len(_sidecars) + 1}" if _sidecars else ""  # all tasks make the same calls
     request = {
@@ -247,7 +247,7 @@ def form_cluster(
 
 
 def _end_sidecar(sidecar: subprocess.Popen[str], *, is_host: bool) -> None:
-    """Close the pipe, so that the sidecar notices the end of this process, and wait for the sidecar."""
+    """Close the pipe, so that the sidecar notices this process's end; wait for it. `is_host`: rank 0's sidecar."""
     assert sidecar.stdin is not None
     with contextlib.suppress(OSError):
         sidecar.stdin.close()

@@ -75,7 +75,7 @@ class SettingsPaths:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], directory: Path | None = None) -> SettingsPaths:
-        """Return the paths for a working directory, by default the current one, or / if that was removed."""
+        """Return the paths for a working directory, by default the current one, or / if the current one was removed."""
         if directory is None:
             try:
                 directory = Path.cwd()

@@ -56,8 +56,8 @@ def wait_for_workers(
         The tasks that are done and the tasks that failed. The ps may exit now.
 
     Raises:
-        ShutdownTimeoutError: Not all signals arrived in time. `missing` lists the tasks that sent none, with "barrier"
-            all training tasks.
+        ShutdownTimeoutError: Not all signals arrived in time. `missing` lists the tasks that sent none; with
+            "barrier" it lists all training tasks.
         ShutdownError: This process is not a ps of the cluster, or method="barrier" finds no agent.
         SlurmEnvironmentError: No cluster is given or found.
         ValueError: The method is unknown.
@@ -85,7 +85,7 @@ def serve_until_done(
     timeout_seconds: float | None = None,
     cluster: ClusterAndTask | None = None,
 ) -> Ending:
-    """Keep a tf.distribute.Server running while `wait_for_workers` waits; arguments and result are the same.
+    """Call `wait_for_workers` with the other arguments, and keep the tf.distribute.Server `server` running meanwhile.
 
     A TensorFlow server runs in its own threads as long as a Python reference to it exists.
     """
@@ -112,9 +112,10 @@ def signal_done(failed: bool = False, *, method: str = "barrier", cluster: Clust
 
 @contextmanager
 def done_at_end(*, method: str = "barrier", cluster: ClusterAndTask | None = None) -> Iterator[None]:
-    """Send the completion signal at the end of the block: failed if the block raises, or exits with a non-zero code.
+    """Send the completion signal at the end of the block.
 
-    Arguments and exceptions are those of `signal_done`.
+    The signal says that the worker failed if the block raises an exception, except SystemExit with code 0 or None, else
+    that the worker is done. Arguments and exceptions are those of `signal_done`.
     """
     signal = _completion_signal(method, cluster)
     try:

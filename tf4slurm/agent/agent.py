@@ -59,7 +59,7 @@ class Agent:
         """Run the task until the launcher terminates the task or is lost; return the exit code of this process.
 
         The exit code is 0 if the child exited with 0 or was terminated, and the child's exit code if the child failed.
-        If this task could not take part or lost the launcher, it is the exit code of that error.
+        If this task could not take part or lost the launcher, the exit code is that of the error `failure`.
         """
         await self._process.open()
         member = asyncio.create_task(self._client.run())

@@ -83,7 +83,7 @@ class TaskProcess(abc.ABC):
     async def end(self, kill_wait_seconds: float) -> None:
         """Terminate the agent's child, and kill it after `kill_wait_seconds`.
 
-        A script that started the agent is not terminated: wait until it ends.
+        A script that started the agent is not terminated; this method waits until the script ends.
         """
 
     async def kill_descendants(self) -> None:  # noqa: B027
@@ -240,7 +240,7 @@ class OwnedChild(TaskProcess):
         self._client.update(state="exited", returncode=returncode, detail=detail, tail=tail if returncode else ())
 
     def _command_of(self, role: Role, cluster: Cluster, task: Task, attempt: int) -> Sequence[str]:
-        """Return the child's command. tf4slurm's own programs run by path: their Python may lack tf4slurm."""
+        """Return the child's command. tf4slurm's programs run by path: the script's Python may lack tf4slurm."""
         if not role.program:
             return fill_in(self._spec.command, cluster.to_dictionary(), task)
         return (self._spec.data_service_python, str(_HOME / role.program), str(self._run_directory.work(task, attempt)))

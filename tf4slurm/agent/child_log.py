@@ -1,4 +1,4 @@
-"""Output of a child process: written to its log file and the terminal; the last lines are kept, shortened."""
+"""Write the output of a child process to its log file and to the terminal, and keep its last lines, shortened."""
 
 from __future__ import annotations
 

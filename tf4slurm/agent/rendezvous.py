@@ -56,7 +56,7 @@ def read_place(environ: Mapping[str, str]) -> Place:
     """Read the place from the local launcher's variables if they are set, else from the Slurm step's variables.
 
     Raises:
-        SlurmEnvironmentError: Neither are set.
+        SlurmEnvironmentError: Both groups of variables are missing.
     """
     if RANK_VARIABLE in environ:
         return LocalTask(int(environ[RANK_VARIABLE]), own_node_name(environ))
@@ -81,7 +81,7 @@ class Rendezvous:
         *,
         owns_child: bool = True,
     ) -> None:
-        """`owns_child` is False if srun started the script, so that the agent does not start or end it."""
+        """`owns_child` is False if srun started the script; then the agent does not start or end the script."""
         self.place = place
         self.spec = spec
         self.failure: Tf4SlurmError | OSError | None = None
@@ -144,7 +144,7 @@ class Rendezvous:
         return self.held_port
 
     async def _check_addresses(self, cluster: Cluster) -> None:
-        """Check the addresses assigned to this task, and compare the cluster's nodes with Slurm's."""
+        """Check the addresses of `members_to_check`, and compare the cluster's nodes with Slurm's."""
         members = members_to_check(cluster, self.place.rank)
         faults = await find_unreachable(members, self.client.token, _CHECK_SECONDS)
         if isinstance(self.place, SlurmStep):

@@ -99,7 +99,7 @@ class ScriptChannelServer:
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
-    """Write to the socket directly, because the transport drops unread messages of the script if its write fails."""
+    """Write to the socket directly: if the transport's write fails, it drops messages that are still unread."""
     line = encode(desired) + b"\n"
     if not writer.transport.get_write_buffer_size():
         try:

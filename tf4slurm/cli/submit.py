@@ -69,7 +69,7 @@ def make_spec(context: click.Context, options: dict[str, Any]) -> BatchSpec:
 
 
 def _made_by(context: click.Context) -> tuple[str, ...]:
-    """Return the command that submits the job, without the options that only print it."""
+    """Return the command that submits the job, without --dry-run and --test-only."""
     arguments = list(context.meta[_ARGUMENTS])
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return ("tf4slurm", "submit", *(word for word in arguments[:end] if word not in _PRINT_ONLY), *arguments[end:])

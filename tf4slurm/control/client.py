@@ -241,7 +241,7 @@ class ControlClient:
             await asyncio.gather(receiving, sending, return_exceptions=True)
 
     async def _wait_for_one(self, *tasks: asyncio.Task[None]) -> None:
-        """Wait until a task is done, or the heartbeat timeout has expired. Time of a suspended job does not count."""
+        """Wait until a task is done, or the heartbeat timeout has expired. Suspension of the job does not count."""
         timeout = self._spec.heartbeat_timeout_seconds
         while (left := self._deadline - time.monotonic()) > 0:
             pause = min(left, timeout / _CHECKS)

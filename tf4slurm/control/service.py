@@ -286,7 +286,7 @@ def _encode_desired_state(desired: DesiredState) -> bytes:
 
 
 class _TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without the job's token in their metadata, before it reads a message."""
+    """Refuses calls without the job's token in their metadata, before gRPC reads a message."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()

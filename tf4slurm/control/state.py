@@ -63,7 +63,7 @@ class JobState:
         """Create the state of a job in which no task has registered.
 
         Args:
-            tasks: The task of each rank; `SPREAD` assigns the ranks again when every task has registered.
+            tasks: The task of each rank; with placement "spread", assigned again when all ranks have registered.
             spec: The job's timeouts, other limits and placement.
             now: The current time.
             on_event: Called as `on_event(kind, task, text, **facts)` for each event; see `EVENT_KINDS`.
@@ -223,7 +223,7 @@ class JobState:
             record.is_connected, record.disconnected_at = False, now
 
     def on_rejected(self, rank: int, reason: str, now: float) -> None:
-        """Handle an invalid message of an authenticated task: the task is lost, because its state is unknown."""
+        """Handle an invalid message of an authenticated task: count the task as lost, as its state is unknown."""
         self._advance(now)
         self._lose(self.records[rank], f"its message was not accepted: {reason.removesuffix('.')}")
 
@@ -241,7 +241,7 @@ class JobState:
         self._end_if_all_gone()
 
     def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
-        """Stop the job: the scripts have the grace period to save. Later calls have no effect."""
+        """Stop the job because of `what`; the scripts have the grace period to save. Later calls have no effect."""
         self._advance(now)
         if self._stop is not None or self.outcome is not None:
             return
@@ -468,7 +468,7 @@ class JobState:
         self._emit("warning", None, text)
 
     def _note_early_exit(self, record: TaskRecord) -> None:
-        """Handle the early exit of a ps with code 0: the other tasks must end within the finish timeout."""
+        """Handle the early exit of a ps with code 0: give the other tasks the finish timeout to end."""
         record.is_done = True
         if self._exited_early is None and not self._desired.is_finishing:
             self._exited_early = record
@@ -479,8 +479,8 @@ class JobState:
     def _fail(self, outcome: Outcome) -> None:
         """Begin a new attempt after the failure of a task; if no attempt is left, end the job.
 
-        While a task is disconnected, the loss of that task may be the cause: hold the failure until the task has
-        reconnected or is lost.
+        While a task is disconnected, its loss may be the cause, so hold the failure until the task has reconnected or
+        is lost.
         """
         if any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.records):
             self._held_failure = self._held_failure or outcome

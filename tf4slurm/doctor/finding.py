@@ -28,7 +28,8 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        level: "fail" if the problem prevents or ends any job; "warn" if only in the cases that `text` names; else "ok".
+        level: "fail" if the problem prevents or ends any job; "warn" if it does so only in the cases in `text`;
+            else "ok".
         topic: Short name of the check, such as "python".
         text: The result in one line without a full stop. Nodes with the same result have the same text.
         advice: Recommended action in one or two sentences, or empty.

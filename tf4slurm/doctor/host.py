@@ -115,7 +115,7 @@ def probe_file(path: Path) -> Iterator[float]:
     """Write a small test file and remove it after the block.
 
     Yields:
-        The minimum clock skew in seconds, positive if the file server's clock is ahead.
+        The smallest clock skew in seconds that explains the file's time; positive if the file server's clock is ahead.
 
     Raises:
         OSError: The file cannot be written.

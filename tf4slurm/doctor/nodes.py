@@ -1,7 +1,7 @@
 """`tf4slurm doctor --on-nodes`: check the nodes of an allocation, their network and the shared directory.
 
 One Slurm step runs `run_node` on each node. Tasks and answers are only sent through srun's pipes, so no other process
-can take part: each node reads two lines of JSON, the same on all nodes, and answers each with one line. The first is a
+can take part. Each node reads two lines of JSON, the same on all nodes, and answers each with one line. The first is a
 `NodeTask` (checks of the host), the second the list of peers (reachability checks). A node exits when its input ends.
 """
 

@@ -126,10 +126,10 @@ class RunDirectory:
         return read_file(self.path / FILE_NAMES[kind], kind)
 
     def read_trusted_job(self) -> JobFile:
-        """Read job.json before its command is run or its process signalled; return an empty one if it is missing.
+        """Read job.json, to run its command or signal its process; if it is missing, return a JobFile of defaults.
 
         Raises:
-            UntrustedFileError: Another user could have written it.
+            UntrustedFileError: Another user could have written the file.
         """
         path = self.path / FILE_NAMES[JobFile]
         if path.exists():
@@ -212,7 +212,7 @@ def open_to_append(path: Path) -> BinaryIO:
 
 
 def make_parent(path: Path) -> None:
-    """Create the parent of run directories if it is missing; others cannot write to it, whatever the umask."""
+    """Create the parent of run directories if it is missing; other users cannot write to it, whatever the umask."""
     path.mkdir(mode=0o755, parents=True, exist_ok=True)
 
 

@@ -26,12 +26,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Process:
-    """A process, such as the launcher's, told apart from a later one with the same id.
+    """A process, such as the launcher. `start_ticks` distinguishes it from a later process with the same id.
 
     Attributes:
         host: Host name.
         id: Process ID.
-        start_ticks: Start of the process in clock ticks since the host's boot; 0 if it did not exist.
+        start_ticks: Start of the process in clock ticks since the host's boot; 0 if there was no such process.
     """
 
     host: str = ""

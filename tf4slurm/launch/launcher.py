@@ -278,8 +278,8 @@ async def start_service(service: ControlService, node: str | None = None, *, is_
     """Start the service; return its addresses and the credentials.
 
     Args:
-        node: Slurm's name of this node, to return only its address on the job's interface, if the job has one. With
-            None, all addresses of this host are returned.
+        node: Slurm's name of this node. If the job names an interface, only this node's address on the interface is
+            returned; without an interface, or if `node` is None, all addresses of this host are.
         is_local: Listen only on the loopback interface.
 
     Raises:
@@ -305,7 +305,7 @@ def write_control(endpoint: ControlEndpoint, run_directory: RunDirectory) -> Non
 
 
 async def close_service(service: ControlService, run_directory: RunDirectory, files: Executor) -> None:
-    """Close the service and remove control.json; `files` may still be writing the file, and then removes it."""
+    """Close the service, and let `files` remove control.json after any unfinished write of this file."""
     await service.close()
     await asyncio.wait({asyncio.wrap_future(files.submit(_remove, run_directory.control))}, timeout=_CLOSE_SECONDS)
 

@@ -56,7 +56,7 @@ _FAILURE_SECONDS = 10.0  # for a task to report that its host lacks the interfac
 
 
 def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *, owns_child: bool) -> Rendezvous:
-    """Return the rendezvous of a task. If the host lacks the interface, the task registers only to report that."""
+    """Return a task's rendezvous. If the host lacks the interface, the task registers only to report this error."""
     failure = None
     try:
         if spec.interface:
@@ -116,7 +116,7 @@ def _end_without_rank_0(client: ControlClient, directory: RunDirectory, step: Sl
 def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
     """Try to remove control.json; return whether this task removed the file.
 
-    The task that removes it writes the result; the others wait for the result. A result of rank 0 is kept.
+    The task that removes the file writes the result; other tasks wait for the result. A result of rank 0 is kept.
     """
     try:
         directory.control.unlink()

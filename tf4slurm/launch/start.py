@@ -95,7 +95,7 @@ def run_job(
 
 
 def _check(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None, *, isolated: bool) -> None:
-    """Isolate this process if requested, then check the options: `isolate` changes the network interfaces."""
+    """Check the options, after isolating this process if requested, because that changes its network interfaces."""
     if isolated and allocation is not None:
         raise OptionError(
             "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"

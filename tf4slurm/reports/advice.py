@@ -38,7 +38,7 @@ class Advice:
 def give_advice(
     usage: JobUsage, timeline: Timeline, not_finite: Mapping[tuple[str, int], float] | None = None
 ) -> list[Advice]:
-    """Return the recommendations, the most important first; `not_finite` is the field of `Curves`."""
+    """Return the recommendations, the most important first; `not_finite` is `Curves.not_finite`."""
     advice = [*_metrics_not_finite(not_finite or {}, usage)]
     if usage.num_samples >= _MIN_SAMPLES:
         for check in (_uneven_ps, _workers_waiting_for_ps, _unequal_workers, _excess_allocation, _long_end):

@@ -140,7 +140,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((_LOOPBACK, 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection; close the oldest of more than 64 unauthenticated connections."""
+        """Start a thread for a connection; if more than 64 are unauthenticated, close the oldest of these."""
         with self._lock:
             if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
                 self._close(next(iter(self._unauthenticated)))

@@ -115,7 +115,7 @@ def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[s
 def exited_tasks(line: str) -> frozenset[int]:
     """Return the ranks that a line of srun's standard error reports as failed; empty for any other line.
 
-    Such a line: srun: error: r1-n[2,9]: tasks 0,2-3: Exited with exit code 2
+    Example: srun: error: r1-n[2,9]: tasks 0,2-3: Exited with exit code 2
     """
     match = _EXITED_LINE.match(line)
     return frozenset(int(name[1:]) for name in expand_nodelist(f"t[{match['ranks']}]")) if match else frozenset()

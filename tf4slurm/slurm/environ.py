@@ -184,7 +184,7 @@ class SlurmStep:
 
     Attributes are parsed on access, so that an invalid variable affects only callers that need it. They raise
     SlurmEnvironmentError if their variable is missing or invalid. In an environment made by hand, variables may be
-    missing; `from_environ` checks those that every task needs.
+    missing; `from_environ` checks the variables that every task needs.
 
     Attributes:
         rank: 0-based rank in the step.

@@ -78,7 +78,7 @@ def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Map
     Args:
         nodes: Each node of the layout once, in Slurm's order.
         counts: Number of tasks by new name, with one new name per node. Each new name starts with the name of its node.
-            If no new name does, the new names must be sorted, and belong to `nodes` in this order.
+            If no new name starts with a node's name, they must be sorted, and the nth belongs to the nth of `nodes`.
 
     Raises:
         LayoutError: The new names do not determine their nodes.

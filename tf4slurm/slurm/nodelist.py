@@ -133,7 +133,7 @@ def _expand_parts(parts: Sequence[_Part]) -> list[str]:
 
 
 def _fold_group(prefix: str, group: Sequence[str]) -> str:
-    """Fold names with one prefix; either all or none of them have trailing digits."""
+    """Fold names that consist of `prefix` and digits, or are all equal to `prefix`."""
     if len(group) == 1 or not group[0]:
         return ",".join(prefix + digits for digits in group)
     ranges: list[list[str]] = []

@@ -128,9 +128,9 @@ def _command(spec: BatchSpec) -> str:
 
 
 def _end(command: str, epilogue: str) -> str:
-    """Return the last lines, which run the command: by exec, so that the command receives Slurm's signals.
+    """Return the last lines, which run the command with exec, so that the command receives Slurm's signals.
 
-    With an epilogue, traps forward the signals to the command, and the epilogue runs afterwards.
+    With an epilogue, bash runs the command without exec, forwards the signals by traps, and then runs the epilogue.
     """
     if not epilogue:
         return f"exec {command}"
@@ -253,7 +253,7 @@ def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
 
 
 def _check_warning(warning: str, limit: str) -> None:
-    """Refuse a signal at the start of the job: the job would be requeued repeatedly without training."""
+    """Refuse a --signal so early that the job would be requeued repeatedly without training."""
     before = int(warning.partition("@")[2] or _WARNING_SECONDS)
     seconds = parse_time_limit(limit)
     if seconds is not None and seconds <= before + _WARNING_SECONDS:

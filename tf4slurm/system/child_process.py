@@ -76,9 +76,9 @@ class Child:
         loop: asyncio.AbstractEventLoop,
         starting: Future[Child],
     ) -> None:
-        """Start the child and wait for its end in one thread: the kernel kills the child when this thread ends.
+        """Start the child and wait for its end in one thread.
 
-        The reason is PR_SET_PDEATHSIG in `exec_child.py`.
+        With PR_SET_PDEATHSIG (`exec_child.py`), the kernel kills the child when the thread that started it ends.
         """
         child = None
         # Otherwise Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.

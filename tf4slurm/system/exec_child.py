@@ -1,8 +1,8 @@
 """The first program of a child process: `python -I -S exec_child.py AGENT SHIELDED COMMAND…`.
 
 It asks the kernel to kill the child when the agent (process id AGENT) is killed, then executes COMMAND. With SHIELDED=1
-the child ignores STOP_SIGNALS, which Slurm sends to every process of a job: a ps must run while the chief saves. A
-script that installs its own handlers receives the signals.
+the child ignores STOP_SIGNALS (Slurm sends them to every process of a job), because a ps must run while the chief
+saves. A script that installs its own handlers receives the signals.
 
 The agent cannot do this between fork and exec: it has threads, and a lock that another thread holds would stay locked
 in the fork. This program imports nothing of tf4slurm, so that it takes 20 ms (child_process.py imports it only for its

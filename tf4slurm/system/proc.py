@@ -96,9 +96,10 @@ def adopt_orphans() -> None:
 
 
 def reap_orphans(own_child: int) -> None:
-    """Reap adopted orphans that have ended. Children in this process's group are skipped: other code waits for them.
+    """Reap adopted orphans that have ended.
 
-    No orphan is in this process's group, because a child and its descendants leave that group.
+    Children in this process's group are skipped, because other code waits for them. No orphan is in this group, because
+    a child and its descendants leave it.
     """
     with contextlib.suppress(OSError):
         for each in find_children(os.getpid()):

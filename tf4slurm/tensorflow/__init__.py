@@ -24,7 +24,7 @@ _NAMES = {
     "tf4slurm.tensorflow.strategy": "multi_worker_mirrored_strategy parameter_server_strategy worker_files",
     "tf4slurm.tensorflow.training": "StepsDone run_steps",
 }
-"""The public names of each module. No module has a public name: importing that module would hide the name."""
+"""The public names of each module. No module is named like them, because importing it would replace the public name."""
 
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -23,7 +23,7 @@ from tf4slurm.tensorflow.queues import open_session, poll, queue_completion_sign
 logger = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 60.0
-"""Seconds that a finished worker waits for others to create a session, which requires this worker."""
+"""Seconds that a finished worker waits for others to create their sessions, for which they need its server."""
 
 _CLOSE_MILLISECONDS = 5000
 _CONNECT_SECONDS = 5.0
@@ -144,7 +144,7 @@ class StartBarrierHook(_StartHook):
 
 
 def _arrivals_table() -> tf.Tensor:
-    """Add a table on ps 0 to the current graph: the positions of the training tasks that have created a session.
+    """Add a table on ps 0 to the current graph, for the positions of training tasks that have created a session.
 
     The table exists for the rest of the job, so a restarted task does not wait again.
     """
@@ -180,8 +180,8 @@ def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> b
     In the chief, every ps also fetches a number from every ps.
 
     If a ps connects to a task whose server is not up yet, gRPC backs off, and later connections fail for seconds. The
-    first training step then fails. With SyncReplicasOptimizer, the session ends without a step or an error: its
-    recovery finds the token queue closed. The server of this task must be running.
+    first training step then fails. With SyncReplicasOptimizer, the session ends without a step or an error, because
+    its recovery finds the token queue closed. The server of this task must be running.
     """
     this_task = f"/job:{current.task_type}/task:{current.task_index}"
     every_ps = [f"/job:ps/task:{index}" for index in range(len(current.ps_addresses))]

@@ -29,16 +29,16 @@ _signals: dict[Task, CompletionSignal] = {}
 
 
 def make_done_queue(ps_index: int, capacity: int) -> tf.queue.FIFOQueue:
-    """Add the done queue of a ps to the current graph. Scripts that use the old `create_done_queue` expect its name."""
+    """Add the done queue of a ps to the current graph. Scripts with `create_done_queue` rely on the queue's name."""
     with tf.device(f"/job:ps/task:{ps_index}"):
         return tf.queue.FIFOQueue(capacity, tf.int32, shared_name=f"done_queue{ps_index}")
 
 
 @contextlib.contextmanager
 def open_session(current: ServerDictionary, ps_index: int) -> Iterator[tf.compat.v1.Session]:
-    """Open a session of the current graph on a ps and no other task, because all others may have exited.
+    """Open a session of the current graph that uses only one ps, because all other tasks may have exited.
 
-    Every operation has 5 s. Raises ShutdownError if the ps does not answer.
+    Every operation times out after 5 s. Raises ShutdownError if the ps does not answer.
     """
     device, target = f"/job:ps/task:{ps_index}", f"grpc://{current.ps_addresses[ps_index]}"
     milliseconds = int(1000 * _ANSWER_SECONDS)

@@ -164,7 +164,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     # Additions to TensorFlow's interface
 
     def serve(self, *, timeout_seconds: float = 300.0) -> None:
-        """Run the server of a ps, or of a worker under a chief, until training is over, then exit; else do nothing.
+        """In a ps or a worker under a chief, run its server until training is over, then exit; in other tasks, return.
 
         Call it in every task before creating the strategy, instead of `tf.distribute.Server(…).join()`, which never
         returns. Training is over when the chief has ended; without a chief, when all workers have ended. The exit code
@@ -217,9 +217,10 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
         """Return the host of each rank.
 
-        In a step whose ranks no subclass overrides, these are the hosts on which Slurm placed the ranks. Otherwise, the
-        ranks fill one host after the other in the order of the sorted host names, as in TensorFlow's class, if a
-        subclass or the user determines ranks, hosts or numbers of tasks; else Slurm's variables determine the hosts.
+        * In a step, unless a subclass overrides the ranks: the host on which Slurm placed the rank.
+        * Else, if a subclass or the user determines ranks, hosts or numbers of tasks: as in TensorFlow's class, ranks
+          fill one host after the other, in the order of the sorted host names.
+        * Else: the host that follows from Slurm's variables.
 
         Args:
             has_own_configuration: Whether the user gave the number of tasks on each host by name.

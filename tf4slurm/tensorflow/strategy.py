@@ -152,7 +152,7 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
     Raises:
         ValueError: A file is named twice, or there are fewer files than workers.
         SlurmEnvironmentError: `workers` is not given, and this process has no cluster spec.
-        RuntimeError: The call is not in such a function (raised by TensorFlow).
+        RuntimeError: The call is not in a function that create_per_worker_dataset runs (raised by TensorFlow).
     """
     count = len(current_server_dictionary().cluster["worker"]) if workers is None else workers
     index = tf.distribute.coordinator.experimental_get_current_worker_index()

@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0  # leaves the rest of the grace period to the last checkpoint if a worker hangs
 _MAX_FETCHES = 3  # attempts to fetch a closure's result; each retry runs the closure again
 _threads: weakref.WeakKeyDictionary[Any, list[threading.Thread]] = weakref.WeakKeyDictionary()
-"""The threads of each coordinator's last run_steps, which may outlive it."""
+"""The threads of each coordinator's last run_steps call; they may still run after the call has returned."""
 
 
 class StepsDone(NamedTuple):
@@ -277,7 +277,7 @@ class _Run:
         """Run a closure of `steps` steps on a worker; return the result.
 
         The result stays on the worker until it is fetched; if the worker is lost before that, the steps run again. If a
-        ps is lost, either reading the step counter raises an error, or TensorFlow does when the closure runs again.
+        ps is lost, an error is raised when the step counter is read, or when the closure runs again.
         """
         for fetches in range(1, _MAX_FETCHES + 1):
             with self.scheduling:
