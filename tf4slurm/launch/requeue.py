@@ -70,7 +70,7 @@ class Requeue:
         return "time limit"
 
     def requeue(self, result: ResultFile, reason: str, run_directory: RunDirectory) -> ResultFile:
-        """Requeue the job; return its result. If Slurm accepts, it ends all processes of the job, including this one."""
+        """Requeue the job; return its result. If Slurm accepts, it ends the job's processes, including this one."""
         text = f"{result.reason} It is requeued ({reason})."
         requeued = dataclasses.replace(result, exit_code=EXIT_REQUEUED, reason=text, requeued=reason)
         save_result(requeued, run_directory)  # before Slurm may end this process

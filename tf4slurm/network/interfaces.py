@@ -46,8 +46,8 @@ def interface_address(interface: str, node: str) -> str:
 
     Args:
         interface: A name ("ib0"), a glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (by hardware type, or else
-            the names ib* and hsn*), "fastest" (by link speed), or a host name pattern ("{host}-ib0"), where nodes
-            have other names in that network. Several of these are separated by commas, in order of preference.
+            the names ib* and hsn*), "fastest" (by link speed), or a host name pattern ("{host}-ib0"), if nodes have
+            another host name in the network. Several of these are separated by commas, in order of preference.
         node: Slurm's name of this node (`slurm.environ.own_node_name`), which replaces "{host}".
 
     Raises:

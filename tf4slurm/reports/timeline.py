@@ -225,7 +225,7 @@ class _TimelineBuilder:
             spans.append(Span(state, since, now))
 
     def _add_wait(self, times: Mapping[str, float], since: float, what: str) -> None:
-        """Add the wait for the last task in `times`; it begins at the time of the last but one task, or at `since`."""
+        """Add the wait for the last task in `times`, from the time of the last but one task, but not before `since`."""
         if len(times) < 2:
             return
         (_, before), (name, at) = sorted(times.items(), key=lambda item: item[1])[-2:]

@@ -178,7 +178,7 @@ def _run(
 
 
 def _make_output_directory(spec: BatchSpec) -> None:
-    """Create the directory of --output: if it is missing, the job fails without a message."""
+    """Create the directory of --output, because without it the job fails and prints no message."""
     directory = Path(spec.sbatch_options.get("output", "")).parent
     if "%" not in str(directory):
         directory.mkdir(parents=True, exist_ok=True)

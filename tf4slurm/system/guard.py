@@ -65,7 +65,7 @@ def _guard(agent: int) -> NoReturn:
 
 
 def _end_children() -> None:
-    """Kill all descendants, repeatedly: a killed process may just have started another. Give up after 4 s."""
+    """Kill all descendants, repeatedly because a killed process may just have started another; give up after 4 s."""
     deadline = time.monotonic() + _CLEAN_SECONDS  # a process that waits for a file server cannot be killed
     while time.monotonic() < deadline:
         try:
