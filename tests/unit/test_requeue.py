@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,12 @@ import pytest
 from tf4slurm.errors import LaunchError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
-from tf4slurm.launch import requeue
+from tf4slurm.launch import launcher, requeue
+from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.requeue import Requeue
+from tf4slurm.launch.result import Reporter
 from tf4slurm.slurm.parsing import SlurmJob, parse_job
+from tf4slurm.spec import JobSpec
 
 ANSWER = """JobId=7 JobName=wrap
    JobState=RUNNING Reason=None Dependency=(null)
@@ -87,7 +92,48 @@ def test_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPat
 def test_obstacles_to_requeue_are_reported(monkeypatch: pytest.MonkeyPatch, job: SlurmJob, words: str) -> None:
     answer_with(monkeypatch, job)
     obstacle = Requeue("7", 1).find_obstacle()
-    assert (words in obstacle) if obstacle is not None else not words
+    assert (obstacle is None) == (not words)
+    assert words in (obstacle or "")
+
+
+class SlowRequeue(Requeue):
+    """A request that is answered after Slurm has signalled the launcher, which has waited longer than its patience."""
+
+    launcher: Launcher
+    loop: asyncio.AbstractEventLoop
+
+    def find_reason(self, exit_code: int, run_directory: RunDirectory) -> str | None:
+        return "preemption"
+
+    def requeue(self) -> bool:
+        async def signal_launcher() -> None:
+            self.launcher._is_impatient.set()
+            await asyncio.sleep(0.1)
+
+        asyncio.run_coroutine_threadsafe(signal_launcher(), self.loop).result(10)
+        return True
+
+
+def test_slow_controller_is_waited_for_without_a_warning(
+    monkeypatch: pytest.MonkeyPatch, directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(launcher, "_PATIENCE_SECONDS", 0.05)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    async def requeue_job() -> ResultFile:
+        slow = SlowRequeue("7", 1)
+        started = Launcher(JobSpec(("true",), workers=1).for_tasks(None), None, directory, Reporter(), slow)
+        for name, value in (("launcher", started), ("loop", asyncio.get_running_loop())):
+            object.__setattr__(slow, name, value)
+        return await started._requeue_job(STOPPED, slow)
+
+    try:
+        file = asyncio.run(requeue_job())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert (file.exit_code, file.requeued) == (75, "preemption")
+    assert directory.read(ResultFile) == file
+    assert not caplog.text
 
 
 def test_unreachable_controller_means_no_requeue(
@@ -100,6 +146,6 @@ def test_unreachable_controller_means_no_requeue(
     monkeypatch.setattr(requeue, "requeue_job", refuse)
     with caplog.at_level(logging.ERROR):
         assert Requeue("7", 1).find_reason(STOPPED.exit_code, directory) is None
-        assert Requeue("7", 1).requeue(STOPPED, "time limit", directory) == STOPPED
+        assert not Requeue("7", 1).requeue()
     assert caplog.text.count("busy") == 2
     assert "busy" in (Requeue("7", 1).find_obstacle() or "")

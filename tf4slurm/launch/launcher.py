@@ -26,8 +26,8 @@ from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST, InterfaceError, LaunchError, RunDirectoryError, describe_end
 from tf4slurm.jobs.recorder import EventLog, Recorder
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import JobFile, Process
-from tf4slurm.launch.requeue import Requeue
+from tf4slurm.jobs.schema import JobFile, Process, ResultFile
+from tf4slurm.launch.requeue import Requeue, mark_requeued
 from tf4slurm.launch.result import Reporter, Result, load_report, make_result_file, save_result, write_report
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.placement import place_tasks
@@ -250,10 +250,7 @@ class Launcher:
         self._events.close()
         try:
             if self._requeue is not None and self._state.was_stopped:
-                reason = await self._in_time(self._requeue.find_reason, file.exit_code, directory)
-                if reason is not None:
-                    signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # Slurm's, which end this process
-                    file = await self._in_time(self._requeue.requeue, file, reason, directory)
+                file = await self._requeue_job(file, self._requeue)
             await self._in_time(save_result, file, directory)  # last: all other files exist then
             report = await self._in_time(write_report, directory)
         except RunDirectoryError as error:  # a full or stalled disk does not change the outcome
@@ -261,6 +258,17 @@ class Launcher:
         result = Result(file, directory, report)
         self._reporter.on_result(result)
         return result
+
+    async def _requeue_job(self, file: ResultFile, requeue: Requeue) -> ResultFile:
+        """Requeue the job if `Requeue.find_reason` allows it; return its result. Slurm then ends this process."""
+        reason = await self._in_time(requeue.find_reason, file.exit_code, self._run_directory)
+        if reason is None:
+            return file
+        signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # Slurm's, which end this process
+        requeued = mark_requeued(file, reason)
+        await self._in_time(save_result, requeued, self._run_directory)  # before Slurm may end this process
+        # Not in `_in_time`: Slurm's signal after its answer would end that wait.
+        return requeued if await in_thread(requeue.requeue) else file
 
 
 # The control service, in the launcher or in the sidecar of rank 0

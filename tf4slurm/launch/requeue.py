@@ -11,7 +11,6 @@ from pathlib import Path
 from tf4slurm.errors import EXIT_REQUEUED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
-from tf4slurm.launch.result import save_result
 from tf4slurm.slurm.commands import query_job, requeue_job
 
 logger = logging.getLogger(__name__)
@@ -69,17 +68,14 @@ class Requeue:
             return None
         return "time limit"
 
-    def requeue(self, result: ResultFile, reason: str, run_directory: RunDirectory) -> ResultFile:
-        """Requeue the job; return its result. If Slurm accepts, it ends the job's processes, including this one."""
-        text = f"{result.reason} It is requeued ({reason})."
-        requeued = dataclasses.replace(result, exit_code=EXIT_REQUEUED, reason=text, requeued=reason)
-        save_result(requeued, run_directory)  # before Slurm may end this process
+    def requeue(self) -> bool:
+        """Requeue the job; return whether Slurm accepts, which ends the job's processes, including this one."""
         try:
             requeue_job(self._slurm_id)
         except LaunchError as error:
             logger.error("the job is not requeued: %s", error)
-            return result
-        return requeued
+            return False
+        return True
 
     def _count_requeues(self, run_directory: RunDirectory) -> int:
         """Count this job's requeues at the time limit, from the run directories NAME-ID, NAME-ID-2 and so on."""
@@ -87,6 +83,12 @@ class Requeue:
         runs = re.compile(rf"{re.escape(first)}(-\d+)?")
         paths = run_directory.path.parent.iterdir()
         return sum(_was_requeued(path) for path in paths if runs.fullmatch(path.name))
+
+
+def mark_requeued(result: ResultFile, reason: str) -> ResultFile:
+    """Return the result of a job that is requeued."""
+    text = f"{result.reason} It is requeued ({reason})."
+    return dataclasses.replace(result, exit_code=EXIT_REQUEUED, reason=text, requeued=reason)
 
 
 def _was_requeued(path: Path) -> bool:
