@@ -51,6 +51,30 @@ def test_warning_comes_once_for_each_start() -> None:
 
 
 @pytest.mark.parametrize(
+    ("later", "is_active"),
+    [
+        (records_of("ps", "worker", cpu=13), True),
+        (records_of("ps", "worker", step=3), True),
+        (records_of("ps", "worker", cpu=11), False),
+        (records_of("ps", "worker", start_count=2), False),
+    ],
+    ids=["computes", "reports steps", "still waits", "was started again"],
+)
+def test_task_is_active_after_a_warning(later: list[TaskRecord], is_active: bool) -> None:
+    watch = IdleWatch()
+    assert watch.check(WAITING, 0) is None
+    assert watch.check(WAITING, 60) is not None
+    assert not watch.is_active
+    assert watch.check(later, 70) is None
+    assert watch.is_active == is_active
+
+
+def test_slow_idle_use_of_the_processor_is_not_computation() -> None:
+    looks = [(60 * minute, records_of("ps", "worker", cpu=10 + minute)) for minute in range(10)]
+    assert warning_times(*looks) == [60]
+
+
+@pytest.mark.parametrize(
     "later",
     [
         records_of("ps", "worker", cpu=13),

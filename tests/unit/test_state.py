@@ -909,6 +909,17 @@ def test_tasks_that_only_wait_are_warned_of_until_the_end() -> None:
     assert job.texts("warning") == [warning]
 
 
+def test_warning_of_waiting_tasks_is_withdrawn_at_the_first_step() -> None:
+    job = Job("ps worker").train()
+    for rank in job.ranks:
+        job.send(rank, "running", has_server=True, usage=Usage(cpu_seconds=5.0))
+    job.turn(70, tick=1.0)
+    assert len(job.state.warnings) == 1
+    job.send(1, "running", has_server=True, usage=Usage(cpu_seconds=5.0), script=ScriptState(step=1))
+    job.turn(6, tick=1.0)
+    assert not job.state.warnings
+
+
 def test_failure_before_any_server_is_no_reason_for_a_warning() -> None:
     job = Job().train()
     job.end_child(0, 1)

@@ -314,11 +314,11 @@ class JobState:
     def _checked_record(self, registration: Registration) -> TaskRecord:
         rank = registration.rank
         record = self.records[rank] if 0 <= rank < len(self.records) else None
-        misfit = ""  # the reason why the process fits into no job like this
+        mismatch = ""  # the reason why this process cannot take part
         if registration.version != __version__:
-            misfit = f"it runs tf4slurm {registration.version}, the launcher {__version__}"
+            mismatch = f"it runs tf4slurm {registration.version}, the launcher {__version__}"
         elif record is None:
-            misfit = f"rank {rank} is not one of this job's {len(self.records)} tasks"
+            mismatch = f"rank {rank} is not one of this job's {len(self.records)} tasks"
         elif record.is_gone:
             raise _refusal(f"rank {rank} is lost or has terminated")
         elif record.has_registered and record.incarnation != registration.incarnation:
@@ -326,9 +326,9 @@ class JobState:
         else:
             return record
         if self.phase is Phase.RENDEZVOUS:
-            text = f"The process of rank {rank} on {registration.node} cannot take part: {misfit}."
+            text = f"The process of rank {rank} on {registration.node} cannot take part: {mismatch}."
             self._decide(Outcome(EXIT_NOT_FORMED, text))
-        raise _refusal(misfit)
+        raise _refusal(mismatch)
 
     def _take_address(self, record: TaskRecord, address: Address) -> None:
         record.address, record.attempt = address, self.attempt
@@ -458,6 +458,8 @@ class JobState:
             self._idle_check_at = self._now + _IDLE_CHECK_SECONDS
             if (text := self._idle_watch.check(self.records, self._now)) is not None:
                 self._warn("idle", text)
+            elif self._idle_watch.is_active:
+                self._warnings.pop("idle", None)
 
     def _warn_of_missing_servers(self, unless: str = "") -> None:
         if "servers" not in self._warnings:
@@ -623,23 +625,27 @@ class IdleWatch:
         self._since = 0.0
         self._cpu_seconds = 0.0
         self._has_warned = False
+        self.is_active = False  # whether a task has reported a step, or has computed since the last 60 s began
 
     def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
         """Return a warning if no task has computed for 60 s and none has reported a step; else None.
 
-        The warning is returned once, and again only after a task has started or ended.
+        The warning is returned once, and again only after a task has started, ended or computed.
         """
         tasks = [record for record in records if record.role.is_in_cluster]
         states = [record.observed for record in tasks]
         starts = tuple((state.attempt, state.start_count, state.state) for state in states)
         cpu_seconds = sum(state.usage.cpu_seconds for state in states)
-        is_waiting = all(s.state == "running" and s.usage.cpu_seconds and s.script.step is None for s in states)
+        is_known = all(state.state == "running" and state.usage.cpu_seconds for state in states)
+        has_stepped = any(state.script.step is not None for state in states)
         has_computed = cpu_seconds - self._cpu_seconds > _IDLE_CORES * _IDLE_SECONDS * len(tasks)
-        if starts != self._starts:
+        has_changed, is_over = starts != self._starts, now - self._since >= _IDLE_SECONDS
+        self.is_active = has_stepped or (has_computed and not has_changed)
+        if has_changed or self.is_active:
             self._has_warned = False
-        if starts != self._starts or not is_waiting or has_computed:
+        if has_changed or self.is_active or not is_known or is_over:
             self._starts, self._since, self._cpu_seconds = starts, now, cpu_seconds
-        elif now - self._since >= _IDLE_SECONDS and not self._has_warned:
+        if is_over and is_known and not (has_changed or self.is_active or self._has_warned):
             self._has_warned = True
             return _describe_idleness({record.task.task_type for record in tasks})
         return None
