@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tf4slurm.batch_spec import own_program
 from tf4slurm.cluster import Address
 from tf4slurm.control.credentials import open_from_this_user, seal_for_this_user
 from tf4slurm.doctor.finding import Finding, merge_nodes
@@ -33,10 +32,14 @@ from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, own_node_name
 from tf4slurm.slurm.nodelist import fold_nodelist
 from tf4slurm.spec import JobSpec
 
+# Not "-m tf4slurm", with which a json.py in the user's directory would replace Python's json module.
+_MAIN = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.cli.main import main; main()"
 _CHECK_SECONDS = 4.0  # for one address
 _HOST_SECONDS = 60.0 + IMPORT_SECONDS  # for srun's start, and the nodes' checks of TensorFlow and pip
 _REACH_SECONDS = 60.0 + _CHECK_SECONDS
 _END_SECONDS = 10.0
+_INPUT_SECONDS = 300.0  # for one line; the sender has shorter timeouts, and the input ends when it exits
+_LINE_BYTES = 32 * 1024 * 1024
 _ANSWER_START = '{"tf4slurm-doctor"'
 _MAX_CHECKS = 64  # at the same time
 _MAX_ERROR_LINES = 5
@@ -195,7 +198,7 @@ def _unreachable_address(peer: Peer, address: str, checkers: Mapping[str, str]) 
 @contextlib.asynccontextmanager
 async def _running_step(num_nodes: int, environ: Mapping[str, str]) -> AsyncIterator[_NodeStep]:
     """Run a step with one task on each node for the duration of the block."""
-    command = srun_on_each_node_command(num_nodes, (*own_program(), "doctor", "--as-node"))
+    command = srun_on_each_node_command(num_nodes, (sys.executable, "-c", _MAIN, "doctor", "--as-node"))
     pipe = asyncio.subprocess.PIPE
     try:
         srun = await asyncio.create_subprocess_exec(
@@ -243,9 +246,10 @@ class _NodeStep:
     async def ask(self, question: Any, seconds: float) -> dict[int, Any]:
         """Send one line to all nodes; return their answers by rank. Later calls skip nodes that did not answer."""
         self._answers = {}
-        with contextlib.suppress(ConnectionError, asyncio.TimeoutError):  # srun has exited, or the time is over
+        with contextlib.suppress(ConnectionError, asyncio.TimeoutError):  # srun has exited, or one node is slow
             self._stdin.write(json.dumps(question).encode() + b"\n")
             await asyncio.wait_for(self._stdin.drain(), _END_SECONDS)
+        with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wait_for_answers(), seconds)
         self._pending &= self._answers.keys()
         return dict(sorted(self._answers.items()))
@@ -304,14 +308,22 @@ def run_node(environ: Mapping[str, str]) -> None:
 
 async def _run_node(environ: Mapping[str, str]) -> None:
     step = SlurmStep.from_environ(environ)
-    if not (line := await asyncio.to_thread(sys.stdin.readline)):
+    lines = asyncio.StreamReader(limit=_LINE_BYTES)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    if (question := await _read(lines)) is None:
         return
-    task = NodeTask(**json.loads(line))
+    task = NodeTask(**question)
     async with _answering_checks(task.secret, step.rank) as port:
         _answer(await asyncio.to_thread(_check_node, environ, step, task, port))
-        if line := await asyncio.to_thread(sys.stdin.readline):
-            _answer(await _find_faults([Peer(**peer) for peer in json.loads(line)], step.rank, task.secret))
-            await asyncio.to_thread(sys.stdin.readline)  # wait until all nodes have checked this one
+        if (peers := await _read(lines)) is not None:
+            _answer(await _find_faults([Peer(**peer) for peer in peers], step.rank, task.secret))
+            await _read(lines)  # wait until all nodes have checked this one
+
+
+async def _read(lines: asyncio.StreamReader) -> Any:
+    """Return the next line's value; None at the end of the input, which may cut a line."""
+    line = await asyncio.wait_for(lines.readline(), _INPUT_SECONDS)
+    return json.loads(line) if line.endswith(b"\n") else None
 
 
 def _answer(value: Any) -> None:
