@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tf4slurm.doctor.software import check_keras, check_python
+from tf4slurm.doctor.software import check_keras, check_python, find_facts
 
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
 NO_TF_KERAS = "ImportError: Keras cannot be imported. Check that it is installed.\nmore"
@@ -26,6 +26,23 @@ def test_keras(facts: dict[str, Any], environ: dict[str, str], level: str, words
     assert found.level == level
     assert words in found.text
     assert advice in found.advice
+
+
+FACTS = '{"version": "2.21.0", "keras": "3.15.1", "grpcio": "1.80.0", "protobuf": "6.33.0"}'
+
+
+@pytest.mark.parametrize(
+    ("output", "version"),
+    [
+        (f"loading\n\n{FACTS}\n", "2.21.0"),
+        (f"{FACTS}\nbye\n{{1}}\n{{}}\n", "2.21.0"),
+        ("", None),
+        ("{no json}\n[]\n7\n", None),
+    ],
+)
+def test_facts_are_found_among_other_output(output: str, version: str | None) -> None:
+    facts = find_facts(output)
+    assert (facts["version"] if facts is not None else None) == version
 
 
 def test_no_python_on_path_is_ok() -> None:

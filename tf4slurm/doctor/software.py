@@ -25,6 +25,7 @@ from tf4slurm.doctor.finding import Finding, warn_unless
 IMPORT_SECONDS = 90.0  # the import takes 2 to 10 s from a local disk, longer if many nodes read one file system
 _PIP_SECONDS = 30.0
 _RELEVANT = re.compile(r"^(tensorflow|tf.keras|keras|grpcio|protobuf|numpy|tf4slurm|tf-nightly)", re.IGNORECASE)
+_SHOW_ERROR = f"Show the whole error: {sys.executable} -c 'import tensorflow'"
 _FACTS = """
 import json
 import tensorflow as tf
@@ -98,9 +99,22 @@ def _check_tensorflow(environ: Mapping[str, str]) -> list[Finding]:
     if done.returncode != 0:
         reason, advice = _explain_failure(done.returncode, done.stderr)
         return [Finding("fail", "tensorflow", f"TensorFlow {origin} cannot be imported: {reason}", advice)]
-    facts = json.loads(re.findall(r"^{.*}$", done.stdout, re.MULTILINE)[-1])
+    facts = find_facts(done.stdout)
+    if facts is None:
+        text, advice = f"TensorFlow {origin} cannot be imported: Python printed no versions", _SHOW_ERROR
+        return [Finding("fail", "tensorflow", text, advice)]
     text = f"TensorFlow {facts['version']} ({origin}), grpcio {facts['grpcio']}, protobuf {facts['protobuf']}"
     return [Finding("ok", "tensorflow", text), check_keras(facts, environ)]
+
+
+def find_facts(output: str) -> dict[str, Any] | None:
+    """Return the facts in the output of `_FACTS`; None if there are none. Other output may be before and after them."""
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError):
+            facts = json.loads(line)
+            if isinstance(facts, dict) and facts.keys() >= {"version", "grpcio", "protobuf"}:
+                return facts
+    return None
 
 
 def _explain_failure(returncode: int, stderr: str) -> tuple[str, str]:
@@ -111,7 +125,7 @@ def _explain_failure(returncode: int, stderr: str) -> tuple[str, str]:
     if "protobuf" in stderr.lower() or "Descriptors cannot" in stderr:
         advice = "pip install --force-reinstall tensorflow, best in a new virtual environment."
         return reason, f"It needs another protobuf: {advice}"
-    return reason, f"Show the whole error: {sys.executable} -c 'import tensorflow'"
+    return reason, _SHOW_ERROR
 
 
 def _check_packages(environ: Mapping[str, str]) -> list[Finding]:
