@@ -18,7 +18,10 @@ async def wait_for_slurmstepd_loss() -> int:
     hides it (hidepid), this coroutine never returns: cancel it.
     """
     slurmstepd = _find_slurmstepd()
-    while slurmstepd is None or is_running(slurmstepd.process_id, slurmstepd.start_ticks):
+    if slurmstepd is None:
+        never: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        return await never
+    while is_running(slurmstepd.process_id, slurmstepd.start_ticks):
         await asyncio.sleep(_POLL_SECONDS)
     return slurmstepd.process_id
 

@@ -112,14 +112,16 @@ def kill_descendants() -> None:
     """Kill all descendants of this process; works also if the kernel lacks the lists that `find_children` reads."""
     if sys.platform != "linux":
         return
-    children: dict[int, list[int]] = {}
+    children: dict[int, list[ProcessStat]] = {}
     for process_id in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):  # the process has ended
-            children.setdefault(read_stat(process_id).parent_id, []).append(process_id)
+            stat = read_stat(process_id)
+            children.setdefault(stat.parent_id, []).append(stat)
     parents = [os.getpid()]
     for parent in parents:
-        found = children.get(parent, [])
-        parents += found
-        for each in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # ended, or a setuid program
-                os.kill(each, signal.SIGKILL)
+        for each in children.get(parent, []):
+            parents.append(each.process_id)
+            # A descendant's parent may have reaped it since the listing, and its id may be in use again.
+            if is_running(each.process_id, each.start_ticks):
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # ended, or a setuid program
+                    os.kill(each.process_id, signal.SIGKILL)
