@@ -11,7 +11,7 @@ from tf4slurm.errors import RunDirectoryError, describe_end
 from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.recorder import describe_task
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import Event, ResultFile
+from tf4slurm.jobs.schema import FILE_NAMES, Event, ResultFile, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def load_report() -> None:
 def write_report(directory: RunDirectory) -> Path | None:
     """Write the report, unless its size would delay the end of the job; return its path or None."""
     try:
-        records = (directory.events, directory.path / "samples.jsonl")
+        records = (directory.events, directory.path / FILE_NAMES[Sample])
         if sum(path.stat().st_size for path in records if path.exists()) > _CHEAP_REPORT_BYTES:
             return None
         from tf4slurm.reports.report import make_report

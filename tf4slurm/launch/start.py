@@ -74,7 +74,14 @@ def run_job(
         Tf4SlurmError: An option is invalid, or the job cannot start.
     """
     spec = spec.for_tasks(allocation.num_tasks if allocation else None)
-    _check(spec, environ, allocation, isolated=isolated)
+    if isolated:
+        _isolate(allocation)  # before the checks, because it changes the network interfaces
+    check_command(spec)
+    if allocation is None:
+        check_ports(spec.ports, spec.num_tasks, spec.control_port)
+        if spec.interface is not None:
+            interface_address(spec.interface, own_node_name(environ))
+    _warn(spec, allocation, isolated=isolated)
     signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the launcher handles them
     job_id = allocation.job_id if allocation else None
     name = f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
@@ -94,25 +101,22 @@ def run_job(
         reporter.close()
 
 
-def _check(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None, *, isolated: bool) -> None:
-    """Check the options, after isolating this process if requested, because that changes its network interfaces."""
-    if isolated and allocation is not None:
+def _isolate(allocation: SlurmAllocation | None) -> None:
+    """Move this process into a network namespace of its own; refuse in an allocation."""
+    if allocation is not None:
         raise OptionError(
             "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"
         )
-    if isolated:
-        isolate()
-    check_command(spec)
-    if allocation is None:
-        check_ports(spec.ports, spec.num_tasks, spec.control_port)
-        if spec.interface is not None:
-            interface_address(spec.interface, own_node_name(environ))
-        if not isolated and spec.num_tasks > 1 and sys.platform == "linux":
-            logger.warning(
-                "TensorFlow's servers listen on all interfaces of this host, without authentication: --isolated closes "
-                "them to other hosts and users"
-            )
-    elif allocation.restart_count:
+    isolate()
+
+
+def _warn(spec: JobSpec, allocation: SlurmAllocation | None, *, isolated: bool) -> None:
+    if allocation is None and not isolated and spec.num_tasks > 1 and sys.platform == "linux":
+        logger.warning(
+            "TensorFlow's servers listen on all interfaces of this host, without authentication: --isolated closes "
+            "them to other hosts and users"
+        )
+    if allocation is not None and allocation.restart_count:
         logger.warning("Slurm has requeued this job %d times", allocation.restart_count)
 
 
