@@ -85,7 +85,7 @@ def _show_progress(text: str) -> None:
     type=click.FloatRange(min=1, max=3600),
     default=120.0,
     show_default=True,
-    help="Seconds to form the cluster, and again to train.",
+    help="Seconds for each part: form the cluster, import TensorFlow, connect, train.",
 )
 @click.pass_obj
 def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, **options: Any) -> None:

@@ -32,7 +32,7 @@ def smoke_test_spec(
     Args:
         options: Fields of `JobSpec` that the user has set.
         is_plain: Whether the tasks run without TensorFlow.
-        timeout_seconds: Timeout in seconds for the rendezvous, and again for training.
+        timeout_seconds: Timeout in seconds for each part: rendezvous, import of TensorFlow, connection, training.
     """
     module = "doctor.smoke_test" if is_plain else "tensorflow.smoke"
     num_tasks = allocation.num_tasks if allocation else None

@@ -1,4 +1,6 @@
-"""Read the allocation and the step of this process from SLURM_* variables. Only this module reads them.
+"""Read the allocation and the step of this process from SLURM_* variables.
+
+`submission/submit.py` reads those of a submission.
 
 A sample, from `srun -N3 -n8 -m cyclic --gres=gpu:2` of Slurm 22.05:
     SLURM_JOB_ID=2 SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_LOCALID=4 SLURM_NODEID=0 SLURM_GTIDS=0,3,4,5,6,7
