@@ -234,7 +234,7 @@ def form_cluster(
         text=True,
     )
     _sidecars.append(sidecar)
-    atexit.register(_end_sidecar, sidecar, is_host=step.rank == 0)
+    atexit.register(_end_sidecar, sidecar, runs_service=step.rank == 0)
     assert sidecar.stdout is not None
     line = sidecar.stdout.readline()  # returns in time, because the sidecar has timeouts
     answer: dict[str, Any] = json.loads(line) if line else {"error": ["RendezvousError", "The sidecar exited.", {}]}
@@ -246,13 +246,13 @@ def form_cluster(
     return cluster_from_entries(answer["entries"])
 
 
-def _end_sidecar(sidecar: subprocess.Popen[str], *, is_host: bool) -> None:
-    """Close the pipe, so that the sidecar notices this process's end; wait for it. `is_host`: rank 0's sidecar."""
+def _end_sidecar(sidecar: subprocess.Popen[str], *, runs_service: bool) -> None:
+    """Close the pipe, so that the sidecar notices this process's end; wait for it. `runs_service`: rank 0's sidecar."""
     assert sidecar.stdin is not None
     with contextlib.suppress(OSError):
         sidecar.stdin.close()
     try:
-        sidecar.wait(None if is_host else _TERMINATE_SECONDS)  # rank 0's sidecar runs until all tasks have ended
+        sidecar.wait(None if runs_service else _TERMINATE_SECONDS)  # rank 0's sidecar runs until all tasks have ended
     except subprocess.TimeoutExpired:
         sidecar.kill()
         sidecar.wait()

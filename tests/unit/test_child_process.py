@@ -202,12 +202,14 @@ def test_child_gets_sigterm_first() -> None:
     asyncio.run(run())
 
 
-def seconds_to_end(script: str, grace_period_seconds: float, *, is_shielded: bool = False) -> tuple[float, int]:
+def seconds_to_end(
+    script: str, grace_period_seconds: float, *, ignores_stop_signals: bool = False
+) -> tuple[float, int]:
     """Start a shell script, end it once it has printed "ready"; return the duration of the end and the return code."""
 
     async def run() -> tuple[float, int]:
         output = Output()
-        child = await Child.start(["sh", "-c", script], os.environ, output, is_shielded=is_shielded)
+        child = await Child.start(["sh", "-c", script], os.environ, output, ignores_stop_signals=ignores_stop_signals)
         await output.wait_for(b"ready")
         before = time.monotonic()
         await child.end(grace_period_seconds)
@@ -223,19 +225,23 @@ def test_child_that_runs_on_after_sigterm_is_killed_after_the_grace_period() -> 
     assert 0.3 <= seconds < 2
 
 
-@pytest.mark.parametrize(("script", "is_shielded"), [("trap '' TERM; ", False), ("", True)])
-def test_child_that_ignores_sigterm_is_killed_at_once(script: str, is_shielded: bool) -> None:
-    seconds, returncode = seconds_to_end(f"{script}echo ready; sleep 300; sleep 300", 20, is_shielded=is_shielded)
+@pytest.mark.parametrize(("script", "ignores_stop_signals"), [("trap '' TERM; ", False), ("", True)])
+def test_child_that_ignores_sigterm_is_killed_at_once(script: str, ignores_stop_signals: bool) -> None:
+    seconds, returncode = seconds_to_end(
+        f"{script}echo ready; sleep 300; sleep 300", 20, ignores_stop_signals=ignores_stop_signals
+    )
     assert returncode == -signal.SIGKILL
     assert seconds < 10
 
 
-def test_own_handler_of_a_shielded_child_has_the_grace_period() -> None:
-    _, returncode = seconds_to_end(f'{PYTHON} -c "{HEEDS}"; exit $?', 20, is_shielded=True)
+def test_own_handler_of_a_child_that_ignores_stop_signals_has_the_grace_period() -> None:
+    _, returncode = seconds_to_end(f'{PYTHON} -c "{HEEDS}"; exit $?', 20, ignores_stop_signals=True)
     assert returncode == 5
 
 
-def test_shielded_child_runs_on_after_its_handler_until_the_grace_period_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_runs_on_after_its_handler_until_the_grace_period_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     output, signal_child = Output(), Child.signal
 
     def signal_and_wait(child: Child, number: int) -> None:
@@ -244,7 +250,7 @@ def test_shielded_child_runs_on_after_its_handler_until_the_grace_period_ends(mo
 
     async def run() -> int:
         script = f'{PYTHON} -c "{HEEDS}"; echo saved; sleep 1; exit 6'
-        child = await Child.start(["sh", "-c", script], os.environ, output, is_shielded=True)
+        child = await Child.start(["sh", "-c", script], os.environ, output, ignores_stop_signals=True)
         await output.wait_for(b"ready")
         monkeypatch.setattr(Child, "signal", signal_and_wait)  # as if this process were delayed right after it
         await child.end(20)
@@ -254,11 +260,11 @@ def test_shielded_child_runs_on_after_its_handler_until_the_grace_period_ends(mo
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
-def test_shielded_child_ignores_the_stop_signals_of_slurm(number: signal.Signals, tmp_path: Path) -> None:
+def test_child_ignores_the_stop_signals_of_slurm(number: signal.Signals, tmp_path: Path) -> None:
     async def run() -> int:
         output = Output()
         script = f"echo ready; while ! [ -e '{tmp_path}/end' ]; do sleep 0.01; done; exit 6"
-        child = await Child.start(["sh", "-c", script], os.environ, output, is_shielded=True)
+        child = await Child.start(["sh", "-c", script], os.environ, output, ignores_stop_signals=True)
         await output.wait_for(b"ready")
         child.signal(number)
         (tmp_path / "end").touch()

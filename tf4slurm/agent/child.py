@@ -118,7 +118,7 @@ class OwnedChild(TaskProcess):
         self._slurmstepd_watch: asyncio.Task[None] | None = None
         self._guard_is_lost = asyncio.Event()
         self._was_stopped = False
-        self._is_shielded = False  # from stop signals
+        self._ignores_stop_signals = False
         self._is_ending = False
 
     async def open(self) -> None:
@@ -150,7 +150,7 @@ class OwnedChild(TaskProcess):
         if self._child is None or self._was_stopped or not self._client.desired.stop_reason:
             return
         self._was_stopped = True
-        if not self._is_shielded and not self._client.observed.script.handles_stop:
+        if not self._ignores_stop_signals and not self._client.observed.script.handles_stop:
             self._child.signal(signal.Signals[self._spec.stop_signal])
 
     async def end(self, kill_wait_seconds: float) -> None:
@@ -190,12 +190,14 @@ class OwnedChild(TaskProcess):
         """Start the child and supervise it to its end. A stalled file system delays only this coroutine."""
         _, task, _, address = cluster.members[self._place.rank]
         role = role_of(task.task_type, has_chief=cluster.has_chief)
-        self._is_shielded = not role.is_waited_for
+        self._ignores_stop_signals = not role.is_waited_for
         try:
             log = await in_thread(ChildLog, self._run_directory.log(task, attempt), str(task), self._writer)
             environment = self._child_environment(cluster, task, attempt)
             command = self._command_of(role, cluster, task, attempt)
-            self._child = await Child.start(command, environment, log.write, is_shielded=self._is_shielded)
+            self._child = await Child.start(
+                command, environment, log.write, ignores_stop_signals=self._ignores_stop_signals
+            )
         except (Tf4SlurmError, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             returncode = getattr(error, "exit_code", _CANNOT_START)
             self._client.update(state="exited", start_count=start_count, returncode=returncode, tail=(str(error),))

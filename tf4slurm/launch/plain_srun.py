@@ -189,25 +189,25 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
         kill_wait_seconds=0,
     )
     path = Path(request["run_directory"])
-    is_host = step.rank == 0
-    directory = RunDirectory.open(path, reserve_result=False) if is_host else RunDirectory(path.absolute())
+    runs_service = step.rank == 0
+    directory = RunDirectory.open(path, reserve_result=False) if runs_service else RunDirectory(path.absolute())
     rendezvous = _make_rendezvous(step, spec, directory, owns_child=False)
     script = CallingScript(rendezvous)
     agent = Agent(rendezvous, script)
     acting = asyncio.create_task(agent.run())
     is_over = asyncio.Event()
-    hosting = asyncio.create_task(_host(request["counts"], spec, directory, step, is_over)) if is_host else None
-    tasks: set[asyncio.Task[Any]] = {acting} if hosting is None else {acting, hosting}
+    serving = asyncio.create_task(_host(request["counts"], spec, directory, step, is_over)) if runs_service else None
+    tasks: set[asyncio.Task[Any]] = {acting} if serving is None else {acting, serving}
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     if not script.has_started and not script.has_ended:
-        if hosting is not None and hosting.done():
-            hosting.result()
+        if serving is not None and serving.done():
+            serving.result()
         send_error(agent.failure or RendezvousError("The cluster did not form."))
     await acting
-    if hosting is not None:
+    if serving is not None:
         if not script.channel.was_used:  # no other script waits for this script
             is_over.set()  # not cancel(), which would interrupt the removal of control.json
-        await asyncio.wait({hosting})
+        await asyncio.wait({serving})
 
 
 async def _host(

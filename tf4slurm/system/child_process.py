@@ -44,9 +44,9 @@ class Child:
         environment: Mapping[str, str],
         on_output: Callable[[bytes], None],
         *,
-        is_shielded: bool = False,
+        ignores_stop_signals: bool = False,
     ) -> Child:
-        """Start `command` in its own process group; with `is_shielded`, the child ignores STOP_SIGNALS.
+        """Start `command` in its own process group; with `ignores_stop_signals`, the child ignores STOP_SIGNALS.
 
         A thread calls `on_output` with the child's standard output and error, and with b"" at their end. Another thread
         starts the child, so that a stalled file system delays only the child. If the start is cancelled, the child is
@@ -56,7 +56,15 @@ class Child:
             OSError: No process can be started, because memory is exhausted or Python is missing.
             RuntimeError: No thread can be started, because the limit of processes is reached.
         """
-        command = (sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), str(int(is_shielded)), *command)
+        command = (
+            sys.executable,
+            "-I",
+            "-S",
+            exec_child.__file__,
+            str(os.getpid()),
+            str(int(ignores_stop_signals)),
+            *command,
+        )
         starting: Future[Child] = Future()
         arguments = (command, environment, on_output, asyncio.get_running_loop(), starting)
         threading.Thread(target=cls._own, args=arguments, name="child", daemon=True).start()

@@ -20,7 +20,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def main(agent: int, is_shielded: bool, command: list[str]) -> None:
+def main(agent: int, ignores_stop_signals: bool, command: list[str]) -> None:
     """Execute `command`; on failure print the reason and exit as a shell does (127, 126)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -29,7 +29,7 @@ def main(agent: int, is_shielded: bool, command: list[str]) -> None:
     os.setpgid(0, 0)  # not a session; see launch/spawners.py
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and exec would keep that
         signal.signal(number, signal.SIG_DFL)
-    if is_shielded:
+    if ignores_stop_signals:
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
     try:
