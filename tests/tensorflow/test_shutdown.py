@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 
 from tests.tensorflow.tasks import Tasks
 from tf4slurm.errors import ShutdownError
+from tf4slurm.network.ports import hold_port
 from tf4slurm.script_channel import CompletionSignal
 from tf4slurm.server_dictionary import ServerDictionary
 
@@ -38,6 +41,22 @@ from tf4slurm import shutdown
 import tensorflow
 print("ready")
 {body}
+"""
+BUSY_PS = """
+import sys, time
+import tensorflow as tf
+config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)
+server = tf.distribute.Server({"ps": [sys.argv[1]], "worker": ["127.0.0.1:1"]}, "ps", 0, config=config)
+def wait():
+    print("busy")
+    time.sleep(5)
+    return 1
+sys.stdin.readline()
+with tf.Graph().as_default(), tf.device("/job:ps/task:0"):
+    wait = tf.compat.v1.py_func(wait, [], tf.int64)
+    config = tf.compat.v1.ConfigProto(device_filters=["/job:ps/task:0"])
+    tf.compat.v1.Session(server.target, config=config).run(wait)
+time.sleep(100)
 """
 BODIES = {
     # only the first signal is sent
@@ -122,13 +141,34 @@ def test_queues_get_the_signal_before_the_control_service(monkeypatch: pytest.Mo
     assert sent == ["queues", "service"]
 
 
-def test_polling_waits_for_a_ps_that_starts_and_ends_when_the_ps_is_lost() -> None:
-    late = tf.errors.DeadlineExceededError(None, None, "no answer")
-    session = mock.Mock(run=mock.Mock(side_effect=[late, late, late, 1, late, 2, late, late]))  # suspended before the 2
-    polling = queues.poll(session, "size", math.inf)
-    assert [next(polling), next(polling)] == [1, 2]
-    with pytest.raises(tf.errors.DeadlineExceededError):
-        next(polling)
+def test_polling_outlasts_a_busy_ps_and_ends_when_the_ps_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues, "_ANSWER_SECONDS", 1.0)
+    held = hold_port()
+    current = ServerDictionary({"ps": [f"127.0.0.1:{held.port}"], "worker": ["127.0.0.1:1"]}, "ps", 0)
+    environ = os.environ | {"TF_GRPC_REUSE_PORT": "true", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    command = [sys.executable, "-uc", BUSY_PS, current.ps_addresses[0]]
+    ps = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert ps.stdin is not None
+    assert ps.stdout is not None
+    try:
+        with tf.Graph().as_default(), pytest.raises(ShutdownError, match="does not answer"):
+            size = queues.make_done_queue(0, 1).size()
+            with queues.open_session(current, 0) as session:
+                polling = queues.poll(session, current.ps_addresses[0], size, math.inf)
+                assert next(polling) == 0  # the ps started later
+                ps.stdin.write("go\n")
+                ps.stdin.flush()
+                assert ps.stdout.readline() == "busy\n"
+                since = time.monotonic()
+                assert next(polling) == 0
+                assert time.monotonic() - since > 3  # several polls had no answer
+                ps.kill()
+                ps.wait()
+                next(polling)
+    finally:
+        ps.kill()
+        ps.communicate()
+        held.close()
 
 
 def test_waiting_ps_handles_sigterm_at_once(make_tasks: Callable[[int, int], Tasks], tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout
     with tf.Graph().as_default():
         table = tf.raw_ops.LookupTableExportV2(table_handle=_arrivals_table(), Tkeys=tf.int64, Tvalues=tf.int64)
         with open_session(current, 0) as session:
-            for positions in poll(session, table.keys, time.monotonic() + timeout_seconds):
+            deadline = time.monotonic() + timeout_seconds
+            for positions in poll(session, current.ps_addresses[0], table.keys, deadline):
                 arrived = [current.training_tasks[position] for position in positions]
                 missing = tuple(task for task in tasks if task not in arrived)
                 if not missing:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,8 +20,9 @@ from tf4slurm.errors import ShutdownError, ShutdownTimeoutError
 from tf4slurm.script_channel import CompletionSignal, find_script_channel
 from tf4slurm.server_dictionary import ServerDictionary
 
-_POLL_SECONDS = 0.1
-_ANSWER_SECONDS = 5.0  # a running ps answers within milliseconds; one that has exited never does
+_DONE_POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 5.0  # an idle ps answers within milliseconds; one that has exited never does
+_TAKE_SECONDS = 600.0
 _REPLY_SECONDS = 0.2
 """Seconds that a ps keeps running after the last signal. If it exits at once, the sender often gets no reply (6 of 8
 times) and waits 5 s. The reply takes 0.01 s."""
@@ -38,7 +40,7 @@ def make_done_queue(ps_index: int, capacity: int) -> tf.queue.FIFOQueue:
 def open_session(current: ServerDictionary, ps_index: int) -> Iterator[tf.compat.v1.Session]:
     """Open a session of the current graph that uses only one ps, because all other tasks may have exited.
 
-    Every operation times out after 5 s. Raises ShutdownError if the ps does not answer.
+    An operation times out after 5 s by default. Raises ShutdownError if the ps does not answer.
     """
     device, target = f"/job:ps/task:{ps_index}", f"grpc://{current.ps_addresses[ps_index]}"
     milliseconds = int(1000 * _ANSWER_SECONDS)
@@ -56,23 +58,36 @@ def open_session(current: ServerDictionary, ps_index: int) -> Iterator[tf.compat
             session.close()
 
 
-def poll(session: tf.compat.v1.Session, fetch: Any, deadline: float) -> Iterator[Any]:
-    """Yield the value of `fetch` every 0.1 s until the deadline. Wait for a ps that has not started yet.
+def poll(
+    session: tf.compat.v1.Session, address: str, fetch: Any, deadline: float, *, interval_seconds: float = 0.1
+) -> Iterator[Any]:
+    """Yield the value of `fetch` in intervals until the deadline. Wait for a ps that starts later, or is busy.
+
+    One long operation, such as a save, can keep a ps from answering for minutes: with one CPU, TensorFlow runs one
+    operation at a time. A busy ps still accepts connections; TensorFlow's error is the same for one that has exited.
 
     An operation that waits on the ps would delay signal handlers, and at its timeout could lose an item.
     """
-    patience = math.inf
+    has_answered = False
     while True:
         try:
             yield session.run(fetch)
-            patience = 2  # one operation has no answer in time if the job is suspended, all if the ps is lost
+            has_answered = True
         except tf.errors.DeadlineExceededError:
-            patience -= 1
-            if not patience:
+            if has_answered and _refuses_connections(address):
                 raise
         if time.monotonic() >= deadline:
             return
-        time.sleep(_POLL_SECONDS)
+        time.sleep(interval_seconds)
+
+
+def _refuses_connections(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None) -> set[Task]:
@@ -80,13 +95,16 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
     tasks = current.training_tasks
     deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
     has_failed: dict[Task, bool] = {}
+    # A signal that is taken after the time limit would be lost, so a ps that is busy just now gets more time.
+    patient = tf.compat.v1.RunOptions(timeout_in_ms=int(1000 * _TAKE_SECONDS))
     with tf.Graph().as_default():
         queue = make_done_queue(current.task_index, len(tasks))
         size, take = queue.size(), queue.dequeue()
         with open_session(current, current.task_index) as session:
-            for num_signals in poll(session, size, deadline):
+            address = current.ps_addresses[current.task_index]
+            for num_signals in poll(session, address, size, deadline, interval_seconds=_DONE_POLL_SECONDS):
                 for _ in range(num_signals):
-                    task, failed = _decode(session.run(take), tasks)
+                    task, failed = _decode(session.run(take, options=patient), tasks)
                     has_failed[task] = failed
                 if len(has_failed) == len(tasks):
                     break
