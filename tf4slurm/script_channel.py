@@ -52,19 +52,21 @@ def to_socket_address(name: str) -> str:
 
 
 class CompletionSignal:
-    """Reports once that this process is done or has failed; later calls have no effect."""
+    """Reports that this process is done or has failed. Only a change from done to failed is reported later."""
 
     def __init__(self, send: Callable[[bool], None]) -> None:
         """Send nothing yet; `send` is later called with True if this process has failed, else with False."""
         self._send = send
         self._lock = threading.Lock()
-        self._is_sent = False
+        self._sent: bool | None = None
 
     def send(self, failed: bool = False) -> None:
-        """Send the signal, unless it has been sent."""
+        """Send the signal, unless it has been sent; a failure is also sent after "done"."""
         with self._lock:
-            is_sent, self._is_sent = self._is_sent, True
-        if not is_sent:
+            is_new = self._sent is None or (failed and not self._sent)
+            if is_new:
+                self._sent = failed
+        if is_new:
             self._send(failed)
 
     def send_at_exit(self) -> None:
@@ -73,7 +75,8 @@ class CompletionSignal:
 
         def send() -> None:
             if os.getpid() == process_id:  # a forked process inherits the exit handlers
-                self.send(failed=hasattr(sys, "last_value"))  # the exception that the interpreter has printed
+                # The exception that has ended the interpreter; an interactive one only prints exceptions.
+                self.send(failed=hasattr(sys, "last_value") and not hasattr(sys, "ps1"))
 
         atexit.register(send)
 

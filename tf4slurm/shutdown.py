@@ -60,7 +60,7 @@ def wait_for_workers(
             "barrier" it lists all training tasks.
         ShutdownError: This process is not a ps of the cluster, or method="barrier" finds no agent.
         SlurmEnvironmentError: No cluster is given or found.
-        ValueError: The method is unknown.
+        ValueError: The method is unknown, or `cluster` is not a tuple of three.
     """
     current = _current_cluster(method, cluster)
     if current.task_type != "ps" or not current.task_index < len(current.ps_addresses):
@@ -95,7 +95,9 @@ def serve_until_done(
 
 
 def signal_done(failed: bool = False, *, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
-    """Send this worker's completion signal to every ps. Only the first signal of a process is sent.
+    """Send this worker's completion signal to every ps.
+
+    Only the first signal of a process is sent. To the control service, a failure is also sent after "done".
 
     Args:
         failed: Whether the worker failed.
@@ -105,7 +107,7 @@ def signal_done(failed: bool = False, *, method: str = "barrier", cluster: Clust
     Raises:
         ShutdownError: A ps does not answer, this process is a ps, or method="barrier" finds no agent.
         SlurmEnvironmentError: No cluster is given or found.
-        ValueError: The method is unknown.
+        ValueError: The method is unknown, or `cluster` is not a tuple of three.
     """
     _completion_signal(method, cluster).send(failed)
 

@@ -139,6 +139,8 @@ def test_queues_get_the_signal_before_the_control_service(monkeypatch: pytest.Mo
     with contextlib.nullcontext() if works else pytest.raises(ShutdownError):
         signal.send()
     assert sent == ["queues", "service"]
+    signal.send(failed=True)
+    assert sent == ["queues", "service", "service"]
 
 
 def test_polling_outlasts_a_busy_ps_and_ends_when_the_ps_exits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +153,9 @@ def test_polling_outlasts_a_busy_ps_and_ends_when_the_ps_exits(monkeypatch: pyte
     assert ps.stdin is not None
     assert ps.stdout is not None
     try:
-        with tf.Graph().as_default(), pytest.raises(ShutdownError, match="does not answer"):
+        with tf.Graph().as_default():
             size = queues.make_done_queue(0, 1).size()
-            with queues.open_session(current, 0) as session:
+            with pytest.raises(ShutdownError, match="does not answer"), queues.open_session(current, 0) as session:  # noqa: PT012
                 polling = queues.poll(session, current.ps_addresses[0], size, math.inf)
                 assert next(polling) == 0  # the ps started later
                 ps.stdin.write("go\n")

@@ -229,12 +229,23 @@ signal.send_at_exit()
 """
 
 
-def test_only_the_first_signal_is_sent() -> None:
+@pytest.mark.parametrize(
+    ("signals", "expected"),
+    [([True, False], [True]), ([False, False], [False]), ([False, True, True, False], [False, True])],
+)
+def test_only_the_first_signal_and_a_later_failure_are_sent(signals: list[bool], expected: list[bool]) -> None:
     sent: list[bool] = []
     signal = CompletionSignal(sent.append)
-    signal.send(failed=True)
-    signal.send()
-    assert sent == [True]
+    for failed in signals:
+        signal.send(failed)
+    assert sent == expected
+
+
+def test_exception_in_an_interactive_interpreter_is_no_failure() -> None:
+    command = [sys.executable, "-i", "-c", SCRIPT]
+    result = subprocess.run(command, input="1 / 0\n", capture_output=True, text=True, timeout=30)
+    assert result.stdout == "done\n"
+    assert "ZeroDivisionError" in result.stderr
 
 
 @pytest.mark.parametrize(

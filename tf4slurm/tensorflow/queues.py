@@ -121,10 +121,14 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
 
 def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
     """Return the completion signal of this process to the queues; hooks and `tf4slurm.shutdown` share it."""
+    is_sent = False
 
     def send(failed: bool) -> None:
+        nonlocal is_sent
         try:
-            _put_in_queues(current, failed)
+            if not is_sent:  # a ps may exit after the first signal
+                is_sent = True
+                _put_in_queues(current, failed)
         finally:  # last: a ps that waits on the control service then exits without reading its queue
             channel = find_script_channel()
             if channel is not None:
