@@ -169,9 +169,11 @@ def launched_server_dictionary() -> ServerDictionary | None:
 def current_server_dictionary(given: ClusterAndTask | None = None) -> ServerDictionary:
     """Return the given cluster spec, or else the last result of `get_server_dictionary`, or else TF_CONFIG's.
 
-    Raises SlurmEnvironmentError if there is none.
+    Raises SlurmEnvironmentError if there is none, and ValueError if `given` is not a tuple of three.
     """
     if given is not None:
+        if not isinstance(given, tuple) or len(given) != 3:
+            raise ValueError(f"cluster is {given!r}: expected a tuple (cluster, task_type, task_index).")
         cluster, task_type, task_index = given
         return ServerDictionary({role: list(addresses) for role, addresses in cluster.items()}, task_type, task_index)
     found = _current[0] if _current else _read_tf_config()

@@ -27,6 +27,11 @@ def test_argument_overrides_kept_cluster_which_overrides_tf_config(monkeypatch: 
     assert current_server_dictionary(({"ps": ("a:1",)}, "ps", 0)) == ({"ps": ["a:1"]}, "ps", 0)
 
 
+def test_given_cluster_that_is_no_tuple_of_three_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected a tuple \(cluster, task_type, task_index\)"):
+        current_server_dictionary({"ps": ["a:1"], "worker": ["b:1"], "chief": ["c:1"]})  # type: ignore[arg-type]
+
+
 def test_process_without_a_cluster_is_an_error() -> None:
     with pytest.raises(SlurmEnvironmentError, match="get_server_dictionary") as caught:
         current_server_dictionary()
