@@ -80,15 +80,9 @@ def _num_components(text: str) -> int:
     return int(text)
 
 
-def _read(environ: Mapping[str, str], variable: str, parse: Callable[[str], T], *default: Default) -> T | Default:
-    """Return the parsed value of a variable; a variable with a default may be missing or empty.
-
-    Raises:
-        SlurmEnvironmentError: The variable is invalid, or missing without a default.
-    """
+def _required(environ: Mapping[str, str], variable: str, parse: Callable[[str], T]) -> T:
+    """Return the parsed value of a variable; raise SlurmEnvironmentError if it is missing, empty or invalid."""
     value = environ.get(variable)
-    if not value and default:
-        return default[0]
     if not value:
         raise SlurmEnvironmentError(
             f"{variable} is not set: this process is not a task of a Slurm step. Start it with srun, or use "
@@ -104,6 +98,11 @@ def _read(environ: Mapping[str, str], variable: str, parse: Callable[[str], T], 
             variable=variable,
             value=value,
         ) from error
+
+
+def _optional(environ: Mapping[str, str], variable: str, parse: Callable[[str], T], default: Default) -> T | Default:
+    """Return the parsed value of a variable; the default if it is missing or empty."""
+    return _required(environ, variable, parse) if environ.get(variable) else default
 
 
 @dataclass(frozen=True)
@@ -147,26 +146,26 @@ class SlurmAllocation:
             return None
         size = 0  # _HET_SIZE alone can come from a heterogeneous job that submitted this job
         if environ.get(f"{_JOB_ID}_HET_GROUP_0") == job_id:
-            size = _read(environ, _HET_SIZE, _num_components, 0)
+            size = _optional(environ, _HET_SIZE, _num_components, 0)
         components = tuple(_component(environ, f"_HET_GROUP_{number}") for number in range(size))
         whole = _component(environ, "")
         counts = [component.num_tasks for component in components or (whole,)]
         array = environ.get("SLURM_ARRAY_JOB_ID")
-        element = _read(environ, "SLURM_ARRAY_TASK_ID", _number, None)
+        element = _optional(environ, "SLURM_ARRAY_TASK_ID", _number, None)
         return cls(
             job_id,
             num_tasks=None if None in counts else sum(filter(None, counts)),
             cpus_per_task=whole.cpus_per_task,
             components=components,
-            restart_count=_read(environ, _RESTART_COUNT, _number, 0),
+            restart_count=_optional(environ, _RESTART_COUNT, _number, 0),
             array_element=f"{array}_{element}" if array and element is not None else None,
-            num_nodes=_read(environ, "SLURM_JOB_NUM_NODES", _number, None),
+            num_nodes=_optional(environ, "SLURM_JOB_NUM_NODES", _number, None),
         )
 
 
 def _component(environ: Mapping[str, str], suffix: str) -> HetComponent:
     def read(variable: str) -> int | None:
-        return _read(environ, variable + suffix, _number, None)
+        return _optional(environ, variable + suffix, _number, None)
 
     num_tasks = read("SLURM_NTASKS")
     if num_tasks is None:
@@ -176,9 +175,14 @@ def _component(environ: Mapping[str, str], suffix: str) -> HetComponent:
     return HetComponent(num_tasks, read("SLURM_CPUS_PER_TASK"))
 
 
-def _variable(variable: str, parse: Callable[[str], T], *default: Default) -> cached_property[T | Default]:
-    """Declare an attribute of `SlurmStep` that is read from a variable, which is optional if it has a default."""
-    return cached_property(lambda step: _read(step.environ, variable, parse, *default))
+def _required_attribute(variable: str, parse: Callable[[str], T]) -> cached_property[T]:
+    """Declare an attribute of `SlurmStep` that is read from a variable."""
+    return cached_property(lambda step: _required(step.environ, variable, parse))
+
+
+def _optional_attribute(variable: str, parse: Callable[[str], T], default: Default) -> cached_property[T | Default]:
+    """Declare an attribute of `SlurmStep` with a default."""
+    return cached_property(lambda step: _optional(step.environ, variable, parse, default))
 
 
 class SlurmStep:
@@ -205,21 +209,21 @@ class SlurmStep:
         gpus_on_node: The number of GPUs of all tasks of the step on this node; None if Slurm does not set it.
     """
 
-    job_id = _variable(_JOB_ID, str)
-    step_id = _variable(_STEP_ID, str)
-    rank = _variable(_RANK, _number)
-    local_rank = _variable("SLURM_LOCALID", _number)
-    num_tasks = _variable("SLURM_STEP_NUM_TASKS", _number)
-    node_name = _variable(_NODE_NAME, str)
-    node_ranks = _variable("SLURM_GTIDS", _numbers)
-    nodes = _variable("SLURM_STEP_NODELIST", expand_nodelist)
-    tasks_per_node = _variable(_TASKS_PER_NODE, _counts)
-    distribution = _variable("SLURM_DISTRIBUTION", str, None)
-    plane_size = _variable("SLURM_DIST_PLANESIZE", _number, None)
-    reserved_ports = _variable("SLURM_STEP_RESV_PORTS", parse_ports, ())
-    launch_address = _variable("SLURM_LAUNCH_NODE_IPADDR", str, None)
-    restart_count = _variable(_RESTART_COUNT, _number, 0)
-    gpus_on_node = _variable("SLURM_GPUS_ON_NODE", _number, None)
+    job_id = _required_attribute(_JOB_ID, str)
+    step_id = _required_attribute(_STEP_ID, str)
+    rank = _required_attribute(_RANK, _number)
+    local_rank = _required_attribute("SLURM_LOCALID", _number)
+    num_tasks = _required_attribute("SLURM_STEP_NUM_TASKS", _number)
+    node_name = _required_attribute(_NODE_NAME, str)
+    node_ranks = _required_attribute("SLURM_GTIDS", _numbers)
+    nodes = _required_attribute("SLURM_STEP_NODELIST", expand_nodelist)
+    tasks_per_node = _required_attribute(_TASKS_PER_NODE, _counts)
+    distribution = _optional_attribute("SLURM_DISTRIBUTION", str, None)
+    plane_size = _optional_attribute("SLURM_DIST_PLANESIZE", _number, None)
+    reserved_ports = _optional_attribute("SLURM_STEP_RESV_PORTS", parse_ports, ())
+    launch_address = _optional_attribute("SLURM_LAUNCH_NODE_IPADDR", str, None)
+    restart_count = _optional_attribute(_RESTART_COUNT, _number, 0)
+    gpus_on_node = _optional_attribute("SLURM_GPUS_ON_NODE", _number, None)
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = dict(environ)
@@ -263,7 +267,7 @@ class SlurmStep:
     @cached_property
     def tasks_by_node(self) -> dict[str, int]:
         """The number of tasks on each node, in Slurm's order."""
-        counts = _read(self.environ, _TASKS_PER_NODE, self._parse_tasks_per_node)
+        counts = _required(self.environ, _TASKS_PER_NODE, self._parse_tasks_per_node)
         return dict(zip(self.nodes, counts, strict=True))
 
     def _parse_tasks_per_node(self, text: str) -> tuple[int, ...]:
@@ -281,11 +285,11 @@ class SlurmStep:
 
         Components outside of this step are included.
         """
-        size = _read(self.environ, _HET_SIZE, _num_components, 0)
+        size = _optional(self.environ, _HET_SIZE, _num_components, 0)
         if self.environ.get(f"{_GROUP_JOB_ID}0") != self.job_id:
             return {}  # the variables come from a heterogeneous job that submitted this job
-        job_ids = [_read(self.environ, f"{_GROUP_JOB_ID}{number}", str) for number in range(size)]
-        nodes = [_read(self.environ, f"{_GROUP_NODELIST}{number}", expand_nodelist) for number in range(size)]
+        job_ids = [_required(self.environ, f"{_GROUP_JOB_ID}{number}", str) for number in range(size)]
+        nodes = [_required(self.environ, f"{_GROUP_NODELIST}{number}", expand_nodelist) for number in range(size)]
         return dict(zip(job_ids, nodes, strict=True))
 
     @cached_property
