@@ -22,6 +22,9 @@ from tf4slurm.server_dictionary import current_server_dictionary
 logger = logging.getLogger(__name__)
 
 _NAME = "ckpt"
+_INDEX_END = 0xDB4775248B80FB57.to_bytes(8, "little")
+"""The last bytes of an index, a table of LevelDB: https://github.com/google/leveldb/blob/main/doc/table_format.md."""
+
 _CANNOT_WRITE = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.ResourceExhaustedError)
 _PS_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -248,7 +251,6 @@ def _remove_unfinished(directory: Path) -> None:
 
 def _is_truncated(index: Path) -> bool:
     try:
-        tf.train.load_checkpoint(str(index.with_suffix("")))
-    except tf.errors.OpError as error:
-        return "sstable" in str(error.message)  # "too short to be an sstable", or its end is missing
-    return False
+        return not index.read_bytes().endswith(_INDEX_END)
+    except OSError:  # TensorFlow reports it when the checkpoint is read
+        return False
