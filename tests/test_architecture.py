@@ -125,6 +125,10 @@ def test_importing_the_options_of_a_job_loads_few_modules() -> None:
     assert not loaded & {"asyncio", "click", "grpc", "rich", "tensorflow"}
 
 
+def test_importing_job_loads_few_modules() -> None:
+    assert not imported_by("from tf4slurm import Job") & {"asyncio", "click", "grpc", "rich", "ssl", "tensorflow"}
+
+
 def test_writing_a_batch_script_loads_few_modules() -> None:
     assert not imported_by("import tf4slurm.cli.submit") & {
         "tensorflow",

@@ -19,13 +19,13 @@ from markupsafe import escape
 from tf4slurm import api
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import LaunchError, UnknownJobError
+from tf4slurm.jobs.formatting import format_table
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.options import options_of, to_fields
 from tf4slurm.settings import SITE, fill_in, read_settings
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec import SLURM_OPTIONS, JobSpec
-from tf4slurm.system.program import format_table
 
 _LINE_SECONDS = 5.0
 _P = ParamSpec("_P")
@@ -209,7 +209,7 @@ class Job:
         return self._known
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # a notebook stores the repr beside the picture
 class Picture:
     """A picture that a notebook shows; `svg` contains the SVG text."""
 

@@ -16,6 +16,7 @@ from tf4slurm import api
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.jobs import cancel
 from tf4slurm.errors import CommandError, LaunchError
+from tf4slurm.job import Picture
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.spec import JobSpec
@@ -82,3 +83,7 @@ def test_submit_and_estimate_refuse_a_missing_program_unless_an_environment_may_
         with pytest.raises(LaunchError, match="sbatch"):  # not installed in this PATH
             refuse(replace(spec, module=("a/1",)), environ={"PATH": "/nowhere"})
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_repr_of_a_picture_has_no_svg() -> None:
+    assert "<svg" not in repr(Picture("<svg></svg>"))

@@ -17,7 +17,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event
 from tf4slurm.launch.result import Result, make_result_file
 from tf4slurm.spec import JobSpec
-from tf4slurm.system.program import LineWriter
+from tf4slurm.system.output import LineWriter
 
 TASKS = (Task("chief", 0), Task("ps", 0), Task("worker", 0), Task("worker", 1))
 START = 500.0

@@ -18,7 +18,8 @@ from tf4slurm.control.credentials import ControlEndpoint
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousClosedError, RendezvousError, RendezvousTimeoutError, exit_code_of
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.slurm.environ import SlurmStep
-from tf4slurm.system.program import LineWriter, run_program
+from tf4slurm.system.output import LineWriter
+from tf4slurm.system.program import run_program
 
 logger = logging.getLogger(__name__)
 

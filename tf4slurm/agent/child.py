@@ -31,8 +31,9 @@ from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.system.child_process import Child
 from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.guard import GUARD_LOST
+from tf4slurm.system.output import LineWriter
 from tf4slurm.system.proc import adopt_orphans, kill_descendants, reap_orphans
-from tf4slurm.system.program import LineWriter, in_thread
+from tf4slurm.system.program import in_thread
 from tf4slurm.system.variables import (
     AGENT_VARIABLES,
     ATTEMPT_VARIABLE,

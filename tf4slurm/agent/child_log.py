@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, open_to_append
-from tf4slurm.system.program import LineSplitter, LineWriter
+from tf4slurm.system.output import LineSplitter, LineWriter
 
 _TIMES_SECONDS = 1.0
 _LINES = 20

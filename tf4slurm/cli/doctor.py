@@ -97,7 +97,7 @@ def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, *
     from tf4slurm.cli.reporter import PlainReporter
     from tf4slurm.doctor.smoke_test import describe_success, smoke_test_spec
     from tf4slurm.launch.start import find_allocation, run_job
-    from tf4slurm.system.program import LineWriter
+    from tf4slurm.system.output import LineWriter
 
     allocation = find_allocation(environ, local=local)
     is_plain = plain or importlib.util.find_spec("tensorflow") is None

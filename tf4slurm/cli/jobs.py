@@ -15,10 +15,10 @@ import click
 from tf4slurm import api
 from tf4slurm.cli.shared import job_argument, note, paint
 from tf4slurm.errors import Tf4SlurmError
+from tf4slurm.jobs.formatting import format_table
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import TaskStatus
 from tf4slurm.jobs.status import JobStatus
-from tf4slurm.system.program import format_table
 from tf4slurm.system.typed_json import to_json
 
 _LISTED_JOBS = 20

@@ -9,10 +9,11 @@ from typing import Any
 from tf4slurm.control.records import EVENT_KINDS
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import describe_end
+from tf4slurm.jobs.formatting import format_table
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event, TaskStatus
 from tf4slurm.launch.result import Reporter, Result
-from tf4slurm.system.program import LineWriter, format_table
+from tf4slurm.system.output import LineWriter
 
 _DRAW_SECONDS = 0.1
 

@@ -66,7 +66,7 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
     from tf4slurm.cli.reporter import PlainReporter
     from tf4slurm.launch.plain_srun import run_task
     from tf4slurm.slurm.environ import SlurmStep
-    from tf4slurm.system.program import LineWriter
+    from tf4slurm.system.output import LineWriter
 
     step = SlurmStep.from_environ(environ)
     spec = JobSpec(**given(options)).for_tasks(step.num_tasks)

@@ -45,7 +45,8 @@ from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.exec_child import STOP_SIGNALS
-from tf4slurm.system.program import LineWriter, run_program
+from tf4slurm.system.output import LineWriter
+from tf4slurm.system.program import run_program
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from tf4slurm.agent.agent import run_agent
 from tf4slurm.errors import LaunchError
 from tf4slurm.slurm.commands import srun_command
 from tf4slurm.slurm.environ import SlurmAllocation
+from tf4slurm.system.output import LineSplitter
 from tf4slurm.system.proc import kill_descendants
-from tf4slurm.system.program import LineSplitter, in_thread
+from tf4slurm.system.program import in_thread
 from tf4slurm.system.variables import RANK_VARIABLE
 
 _Connection = multiprocessing.connection.Connection

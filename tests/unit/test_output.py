@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.processes import wait_until
-from tf4slurm.system import program
-from tf4slurm.system.program import LineSplitter, LineWriter, LogHandler
+from tf4slurm.system import output
+from tf4slurm.system.output import LineSplitter, LineWriter, LogHandler
 
 MANY = 30_000  # more than fits into the queue and a pipe
 NOTICE = re.compile(r"\[(\d+) lines left out here; the log files have them\]")
@@ -49,7 +49,7 @@ class HeldPipe:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `close` wait for longer than a busy machine may delay a thread."""
-    monkeypatch.setattr(program, "_CLOSE_SECONDS", 30)
+    monkeypatch.setattr(output, "_CLOSE_SECONDS", 30)
 
 
 def count(read: list[str]) -> int:
@@ -96,7 +96,7 @@ def test_blocked_stream_delays_no_writer_and_dropped_lines_are_counted(patient: 
 
 
 def test_number_of_dropped_lines_is_right_if_its_line_is_dropped_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(output, "_CLOSE_SECONDS", 0.1)
     pipe = HeldPipe()
     writer = LineWriter(pipe.writer)
     for number in range(MANY):
