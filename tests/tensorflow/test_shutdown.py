@@ -51,12 +51,11 @@ def wait():
     print("busy")
     time.sleep(5)
     return 1
-sys.stdin.readline()
 with tf.Graph().as_default(), tf.device("/job:ps/task:0"):
     wait = tf.compat.v1.py_func(wait, [], tf.int64)
     config = tf.compat.v1.ConfigProto(device_filters=["/job:ps/task:0"])
-    tf.compat.v1.Session(server.target, config=config).run(wait)
-time.sleep(100)
+    for line in sys.stdin:
+        tf.compat.v1.Session(server.target, config=config).run(wait)
 """
 BODIES = {
     # only the first signal is sent
@@ -143,27 +142,36 @@ def test_queues_get_the_signal_before_the_control_service(monkeypatch: pytest.Mo
     assert sent == ["queues", "service", "service"]
 
 
-def test_polling_outlasts_a_busy_ps_and_ends_when_the_ps_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+def make_busy(ps: subprocess.Popen[str]) -> None:
+    assert ps.stdin is not None
+    assert ps.stdout is not None
+    ps.stdin.write("go\n")
+    ps.stdin.flush()
+    assert ps.stdout.readline() == "busy\n"
+
+
+def test_polls_and_signals_outlast_a_busy_ps_and_end_when_the_ps_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "_ANSWER_SECONDS", 1.0)
     held = hold_port()
     current = ServerDictionary({"ps": [f"127.0.0.1:{held.port}"], "worker": ["127.0.0.1:1"]}, "ps", 0)
     environ = os.environ | {"TF_GRPC_REUSE_PORT": "true", "TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [sys.executable, "-uc", BUSY_PS, current.ps_addresses[0]]
     ps = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert ps.stdin is not None
-    assert ps.stdout is not None
     try:
         with tf.Graph().as_default():
-            size = queues.make_done_queue(0, 1).size()
+            queue = queues.make_done_queue(0, 100)
+            put = queue.enqueue(1)
             with pytest.raises(ShutdownError, match="does not answer"), queues.open_session(current, 0) as session:  # noqa: PT012
-                polling = queues.poll(session, current.ps_addresses[0], size, math.inf)
+                polling = queues.poll(session, current.ps_addresses[0], queue.size(), math.inf)
                 assert next(polling) == 0  # the ps started later
-                ps.stdin.write("go\n")
-                ps.stdin.flush()
-                assert ps.stdout.readline() == "busy\n"
+                make_busy(ps)
                 since = time.monotonic()
                 assert next(polling) == 0
                 assert time.monotonic() - since > 3  # several polls had no answer
+                make_busy(ps)
+                queues.run_when_free(session, current.ps_addresses[0], put, 60)
+                assert time.monotonic() - since > 7
+                assert next(polling) > 0
                 ps.kill()
                 ps.wait()
                 next(polling)

@@ -18,7 +18,7 @@ import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.errors import RendezvousTimeoutError, ShutdownError
 from tf4slurm.server_dictionary import ClusterAndTask, ServerDictionary, current_server_dictionary
-from tf4slurm.tensorflow.queues import open_session, poll, queue_completion_signal
+from tf4slurm.tensorflow.queues import open_session, poll, queue_completion_signal, run_when_free
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Register this task at the start barrier."""
-        _arrive(self._current)
+        _arrive(self._current, self._start_seconds)
 
 
 class DoneHook(_StartHook):
@@ -152,12 +152,12 @@ def _arrivals_table() -> tf.Tensor:
         return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name="tf4slurm_arrivals")
 
 
-def _arrive(current: ServerDictionary) -> None:
+def _arrive(current: ServerDictionary, timeout_seconds: float) -> None:
     with tf.Graph().as_default():
         position = tf.constant([current.training_tasks.index(current.task)], tf.int64)
         insert = tf.raw_ops.LookupTableInsertV2(table_handle=_arrivals_table(), keys=position, values=position)
         with open_session(current, 0) as session:
-            session.run(insert)
+            run_when_free(session, current.ps_addresses[0], insert, timeout_seconds)
 
 
 def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout_seconds: float) -> tuple[Task, ...]:

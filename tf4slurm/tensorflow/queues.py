@@ -23,6 +23,7 @@ from tf4slurm.server_dictionary import ServerDictionary
 _DONE_POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 5.0  # an idle ps answers within milliseconds; one that has exited never does
 _TAKE_SECONDS = 600.0
+_SIGNAL_SECONDS = 60.0
 _REPLY_SECONDS = 0.2
 """Seconds that a ps keeps running after the last signal. If it exits at once, the sender often gets no reply (6 of 8
 times) and waits 5 s. The reply takes 0.01 s."""
@@ -79,6 +80,18 @@ def poll(
         if time.monotonic() >= deadline:
             return
         time.sleep(interval_seconds)
+
+
+def run_when_free(session: tf.compat.v1.Session, address: str, operation: Any, timeout_seconds: float) -> None:
+    """Run an operation on a ps that has been up. Repeat it while the ps is busy; a repetition must be harmless."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            session.run(operation)
+            return
+        except tf.errors.DeadlineExceededError:
+            if time.monotonic() >= deadline or _refuses_connections(address):
+                raise
 
 
 def _refuses_connections(address: str) -> bool:
@@ -149,7 +162,7 @@ def _put_in_queues(current: ServerDictionary, failed: bool) -> None:
             put = make_done_queue(index, len(tasks)).enqueue(-number if failed else number)
             try:
                 with open_session(current, index) as session:
-                    session.run(put)
+                    run_when_free(session, current.ps_addresses[index], put, _SIGNAL_SECONDS)
             except ShutdownError as error:
                 errors.append(error)
     if errors:
