@@ -116,8 +116,8 @@ def signal_done(failed: bool = False, *, method: str = "barrier", cluster: Clust
 def done_at_end(*, method: str = "barrier", cluster: ClusterAndTask | None = None) -> Iterator[None]:
     """Send the completion signal at the end of the block.
 
-    The signal says that the worker failed if the block raises an exception, except SystemExit with code 0 or None, else
-    that the worker is done. Arguments and exceptions are those of `signal_done`.
+    The signal reports that the worker failed if the block raises an exception, except SystemExit with code 0 or None,
+    else that the worker is done. Arguments and exceptions are those of `signal_done`.
     """
     signal = _completion_signal(method, cluster)
     try:
@@ -134,8 +134,9 @@ def done_at_end(*, method: str = "barrier", cluster: ClusterAndTask | None = Non
 def signal_at_exit(*, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
     """Send the completion signal when this process exits.
 
-    The signal says that the worker failed if an uncaught exception ends the process, else that it is done, also after
-    sys.exit() with any code. A killed process sends no signal. Arguments and exceptions are those of `signal_done`.
+    The signal reports that the worker failed if an uncaught exception ends the process, else that it is done, also
+    after sys.exit() with any code. A killed process sends no signal. Arguments and exceptions are those of
+    `signal_done`.
     """
     _completion_signal(method, cluster).send_at_exit()
 

@@ -102,7 +102,7 @@ def run_job(
 
 
 def _isolate(allocation: SlurmAllocation | None) -> None:
-    """Move this process into a network namespace of its own; refuse in an allocation."""
+    """Move this process into a new network namespace; refuse in an allocation."""
     if allocation is not None:
         raise OptionError(
             "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"

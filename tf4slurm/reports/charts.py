@@ -23,7 +23,7 @@ MARKS = {
     "diamond": "M0 -5L4 0L0 5L-4 0Z",
     "square": "M-3 -3h6v6h-6Z",
 }
-"""Outlines of marks around 0, 0; shapes differ because some readers cannot tell colors apart."""
+"""Outlines of marks around 0, 0; shapes differ because some readers cannot distinguish colors."""
 
 
 @dataclass(frozen=True)
