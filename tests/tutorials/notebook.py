@@ -84,8 +84,9 @@ def text_of(notebook: Any) -> str:
     texts = []
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
-            texts.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
-    return "\n".join(texts)
+            # a busy kernel may send a line in two outputs of its stream
+            texts.append(output.get("text") or output.get("data", {}).get("text/plain", "") + "\n")
+    return "".join(texts)
 
 
 def clean(notebook: Any, directory: Path) -> None:
