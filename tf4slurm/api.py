@@ -88,8 +88,8 @@ def run(
 ) -> JobStatus:
     """Run a job to its end, as local processes or in the current allocation; return its last state.
 
-    The launcher runs in a child process, because it forks and handles signals. It reads no settings; `Job`
-    adds settings to its options.
+    The launcher runs in a child process, because it forks and handles signals. The launcher reads no settings; `Job`
+    adds settings to the options.
 
     Args:
         spec: The job.

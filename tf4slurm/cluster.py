@@ -108,7 +108,7 @@ def format_tasks(tasks: Iterable[object]) -> str:
 
 
 def fill_in(command: Sequence[str], cluster_spec: Mapping[str, Sequence[str]], task: Task) -> tuple[str, ...]:
-    """Replace the placeholders by the values for one task, such as "host:port,host:port". Other braces stay."""
+    """Replace the placeholders by the values for one task, such as "host:port,host:port". Other braces are kept."""
     values = {f"{role}_hosts": ",".join(cluster_spec.get(role, ())) for role in _ROLES_WITH_HOSTS}
     values.update(job_name=task.task_type, task_type=task.task_type, task_index=str(task.task_index))
     return tuple(_IN_BRACES.sub(lambda match: values.get(match[1], match[0]), word) for word in command)

@@ -237,7 +237,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 class _Lines:
-    """Prints a text if it has changed, at most every 5 s, and the last one at the end."""
+    """Prints a text if it has changed, at most every 5 s, and prints the last text at the end."""
 
     def __init__(self) -> None:
         self._shown = self._latest = ""

@@ -35,7 +35,7 @@ class Option:
         minimum: Smallest valid number.
         maximum: Largest valid number.
         exceeds: Exclusive lower bound.
-        choices: The valid texts, those of a Literal; empty if all are valid.
+        choices: The valid texts, taken from a Literal type; empty if all texts are valid.
         parse: Function that reads the value from text; raises ValueError.
         format: Function that writes the value as text for `parse`.
         sbatch: Whether sbatch has an option of this name, which gets the value.

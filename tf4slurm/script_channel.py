@@ -1,7 +1,7 @@
 """The script's end of the script channel: send the script's state to the agent, receive the desired state.
 
 The agent's end is `agent/script_channel_server.py`. The channel is a Unix socket; each message is one line of JSON. One
-field of the state is the completion signal: a training task is done, or has failed.
+field of the state is the completion signal, which reports that a training task is done or has failed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def to_socket_address(name: str) -> str:
 
 
 class CompletionSignal:
-    """Reports that this process is done or has failed. Only a change from done to failed is reported later."""
+    """Reports once that this process is done or has failed. A failure is also reported after "done"."""
 
     def __init__(self, send: Callable[[bool], None]) -> None:
         """Send nothing yet; `send` is later called with True if this process has failed, else with False."""
@@ -200,7 +200,10 @@ class ScriptChannel:
 
 
 def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) -> None:
-    """Forward these signals to the agent from a thread, because a handler may interrupt a send of the main thread."""
+    """Forward these signals to the agent.
+
+    A thread sends them. The signal handler cannot, because it may interrupt a send of the main thread.
+    """
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
 
@@ -219,7 +222,7 @@ def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) 
 
 
 def _restore_in_forks(numbers: Sequence[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> None:
-    """Restore the default action of the signals in a forked process, so that they end this process, not the job.
+    """Restore the default action of the signals in a forked process, so that they end that process, not the job.
 
     The signals are blocked during the fork, so that no signal reaches the handler in the new process.
     """

@@ -167,7 +167,7 @@ def launched_server_dictionary() -> ServerDictionary | None:
 
 
 def current_server_dictionary(given: ClusterAndTask | None = None) -> ServerDictionary:
-    """Return the given cluster spec, or else the last result of `get_server_dictionary`, or else TF_CONFIG's.
+    """Return the given cluster spec, else the last one of `get_server_dictionary`, else the one in TF_CONFIG.
 
     Raises SlurmEnvironmentError if there is none, and ValueError if `given` is not a tuple of three.
     """
@@ -249,7 +249,10 @@ def form_cluster(
 
 
 def _end_sidecar(sidecar: subprocess.Popen[str], *, runs_service: bool) -> None:
-    """Close the pipe, so that the sidecar notices this process's end; wait for it. `runs_service`: rank 0's sidecar."""
+    """Close the pipe, so that the sidecar notices the end of this process; wait for the sidecar's exit.
+
+    `runs_service` is true for rank 0's sidecar, which is not killed, because it runs until all tasks have ended.
+    """
     assert sidecar.stdin is not None
     with contextlib.suppress(OSError):
         sidecar.stdin.close()

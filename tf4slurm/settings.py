@@ -106,7 +106,7 @@ class SettingsPaths:
 def project_directories(directory: Path, home: Path) -> tuple[Path, ...]:
     """Return the directories of a project: `directory` and its parents, up to a repository's root or `home`.
 
-    Outside of both, return `directory` alone, because its parents may not belong to the project.
+    Outside of a repository and of `home`, return `directory` alone, because its parents may not belong to the project.
     """
     above = (directory, *directory.parents)
     roots = (number for number, path in enumerate(above) if path in (home, repository_of(directory)))
@@ -199,7 +199,10 @@ def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]
 
 
 def _override(earlier: Mapping[str, Setting], later: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Merge settings; later options remove earlier ones that they exclude: --mem removes a profile's mem-per-cpu."""
+    """Merge settings. A later option removes the earlier options that it excludes.
+
+    For example, `mem` in a user's file removes `mem-per-cpu` of a profile.
+    """
     options = options_of(BatchSpec)
     excluded = {
         other

@@ -3,10 +3,10 @@
 A ps calls `serve_until_done` or `wait_for_workers`. Every worker and the chief sends a completion signal, by
 `done_at_end`, `signal_at_exit` or `signal_done`. All tasks must use the same method:
 
-* method="barrier": through the control service, which also detects killed workers. It needs "tf4slurm run", or an
-  earlier call of get_server_dictionary().
-* method="queue": through a TensorFlow queue on each ps. It needs only TensorFlow's servers, but a killed worker sends
-  no signal: only `timeout_seconds` ends the wait.
+* method="barrier": The signals go through the control service, which also detects killed workers. This method needs
+  "tf4slurm run", or an earlier call of get_server_dictionary().
+* method="queue": The signals go through a TensorFlow queue on each ps. This method needs only TensorFlow's servers, but
+  a killed worker sends no signal: then only `timeout_seconds` ends the wait.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def serve_until_done(
 ) -> Ending:
     """Call `wait_for_workers` with the other arguments, and keep the tf.distribute.Server `server` running meanwhile.
 
-    A TensorFlow server runs in its own threads as long as a Python reference to it exists.
+    The argument keeps the server running, because a TensorFlow server runs in its own threads as long as a Python
+    reference to the server exists.
     """
     ending = wait_for_workers(method=method, timeout_seconds=timeout_seconds, cluster=cluster)
     del server  # the reference must exist until here
@@ -97,7 +98,7 @@ def serve_until_done(
 def signal_done(failed: bool = False, *, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
     """Send this worker's completion signal to every ps.
 
-    Only the first signal of a process is sent. To the control service, a failure is also sent after "done".
+    Only the first signal of a process is sent. With method="barrier", a failure is also sent after "done".
 
     Args:
         failed: Whether the worker failed.

@@ -155,7 +155,7 @@ class OwnedChild(TaskProcess):
             self._child.signal(signal.Signals[self._spec.stop_signal])
 
     async def end(self, kill_wait_seconds: float) -> None:
-        """Terminate the child if it still runs. Its exit code is then not reported."""
+        """Terminate the child if it still runs. The exit code of a terminated child is not reported."""
         if self._running is not None:
             self._running.cancel()
         child = self._child
@@ -243,7 +243,11 @@ class OwnedChild(TaskProcess):
         self._client.update(state="exited", returncode=returncode, detail=detail, tail=tail if returncode else ())
 
     def _command_of(self, role: Role, cluster: Cluster, task: Task, attempt: int) -> Sequence[str]:
-        """Return the child's command. tf4slurm's programs run by path: the script's Python may lack tf4slurm."""
+        """Return the child's command.
+
+        A program of tf4slurm is started by its path, because the script's Python, which runs the program, may lack
+        tf4slurm.
+        """
         if not role.program:
             return fill_in(self._spec.command, cluster.to_dictionary(), task)
         return (self._spec.data_service_python, str(_HOME / role.program), str(self._run_directory.work(task, attempt)))
@@ -291,7 +295,7 @@ class OwnedChild(TaskProcess):
 
 
 def check_length(tf_config: str, num_tasks: int) -> str:
-    """Return TF_CONFIG if it fits into an environment variable, the only place where TensorFlow reads it.
+    """Check that TF_CONFIG fits into an environment variable; return it. TensorFlow reads TF_CONFIG nowhere else.
 
     Raises:
         PlacementError: The variable is too long for Linux.

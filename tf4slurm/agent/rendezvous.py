@@ -70,7 +70,7 @@ class Rendezvous:
         client: The task's client of the control service.
         failure: The reason why this task cannot take part; None if the task can.
         held_port: The port of the current attempt; None before one was chosen.
-        listener: Listens on this port until the child's server does.
+        listener: The socket that listens on `held_port` until the child's server listens there.
     """
 
     def __init__(

@@ -99,7 +99,11 @@ class ScriptChannelServer:
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
-    """Write to the socket directly: if the transport's write fails, it drops messages that are still unread."""
+    """Send the desired state to the script, without losing messages of a script that has just exited.
+
+    This function writes to the socket directly if it can. If a write by asyncio's transport fails, the transport drops
+    the script's messages that the agent has not read yet.
+    """
     line = encode(desired) + b"\n"
     if not writer.transport.get_write_buffer_size():
         try:

@@ -36,7 +36,10 @@ class CallingScript(TaskProcess):
         self._watch = asyncio.create_task(self._watch_script())
 
     async def wait_until_orphaned(self) -> int:
-        """Wait until the script ends, and report its end; return 0: only slurmstepd gets the script's exit code."""
+        """Wait until the script ends, and report the script's end; return 0.
+
+        The sidecar does not know the script's exit code, because only the script's parent process, slurmstepd, gets it.
+        """
         await self._end.wait()
         state, cluster = self._client.observed.script, self._client.cluster
         if self.channel.was_used and state.completion is None and cluster is not None:
@@ -61,7 +64,10 @@ class CallingScript(TaskProcess):
             await self._end.wait()
 
     async def _watch_script(self) -> None:
-        """Set `_end` when the script ends: the agent's standard input is closed, or its parent process changes."""
+        """Set `_end` when the script ends.
+
+        Then the sidecar's standard input is closed, or its parent process changes.
+        """
         stream = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)

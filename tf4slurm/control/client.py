@@ -86,7 +86,7 @@ class ControlClient:
             make_registration: Returns the first message for a service at the given address. Called in a thread, because
                 it may resolve a name, until a registration is accepted.
             spec: The job's timeouts. The service is lost if it sends nothing for the heartbeat timeout.
-            num_tasks: Number of tasks of the job. The time limit for a connection grows with it.
+            num_tasks: Number of tasks of the job. The time limit for a connection grows with this number.
         """
         self.desired = DesiredState()
         self.observed = ObservedState()
@@ -241,7 +241,7 @@ class ControlClient:
             await asyncio.gather(receiving, sending, return_exceptions=True)
 
     async def _wait_for_one(self, *tasks: asyncio.Task[None]) -> None:
-        """Wait until a task is done, or the heartbeat timeout has expired. Suspension of the job does not count."""
+        """Wait until a task is done, or the heartbeat timeout has expired. Suspended time does not count."""
         timeout = self._spec.heartbeat_timeout_seconds
         while (left := self._deadline - time.monotonic()) > 0:
             pause = min(left, timeout / _CHECKS)

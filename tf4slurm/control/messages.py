@@ -2,8 +2,8 @@
 
 A message describes a state, never a change: after a broken connection each side sends its current state again, and a
 repeated message has no effect. Within one call, an encoded `ObservedState` contains only the fields that have changed
-since the previous one. The empty message is a heartbeat: the service requests a heartbeat with it, and a task answers
-with its changed state or with the empty message.
+since the previous one. The empty message is a heartbeat. The service sends the empty message to request a heartbeat; a
+task answers with its changed state, or with the empty message if nothing has changed.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class DesiredState:
         terminate_reason: The reason for `terminate`, as a sentence.
         has_timed_out: The reason for `terminate` is that the cluster did not form in time.
         stop_reason: The reason to save and stop within `grace_period_seconds`; empty without a stop request.
-        released_barrier: Token of the script's last barrier that has ended.
+        released_barrier: Token of the script's latest call of `barrier()` whose barrier has ended.
         barrier_error: The reason why this barrier broke; empty if all tasks arrived.
         is_training_over: No task needs the ps any more.
         failed_tasks: The tasks, other than servers, that had failed when training was over.
@@ -208,10 +208,11 @@ def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
 
 
 def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> ObservedState:
-    """Drop log lines, then metrics, then characters of detail, until the encoded state has at most `max_bytes`.
+    """Shorten a state that the control service would refuse, until the encoded state has at most `max_bytes`.
 
-    The other fields fit: `script_channel_server.MAX_MESSAGE_BYTES`, which limits the script's state, is half of
-    MAX_STATE_BYTES.
+    This function drops log lines, then metrics, then the end of `detail`. The other fields always fit, because the
+    agent refuses a script's state that is larger than `script_channel_server.MAX_MESSAGE_BYTES`, half of the default
+    limit.
     """
     if len(encode(observed)) <= max_bytes:
         return observed

@@ -24,7 +24,7 @@ class TaskRecord:
         last_heartbeat_at: Time (monotonic, seconds) of the last accepted message, or of the first registration.
         disconnected_at: Time when the connection broke, if `is_connected` is False.
         desired_start_count: How many times the child should have been started in this attempt.
-        released_barrier: Token of the script's last barrier that has ended.
+        released_barrier: Token of the script's latest call of `barrier()` whose barrier has ended.
         barrier_error: The reason why this barrier broke; empty if all tasks arrived.
     """
 

@@ -313,10 +313,11 @@ _REFUSE: _Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
-    """Return gRPC's settings: limits for clients without the token, and settings that save time and bytes.
+    """Return gRPC's settings, which limit clients without the token, and save time and bytes.
 
-    gRPC closes a connection whose TLS handshake takes too long, and a connection without an open call that is idle or
-    too old. A task's call lasts as long as its connection, so only unauthenticated connections are closed.
+    Clients without the token cannot keep a connection. gRPC closes a connection whose TLS handshake takes too long, and
+    a connection that has no open call and is idle or too old. The connections of tasks stay open, because the call of a
+    task lasts as long as the task's connection.
     """
     timeout_ms = round(1000 * handshake_seconds(num_tasks))
     pending = 1000 + 2 * num_tasks

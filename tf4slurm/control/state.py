@@ -63,7 +63,8 @@ class JobState:
         """Create the state of a job in which no task has registered.
 
         Args:
-            tasks: The task of each rank; with placement "spread", assigned again when all ranks have registered.
+            tasks: The task of each rank. With placement "spread", tasks are assigned again when all ranks have
+                registered.
             spec: The job's timeouts, other limits and placement.
             now: The current time.
             on_event: Called as `on_event(kind, task, text, **facts)` for each event; see `EVENT_KINDS`.
@@ -223,7 +224,7 @@ class JobState:
             record.is_connected, record.disconnected_at = False, now
 
     def on_rejected(self, rank: int, reason: str, now: float) -> None:
-        """Handle an invalid message of an authenticated task: count the task as lost, as its state is unknown."""
+        """Count an authenticated task as lost after an invalid message, because the task's state is unknown."""
         self._advance(now)
         self._lose(self.records[rank], f"its message was not accepted: {reason.removesuffix('.')}")
 
@@ -410,8 +411,9 @@ class JobState:
     def _check_steps(self) -> None:
         """Fail if no task has reported a new step within the stall timeout.
 
-        Steps arrive with heartbeats, so each task that reports steps must have sent a heartbeat after the timeout
-        expired. A heartbeat up to half an interval earlier is enough, because the intervals vary.
+        Tasks send steps with heartbeats, so a new step may not have arrived when the timeout expires. This method
+        therefore waits until each task that reports steps has sent one more heartbeat. Because heartbeat intervals
+        vary, a heartbeat in the last half interval before the timeout expires is enough.
         """
         seconds = self.spec.stall_timeout_seconds
         if seconds is None or self._now - self._last_step_at <= seconds:
@@ -481,8 +483,8 @@ class JobState:
     def _fail(self, outcome: Outcome) -> None:
         """Begin a new attempt after the failure of a task; if no attempt is left, end the job.
 
-        While a task is disconnected, its loss may be the cause, so hold the failure until the task has reconnected or
-        is lost.
+        A disconnected task may be lost, and its loss may be the cause of the failure. So this method holds the failure
+        until the disconnected task has reconnected or is lost.
         """
         if any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.records):
             self._held_failure = self._held_failure or outcome
@@ -555,7 +557,10 @@ class JobState:
         self._end_if_all_gone()
 
     def _decide(self, outcome: Outcome) -> None:
-        """Set the outcome and terminate all tasks. Only the first call has an effect: later failures follow from it."""
+        """Set the outcome and terminate all tasks.
+
+        Only the first call has an effect, because later failures are consequences of the first one.
+        """
         if self.outcome is None:
             self.outcome = outcome
             self._desire(terminate=True, terminate_reason=outcome.reason, has_timed_out=outcome.has_timed_out)

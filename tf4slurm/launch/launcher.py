@@ -260,7 +260,10 @@ class Launcher:
         return result
 
     async def _requeue_job(self, file: ResultFile, requeue: Requeue) -> ResultFile:
-        """Requeue the job if `Requeue.find_reason` allows it; return its result. Slurm then ends this process."""
+        """Requeue the job if `Requeue.find_reason` allows it; return the job's result.
+
+        If Slurm accepts the request, Slurm ends this process.
+        """
         reason = await self._in_time(requeue.find_reason, file.exit_code, self._run_directory)
         if reason is None:
             return file
@@ -308,12 +311,15 @@ def _find_hosts(interface: str | None, node: str | None) -> tuple[str, ...]:
 
 
 def write_control(endpoint: ControlEndpoint, run_directory: RunDirectory) -> None:
-    """Write control.json, where tasks that srun started find the service."""
+    """Write control.json, in which tasks that srun started find the addresses of the service."""
     run_directory.write_control(endpoint.to_json())
 
 
 async def close_service(service: ControlService, run_directory: RunDirectory, files: Executor) -> None:
-    """Close the service, and let `files` remove control.json after any unfinished write of this file."""
+    """Close the service, and remove control.json.
+
+    The executor `files` removes the file, after any unfinished write of the file.
+    """
     await service.close()
     await asyncio.wait({asyncio.wrap_future(files.submit(_remove, run_directory.control))}, timeout=_CLOSE_SECONDS)
 

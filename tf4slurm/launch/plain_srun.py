@@ -5,8 +5,9 @@ the sidecar of a script under plain srun (see `server_dictionary.py`): an agent,
 The other tasks find the service through control.json (mode 0600) in a run directory whose path contains the step's id.
 MUNGE, where it works, seals the job's credentials in this file.
 
-srun exits with the highest exit code of its tasks; a killed task has 128 + the number of its signal. So rank 0 exits
-with the job's exit code and the other ranks with 0. The step is cancelled only if a task does not end by itself.
+So that srun exits with the job's exit code, rank 0 exits with this code and the other ranks with 0: srun exits with the
+highest exit code of its tasks. A killed task counts as 128 + the number of its signal, so the step is cancelled only if
+a task does not end by itself.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *,
 
 
 def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, reporter: Reporter) -> int:
-    """Run one task of the step; return the exit code of the task; on rank 0, of the job.
+    """Run one task of the step; return the exit code of the task, or on rank 0 the exit code of the job.
 
     Raises:
         CommandError: As `check_command`.
@@ -115,9 +116,10 @@ def _end_without_rank_0(client: ControlClient, directory: RunDirectory, step: Sl
 
 
 def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
-    """Try to remove control.json; return whether this task removed the file.
+    """Let exactly one task write the job's result: the one task that removes control.json.
 
-    The task that removes the file writes the result; other tasks wait for the result. A result of rank 0 is kept.
+    Every task tries to remove the file. The task that succeeds writes the result, unless rank 0 has written one before;
+    the other tasks wait for the result. Return whether this task removed the file.
     """
     try:
         directory.control.unlink()
@@ -146,7 +148,7 @@ def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
 def _has_ended(address: Address | None) -> bool:
     """Return whether the process that listened at `address` has ended, so that its host refuses connections.
 
-    The host still accepts connections for a process that a signal has stopped.
+    A process that a signal has only stopped has not ended, and its host still accepts connections for it.
     """
     if address is None:
         return False

@@ -22,7 +22,8 @@ _USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C or a closed terminal; n
 class Requeue:
     """Requeues a job when it is preempted, and up to `limit` times when its time limit is near.
 
-    `array_element` is the id of the job in a job array; with the id of the array, Slurm would requeue all its jobs.
+    `array_element` is the id of this one job in a job array. Requests to Slurm use this id, because with the id of the
+    array Slurm would requeue all jobs of the array.
     """
 
     job_id: str
@@ -69,7 +70,7 @@ class Requeue:
         return "time limit"
 
     def requeue(self) -> bool:
-        """Requeue the job; return whether Slurm accepts, which ends the job's processes, including this one."""
+        """Requeue the job; return whether Slurm accepts. Slurm then ends the job's processes, including this one."""
         try:
             requeue_job(self._slurm_id)
         except LaunchError as error:

@@ -83,7 +83,10 @@ def load_report() -> None:
 
 
 def write_report(directory: RunDirectory) -> Path | None:
-    """Write the report, unless its size would delay the end of the job; return its path or None."""
+    """Write the report; return its path, or None if there is no report.
+
+    No report is written if the job's records are so large that the report would delay the end of the job.
+    """
     try:
         records = (directory.events, directory.path / FILE_NAMES[Sample])
         if sum(path.stat().st_size for path in records if path.exists()) > _CHEAP_REPORT_BYTES:

@@ -67,10 +67,10 @@ class Spawner(Protocol):
 
 
 class LocalSpawner:
-    """Starts the agents on this host as forks of the launcher: four start in 20 ms, not in 500 ms.
+    """Starts the agents on this host as forks of the launcher, so that four agents start in 20 ms, not in 500 ms.
 
-    The launcher forks before it starts threads, which a fork does not copy. Each agent reads its environment from a
-    pipe when the launcher sends it, and exits if the pipe is closed.
+    The launcher forks before it starts threads, because a fork does not copy threads. Each agent reads its environment
+    from a pipe when the launcher sends it, and exits if the pipe is closed.
 
     Agents are in separate process groups, so that Ctrl-C reaches only the launcher. Separate sessions would slow
     training, because Linux may divide processor time by session (autogroup).
@@ -146,7 +146,7 @@ async def _watch(rank: int, agent: _ForkedAgent, listener: SpawnerListener) -> N
 
 
 class SrunSpawner:
-    """Starts one agent per task of a step. Sends srun no signal while agents run, because srun would kill them all."""
+    """Starts one agent per task of a step. While agents run, srun gets no signal: it would kill all agents."""
 
     is_local = False
 
@@ -218,7 +218,7 @@ class SrunSpawner:
 
 
 def _terminate(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
-    """Terminate an srun whose start a stalled file system has delayed beyond the end of the job."""
+    """Terminate srun if it starts only after the end of the job, because a file system had stalled."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().terminate()
 

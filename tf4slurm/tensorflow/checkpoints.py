@@ -217,7 +217,10 @@ def _evaluate(evaluate: Callable[[str], Mapping[str, float] | None], checkpoint:
 
 
 def _finished(directory: Path) -> list[str]:
-    """Return the checkpoints listed in the file `checkpoint`, newest first; without the file, all with an index."""
+    """Return the checkpoints that the file `checkpoint` lists, newest first.
+
+    If this file does not exist, return all checkpoints that have an index.
+    """
     try:
         state = tf.train.get_checkpoint_state(str(directory))
     except ValueError:  # TensorFlow rejects the empty file that a power failure can leave

@@ -33,7 +33,7 @@ _RETRY_SECONDS = 0.1
 class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Delays each task's session until the chief has created the variables and every ps is connected.
 
-    Otherwise MonitoredTrainingSession finds no variables, and checks again only after 30 s.
+    Without this delay, MonitoredTrainingSession could find no variables, and would check again only after 30 s.
     """
 
     def __init__(self, cluster: ClusterAndTask | None = None, *, start_timeout_seconds: float = 300.0) -> None:
@@ -102,7 +102,8 @@ class DoneHook(_StartHook):
     def _close_and_join(self, session: Any, join: Callable[..., None], *arguments: Any, **options: Any) -> None:
         """Close the session, which cancels its pending operations, then join its threads.
 
-        Otherwise TensorFlow waits 120 s for the chief's token thread, which waits for gradients that no worker sends.
+        If the session were still open, TensorFlow would wait 120 s for the chief's token thread, because this thread
+        waits for gradients that no worker sends.
         """
         if self._is_done:
             self._wait_for_all()
@@ -144,7 +145,7 @@ class StartBarrierHook(_StartHook):
 
 
 def _arrivals_table() -> tf.Tensor:
-    """Add a table on ps 0 to the current graph, for the positions of training tasks that have created a session.
+    """Add a table on ps 0 to the current graph, which records the training tasks that have created a session.
 
     The table exists for the rest of the job, so a restarted task does not wait again.
     """
@@ -161,7 +162,7 @@ def _arrive(current: ServerDictionary, timeout_seconds: float) -> None:
 
 
 def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout_seconds: float) -> tuple[Task, ...]:
-    """Wait until these tasks have arrived; return those that have not at the timeout."""
+    """Wait until these tasks have arrived; return the tasks that have not arrived at the timeout."""
     missing = tuple(tasks)
     with tf.Graph().as_default():
         table = tf.raw_ops.LookupTableExportV2(table_handle=_arrivals_table(), Tkeys=tf.int64, Tvalues=tf.int64)
@@ -176,13 +177,14 @@ def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout
 
 
 def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> bool:
-    """Make every ps fetch a number from this task; return whether all fetches succeeded in time.
+    """Connect every ps to this task before training starts; return whether all connections succeeded in time.
 
-    In the chief, every ps also fetches a number from every ps.
+    For this, every ps fetches a number from this task, whose server must be running. In the chief, every ps also
+    fetches a number from every ps.
 
-    If a ps connects to a task whose server is not up yet, gRPC backs off, and later connections fail for seconds. The
-    first training step then fails. With SyncReplicasOptimizer, the session ends without a step or an error, because
-    its recovery finds the token queue closed. The server of this task must be running.
+    Without this, the first training step could fail: if a ps connects to a task whose server is not up yet, gRPC backs
+    off, and later connections fail for seconds. With SyncReplicasOptimizer, the session then ends without a step or an
+    error, because the session's recovery finds the token queue closed.
     """
     this_task = f"/job:{current.task_type}/task:{current.task_index}"
     every_ps = [f"/job:ps/task:{index}" for index in range(len(current.ps_addresses))]

@@ -1,8 +1,9 @@
 """Raise clear errors for operations of Keras 3 that fail under a strategy of several processes.
 
-Otherwise Keras 3 fails late or with misleading errors (measured with Keras 3.15 and TensorFlow 2.21). It also miscounts
-variables on a ps: it adds by reading and assigning, so workers overwrite each other's counts. This module replaces the
-assignment of a sum with TensorFlow's atomic addition; other code that would miscount raises KerasError.
+Otherwise Keras 3 fails late or with misleading errors (measured with Keras 3.15 and TensorFlow 2.21). Keras 3
+also miscounts variables on a ps: to add to a variable, Keras reads the variable and assigns the sum, so workers
+overwrite each other's counts. This module replaces the assignment of a sum with TensorFlow's atomic addition; other
+code that would miscount raises KerasError.
 
 The classes of Keras are patched when a process creates such a strategy, so that all models are covered. TensorFlow has
 imported Keras 3 by then, except with TF_USE_LEGACY_KERAS=1; a later import stays unpatched.
@@ -60,7 +61,7 @@ def install_keras_limits() -> None:
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace a method of a class of Keras: `wrapper` gets the method and its arguments."""
+    """Replace a method of a Keras class by `wrapper`, which gets the original method and its arguments."""
     method = getattr(owner, name)
 
     @functools.wraps(method)

@@ -139,7 +139,7 @@ class LocalCluster:
             time.sleep(_POLL_SECONDS)
 
     def _command(self, directory: Path) -> list[str]:
-        """Return the launcher's command; the kernel terminates the launcher when this process exits."""
+        """Return the command of the launcher, which the kernel terminates when this process exits."""
         ps, workers = self._counts
         bound = [sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), "0"]
         run = ["run", "--local", "--ps", str(ps), "--workers", str(workers), "--name", "notebook"]

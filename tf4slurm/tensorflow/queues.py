@@ -64,10 +64,12 @@ def poll(
 ) -> Iterator[Any]:
     """Yield the value of `fetch` in intervals until the deadline. Wait for a ps that starts later, or is busy.
 
-    One long operation, such as a save, can keep a ps from answering for minutes: with one CPU, TensorFlow runs one
-    operation at a time. A busy ps still accepts connections; TensorFlow's error is the same for one that has exited.
+    A ps may be busy for minutes with one long operation, such as a save, because with one CPU TensorFlow runs one
+    operation at a time. TensorFlow's error is the same for a busy ps and a ps that has exited, but only the busy ps
+    still accepts connections.
 
-    An operation that waits on the ps would delay signal handlers, and at its timeout could lose an item.
+    The value is fetched repeatedly, because a single operation that waits on the ps would delay signal handlers, and
+    could lose an item at the operation's timeout.
     """
     has_answered = False
     while True:
@@ -133,7 +135,7 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
 
 
 def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
-    """Return the completion signal of this process to the queues; hooks and `tf4slurm.shutdown` share it."""
+    """Return the signal to the queues that this process is done; hooks and `tf4slurm.shutdown` share the signal."""
     is_sent = False
 
     def send(failed: bool) -> None:

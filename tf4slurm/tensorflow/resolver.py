@@ -164,7 +164,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     # Additions to TensorFlow's interface
 
     def serve(self, *, timeout_seconds: float = 300.0) -> None:
-        """In a ps or a worker under a chief, run its server until training is over, then exit; in other tasks, return.
+        """In a ps or a worker under a chief, run the task's server until training is over, then exit; else return.
 
         Call it in every task before creating the strategy, instead of `tf.distribute.Server(…).join()`, which never
         returns. Training is over when the chief has ended; without a chief, when all workers have ended. The exit code

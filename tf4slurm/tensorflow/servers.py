@@ -1,6 +1,7 @@
 """Wait for the TensorFlow servers of a cluster with a timeout, and run this process's server.
 
-TensorFlow's constructors wait in C++: no exception or signal handler interrupts them, but other threads run.
+The servers are awaited before TensorFlow's constructors run, because the constructors wait in C++: no exception or
+signal handler interrupts them there. Other threads still run.
 """
 
 from __future__ import annotations

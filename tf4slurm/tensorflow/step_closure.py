@@ -20,15 +20,16 @@ _MAX_OPERATIONS = 4_000  # a graph of this size takes 1 to 2 s to trace and send
 class StepClosure:
     """A tf.function that runs several steps and returns [worker index, sum of each number in `names`].
 
-    The graph contains copies of the step. A TensorFlow loop takes twice as long, because the ps takes part in each
-    iteration, and so do repeated calls of a function. Steps per second, measured with 4 B on a ps: 170 with one step
-    per closure, 1,100 with 32 copies, 620 in a loop, 630 in 32 calls.
+    To run fast, the graph contains copies of the step. A TensorFlow loop takes twice as long, because the ps takes part
+    in each iteration of the loop. Repeated calls of a function for one step also take twice as long.
+    Steps per second, measured with 4 B on a ps: 170 with one step per closure, 1,100 with 32 copies, 620 in a loop, 630
+    in 32 calls.
 
     Attributes:
         function: The tf.function; its arguments are the number of steps and the datasets.
         max_steps: The largest number of steps that keeps the graph small.
         last_steps: The steps per closure that the last `run_steps` chose.
-        names: The names of the numbers that step_fn returns; None before it is traced.
+        names: The names of the numbers that step_fn returns; None before step_fn is traced.
     """
 
     def __init__(self, strategy: Any, step_fn: Callable[..., Any], counter_reference: Any) -> None:
@@ -80,7 +81,7 @@ class StepClosure:
 
 @functools.lru_cache(maxsize=8)
 def make_closure(strategy: Any, step_fn: Callable[..., Any], counter_reference: Any) -> StepClosure:
-    """Return the closure for these arguments, cached because the workers already have its graphs."""
+    """Return the closure for these arguments; cached, so that the workers need not get its graphs again."""
     return StepClosure(strategy, step_fn, counter_reference)
 
 

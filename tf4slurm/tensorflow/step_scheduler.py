@@ -24,13 +24,17 @@ class StepScheduler:
 
     Attributes:
         steps_by_worker: Completed steps by worker index.
-        sums: The sum over these steps of each number that step_fn returned, by name.
+        sums: For each number that step_fn returned, by name, its sum over all completed steps.
         closure_steps: Steps of the next closure; unused with `steps_per_call`.
         changed_at: Monotonic time at which a closure last completed.
     """
 
     def __init__(self, num_workers: int, steps_per_call: int | None = None, closure_steps: int = 1) -> None:
-        """Schedule nothing yet. Without `steps_per_call`, sizes start at `closure_steps` and adapt to the speed."""
+        """Schedule nothing yet.
+
+        Without `steps_per_call`, the first closures have `closure_steps` steps each. The number of steps in later
+        closures adapts to the speed of the training.
+        """
         self.steps_by_worker = [0] * num_workers
         self.sums: dict[str, float] = {}
         self.changed_at = time.monotonic()
@@ -60,8 +64,8 @@ class StepScheduler:
     def take(self, max_steps: int) -> int:
         """Return the number of steps for the next closure; 0 at the limit.
 
-        The number is `steps_per_call`, or a power of two up to `max_steps`. The last steps use powers of two as well,
-        so that few sizes are traced.
+        The number is `steps_per_call`, or a power of two up to `max_steps`. If fewer steps are left, the number is a
+        power of two as well, because TensorFlow traces a graph for each number of steps.
         """
         with self._lock:
             rest = self._limit - self._scheduled

@@ -40,7 +40,8 @@ class StepsDone(NamedTuple):
         step: The step counter at the end, including repeated steps.
         steps_by_worker: Steps that each worker completed in this call, by worker index; closures lost with a worker do
             not count.
-        means: The mean over these steps of each number that step_fn returned, by name; {"loss": …} for a single tensor.
+        means: For each number that step_fn returned, by name, its mean over these steps; {"loss": …} for a single
+            tensor.
         is_stopped: Whether run_steps returned early because of a stop request.
         seconds: The duration, including tracing and saving.
     """
