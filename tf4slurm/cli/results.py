@@ -139,7 +139,8 @@ def tensorboard(environ: dict[str, str], /, job: KnownJob, logdir: Path | None, 
 def _find_event_files(run: RunDirectory) -> Path:
     """Return the deepest directory that contains all event files of a job.
 
-    The run directory is searched first. After 10 s only the files found so far count.
+    The run directory is searched first, and then the directory in which the job was started. The search ends after
+    10 s, and only the files found until then count.
     """
     try:
         started = (run.path / "job.json").stat().st_mtime

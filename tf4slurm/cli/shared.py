@@ -44,7 +44,7 @@ def paint(text: str, colour: str) -> str:
 
 
 def complete(find: Callable[[click.Context], Iterable[str]]) -> _Completion:
-    """Return a shell completion by the names that `find` returns."""
+    """Return a shell completion that offers the names that `find` returns."""
     return lambda context, _, start: [CompletionItem(name) for name in find(context) if name.startswith(start)]
 
 

@@ -28,8 +28,8 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        level: "fail" if the problem prevents or ends any job; "warn" if it does so only in the cases in `text`;
-            else "ok".
+        level: "fail" if the problem prevents or ends any job; "warn" if the problem does so only in the cases
+            that `text` names; else "ok".
         topic: Short name of the check, such as "python".
         text: The result in one line without a full stop. Nodes with the same result have the same text.
         advice: Recommended action in one or two sentences, or empty.
@@ -76,7 +76,7 @@ def exit_code_of(findings: Iterable[Finding]) -> int:
 
 
 def format_findings(findings: Iterable[Finding], colour: Callable[[Level, str], str]) -> list[str]:
-    """Return the lines that show findings on a terminal; `colour` is applied to the level of each."""
+    """Return the lines that show findings on a terminal; `colour` colours the level of each finding."""
     lines = []
     for finding in findings:
         detail = f" ({finding.detail})" if finding.detail else ""

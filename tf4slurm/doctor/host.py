@@ -45,7 +45,7 @@ def check_host(
         probe_name: Unique name of the test file that this host writes into the run directory.
 
     Returns:
-        The findings, and the clock skew from `probe_file` in seconds, None if unknown.
+        The findings, and the clock skew in seconds that `probe_file` measured; the skew is None if unknown.
     """
     directory, skew = check_directory(spec.runs_directory, probe_name)
     findings = [
@@ -61,7 +61,7 @@ def check_host(
 
 
 def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, float | None]:
-    """Write and remove a test file; return the finding, and the skew from `probe_file` or None."""
+    """Write and remove a test file; return the finding, and the clock skew that `probe_file` measured or None."""
     text = f"run directories in {runs_directory.absolute()}"
     path = probe_path(runs_directory, probe_name)
     try:
@@ -82,7 +82,7 @@ def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, flo
 
 
 def check_shared(runs_directory: Path, probe_name: str) -> Finding:
-    """Wait at most 5 s for the test file of another host."""
+    """Check that hosts share the directory: wait at most 5 s for the test file of another host."""
     deadline = time.monotonic() + _VISIBLE_SECONDS
     while not (is_visible := probe_path(runs_directory, probe_name).exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -93,7 +93,7 @@ def check_shared(runs_directory: Path, probe_name: str) -> Finding:
 
 
 def check_clocks(skew_by_node: Mapping[str, float]) -> Finding:
-    """Check that the nodes' clocks agree, from each node's skew against the file server in seconds."""
+    """Check that the nodes' clocks agree, given each node's clock skew against the file server in seconds."""
     first, last = min(skew_by_node, key=skew_by_node.__getitem__), max(skew_by_node, key=skew_by_node.__getitem__)
     spread = skew_by_node[last] - skew_by_node[first]
     if spread <= _LARGE_SKEW_SECONDS:

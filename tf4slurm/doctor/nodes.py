@@ -1,8 +1,9 @@
 """`tf4slurm doctor --on-nodes`: check the nodes of an allocation, their network and the shared directory.
 
 One Slurm step runs `run_node` on each node. Tasks and answers are only sent through srun's pipes, so no other process
-can take part. Each node reads two lines of JSON, the same on all nodes, and answers each with one line. The first is a
-`NodeTask` (checks of the host), the second the list of peers (reachability checks). A node exits when its input ends.
+can take part. Each node reads two lines of JSON, the same on all nodes, and answers each with one line. The first line
+is a `NodeTask` (checks of the host), the second line is the list of peers (reachability checks). A node exits
+when its input ends.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Peer:
 
     Attributes:
         rank: Rank in the step; for the launcher's host, the number of nodes.
-        addresses: Interface name of each address of the host.
+        addresses: The addresses of the host, each with the name of its interface.
         own_address: The address that a task would use on the host; None if there is none.
     """
 
@@ -270,7 +271,7 @@ class _NodeStep:
         self._has_changed.set()
 
     async def read_errors(self, stderr: asyncio.StreamReader) -> None:
-        """Keep the first lines; stop waiting for tasks that srun reports as failed."""
+        """Keep the first lines of srun's standard error; stop waiting for tasks that srun reports as failed."""
         while line := await stderr.readline():
             text = line.decode(errors="replace").strip()
             if len(self.error_lines) < _MAX_ERROR_LINES:
@@ -321,7 +322,7 @@ async def _run_node(environ: Mapping[str, str]) -> None:
 
 
 async def _read(lines: asyncio.StreamReader) -> Any:
-    """Return the next line's value; None at the end of the input, which may cut a line."""
+    """Return the value of the next line; None at the end of the input, where a line may be incomplete."""
     line = await asyncio.wait_for(lines.readline(), _INPUT_SECONDS)
     return json.loads(line) if line.endswith(b"\n") else None
 

@@ -41,7 +41,7 @@ def check_slurm(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def check_version(client: str, controller: str) -> Finding:
-    """Check the version of the programs on this host, and name the controller's if it differs."""
+    """Check the version of Slurm's programs on this host, and name the controller's version if it differs."""
     text = f"Slurm {controller}"
     if client != controller:
         text += f", programs of {client} on this host"

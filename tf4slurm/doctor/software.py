@@ -59,7 +59,7 @@ def check_software(environ: Mapping[str, str], *, is_quick: bool) -> list[Findin
 
 
 def check_python(environ: Mapping[str, str]) -> Finding:
-    """Report this Python, and warn if `python` is another one."""
+    """Report this Python, and warn if the command `python` starts another one."""
     other = shutil.which("python", path=environ.get("PATH"))
     return warn_unless(
         other is None or os.path.realpath(other) == os.path.realpath(sys.executable),

@@ -1,8 +1,9 @@
 """Read the logs of a job's tasks over all attempts and runs: all lines, the last lines, or new lines as they appear.
 
-Log lines have no times. The agent writes an index beside each log, at most once a second. Each entry has a byte offset
-and a time: the output from this offset on was printed at this time or later. So line times are accurate to about a
-second, and lines that different tasks print within one second may be out of order.
+Log lines have no times. So that lines can be selected and sorted by time, the agent writes an index beside each log,
+with at most one entry a second. Each entry has a byte offset and a time. Output from this offset on was printed at
+this time or later. So line times are accurate to about a second, and lines that different tasks print within one second
+may be out of order.
 """
 
 from __future__ import annotations

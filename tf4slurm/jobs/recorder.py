@@ -1,6 +1,7 @@
 """Write a running job's files: status.json and samples.jsonl (`Recorder`), events.jsonl (`EventLog`).
 
-A thread writes them, because the file system may stall. A full disk stops the recording, not the job.
+A thread writes the files, because the file system may stall and the event loop must not wait for it. A full disk stops
+the recording, but not the job.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Recorder:
         self._is_failing = False
 
     async def run(self) -> None:
-        """Write the files until cancelled; each interval starts after the last write."""
+        """Write the files repeatedly until cancelled. Each interval starts when the previous write has ended."""
         while True:
             await asyncio.wrap_future(self._files.submit(self._write, self._status(), self._sample()))
             await asyncio.sleep(self._interval_seconds)

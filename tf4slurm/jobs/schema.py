@@ -85,7 +85,7 @@ class JobFile:
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """The state of one task; null if unknown.
+    """What is known of one task. A field whose value is unknown is null.
 
     Attributes:
         task: Its role and index, such as "worker/0".
@@ -159,7 +159,7 @@ class StatusFile:
 
 @dataclass(frozen=True)
 class Sample:
-    """One line of samples.jsonl. Each list has one entry per rank, null if unknown.
+    """One line of samples.jsonl. Each list has one entry per rank. An entry whose value is unknown is null.
 
     Attributes:
         seconds: When the sample was taken, in seconds since the job's start.
@@ -215,9 +215,9 @@ class ResultFile:
         exit_code: Exit code of the launcher.
         reason: How the job ended, in words.
         cause: The task that failed first; null if no single task did.
-        tail: The last lines that this task printed.
-        meaning: Explanations of known errors in these lines.
-        log: Path of this task's log.
+        tail: The last lines that the task `cause` printed.
+        meaning: Explanations of known errors in the lines of `tail`.
+        log: Path of the log of the task `cause`.
         collateral: Failures that followed from the cause, in words.
         seconds: Duration of the job.
         attempts: Number of attempts that the job made.

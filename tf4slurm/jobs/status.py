@@ -30,7 +30,7 @@ _MOST_ENDS = 5
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The state of one job; None if unknown.
+    """What is known of one job. An attribute whose value is unknown is None.
 
     Attributes:
         job_id: Slurm's job id; None for a local job.
@@ -79,7 +79,7 @@ class JobStatus:
 
 
 class JobFiles:
-    """The JSON files of a run directory, each read once, when it is first needed; a missing file has the defaults.
+    """The JSON files of a run directory. Each is read once, when first needed; a missing file has default values.
 
     Reading a file that a newer version of tf4slurm wrote raises a `SchemaVersionError`.
     """
@@ -117,7 +117,8 @@ class JobFiles:
         """Whether the launcher certainly ended without a result.
 
         This is certain if the launcher ran on this host and its process no longer exists, or if agents recorded its
-        loss. A launcher on another host that writes nothing may only be suspended.
+        loss. It is not certain if a launcher on another host writes nothing, because it may be
+        suspended.
         """
         if self.result is not None:
             return False
@@ -153,7 +154,7 @@ class JobFiles:
 
 
 class StatusReader:
-    """Reads the state of jobs repeatedly: the files at each call, Slurm's answer less often."""
+    """Reads the state of jobs repeatedly. Each call reads the files of the jobs, but queries Slurm less often."""
 
     def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0, refuse_newer: bool = True) -> None:
         """Create a reader; read nothing yet.
@@ -161,7 +162,7 @@ class StatusReader:
         Args:
             jobs: The jobs.
             ask_seconds: Minimum seconds between two queries to Slurm.
-            refuse_newer: Raise an error for files of a newer version, instead of showing the job as UNKNOWN.
+            refuse_newer: Raise an error for files of a newer tf4slurm, instead of showing the job as UNKNOWN.
         """
         self._jobs = jobs
         self._refuse_newer = refuse_newer
@@ -272,7 +273,10 @@ def _find_state(
 
 
 def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -> tuple[str, int, str]:
-    """Return the state, exit code and source of a Slurm job without a result, from accounting or its queue entry."""
+    """Return the state and exit code of a Slurm job whose launcher wrote no result, and a sentence about their source.
+
+    The source is the accounting database or, if it does not have the end of the job, the job's entry in the queue.
+    """
     with contextlib.suppress(LaunchError):
         accounted = query_accounting(job_id, timeout_seconds=_SLURM_SECONDS)
         if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
@@ -301,7 +305,7 @@ def _find_end_of_local_job(files: JobFiles) -> tuple[str, int | None, str]:
 
 
 def _find_tasks(files: JobFiles, *, has_ended: bool) -> tuple[TaskStatus, ...]:
-    """Return the recorded tasks, with states and ages updated by the age of status.json."""
+    """Return the recorded tasks. Their states and ages allow for the time since status.json was written."""
     tasks, age = files.status.tasks, files.status_age_seconds or 0.0
     if has_ended and files.result is None:
         tasks = tuple(_with_last_state(task, files.last_states.get(task.task)) for task in tasks)

@@ -1,6 +1,6 @@
 """Addresses of this host: on a requested interface, on the route to another host, or on all interfaces.
 
-With `isolate` the host has a loopback interface only.
+After `isolate` this process sees a loopback interface only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """TCP ports: choose a free port, hold it, and hand it over to the child without a race.
 
-The holder, a socket of the agent, binds without SO_REUSEPORT, so that it skips ports in use. Then it sets this option:
-now another socket of the same user can listen on the port if it sets the option too, as TensorFlow's server does with
-TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection reaches the child.
+An agent holds a port with a socket, the holder. The holder binds without SO_REUSEPORT, so that it skips ports in use.
+Then the holder sets this option, so that another socket of the same user can listen on the port if that socket sets the
+option too. TensorFlow's server does so with TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection
+reaches the child.
 
 A server that has ended leaves its port in TIME_WAIT for a minute. To bind such a port a holder needs SO_REUSEADDR,
-which could also bind the port of another holder. So the holder first claims the port among all processes of tf4slurm
-on this host, by the name of an abstract socket.
+but with this option it could also bind the port of another holder. So the holder first claims
+the port among all processes of tf4slurm on this host, by the name of an abstract socket.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ async def find_fault(name: str, rank: int, address: Address, secret: str, timeou
 async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
     """Check that TensorFlow's gRPC server answers the first bytes of HTTP/2, on a new connection.
 
-    grpcio's keepalive pings are unsuitable: TensorFlow's server closes such connections ("too_many_pings").
+    grpcio's keepalive pings are unsuitable: TensorFlow's server closes connections with such pings ("too_many_pings").
 
     Returns:
         True if an HTTP/2 server answers, False after the timeout, None without a server or with another protocol.

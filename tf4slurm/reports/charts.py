@@ -23,12 +23,12 @@ MARKS = {
     "diamond": "M0 -5L4 0L0 5L-4 0Z",
     "square": "M-3 -3h6v6h-6Z",
 }
-"""Outlines of marks around 0, 0; shapes differ because some readers cannot distinguish colors."""
+"""The outlines of marks, around the point 0, 0. Their shapes differ because some readers cannot distinguish colors."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values from `low` to `high` to positions from `start` to `end`; values outside are clipped."""
+    """Maps values from `low` to `high` to positions from `start` to `end`; other values are clipped."""
 
     low: float
     high: float
@@ -202,7 +202,7 @@ def make_charts(summary: JobSummary) -> list[Chart]:
 
 
 def make_lines(names: Sequence[str], columns: Mapping[int, Values]) -> list[Line]:
-    """Return a line per column with values; for a role of more than 6 tasks, one line with mean and range."""
+    """Return a line for each task with values. A role with more than 6 tasks has one line, with mean and range."""
     ranks_by_role: dict[str, list[int]] = {}
     for rank, column in columns.items():
         if measured(column):

@@ -85,7 +85,7 @@ def _wait_for_end(page: _Page, should_stop: Callable[[], bool]) -> str:
 
 
 class _Page:
-    """The current page, cached for half of `update_seconds`, however many browsers request it."""
+    """The current page. It is made at most once in half of `update_seconds`, however many browsers request it."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -140,7 +140,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((_LOOPBACK, 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection; if more than 64 are unauthenticated, close the oldest of these."""
+        """Start a thread for a connection. Of more than 64 unauthenticated connections, close the oldest."""
         with self._lock:
             if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
                 self._close(next(iter(self._unauthenticated)))

@@ -236,7 +236,7 @@ def make_picture(summary: JobSummary) -> str:
 
 
 def _picture_style() -> str:
-    """Return the rules of page.css for drawings, with CSS variables replaced for programs that lack them."""
+    """Return the rules of page.css for drawings. CSS variables are replaced, because some programs lack them."""
     css = read_template("page.css")
     colors = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", css.partition("@media")[0]))
     return re.sub(r"var\((--[\w-]+)\)", lambda match: colors[match[1]], css.partition("/* drawings */")[2])

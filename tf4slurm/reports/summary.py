@@ -1,8 +1,8 @@
 """Summarize the run directory of a job for the report and the live page: timeline, curves over time, and usage.
 
 The curve of a counter (steps, processor seconds, bytes) is its rate from one change to the next, because agents report
-counters less often than samples are taken. A counter that decreases belongs to a restarted script. If there are more
-than 240 samples, every nth sample is used.
+counters less often than samples are taken. If a counter decreases, its script was restarted. If there are more than
+240 samples, only every nth sample is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Values = list[float | None]
 
 
 class Curves:
-    """The curves of all tasks: lists with `Values` for each rank.
+    """The curves of all tasks. Each list has the `Values` of each rank.
 
     Attributes:
         seconds: The times of all curves, in seconds since the start of the job.
@@ -40,7 +40,7 @@ class Curves:
         total_sent, total_received: Bytes sent and received by each rank, over all its starts.
         peak_memory: Peak memory of each rank in bytes, over all samples.
         not_finite: First time in seconds at which a metric was NaN or infinite, by metric name and rank.
-        num_samples_left_out, num_metrics_left_out: Numbers of samples and metrics left out.
+        num_samples_left_out, num_metrics_left_out: Numbers of samples and metrics that have no curve.
     """
 
     def __init__(self, samples: Iterable[Sample], num_tasks: int) -> None:
@@ -168,7 +168,7 @@ class JobUsage:
     Attributes:
         cores: Mean number of cores in use during training.
         memory_bytes: Peak of the total memory.
-        allocation: slurm.json; defaults without Slurm.
+        allocation: The content of slurm.json; default values without Slurm.
         seconds: Duration of the job.
         num_samples: Number of samples during training.
         seconds_after_last_step: Time from the last reported step to the outcome; None without steps.

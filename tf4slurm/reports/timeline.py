@@ -1,6 +1,7 @@
 """Derive a timeline of the states of each task from the events of the job.
 
-Times are seconds since the start of the job. Agents notice within 0.25 s that a server answers.
+Times are seconds since the start of the job. The time at which a server answers may
+be up to 0.25 s late, because the agent notices it with this delay.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class TimelineEvent:
 
 @dataclass(frozen=True)
 class Wait:
-    """All other tasks waited `seconds` for `task`, until the time `until`; `what` is the action of `task`."""
+    """A wait of all other tasks for `task` to do `what`; the wait took `seconds` and ended at the time `until`."""
 
     until: float
     seconds: float
@@ -225,7 +226,10 @@ class _TimelineBuilder:
             spans.append(Span(state, since, now))
 
     def _add_wait(self, times: Mapping[str, float], since: float, what: str) -> None:
-        """Add the wait for the last task in `times`, from the time of the last but one task, but not before `since`."""
+        """Add the wait of the other tasks for the last task in `times`.
+
+        The wait starts at the time of the last but one task, but not before `since`.
+        """
         if len(times) < 2:
             return
         (_, before), (name, at) = sorted(times.items(), key=lambda item: item[1])[-2:]

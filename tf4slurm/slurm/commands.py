@@ -84,8 +84,9 @@ def srun_command(
 ) -> tuple[str, ...]:
     """Return the srun command that runs `command` in each task of one step over all components of the allocation.
 
-    The launcher handles the end of a task, so srun must not end the step, whatever the site's default.
-    --overlap lets the step start beside an interactive shell. `options` come last and override the other options.
+    When one task ends, srun must not end the step, whatever the site's default is, because the launcher decides what
+    happens then. --overlap lets the step start while an interactive shell runs in the allocation.
+    `options` come last and override the other options.
     """
     always = ("--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
     line = ["srun"]
@@ -105,8 +106,9 @@ def srun_command(
 def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[str, ...]:
     """Return the srun command that starts `command` once on each node, with labelled output.
 
-    All tasks get srun's standard input. srun splits output lines of more than 1,024 bytes (MAX_MSG_LEN in slurmstepd),
-    and may mix the parts of different tasks. With --label each part is a line that starts with its task's rank.
+    All tasks get srun's standard input. srun splits an output line of more than 1,024 bytes (MAX_MSG_LEN in slurmstepd)
+    into parts, and may print parts of other tasks between them. So that the caller can join the parts, --label makes
+    each part a line that starts with the rank of its task.
     """
     options = ("--label", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
     return ("srun", *options, "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
@@ -127,18 +129,18 @@ def missing_programs() -> tuple[str, ...]:
 
 
 def query_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
-    """Return the version of the programs on this host, such as "22.05.8", without a request to the controller."""
+    """Return the version of Slurm's programs on this host, such as "22.05.8"; send no request to the controller."""
     return _read(("srun", "--version"), timeout_seconds).strip().rpartition(" ")[2]
 
 
 def query_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
-    """Return the configuration of the site."""
+    """Return the configuration of this Slurm site."""
     partitions = _read(("scontrol", "--oneliner", "show", "partition"), timeout_seconds)
     return _query(("scontrol", "show", "config"), lambda config: parse_site(config, partitions), timeout_seconds)
 
 
 def query_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:
-    """Return the names of the partitions."""
+    """Return the names of Slurm's partitions."""
     return list(dict.fromkeys(_read(("sinfo", "--noheader", "--format=%R"), timeout_seconds).split()))
 
 
@@ -171,7 +173,7 @@ def query_queue(job_ids: Sequence[str], *, timeout_seconds: float = _TIMEOUT_SEC
 
 
 def query_accounting(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, int] | None:
-    """Return the final state and the exit code of a job; None if the accounting database does not have it."""
+    """Return the final state and the exit code of a job; None if the accounting database lacks the job."""
     command = ("sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,ExitCode")
     line = next(iter(_read(command, timeout_seconds).splitlines()), "")
     state, _, codes = line.partition("|")
@@ -194,12 +196,12 @@ def cancel_step(step: SlurmStep) -> None:
 
 
 def requeue_job(job_id: str) -> None:
-    """Return a running batch job to the queue. Slurm ends its processes."""
+    """Return a running batch job to the queue. Slurm ends the processes of the job."""
     _read(("scontrol", "requeue", job_id))
 
 
 def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
-    """Return the node of each rank: from the environment if possible, else from Slurm.
+    """Return the node of each rank. Slurm is queried only if the environment does not determine the layout.
 
     Raises:
         LayoutError: The environment does not determine the layout and sattach is not installed, or sattach contradicts
@@ -216,8 +218,9 @@ def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> 
 def query_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
     """Query Slurm for the node of each rank, and check the answer against the environment of this task.
 
-    Each component of a heterogeneous step is a step of its own job, with ranks from 0. Slurm forgets a step when its
-    tasks have ended, so call this function while all tasks run. Call it in one task only, to spare the controller.
+    A heterogeneous step needs one query for each component, because each component is a step of its own job, with ranks
+    from 0. Slurm forgets a step when its tasks have ended, so call this function while all tasks run. Call the function
+    in one task only, to spare the controller.
 
     Args:
         step: The step of this task.
@@ -241,7 +244,7 @@ def _read(command: Sequence[str], timeout_seconds: float = _TIMEOUT_SECONDS) -> 
 
 
 def _query(command: Sequence[str], parse: Callable[[str], T], timeout_seconds: float) -> T:
-    """Return the parsed standard output of a program; raise LaunchError also for output that is invalid."""
+    """Return the parsed standard output of a program; also raise LaunchError if the output is invalid."""
     answer = _read(command, timeout_seconds)
     try:
         return parse(answer)

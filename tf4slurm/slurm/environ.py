@@ -1,6 +1,6 @@
 """Read the allocation and the step of this process from SLURM_* variables.
 
-`submission/submit.py` reads those of a submission.
+The SBATCH_* variables of a submission are handled by `submission/submit.py`.
 
 A sample, from `srun -N3 -n8 -m cyclic --gres=gpu:2` of Slurm 22.05:
     SLURM_JOB_ID=2 SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_LOCALID=4 SLURM_NODEID=0 SLURM_GTIDS=0,3,4,5,6,7
@@ -38,7 +38,7 @@ _GROUP_JOB_ID = "SLURM_JOB_ID_PACK_GROUP_"
 _GROUP_NODELIST = "SLURM_JOB_NODELIST_PACK_GROUP_"
 
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
-"""The variables with which Slurm assigns GPUs: for CUDA, for ROCm, for OpenCL on ROCm, for oneAPI."""
+"""The variables with which Slurm assigns GPUs to a task: one each for CUDA, ROCm, OpenCL on ROCm, and oneAPI."""
 
 _MAX_STEP_ID = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID; larger ids, also written as -1 to -15, are reserved
 _SIGNED_NUMBER = re.compile(r"-?[0-9]{1,10}")
@@ -56,7 +56,7 @@ def _number(text: str) -> int:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Parse "0,3,4"."""
+    """Parse a list of numbers, such as "0,3,4"."""
     items = text.split(",")
     if not all(map(_NUMBER.fullmatch, items)):
         raise ValueError('expected numbers such as "0,3,4"')
@@ -64,7 +64,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """Parse "3,1(x2)" into 3, 1, 1."""
+    """Parse the numbers of tasks on nodes: "3,1(x2)" stands for 3, 1, 1."""
     counts: list[int] = []
     for item in text.split(","):
         match = _COUNT.fullmatch(item)
@@ -107,7 +107,7 @@ def _optional(environ: Mapping[str, str], variable: str, parse: Callable[[str], 
 
 @dataclass(frozen=True)
 class HetComponent:
-    """The request of one component of a heterogeneous job, with the fields of `SlurmAllocation`."""
+    """One component of a heterogeneous job. Its fields have the same meaning as in `SlurmAllocation`."""
 
     num_tasks: int | None
     cpus_per_task: int | None
@@ -119,7 +119,8 @@ class SlurmAllocation:
 
     Attributes:
         num_tasks: Number of requested tasks; None if the job, or a component of it, only requested nodes.
-        cpus_per_task: Requested CPUs per task. Since Slurm 22.05 srun does not inherit this number.
+        cpus_per_task: Requested CPUs per task. srun needs this number as an option, because since Slurm 22.05 it does
+            not take the number from the job.
         components: Components of a heterogeneous job; empty for any other job.
         restart_count: Number of times that Slurm has requeued the job.
         array_element: Id of the job array's element, such as "38_2". `job_id` can be the id of the whole array.
@@ -202,7 +203,8 @@ class SlurmStep:
         tasks_per_node: The number of tasks on each of `nodes`, not checked against other variables.
         distribution: SLURM_DISTRIBUTION, such as "block" or "cyclic:block"; None if srun does not set it. In a
             heterogeneous step it may describe another component than this task's.
-        plane_size: The size of -m plane; may describe another component or an outer step.
+        plane_size: The number of consecutive ranks on one node with -m plane. Slurm's variable may describe another
+            component or an outer step.
         reserved_ports: Ports that Slurm reserves for this step on each of its nodes; empty if the site reserves none.
         launch_address: An address of the host on which srun runs; None if Slurm does not set it.
         restart_count: The number of times that Slurm has requeued the job.
@@ -249,7 +251,7 @@ class SlurmStep:
 
     @property
     def port_candidates(self) -> tuple[int, ...]:
-        """The reserved ports, rotated by the local rank: tasks of a node first try different ports."""
+        """The reserved ports, rotated by the local rank so that the tasks of a node try different ports first."""
         start = self.local_rank % len(self.reserved_ports) if self.reserved_ports else 0
         return self.reserved_ports[start:] + self.reserved_ports[:start]
 

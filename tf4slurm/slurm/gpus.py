@@ -1,4 +1,4 @@
-"""Divide Slurm's list of GPUs among the tasks of a node. Devices outside the list belong to other jobs."""
+"""Divide Slurm's list of GPUs among the tasks of a node. GPUs that are not in this list may belong to other jobs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def gpu_environ(
 ) -> dict[str, str]:
     """Return the variables that assign GPUs to a task's child process, for each variable that Slurm set.
 
-    The task keeps a list that Slurm made for this task alone (`is_own_list`). Otherwise all tasks of the node have the
-    same list, which is divided.
+    If Slurm gave all tasks of the node the same list, the list is divided among these tasks. If Slurm made a list for
+    this task alone (`is_own_list`), the task keeps its list.
 
     Args:
         visible_devices: Slurm's names of the devices by variable, such as {"CUDA_VISIBLE_DEVICES": ("2", "3")}.
         gpus_on_node: Number of GPUs of the step on this node; None if unknown.
         local_rank: The task's 0-based rank on its node.
         sees_gpus: Whether each task uses GPUs, by local rank.
-        per_task: Devices per task. None divides all evenly: the first tasks get the remaining devices, and neighbours
-            share devices if there are fewer devices than tasks.
+        per_task: Devices per task. None divides all devices evenly. If devices remain, the first tasks get one more
+            each. If there are fewer devices than tasks, neighbouring tasks share a device.
 
     Raises:
         PlacementError: There are too few devices for `per_task` per task.
@@ -46,12 +46,18 @@ def gpu_environ(
 
 
 def is_own_list(visible: Sequence[str], gpus_on_node: int | None) -> bool:
-    """Return whether Slurm made the list for one task (--gpus-per-task, --gpu-bind), without the step's other GPUs."""
+    """Return whether Slurm made the list for one task only, as with --gpus-per-task or --gpu-bind.
+
+    Such a list is shorter than the number of GPUs of the step on this node.
+    """
     return gpus_on_node is not None and len(visible) < gpus_on_node
 
 
 def _share(visible: Sequence[str], index: int, num_users: int, per_task: int | None) -> Sequence[str]:
-    """Return the devices of one of the tasks of a node that use GPUs."""
+    """Return the devices for one task.
+
+    `index` is the position of this task among the `num_users` tasks of its node that use GPUs.
+    """
     if per_task is not None:
         if per_task * num_users > len(visible):
             raise PlacementError(

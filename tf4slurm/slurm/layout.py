@@ -2,8 +2,9 @@
 
 The environment of an ordinary step determines the layout, unless the distribution is "arbitrary". In a heterogeneous
 step SLURM_DISTRIBUTION describes only the component that srun handled last, so steps with different layouts can have
-the same environment (on 22.05, in tasks of b: `srun -N2 -n4 -m cyclic a : -N1 -n2 b`, with and without -m). Only two
-cases are certain: a component with one node, and a task's own component with two nodes.
+the same environment. For example, on Slurm 22.05 the tasks of b have the same environment in
+`srun -N2 -n4 -m cyclic a : -N1 -n2 b` with and without -m. The layout of a component is certain in two cases only: the
+component has one node, or the component has two nodes and the task belongs to it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from tf4slurm.errors import LayoutError, PlacementError
 
 Component = Mapping[str, int]
-"""A component of a heterogeneous step, or an ordinary step: the number of tasks by node, in Slurm's order."""
+"""The number of tasks by node, in Slurm's order, of an ordinary step or of one component of a heterogeneous step."""
 
 
 def deal_ranks(component: Component, distribution: str | None, plane_size: int | None) -> tuple[str, ...]:
@@ -78,7 +79,8 @@ def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Map
     Args:
         nodes: Each node of the layout once, in Slurm's order.
         counts: Number of tasks by new name, with one new name per node. Each new name starts with the name of its node.
-            If no new name starts with a node's name, they must be sorted, and the nth belongs to the nth of `nodes`.
+            If no new name starts with a node's name, the new names must be sorted, and the nth new name belongs to the
+            nth of `nodes`.
 
     Raises:
         LayoutError: The new names do not determine their nodes.

@@ -20,7 +20,7 @@ from typing import NamedTuple, NoReturn
 from tf4slurm.errors import NodelistError
 
 MAX_NODES = 1_000_000
-"""Maximum number of nodes in a nodelist; the largest clusters have some ten thousand."""
+"""Maximum number of nodes in a nodelist. The largest clusters have some ten thousand nodes."""
 
 _MAX_RANGE = 65536  # MAX_RANGE of Slurm's hostlist.c
 _MAX_NUMBER = 2**64 - 2  # Slurm replaces larger numbers with 2**64 - 1
@@ -146,7 +146,7 @@ def _fold_group(prefix: str, group: Sequence[str]) -> str:
 
 
 def _follows(bounds: list[str], digits: str) -> bool:
-    """Return whether these digits are the next number of a range, with the same width."""
+    """Return whether `digits` is the number after the range `bounds` (first, last), with the same width."""
     first, last = bounds
     number = int(last) + 1
     return digits == f"{number:0{len(first)}}" and number - int(first) < _MAX_RANGE

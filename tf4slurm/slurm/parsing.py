@@ -67,7 +67,7 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class SlurmResources:
-    """The resources that Slurm allocated to a job; null if `scontrol` does not show them.
+    """The resources that Slurm allocated to a job. A field that `scontrol` does not show is null.
 
     Attributes:
         submitted, started: Times of submission and start, in seconds since 1970.
@@ -116,7 +116,7 @@ class Partition:
     """A partition. Times are in Slurm's format, such as "2-00:00:00", "UNLIMITED" or "NONE".
 
     Attributes:
-        preempt_mode: Effect of preemption on its jobs: "OFF", "REQUEUE", "CANCEL" or "SUSPEND".
+        preempt_mode: Effect of preemption on jobs in this partition: "OFF", "REQUEUE", "CANCEL" or "SUSPEND".
         grace_period_seconds: Seconds from the preemption of a job until Slurm kills it (GraceTime).
     """
 
@@ -135,7 +135,7 @@ class SlurmSite:
 
     Attributes:
         version: Version of the controller, such as "22.05.8".
-        has_accounting: Whether a database keeps ended jobs, which sacct reads.
+        has_accounting: Whether the site has a database of ended jobs, which sacct reads.
         reserved_ports: Range from which Slurm reserves ports for each step, in Slurm's notation; empty if none.
         requeues: Whether Slurm may requeue a batch job by default (JobRequeue).
         kill_wait_seconds: Seconds from SIGTERM to SIGKILL after a time limit or scancel (KillWait).
@@ -211,6 +211,8 @@ def parse_site(config: str, partitions: str) -> SlurmSite:
 
 def parse_layout(text: str) -> list[str]:
     """Return the node of each rank of one step, from the output of `sattach --layout STEP`.
+
+    The output looks like this:
 
     Job step layout:
         4 tasks, 2 nodes (gpu-09,r1-n10)

@@ -14,8 +14,9 @@ _POLL_SECONDS = 1.0
 async def wait_for_slurmstepd_loss() -> int:
     """Wait until the slurmstepd above this process has been killed; return its process id.
 
-    slurmstepd exits before its tasks only if it is killed; the tasks continue to run. Without a slurmstepd, or if /proc
-    hides it (hidepid), this coroutine never returns: cancel it.
+    Normally slurmstepd exits after its tasks, so a slurmstepd that ends before them was killed. Its tasks continue to
+    run. If no slurmstepd is above this process, or if /proc hides it (hidepid), this coroutine waits until it is
+    cancelled.
     """
     slurmstepd = _find_slurmstepd()
     if slurmstepd is None:

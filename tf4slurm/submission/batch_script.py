@@ -29,7 +29,7 @@ _STOP = "exit 3"  # EXIT_PREFLIGHT
 def make_script(spec: BatchSpec) -> str:
     """Return the batch script of a job.
 
-    The script contains all options of the job that differ from their defaults; the job does not read settings files.
+    The script contains all options of the job that differ from their defaults, because the job reads no settings files.
 
     Raises:
         OptionError: The options contradict the roles, or each other.
@@ -232,7 +232,7 @@ def _add_gpus(options: dict[str, str], spec: BatchSpec) -> dict[str, str]:
 
 
 def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
-    """Add the options for a requeue; direct --signal to the launcher, except with --single."""
+    """Add the options for a requeue; let --signal send its signal to the launcher only, except with --single."""
     if spec.requeue is not None:
         options.setdefault("requeue", "")
         options.setdefault("signal", _SIGNAL_BEFORE_LIMIT)
@@ -253,7 +253,7 @@ def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
 
 
 def _check_warning(warning: str, limit: str) -> None:
-    """Refuse a --signal so early that the job would be requeued repeatedly without training."""
+    """Refuse a --signal that comes so early that the job would be requeued repeatedly without training."""
     before = int(warning.partition("@")[2] or _WARNING_SECONDS)
     seconds = parse_time_limit(limit)
     if seconds is not None and seconds <= before + _WARNING_SECONDS:

@@ -86,7 +86,7 @@ def _tracked_files(source: Path) -> list[str]:
 
 
 def _ignored_files(source: Path) -> list[Path]:
-    """Return the files and directories that git ignores; empty outside of a checkout, or if git ignores all."""
+    """Return the files and directories that git ignores; empty outside of a checkout, or if git ignores all files."""
     if repository_of(source) is None or not _list_files(source, "--cached", "--others", "--exclude-standard"):
         return []
     options = ("--others", "--ignored", "--exclude-standard", "--directory")

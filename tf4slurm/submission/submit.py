@@ -101,7 +101,8 @@ def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str
     """Return the environment for sbatch and the job, without the variables of an outer job.
 
     SBATCH_* variables override the options in a batch script. Inside a job all SBATCH_* variables are removed, and
-    so are the variables that assign GPUs. Outside, only SBATCH_* variables of options that the script sets are removed.
+    so are the variables that assign GPUs. Outside of a job, only the SBATCH_*
+    variables of options that the script sets are removed.
     """
     if SlurmAllocation.from_environ(environ) is not None:
         removed = {name for name in environ if name.startswith("SBATCH_")} | set(VISIBLE_DEVICES)

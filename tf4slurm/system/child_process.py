@@ -86,7 +86,8 @@ class Child:
     ) -> None:
         """Start the child and wait for its end in one thread.
 
-        With PR_SET_PDEATHSIG (`exec_child.py`), the kernel kills the child when the thread that started it ends.
+        The thread that starts the child must not end before the child, because with PR_SET_PDEATHSIG (`exec_child.py`)
+        the kernel would then kill the child.
         """
         child = None
         # Otherwise Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.

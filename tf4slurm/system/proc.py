@@ -1,7 +1,7 @@
 """Processes of this host: state, parent, children, memory, processor time and identity; adopt, reap and kill them.
 
-Only Linux has /proc. It is in memory, so an event loop may read it. Import little here, because every guard process
-loads this module.
+Only Linux has /proc. An event loop may read it, because it is in memory and no disk can stall.
+Import little here, because every guard process loads this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class ProcessStat(NamedTuple):
-    """Some fields of /proc/PID/stat (`man 5 proc`). `cpu_ticks` includes the reaped children."""
+    """Some fields of /proc/PID/stat (`man 5 proc`). `cpu_ticks` includes the time of reaped children."""
 
     process_id: int
     name: str

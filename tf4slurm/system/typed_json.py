@@ -1,7 +1,7 @@
 """Conversion of JSON to frozen dataclasses and back, by the types of their fields.
 
 `from_json` tolerates damaged files: unknown keys are ignored, and a missing or mistyped value becomes the field's
-default. `from_exact_json` refuses them. `to_json` writes NaN and infinite numbers as null.
+default. `from_exact_json` refuses such content. `to_json` writes NaN and infinite numbers as null.
 """
 
 from __future__ import annotations
