@@ -217,8 +217,8 @@ def form_cluster(
     """Start this process's sidecar, which forms the cluster with the other tasks of the step; return the cluster.
 
     Arguments and exceptions are those of `get_server_dictionary`. The sidecar runs until this process ends, and opens a
-    script channel for it. Rank 0's sidecar runs the control service, so rank 0 exits after all other tasks
-    if its script uses the channel.
+    script channel for it. Rank 0's sidecar runs the control service. If rank 0's script uses the channel, its process
+    therefore waits at its exit until all other tasks have ended.
     """
     number = f".{len(_sidecars) + 1}" if _sidecars else ""  # all tasks make the same calls
     request = {

@@ -51,7 +51,7 @@ async def wait_until_unresponsive(
 
     Args:
         address: The address of the child's server; None if the child has no server.
-        timeout_seconds: How long the child may be stopped, or its server may fail to answer.
+        timeout_seconds: How long the child may be suspended (SIGSTOP), or its server may fail to answer.
         server_timeout_seconds: Time limit for the server's first answer; None (default) for no limit.
         on_server: Called when the server answers for the first time.
     """

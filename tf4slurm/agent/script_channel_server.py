@@ -99,10 +99,10 @@ class ScriptChannelServer:
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
-    """Send the desired state to the script, without losing messages of a script that has just exited.
+    """Send the desired state to the script. The agent can still read the script's messages if this fails.
 
-    This function writes to the socket directly if it can. If a write by asyncio's transport fails, the transport drops
-    the script's messages that the agent has not read yet.
+    If a script has exited, a write to it fails. After a failed write, asyncio's transport would drop the messages from
+    the script that the agent has not read yet. Therefore this function writes to the socket directly if it can.
     """
     line = encode(desired) + b"\n"
     if not writer.transport.get_write_buffer_size():

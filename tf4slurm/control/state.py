@@ -412,8 +412,8 @@ class JobState:
         """Fail if no task has reported a new step within the stall timeout.
 
         Tasks send steps with heartbeats, so a new step may not have arrived when the timeout expires. This method
-        therefore waits until each task that reports steps has sent one more heartbeat. Because heartbeat intervals
-        vary, a heartbeat in the last half interval before the timeout expires is enough.
+        therefore waits for a recent heartbeat of each task that reports steps: one that arrived at most half a
+        heartbeat interval before the timeout expired, or later.
         """
         seconds = self.spec.stall_timeout_seconds
         if seconds is None or self._now - self._last_step_at <= seconds:

@@ -129,7 +129,7 @@ def _rate(column: Values, seconds: list[float], timeout: float) -> Values:
 
 
 def _total(column: Values) -> float:
-    """Return the sum of a counter over all starts of its script."""
+    """Return the total of a counter that begins again at 0 whenever the script is restarted."""
     values = measured(column)
     return sum(after - before if after >= before else after for before, after in itertools.pairwise([0.0, *values]))
 

@@ -176,7 +176,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
 
         Raises:
             SlurmEnvironmentError: This process has no agent and is not in a Slurm step.
-            PlacementError: A job name is not a role of tf4slurm.
+            PlacementError: A TensorFlow job name in `jobs` is not a role of tf4slurm.
             RendezvousError: The tasks did not form a cluster in time.
         """
         if "ps" not in self._cluster_allocation:
