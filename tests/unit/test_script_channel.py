@@ -26,7 +26,7 @@ from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
 
 class Agent:
-    """The agent's end of a channel, in an event loop of its own thread."""
+    """The agent's end of a channel, in an event loop that runs in a separate thread."""
 
     def __init__(self) -> None:
         self.reports: list[ScriptState] = []

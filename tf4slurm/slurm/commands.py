@@ -218,9 +218,9 @@ def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> 
 def query_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
     """Query Slurm for the node of each rank, and check the answer against the environment of this task.
 
-    A heterogeneous step needs one query for each component, because each component is a step of its own job, with ranks
-    from 0. Slurm forgets a step when its tasks have ended, so call this function while all tasks run. Call the function
-    in one task only, to spare the controller.
+    A heterogeneous step needs one query for each component, because Slurm runs each as a step of a separate job, with
+    ranks from 0. Slurm forgets a step when its tasks have ended, so call this function while all tasks run. Call the
+    function in one task only, to spare the controller.
 
     Args:
         step: The step of this task.
