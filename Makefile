@@ -12,7 +12,10 @@ BROWSER_PACKAGES := chromium fonts-dejavu-core
 # Further versions of Python that `make test-long` tests, where they are installed.
 PYTHONS := 3.10 3.13
 
-.PHONY: demo test test-long test-pythons check slurm browser bench bench-quick peers faults notebooks soak fuzz clean
+# Further versions of TensorFlow with which `make test-long` trains Keras models.
+TENSORFLOWS := 2.16 2.18
+
+.PHONY: demo test test-long test-pythons test-tensorflows check slurm browser bench bench-quick peers faults notebooks docs docs-links dist soak fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
@@ -21,10 +24,10 @@ test: $(VENV)/installed slurm browser check
 	$(PYTEST) --cov --cov-report=
 
 # The slow tests: most of the fault matrix, most notebooks, and all variants but the first. Half an hour.
-test-long: $(VENV)/installed slurm browser test-pythons
+test-long: $(VENV)/installed slurm browser test-pythons test-tensorflows
 	$(PYTEST) -m long
 
-# The unit tests on other versions of Python, without TensorFlow.
+# The unit tests and some local jobs on other versions of Python, without TensorFlow.
 test-pythons: $(PYTHONS:%=$(VENV)-%/tested)
 
 $(VENV)-%/tested: FORCE
@@ -33,7 +36,21 @@ $(VENV)-%/tested: FORCE
 	if [ -z "$$python" ]; then echo "Python $* is not installed: its tests are skipped."; exit 0; fi; \
 	set -ex; "$$python" -m venv $(VENV)-$*; \
 	$(VENV)-$*/bin/pip install --quiet --disable-pip-version-check --editable ".[test]"; \
-	$(VENV)-$*/bin/python -m pytest --numprocesses=2 --dist=loadfile tests/unit tests/test_architecture.py
+	$(VENV)-$*/bin/python -m pytest --numprocesses=2 --dist=loadfile tests/unit tests/local/test_fork_safety.py \
+	    tests/test_architecture.py
+
+# Training with Keras on older versions of TensorFlow, each in its own virtual environment.
+test-tensorflows: $(TENSORFLOWS:%=.tensorflow-%/tested)
+
+.tensorflow-%/installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --editable ".[test]" "tensorflow-cpu==$*.*" scikit-learn
+	touch $@
+
+.tensorflow-%/tested: .tensorflow-%/installed FORCE
+	$(@D)/bin/python -m pytest --numprocesses=2 tests/tensorflow/test_keras_fit.py
+
+.PRECIOUS: .tensorflow-%/installed
 
 FORCE:
 
@@ -42,7 +59,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy tf4slurm tests benchmarks
 
-# All figures with bounds and peers, as a table and in benchmarks/results: 70 minutes; Ctrl-C keeps the results so far.
+# All figures with bounds and peers, as a table and in benchmarks/results: 90 minutes; Ctrl-C keeps the results so far.
 bench: $(VENV)/installed slurm peers
 	$(BIN)/python -m benchmarks
 
@@ -66,6 +83,20 @@ faults: $(VENV)/installed slurm
 notebooks: $(VENV)/installed slurm
 	$(BIN)/python -m tests.tutorials
 
+# The documentation site, docs/_build/html/index.html; each warning is an error. It needs no network.
+docs: $(VENV)/installed
+	$(BIN)/sphinx-build -E -W --keep-going --quiet docs docs/_build/html
+
+# Follow the links of the site to other sites, with a network.
+docs-links: $(VENV)/installed
+	$(BIN)/sphinx-build -E --quiet -b linkcheck docs docs/_build/linkcheck
+
+# The wheel and the source distribution, in dist/, checked as PyPI does. CONTRIBUTING.md has the steps of a release.
+dist: $(VENV)/installed
+	rm -rf build dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
 # 200 jobs in a row, each with a failure injected at a random time; a failed job prints how to repeat it alone.
 soak: $(VENV)/installed
 	$(BIN)/python -m tests.faults.soak
@@ -76,7 +107,7 @@ fuzz: $(VENV)/installed
 
 $(VENV)/installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[cpu,tutorials,test,bench]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[cpu,tutorials,test,bench,docs,release]"
 	@# In its own directory, for the tests that need it; --no-deps, because it requires tensorflow, not tensorflow-cpu.
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/tf-keras "tf-keras>=2.16"
 	touch $@
@@ -97,4 +128,4 @@ browser:
 	fi
 
 clean:
-	rm -rf $(VENV) $(PYTHONS:%=$(VENV)-%) $(PEERS) build dist *.egg-info
+	rm -rf $(VENV) $(PYTHONS:%=$(VENV)-%) $(TENSORFLOWS:%=.tensorflow-%) $(PEERS) build dist docs/_build *.egg-info

@@ -20,6 +20,7 @@ from benchmarks.control_plane import measure_control_plane, measure_launcher
 from benchmarks.earlier import agreement, read_earlier
 from benchmarks.faults import measure_faults
 from benchmarks.growth import growth_of, measure_growth
+from benchmarks.keras_fit import measure_fit, measure_fit_accuracy
 from benchmarks.layout import measure_map, measure_nodelist
 from benchmarks.main_job import (
     measure_end_on_slurm,
@@ -57,6 +58,8 @@ MEASUREMENTS: dict[str, Measurement] = {
     "training": lambda directory: measure_training(directory, 6),
     "training on Slurm": lambda directory: measure_training_on_slurm(directory, 4),
     "steps": lambda directory: measure_steps(directory, 6),
+    "fit": lambda directory: measure_fit(directory, 6),
+    "fit accuracy": lambda directory: measure_fit_accuracy(directory, 5),
     "accuracy": lambda directory: measure_accuracy(directory, 5),
     "recommender": measure_recommender,
     "infiniband": measure_infiniband,

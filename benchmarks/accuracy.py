@@ -12,8 +12,6 @@ from benchmarks.measure import Figure
 from benchmarks.training import DIGITS
 from tests.jobs import TF4SLURM
 
-_ALONE = Path(__file__).with_name("train_alone.py")
-
 
 def measure_accuracy(directory: Path, seeds: int) -> list[Figure]:
     """Measure the accuracy on the held-out images after the same number of steps, for each seed both ways."""
@@ -23,7 +21,7 @@ def measure_accuracy(directory: Path, seeds: int) -> list[Figure]:
         report = directory / f"{seed}.json"
         script = [sys.executable, str(DIGITS), "--seed", str(seed), "--report-json", str(report)]
         run = [TF4SLURM, "run", "--runs-directory", str(directory / "runs"), *ROLES, "--", *script]
-        for command, accuracies in ((run, ours), ([sys.executable, str(_ALONE), str(seed), str(report)], alone)):
+        for command, accuracies in ((run, ours), (script, alone)):
             subprocess.run(command, check=True, capture_output=True, timeout=300)
             accuracies.append(100 * json.loads(report.read_text())["test_accuracy"])
     difference = tuple(a - b for a, b in zip(ours, alone, strict=True))

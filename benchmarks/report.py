@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.measure import Figure
 from tests.jobs import TF4SLURM
+from tf4slurm.errors import COMPLETED
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, ResultFile, Sample, StatusFile, TaskStatus
 from tf4slurm.slurm.parsing import SlurmResources
@@ -45,11 +46,24 @@ def write_large_run(parent: Path) -> RunDirectory:
     run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
     for sample in _make_samples(chance):
         run.append_sample(from_json(Sample, sample))
+    _write_metrics(run, chance)
     tasks = [TaskStatus(task=name, rank=rank, node=f"n{rank // 8}") for rank, name in enumerate(NAMES)]
     run.write(StatusFile(seconds=_SECONDS, phase="ended", attempt=1, tasks=tuple(tasks)))
     reason = "Training is done: every task that the job waits for exited with code 0."
-    run.write_result(ResultFile(exit_code=0, reason=reason, seconds=_SECONDS, attempts=1, tasks=tuple(tasks)))
+    run.write_result(
+        ResultFile(COMPLETED, exit_code=0, reason=reason, seconds=_SECONDS, attempts=1, tasks=tuple(tasks))
+    )
     return run
+
+
+def _write_metrics(run: RunDirectory, chance: random.Random) -> None:
+    """Write the reports of the chief, one in 10 s."""
+    (run.path / "metrics").mkdir()
+    lines = []
+    for at in range(150, int(_SECONDS), int(_SAMPLE_SECONDS)):
+        metrics = {"loss": math.exp(-(at - 140) / 900) + 0.02 * chance.random()}
+        lines.append(json.dumps({"step": (at - 140) * 41, "time": 1e9 + at, "reports": 1, "metrics": metrics}))
+    (run.path / "metrics" / "chief-0.1.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def _make_events(chance: random.Random) -> list[dict[str, Any]]:
@@ -101,7 +115,6 @@ def _make_samples(chance: random.Random) -> list[dict[str, Any]]:
                 "cpu_seconds": [round(at * (0.9 if name.startswith("ps") else 0.3), 2) for name in NAMES],
                 "sent_bytes": [int(each) for each in moved],
                 "received_bytes": [int(each * 0.8) for each in moved],
-                "metrics": {"0": {"loss": math.exp(-trained / 900) + 0.02 * chance.random()}} if trained else {},
             }
         )
     return samples

@@ -1,19 +1,26 @@
-"""Headless Chromium: the DOM, the text and the colors of a page."""
+"""Headless Chromium: the DOM, the text and the colors of a page, and pages that a test operates by mouse."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import itertools
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import websocket
 
 from tests.png import count_colors
+from tests.processes import wait_until
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _TIMEOUT_SECONDS = 90.0
@@ -44,7 +51,7 @@ class Browser:
 
     def words(self, url: str, seconds: float = 2.0) -> str:
         """Return the visible text of the page."""
-        body = re.sub(r"(?s)<(script|style)\b.*?</\1>", " ", self.dom(url, seconds).partition("<body>")[2])
+        body = re.sub(r"(?s)<(script|style)\b.*?</\1>|^.*?<body[^>]*>", " ", self.dom(url, seconds))
         return " ".join(re.sub(r"<[^>]*>", " ", body).split())
 
     def colors(self, url: str, width: int = 700, height: int = 900, *, dark: bool = False) -> Counter[bytes]:
@@ -53,6 +60,30 @@ class Browser:
         scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
         self._run(f"--window-size={width},{height}", f"--screenshot={path}", *scheme, url)
         return count_colors(path)
+
+    @contextlib.contextmanager
+    def open(self, url: str, width: int = 1280, height: int = 1000) -> Iterator[Page]:
+        """Open a page of this size, which a test can operate, and close it afterwards."""
+        profile = self._directory / "profile"
+        options = (*_OPTIONS, f"--user-data-dir={profile}", "--remote-debugging-port=0", "--remote-allow-origins=*")
+        port_file = profile / "DevToolsActivePort"
+        port_file.unlink(missing_ok=True)
+        with subprocess.Popen(
+            [self._program, *options, "about:blank"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as process:
+            try:
+                assert wait_until(lambda: port_file.exists() and port_file.read_text().count("\n") == 1, 60)
+                port, path = port_file.read_text().split()
+                socket = websocket.create_connection(f"ws://127.0.0.1:{port}{path}", timeout=_TIMEOUT_SECONDS)
+                with contextlib.closing(socket):
+                    yield Page(socket, url, width, height)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
     def _run(self, *options: str) -> str:
         profile = self._directory / "profile"
@@ -72,6 +103,86 @@ class Browser:
                     os.killpg(process.pid, signal.SIGKILL)
         assert process.returncode == 0, stderr
         return stdout
+
+
+class Page:
+    """A page in a running Chromium, operated by the DevTools protocol.
+
+    Attributes:
+        errors: What the page has written to the console as errors, and its uncaught exceptions.
+    """
+
+    def __init__(self, socket: websocket.WebSocket, url: str, width: int, height: int) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._session: dict[str, str] = {}
+        self.errors: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = {"sessionId": self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        self.resize(width, height)
+        self.call("Page.navigate", url=url)
+        assert wait_until(lambda: self.evaluate("document.readyState") == "complete", 60)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method of the DevTools protocol; return its result."""
+        number = next(self._numbers)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": parameters, **self._session}))
+        while True:
+            message = json.loads(self._socket.recv())
+            if message.get("id") == number:
+                assert "error" not in message, (method, message["error"])
+                return dict(message["result"])
+            self._handle_event(message["method"], message["params"])
+
+    def _handle_event(self, method: str, parameters: dict[str, Any]) -> None:
+        if method == "Runtime.exceptionThrown" or (
+            (method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "assert"))
+            or (method == "Log.entryAdded" and parameters["entry"]["level"] == "error")
+        ):
+            self.errors.append(json.dumps(parameters))
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression; a promise is awaited."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def resize(self, width: int, height: int = 1000) -> None:
+        """Set the size of the page in CSS pixels."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
+        )
+
+    def prefer_dark(self) -> None:
+        """Ask the page for dark colors."""
+        dark = {"name": "prefers-color-scheme", "value": "dark"}
+        self.call("Emulation.setEmulatedMedia", features=[dark])
+
+    def mouse(self, kind: str, x: float, y: float, clicks: int = 1) -> None:
+        """Send a mouse event at a position of the window; `kind` is "Moved", "Pressed" or "Released"."""
+        button = {} if kind == "Moved" else {"button": "left", "clickCount": clicks}
+        self.call(
+            "Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, buttons=1 if kind == "Pressed" else 0, **button
+        )
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Press the left button at one position and release it at another."""
+        self.mouse("Moved", *start)
+        self.mouse("Pressed", *start)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=end[0], y=end[1], button="left", buttons=1)
+        self.mouse("Released", *end)
+
+    def double_click(self, x: float, y: float) -> None:
+        for clicks in (1, 2):
+            self.mouse("Pressed", x, y, clicks)
+            self.mouse("Released", x, y, clicks)
+
+    def screenshot(self, path: Path, *, is_whole: bool = True) -> None:
+        """Write a picture of the page, or of its visible part."""
+        picture = self.call("Page.captureScreenshot", captureBeyondViewport=is_whole)
+        path.write_bytes(base64.b64decode(picture["data"]))
 
 
 @pytest.fixture

@@ -21,6 +21,16 @@ ROLES = ("--ps", "1", "--workers", "2")
 NAMES = ("chief-0", "ps-0", "worker-0", "worker-1")
 """The children of a job with these options."""
 
+STEP = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURMD_NODENAME": "n1",
+}
+"""Variables of a task of a step, as srun sets them."""
+
 _KNOWN_TOKEN = ("5ec2e7" * 11)[:64]
 _SITECUSTOMIZE = f"""
 import secrets

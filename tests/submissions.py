@@ -10,8 +10,8 @@ import click
 from click.testing import CliRunner
 
 from tf4slurm.batch_spec import BatchSpec
-from tf4slurm.cli.options import job_options
-from tf4slurm.cli.submit import _RecordedCommand, make_spec
+from tf4slurm.cli.options import JobVerb, job_options
+from tf4slurm.cli.submit import make_spec
 from tf4slurm.submission.snapshot import place_snapshot
 
 PROGRAM = "/opt/tf4slurm/bin/tf4slurm"
@@ -21,7 +21,7 @@ def job_of(*arguments: str, program: str | Path = PROGRAM) -> BatchSpec:
     """Return the job of these arguments, without any settings; `program` is the tf4slurm that the script runs."""
     jobs: list[BatchSpec] = []
 
-    @click.command(cls=_RecordedCommand)
+    @click.command(cls=JobVerb)
     @job_options("submit", BatchSpec)
     @click.pass_context
     def command(context: click.Context, /, **options: Any) -> None:

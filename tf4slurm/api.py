@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tf4slurm.errors import JobStateError, LaunchError, RunDirectoryError, WaitTimeoutError
-from tf4slurm.jobs.logs import LogLine, follow_logs, read_logs
+from tf4slurm.jobs.logs import LogLine, follow_logs, omit_boilerplate, read_logs
 from tf4slurm.jobs.registry import KnownJob, find_job, latest_run, registered_jobs
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.jobs.status import JobStatus, StatusReader
@@ -37,9 +37,6 @@ _CANCEL_POLL_SECONDS = 0.3
 _CANCEL_MARGIN_SECONDS = 10.0
 _KILL_SECONDS = 5.0  # timeout for the end of a killed job
 _SLURM_SECONDS = 3.0  # minimum seconds between queries while a job is cancelled
-
-
-# Start a job
 
 
 def script(spec: BatchSpec) -> str:
@@ -176,9 +173,6 @@ def _run_launcher(
     raise LaunchError(text, command=command, returncode=code)
 
 
-# Watch and end jobs
-
-
 def find(job: str | KnownJob | None = None) -> KnownJob:
     """Return a job that this user has started."""
     return job if isinstance(job, KnownJob) else find_job(job, os.environ)
@@ -244,6 +238,7 @@ def logs(
     since: float | None = None,
     merged: bool = False,
     follow: bool = False,
+    all_output: bool = False,
     on_pending: Callable[[JobStatus], None] = lambda status: None,
 ) -> Iterator[LogLine]:
     """Return the lines that tasks have printed, over all attempts.
@@ -255,14 +250,17 @@ def logs(
         since: Omit lines that are certainly older than this time, in seconds since 1970; overrides `tail`.
         merged: Sort the lines of all tasks by time, which is accurate to about a second.
         follow: Continue with new lines, sorted by time, until the job has ended.
+        all_output: Include the messages that TensorFlow prints at every start.
         on_pending: With `follow`, called while the job is pending, whenever Slurm's reason changes.
 
     Raises:
         UnknownTaskError: No task matches, or the job has no logs yet.
     """
     if follow:
-        return follow_logs(find(job), tasks, tail=tail, since=since, on_pending=on_pending)
-    return read_logs(find(job), tasks, tail=tail, since=since, merged=merged)
+        lines = follow_logs(find(job), tasks, tail=tail, since=since, on_pending=on_pending)
+    else:
+        lines = read_logs(find(job), tasks, tail=tail, since=since, merged=merged)
+    return lines if all_output else omit_boilerplate(lines)
 
 
 def cancel(
@@ -294,10 +292,15 @@ def cancel(
         return status
     file = _read_trusted(known)
     is_pending = known.job_id is not None and (status.state == "PENDING" or not known.run_directories)
-    if grace_period_seconds != 0 and not is_pending:
-        _signal(known, file.process, signal.SIGTERM)
+    requests: list[tuple[signal.Signals, float]] = []
+    if grace_period_seconds == 0 and known.job_id is None:
+        requests = [(signal.SIGINT, _CANCEL_POLL_SECONDS), (signal.SIGINT, _KILL_SECONDS)]  # two: no grace period
+    elif grace_period_seconds != 0 and not is_pending:
         seconds = grace_period_seconds or file.grace_period_seconds + _CANCEL_MARGIN_SECONDS
+        requests = [(signal.SIGTERM, seconds)]
         on_progress(f"{known.name} is asked to save and stop; it has {seconds:g} s.")
+    for number, seconds in requests:
+        _signal(known, file.process, number)
         status = _wait_for_end(known, seconds)
         if status.has_ended:
             on_progress(f"{known.name} has ended: {status.state}, exit code {status.exit_code}.")
@@ -319,7 +322,7 @@ def _wait_for_end(known: KnownJob, seconds: float) -> JobStatus:
 
 
 def _signal(known: KnownJob, launcher: Process | None, number: signal.Signals) -> None:
-    """Ask a job to stop (SIGTERM), or end it at once (SIGKILL)."""
+    """Ask a job to stop (SIGTERM; SIGINT for a local job), or end it at once (SIGKILL)."""
     if known.job_id is not None:
         _signal_slurm_job(known.job_id, number)
     elif launcher is not None and launcher.is_alive():  # its process ID may belong to another process by now
@@ -343,24 +346,53 @@ def _read_trusted(known: KnownJob) -> JobFile:
     return runs[-1].read_trusted_job() if runs else JobFile()
 
 
-def make_report(job: str | KnownJob | None = None, path: str | os.PathLike[str] | None = None) -> Path:
+def make_report(
+    job: str | KnownJob | None = None,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    compare_with: str | KnownJob | None = None,
+) -> Path:
     """Write the report of a job, running or ended; return its path.
 
     Args:
         job: The job.
-        path: Output file, by default report.html in the run directory. A .svg or .png file has only the charts.
+        path: Output file, by default report.html in the run directory; comparison.html for a comparison. A .svg or .png
+            file is a picture of the timeline and the charts, which needs matplotlib.
+        compare_with: Another job: the page compares both jobs.
 
     Raises:
         RunDirectoryError: The job has no run directory, or the report cannot be written.
+        MissingDependencyError: A picture needs matplotlib: pip install "tf4slurm[plot]".
     """
     run = latest_run(find(job))
-    where = run.path / "report.html" if path is None else Path(path).absolute()
-    return run.write_report(render_report(job, where), where)
+    default = "report.html" if compare_with is None else "comparison.html"
+    where = run.path / default if path is None else Path(path).absolute()
+    return run.write_report(render_report(job, where, compare_with=compare_with), where)
 
 
-def render_report(job: str | KnownJob | None = None, name: str | os.PathLike[str] = "report.html") -> bytes:
-    """Return the content of a report file of this name; see `make_report`."""
-    from tf4slurm.reports.report import make_file
+def render_report(
+    job: str | KnownJob | None = None,
+    path: str | os.PathLike[str] = "report.html",
+    *,
+    compare_with: str | KnownJob | None = None,
+) -> bytes:
+    """Return the content of a report file with this path; see `make_report`."""
+    from tf4slurm.reports.comparison import make_comparison
+    from tf4slurm.reports.picture import make_picture
+    from tf4slurm.reports.report import make_report as make_html
     from tf4slurm.reports.summary import JobSummary
 
-    return make_file(JobSummary(latest_run(find(job))), Path(name))
+    where, summary = Path(path).absolute(), JobSummary(latest_run(find(job)))
+    suffix = where.suffix.lower()
+    if suffix in (".svg", ".png") and compare_with is None:
+        return make_picture(summary, suffix[1:])
+    if suffix not in ("", ".html", ".htm"):
+        kind, suffixes = ("report", ".html, .svg or .png") if compare_with is None else ("comparison", ".html")
+        raise RunDirectoryError(
+            f"{str(path)!r} cannot be written: {suffix!r} is no format of a {kind}. Use one that ends in {suffixes}, "
+            "or print the .html from a browser.",
+            path=str(path),
+        )
+    if compare_with is None:
+        return make_html(summary, where.parent).encode()
+    return make_comparison(summary, JobSummary(latest_run(find(compare_with)))).encode()

@@ -15,12 +15,15 @@ from typing import Any, Literal
 from tf4slurm.cluster import placeholders_in
 from tf4slurm.errors import OptionError
 from tf4slurm.options import option, options_by_key, options_of
+from tf4slurm.placement import sum_text
 from tf4slurm.spec import JobSpec, check_exclusive
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*[a-z0-9]")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _JOB = re.compile(r"\d+(_\d+)?")
 _RANGE = re.compile(r"(?P<first>\d{1,9})(-(?P<last>\d{1,9})(:[1-9]\d{0,8})?)?")
+_SLURM_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+_TIME = re.compile(r"((?P<days>\d+)d)?((?P<hours>\d+)h)?((?P<minutes>\d+)m)?((?P<seconds>\d+)s)?")
 MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
@@ -30,9 +33,26 @@ def own_program() -> tuple[str, ...]:
     return (program,) if program else (sys.executable, "-m", "tf4slurm")
 
 
+def _parse_time(text: str) -> str:
+    """Convert a time limit such as "90m", "8h" or "1d12h" to Slurm's format; Slurm's own formats are kept."""
+    if not text or _SLURM_TIME.fullmatch(text):
+        return text
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a time limit. Expected Slurm's format, such as 90 (minutes), 1:30:00 or 2-12:00:00, or "
+            "such as 90m, 8h or 2d."
+        )
+    days, hours, minutes, seconds = (int(match[unit] or 0) for unit in ("days", "hours", "minutes", "seconds"))
+    minutes, seconds = minutes + seconds // 60, seconds % 60
+    hours, minutes = hours + minutes // 60, minutes % 60
+    days, hours = days + hours // 24, hours % 24
+    return f"{days}-{hours:02}:{minutes:02}:{seconds:02}" if days else f"{hours}:{minutes:02}:{seconds:02}"
+
+
 def _sbatch(help: str, *flags: str, **declaration: Any) -> Any:
     """Return a field for the option of sbatch with the same name."""
-    return option("", help, flags=flags, sbatch=True, **declaration)
+    return option("", help, flags=flags, sbatch=True, **{"group": "Slurm", **declaration})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,67 +70,83 @@ class BatchSpec(JobSpec):
         PlacementError: The roles need more or fewer tasks than the job requests from Slurm.
     """
 
-    nodes: str | int = _sbatch("Number of nodes.", "-N")
-    ntasks: str | int = _sbatch("Number of tasks. [default: as many as the roles need]", "-n")
-    ntasks_per_node: str | int = _sbatch("Tasks on each node.")
-    cpus_per_task: str | int = _sbatch("CPUs of each task.", "-c")
+    nodes: str | int = _sbatch("Number of nodes.", "-N", group="Resources")
+    ntasks: str | int = _sbatch("Number of tasks. [default: as many as the roles need]", "-n", group="Resources")
+    ntasks_per_node: str | int = _sbatch("Tasks on each node.", group="Resources")
+    cpus_per_task: str | int = _sbatch("CPUs of each task.", "-c", group="Resources")
     partition: str = _sbatch("Partition.", "-p", complete="partitions")
     account: str = _sbatch("Account that is charged.", "-A")
     qos: str = _sbatch("Quality of service.", "-q")
-    time: str | int = _sbatch("Time limit, such as 1:00:00.", "-t")
-    constraint: str = _sbatch("Features that the nodes must have.", "-C")
-    nodelist: str = _sbatch("Nodes that the job must have.", "-w")
-    exclude: str = _sbatch("Nodes that the job must not have.", "-x")
-    mem: str | int = _sbatch("Memory of each node, such as 32G.", excludes=("mem_per_cpu", "mem_per_gpu"))
-    mem_per_cpu: str | int = _sbatch("Memory for each CPU.", excludes=("mem", "mem_per_gpu"))
-    mem_per_gpu: str | int = _sbatch("Memory for each GPU.", excludes=("mem", "mem_per_cpu"))
-    gpus_per_node: str | int = _sbatch("GPUs of each node, such as 2 or a100:2.")
-    gpus_per_task: str | int = _sbatch("GPUs of each task; ps hide theirs.")
-    gres: str = _sbatch("Generic resources of each node, such as gpu:2.")
+    time: str | int = _sbatch(
+        "Time limit in Slurm's format, such as 1:30:00 or 2-12:00:00, or such as 90m, 8h or 2d.",
+        "-t",
+        parse=_parse_time,
+        group="Time and recovery",
+    )
+    constraint: str = _sbatch("Features that the nodes must have.", "-C", group="Resources")
+    nodelist: str = _sbatch("Nodes that the job must have.", "-w", group="Resources")
+    exclude: str = _sbatch("Nodes that the job must not have.", "-x", group="Resources")
+    mem: str | int = _sbatch(
+        "Memory of each node, such as 32G.", excludes=("mem_per_cpu", "mem_per_gpu"), group="Resources"
+    )
+    mem_per_cpu: str | int = _sbatch("Memory for each CPU.", excludes=("mem", "mem_per_gpu"), group="Resources")
+    mem_per_gpu: str | int = _sbatch("Memory for each GPU.", excludes=("mem", "mem_per_cpu"), group="Resources")
+    gpus_per_node: str | int = _sbatch("GPUs of each node, such as 2 or a100:2.", group="Resources")
+    gpus_per_task: str | int = _sbatch("GPUs of each task; ps hide theirs.", group="Resources")
+    gres: str = _sbatch("Generic resources of each node, such as gpu:2.", group="Resources")
     reservation: str = _sbatch("Reservation to run in.")
-    output: str = _sbatch("File for the output. [default: slurm-<id>.out]", "-o")
+    output: str = _sbatch("File for the output. [default: slurm-<id>.out]", "-o", group="Files")
     array: str = _sbatch("Job array, such as 0-9%2.")
     mail_type: str = _sbatch("When to send mail, such as END,FAIL.")
     mail_user: str = _sbatch("Recipient of the mail.")
-    signal: str = _sbatch("Signal before the time limit, such as USR1@120; the launcher receives it.")
-    exclusive: bool = option(False, "Share the nodes with no other job.", sbatch=True)
-    dependency: str = _sbatch("Dependency in Slurm's syntax, such as afterany:4711.")
-    after: tuple[str, ...] = option((), "Start when this job has succeeded. Repeatable.", metavar="ID")
-    array_args: Path | None = option(
-        None, "File of arguments: element k of the array appends those of line k, from 0, to the command."
+    signal: str = _sbatch(
+        "Signal before the time limit, such as USR1@120; the launcher receives it.", group="Time and recovery"
     )
-    sbatch: tuple[str, ...] = option((), "Any other option of sbatch. Repeatable.", metavar="K=V")
-    no_sbatch: tuple[str, ...] = option((), "Remove an option of sbatch. Repeatable.", metavar="K")
-    het: bool = option(False, "Heterogeneous job: the ps have their own component, without GPUs.")
+    exclusive: bool = option(False, "Share the nodes with no other job.", sbatch=True, group="Resources")
+    dependency: str = _sbatch("Dependency in Slurm's syntax, such as afterany:4711.")
+    after: tuple[str, ...] = option((), "Start when this job has succeeded. Repeatable.", metavar="ID", group="Slurm")
+    array_args: Path | None = option(
+        None,
+        "File of arguments: element k of the array appends those of line k, from 0, to the command.",
+        group="Files",
+    )
+    sbatch: tuple[str, ...] = option((), "Any other option of sbatch. Repeatable.", metavar="K=V", group="Slurm")
+    no_sbatch: tuple[str, ...] = option((), "Remove an option of sbatch. Repeatable.", metavar="K", group="Slurm")
+    het: bool = option(False, "Heterogeneous job: the ps have their own component, without GPUs.", group="Slurm")
     ps_sbatch: tuple[str, ...] = option(
-        (), "With --het: an option of sbatch for the component of the ps. Repeatable.", metavar="K=V"
+        (), "With --het: an option of sbatch for the component of the ps. Repeatable.", metavar="K=V", group="Slurm"
     )
     gpu_flag: Literal["gpus-per-node", "gres"] = option(
-        "gpus-per-node", "The option of sbatch that requests --gpus-per-worker."
+        "gpus-per-node", "The option of sbatch that requests --gpus-per-worker.", group="Resources"
     )
-    gpu_type: str = option("", "Type of these GPUs, such as a100.")
-    module: tuple[str, ...] = option((), "Environment module to load. Repeatable.")
-    load_env: str = option("", "Lines of bash that set up the environment.")
-    venv: str = option("", "Virtual environment to activate.", metavar="DIRECTORY")
-    conda: str = option("", "Conda environment to activate.", metavar="NAME")
-    env: tuple[str, ...] = option((), "Variable to set, which the script contains. Repeatable.", metavar="NAME=VALUE")
-    prologue: str = option("", "Lines of bash before the job.")
-    epilogue: str = option("", "Lines of bash after the job.")
-    container: str = option("", "Container for the tasks, in the format of srun --container.")
+    gpu_type: str = option("", "Type of these GPUs, such as a100.", group="Resources")
+    module: tuple[str, ...] = option((), "Environment module to load. Repeatable.", group="Environment")
+    load_env: str = option("", "Lines of bash that set up the environment.", group="Environment")
+    venv: str = option("", "Virtual environment to activate.", metavar="DIRECTORY", group="Environment")
+    conda: str = option("", "Conda environment to activate.", metavar="NAME", group="Environment")
+    env: tuple[str, ...] = option(
+        (), "Variable to set, which the script contains. Repeatable.", metavar="NAME=VALUE", group="Environment"
+    )
+    prologue: str = option("", "Lines of bash before the job.", group="Environment")
+    epilogue: str = option("", "Lines of bash after the job.", group="Environment")
+    container: str = option("", "Container for the tasks, in the format of srun --container.", group="Environment")
     python: str = option(
         "",
         "Python with tf4slurm in the job. [default: this one; with --module, --load-env, --venv or --conda: "
         '"python" of that environment]',
+        group="Environment",
     )
     snapshot: Literal["git", "copy", "none"] = option(
         "none",
         "Run in a copy of this directory, made now, at most 1 GB: of the files that git tracks, or of all that git "
         "does not ignore. Outside of a git checkout all files are copied, including secrets such as .env.",
+        group="Files",
     )
     single: bool = option(
         False,
         "One task that runs COMMAND alone: no ps, no cluster.",
         excludes=("ps", "workers", "evaluators", "data_workers", "chief", "placement", "het", "requeue"),
+        group="Roles",
     )
     directory: Path | None = None
     program: tuple[str, ...] = field(default_factory=own_program)
@@ -191,6 +227,10 @@ class BatchSpec(JobSpec):
             raise OptionError(text, option="workers")
         self._set(workers=self._fill_counts(available)["worker"])
         super()._check()
+        nodes = self.sbatch_options.get("nodes", "")
+        if nodes.isdecimal() and int(nodes) > self.num_tasks and not self.het:
+            text = f"--nodes {nodes}: the job has {self.num_tasks} tasks ({sum_text(self.counts)}), one process each."
+            raise OptionError(f"{text} Give --nodes {self.num_tasks} or fewer, or more --workers.", option="nodes")
 
     def _check_sbatch(self) -> None:
         options, fields = self.sbatch_options, options_by_key(BatchSpec)

@@ -86,7 +86,7 @@ class Cluster:
 
     def to_services(self) -> dict[str, list[str]]:
         """Return {role: ["host:port", …]} of the tf.data service, whose servers are not in the cluster spec."""
-        return self._addresses(lambda role: role.serves and not role.is_in_cluster)
+        return self._addresses(lambda role: role.is_server and not role.is_in_cluster)
 
     def to_tf_config(self, task: Task) -> str:
         """Return the TF_CONFIG of one task, as JSON: the cluster spec, and the task's type and index."""

@@ -1,4 +1,4 @@
-"""The errors of tf4slurm, and the exit codes of its command line."""
+"""The errors of tf4slurm, the exit codes of its command line, and the final states of a job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ EXIT_NOT_FORMED = 6
 EXIT_TASK_LOST = 7
 EXIT_REQUEUED = 75
 EXIT_WAIT_TIMEOUT = 124
+
+COMPLETED = "COMPLETED"  # every task that the job waits for has exited with code 0
+FAILED = "FAILED"
+STOPPED = "STOPPED"  # a person, a time limit or preemption requested the end
+REQUEUED = "REQUEUED"  # stopped, and back in Slurm's queue
 
 
 def exit_code_of(returncode: int) -> int:
@@ -73,10 +78,19 @@ class InterfaceError(Tf4SlurmError):
 class PlacementError(Tf4SlurmError, ValueError):
     """The numbers of tasks, nodes, ports or GPUs do not match."""
 
+    exit_code = EXIT_USAGE
+
+
+class PortsInUseError(PlacementError):
+    """All ports that the job may use are in use on this host."""
+
+    exit_code = EXIT_PREFLIGHT
+
 
 class CommandError(Tf4SlurmError):
     """The command after `--` cannot be started: the program or script does not exist or is not executable."""
 
+    exit_code = EXIT_USAGE
     command: Sequence[str]
 
 
@@ -138,7 +152,7 @@ class ShutdownTimeoutError(ShutdownError, TimeoutError):
 class KerasError(Tf4SlurmError):
     """Keras 3 does not support a call under a multi-process strategy; the message names the alternatives."""
 
-    __init__ = Exception.__init__  # with any other, AutoGraph replaces the error of a traced function
+    __init__ = Exception.__init__  # with another __init__, AutoGraph replaces the error of a traced function
 
 
 class TrainingError(Tf4SlurmError):
@@ -216,11 +230,12 @@ class MissingDependencyError(Tf4SlurmError, ImportError):
 class SettingsError(Tf4SlurmError):
     """Settings cannot be used; `source` is the file or variable that contains them."""
 
+    exit_code = EXIT_USAGE
     source: str
 
 
 class UntrustedFileError(Tf4SlurmError):
-    """Another user owns or can write the file `path`, which this user has not named."""
+    """Another user owns or can write the file `path`, which this user did not name explicitly."""
 
     path: str
 

@@ -70,7 +70,7 @@ class Job:
         """Check the options; start nothing.
 
         Args:
-            command: What each task runs: a list of words, or a line in the shell's syntax.
+            command: Command of each task: a list of words, or a line in the shell's syntax.
             OPTIONS
             site: Profile of the cluster; "none" to read no settings.
 
@@ -108,7 +108,7 @@ class Job:
         self._known = api.submit(self._spec())
         return self
 
-    def run(self, *, local: bool = False, isolated: bool = False) -> int:
+    def run(self, *, local: bool = False, isolated: bool = False, quiet: bool = False) -> int:
         """Run the job to its end, as local processes or in the current allocation; return its exit code.
 
         Print the output of the job as it appears, and ignore options for sbatch.
@@ -116,6 +116,7 @@ class Job:
         Args:
             local: Start local processes even inside a Slurm allocation.
             isolated: Run local processes in their own network, which has only loopback.
+            quiet: Print the output only after the job has failed. `logs` returns it in any case.
 
         Raises:
             OptionError, PlacementError, SettingsError, UntrustedFileError: As `script`.
@@ -126,14 +127,17 @@ class Job:
             settings = {name: setting for name, setting in settings.items() if name not in SLURM_OPTIONS}
         options = {name: value for name, value in self._options.items() if name in options_of(JobSpec)}
         spec = JobSpec(self._command, **fill_in(JobSpec, options, settings))
+        show = functools.partial(print, end="", flush=True)
+        kept: list[str] = []
         try:
-            status = api.run(
-                spec, local=local, isolated=isolated, on_output=functools.partial(print, end="", flush=True)
-            )
+            status = api.run(spec, local=local, isolated=isolated, on_output=kept.append if quiet else show)
+            self._known = api.find(status.run_directory)
+            exit_code = status.exit_code or 0
         except LaunchError as error:  # the output has the reason
-            return error.returncode
-        self._known = api.find(status.run_directory)
-        return status.exit_code or 0
+            exit_code = error.returncode
+        if exit_code != 0:
+            show("".join(kept))
+        return exit_code
 
     def status(self) -> JobStatus:
         """Return the state of the job and its tasks."""
@@ -176,11 +180,15 @@ class Job:
         return api.make_report(self._started(), path)
 
     def plot(self) -> Picture:
-        """Return the timeline and the charts as a picture that a notebook shows."""
-        from tf4slurm.reports.report import make_picture
+        """Return a picture of the timeline, the metrics over steps and the steps per second, for a notebook.
+
+        Raises:
+            MissingDependencyError: matplotlib is not installed: pip install "tf4slurm[plot]".
+        """
+        from tf4slurm.reports.picture import make_picture
         from tf4slurm.reports.summary import JobSummary
 
-        return Picture(make_picture(JobSummary(latest_run(self._started()))))
+        return Picture(make_picture(JobSummary(latest_run(self._started())), "png", is_short=True))
 
     def __repr__(self) -> str:
         return f"Job({shlex.join(self._command)}: {self._known.name if self._known else 'not started'})"
@@ -211,12 +219,12 @@ class Job:
 
 @dataclass(frozen=True, repr=False)  # a notebook stores the repr beside the picture
 class Picture:
-    """A picture that a notebook shows; `svg` contains the SVG text."""
+    """A picture that a notebook shows; `png` contains the PNG file."""
 
-    svg: str
+    png: bytes
 
-    def _repr_svg_(self) -> str:
-        return self.svg
+    def _repr_png_(self) -> bytes:
+        return self.png
 
 
 @contextlib.contextmanager

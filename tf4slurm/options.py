@@ -7,17 +7,27 @@ import dataclasses
 import difflib
 import functools
 import math
+import re
 import shlex
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tf4slurm.errors import OptionError
 
 _METADATA = "option"
+Group = Literal[
+    "Roles", "Resources", "Network", "Time and recovery", "Files", "Environment", "Slurm", "Advanced", "Options"
+]
+"""The groups of options in help texts, in their order there."""
+_SIMILAR, _AS_SIMILAR, _MOST_SIMILAR = 0.65, 0.03, 3
+_SHORTEST = 2  # letters
+_BEGINNING = 0.95  # factor of the similarity to the beginning of a longer name
+_WITHOUT_SUFFIX = 0.9
+_NUMBER_PREFIX = re.compile(r"^(n|no|nb|num|number|number-of|total)-")
 _BOOLS = {
     **dict.fromkeys(("1", "true", "yes", "on", "t", "y"), True),
     **dict.fromkeys(("0", "false", "no", "off", "f", "n"), False),
@@ -42,6 +52,7 @@ class Option:
         excludes: Fields that cannot be given together with this one.
         complete: Name of the shell completion, see `cli/options.py`.
         verbs: The verbs that have the option; empty for all verbs of the dataclass.
+        group: Group of the option in help texts.
     """
 
     name: str
@@ -61,6 +72,7 @@ class Option:
     excludes: tuple[str, ...] = ()
     complete: str = ""
     verbs: tuple[str, ...] = ()
+    group: Group = "Options"
 
     def __post_init__(self) -> None:
         if self.default not in (None, "", (), False) and "[default:" not in self.help:
@@ -208,9 +220,36 @@ def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def unknown(name: str, names: Iterable[str], what: str) -> str:
     """Return the error message for an unknown name, with the most similar known names."""
-    similar = difflib.get_close_matches(name, list(names), n=3)
-    guess = f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
-    return f"{name!r} is not {what}.{guess}"
+    return f"{name!r} is not {what}.{did_you_mean(nearest(name, names))}"
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """Return " Did you mean 'a' or 'b'?" to append to an error message; empty without names."""
+    return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
+
+
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """Return at most three known names that `name` may be a misspelling of, the most similar first.
+
+    Names that are clearly less similar than the first are left out.
+    """
+    if len(name) < _SHORTEST:
+        return []
+    scores = {each: _similarity(name.lower().replace("_", "-"), each.lower().replace("_", "-")) for each in names}
+    best = max(scores.values(), default=0.0)
+    found = [each for each, score in scores.items() if score >= max(_SIMILAR, best - _AS_SIMILAR)]
+    return sorted(found, key=lambda each: -scores[each])[:_MOST_SIMILAR]
+
+
+def _similarity(name: str, known: str) -> float:
+    """Return the similarity of two names, from 0 to 1. A prefix such as "num-" and a missing end count little."""
+    name = _NUMBER_PREFIX.sub("", name)
+    if known.startswith(name):
+        return 1.0 - 0.01 * (len(known) - len(name))
+    if name.startswith(f"{known}-"):
+        return _WITHOUT_SUFFIX
+    ratios = (difflib.SequenceMatcher(None, name, each).ratio() for each in (known, known[: len(name)]))
+    return max(factor * ratio for factor, ratio in zip((1.0, _BEGINNING), ratios, strict=True))
 
 
 def _kind_of(hint: Any) -> tuple[type, bool, tuple[str, ...]]:

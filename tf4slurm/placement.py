@@ -36,7 +36,7 @@ def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequen
         roles = parse_roles(placement)
         if Counter(roles) != Counter(counts):
             raise PlacementError(
-                f"The placement {placement!r} lists {_sum_text(Counter(roles))}, but the job has {_sum_text(counts)}. "
+                f"The placement {placement!r} lists {sum_text(Counter(roles))}, but the job has {sum_text(counts)}. "
                 "Change the placement, or the numbers of tasks."
             )
     indices: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -94,7 +94,7 @@ def fill_counts(counts: Mapping[str, int | None], available: int | None) -> dict
         if available is None or available <= others:
             there = "there is no Slurm allocation" if available is None else f"Slurm gives {available} tasks"
             raise PlacementError(
-                f"The number of workers is not known: {_sum_text(found) or 'no other task'}, and {there}. "
+                f"The number of workers is not known: {sum_text(found) or 'no other task'}, and {there}. "
                 "Give --workers N."
             )
         found["worker"] = available - others
@@ -104,11 +104,12 @@ def fill_counts(counts: Mapping[str, int | None], available: int | None) -> dict
         if total == available + found["chief"]:
             change += ", or give --no-chief if worker 0 leads in the script"
         raise PlacementError(
-            f"{_sum_text(found)} {'needs' if total == 1 else 'need'} {total} tasks, but Slurm gives {available}. "
+            f"{sum_text(found)} {'needs' if total == 1 else 'need'} {total} tasks, but Slurm gives {available}. "
             f"Ask Slurm for --ntasks={total} or {change}."
         )
     return found
 
 
-def _sum_text(counts: Mapping[str, int]) -> str:
+def sum_text(counts: Mapping[str, int]) -> str:
+    """Return "1 chief + 1 ps + 2 worker"."""
     return " + ".join(f"{counts[role]} {role}" for role in TASK_TYPES if counts.get(role))

@@ -16,7 +16,7 @@ class Role:
         is_waited_for: The job is done only when every task of this role has exited with 0.
         is_restarted: After a failure, the child is restarted in place, at the same address. Otherwise a failure ends
             the attempt.
-        serves: The task only serves other tasks, and may exit when they no longer need it.
+        is_server: The task only serves other tasks, and may exit when they no longer need it.
         is_in_cluster: The task has an entry in TensorFlow's cluster spec.
         is_wait_bounded: After the other tasks are done, the job waits at most `finish_timeout_seconds` for this role.
         sees_gpus: The GPUs of the task are visible to the child; otherwise they are hidden.
@@ -25,7 +25,7 @@ class Role:
 
     is_waited_for: bool
     is_restarted: bool
-    serves: bool = False
+    is_server: bool = False
     is_in_cluster: bool = True
     is_wait_bounded: bool = False
     sees_gpus: bool = False
@@ -35,13 +35,13 @@ class Role:
 _DATA_SERVER = Role(
     is_waited_for=False,
     is_restarted=True,
-    serves=True,
+    is_server=True,
     is_in_cluster=False,
     program="tensorflow/data_service.py",
 )
 _ROLES = {
     "chief": Role(is_waited_for=True, is_restarted=False),
-    "ps": Role(is_waited_for=False, is_restarted=False, serves=True),
+    "ps": Role(is_waited_for=False, is_restarted=False, is_server=True),
     "worker": Role(is_waited_for=False, is_restarted=True, sees_gpus=True),
     "evaluator": Role(is_waited_for=True, is_restarted=True, is_in_cluster=False, is_wait_bounded=True),
     "data-dispatcher": _DATA_SERVER,

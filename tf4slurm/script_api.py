@@ -13,27 +13,32 @@ import os
 import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tf4slurm.control.messages import BarrierArrival
 from tf4slurm.errors import BarrierError, RendezvousConnectionError, SlurmEnvironmentError
 from tf4slurm.script_channel import find_script_channel
 from tf4slurm.system.variables import SERVICES_VARIABLE
 
-_MAX_METRICS, _MAX_NAME_CHARACTERS = 100, 100  # keeps messages below `agent.script_channel_server.MAX_MESSAGE_BYTES`
+_MAX_METRICS, _MAX_NAME_CHARACTERS = 100, 100  # keeps messages below `agent.script_channel_server.MAX_STATE_BYTES`
+_MAX_STEP = 10**15
 _MAX_BARRIER_CHARACTERS = 1_000
 _LATE_SECONDS = 30.0  # extra time for the launcher's answer after the barrier's timeout
 _warned: set[str] = set()
+_T = TypeVar("_T")
 
 
 def report(*, step: int | None = None, **metrics: float) -> None:
-    """Report the training step, and metrics such as loss=0.2, to the job. Cheap enough for every step.
+    """Report the training step, and metrics such as loss=0.2, to the job. Cheap enough for every step (about 10 µs).
+
+    The run directory and the report contain every value. Beyond many thousand, groups of neighbouring values are
+    merged: of each group, the last, the lowest and the highest value remain.
 
     The job keeps at most 100 metrics per task, with names of at most 100 characters. Other metrics, and values that are
     not numbers, are dropped with one RuntimeWarning, even without an agent. This function never raises. With `tf4slurm
     run --stall-timeout SECONDS`, the job fails or starts another attempt if no task reports a new step within SECONDS.
     """
-    changes, complaints = _check_report(step, metrics)
+    found, numbers, complaints = _check_report(step, metrics)
     for subject, text in complaints.items():
         if subject not in _warned:
             _warned.add(subject)
@@ -41,7 +46,7 @@ def report(*, step: int | None = None, **metrics: float) -> None:
                 warnings.warn(f"report() got {text}", RuntimeWarning, stacklevel=2)
     channel = find_script_channel()
     if channel is not None:
-        channel.send_soon(**changes)
+        channel.report(found, numbers)
 
 
 def should_stop() -> bool:
@@ -62,8 +67,8 @@ def should_stop() -> bool:
 def on_stop(save: Callable[[], object]) -> None:
     """Call `save()` in a new thread when the job is asked to stop, or at once if it already was.
 
-    The job ends when the callbacks of all tasks that it waits for have returned, so `save` must itself save, not only
-    set a flag. Signals are forwarded as by `should_stop`.
+    `save` must itself save, not only set a flag: the job ends when the callbacks of all tasks that the job waits for
+    have returned. Signals are forwarded as by `should_stop`.
     """
     channel = find_script_channel()
     if channel is not None:
@@ -164,22 +169,34 @@ def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]
     return names
 
 
-def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the ScriptState fields to change, and the text of a warning for each dropped value."""
+def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[int | None, dict[str, float], dict[str, str]]:
+    """Return the step, the metrics, and the text of a warning for each dropped value."""
+    complaints: dict[str, str] = {}
     short = [name for name in metrics if len(name) <= _MAX_NAME_CHARACTERS][:_MAX_METRICS]
-    complaints = {}
     if len(short) < len(metrics):
         complaints["a limit"] = (
             f"{len(metrics)} metrics: the job keeps {len(short)}, with names of at most {_MAX_NAME_CHARACTERS} "
             "characters. Report fewer."
         )
-    numbers: dict[str, float] = {}
-    for name, value in (({} if step is None else {"step": step}) | {name: metrics[name] for name in short}).items():
-        try:
-            numbers[name] = int(value) if name == "step" else float(value)
-        except Exception:  # no error of the conversion may end the training
-            complaints[name] = f"{name}={reprlib.repr(value)}, which is not a number: it is left out. Report numbers."
-    changes: dict[str, Any] = {"step": numbers.pop("step")} if "step" in numbers else {}
-    if metrics:
-        changes["metrics"] = tuple(numbers.items())
-    return changes, complaints
+    reached = None if step is None else _convert("step", step, _to_step, complaints)
+    numbers = {name: _convert(name, metrics[name], float, complaints) for name in short}
+    return reached, {name: number for name, number in numbers.items() if number is not None}, complaints
+
+
+def _convert(name: str, value: Any, convert: Callable[[Any], _T], complaints: dict[str, str]) -> _T | None:
+    """Return the number, or None after adding a complaint. No error of the conversion may end the training."""
+    try:
+        return convert(value)
+    except Exception:
+        shown = f"an object of class {type(value).__name__}"
+        with contextlib.suppress(Exception):
+            shown = reprlib.repr(value)
+        complaints[name] = f"{name}={shown}, which is not a number: it is left out. Report numbers."
+        return None
+
+
+def _to_step(value: Any) -> int:
+    step = int(value)
+    if abs(step) > _MAX_STEP:
+        raise OverflowError
+    return step

@@ -17,14 +17,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from tf4slurm.control.messages import DesiredState, ScriptState, decode, encode
+from tf4slurm.control.script_reports import ScriptReport, merge_reports, merge_to_limit
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
-_SEND_SECONDS = 0.2  # the shortest interval between reports of steps
+_SEND_SECONDS = 0.2  # the shortest interval between messages with reports
+_MAX_VALUES = 1_000  # numbers sent together; if there are more, reports are merged
+_MAX_METRICS = 100
 _WAKE_SECONDS = 1.0
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -52,7 +55,7 @@ def to_socket_address(name: str) -> str:
 
 
 class CompletionSignal:
-    """Reports once that this process is done or has failed. A failure is also reported after "done"."""
+    """Reports once that this process is done or has failed. A failure that follows "done" is reported, too."""
 
     def __init__(self, send: Callable[[bool], None]) -> None:
         """Send nothing yet; `send` is later called with True if this process has failed, else with False."""
@@ -61,7 +64,7 @@ class CompletionSignal:
         self._sent: bool | None = None
 
     def send(self, failed: bool = False) -> None:
-        """Send the signal, unless it has been sent; a failure is also sent after "done"."""
+        """Send the signal, unless it has been sent; a failure that follows "done" is sent, too."""
         with self._lock:
             is_new = self._sent is None or (failed and not self._sent)
             if is_new:
@@ -75,7 +78,7 @@ class CompletionSignal:
 
         def send() -> None:
             if os.getpid() == process_id:  # a forked process inherits the exit handlers
-                # The exception that has ended the interpreter; an interactive one only prints exceptions.
+                # `last_value` is an uncaught exception, which does not end an interactive interpreter (`ps1`).
                 self.send(failed=hasattr(sys, "last_value") and not hasattr(sys, "ps1"))
 
         atexit.register(send)
@@ -99,6 +102,7 @@ class ScriptChannel:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(to_socket_address(name))
         self._sent_at = 0.0
+        self._reports: list[ScriptReport] = []
         self._delayed: threading.Timer | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._is_saving = False
@@ -106,29 +110,34 @@ class ScriptChannel:
         threading.Thread(target=self._receive, name="tf4slurm-script-channel", daemon=True).start()
 
     def send(self, **changes: object) -> None:
-        """Change fields of `state` and send it now."""
+        """Change fields of `state` and send it now, after the reports that have not been sent."""
         with self._changed:
-            self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
+            reports = merge_to_limit(self._reports, _MAX_VALUES)
+            self._reports.clear()
+            self.state = dataclasses.replace(self.state, **_state_after(reports, self.state), **changes)  # type: ignore[arg-type]
             if self._delayed is not None:
                 self._delayed.cancel()
                 self._delayed = None
             self._sent_at = time.monotonic()
             try:
-                self._socket.sendall(encode(self.state) + b"\n")
+                lines = [*map(encode, reports), encode(self.state), b""]
+                self._socket.sendall(b"\n".join(lines))
             except OSError:
                 self.is_open = False  # the receiving thread wakes the waiting threads
 
-    def send_soon(self, **changes: object) -> None:
-        """Change fields of `state` and send it, at most once per 0.2 s; the last state is always sent."""
+    def report(self, step: int | None, metrics: Mapping[str, float]) -> None:
+        """Send a report and the state after it, at most once per 0.2 s; all reports until then are sent together."""
         with self._changed:
-            wait = self._sent_at + _SEND_SECONDS - time.monotonic()
-            if wait <= 0:
-                self.send(**changes)
+            self._reports.append(ScriptReport(step, round(time.time(), 3), metrics=metrics))
+            if self._delayed is not None:
                 return
-            self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
-            if self._delayed is None:
-                self._delayed = threading.Timer(wait, self.send)  # no daemon, so the last state is always sent
-                self._delayed.start()
+            wait = self._sent_at + _SEND_SECONDS - time.monotonic()
+            if wait > 0:
+                self._delayed = threading.Timer(wait, self.send)  # no daemon, so the last report is always sent
+                with contextlib.suppress(RuntimeError):  # no thread can be started
+                    self._delayed.start()
+                    return
+            self.send()
 
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
         """Wait until the condition on `desired` is true; return whether it became true before the timeout.
@@ -199,6 +208,16 @@ class ScriptChannel:
                 traceback.print_exc()
 
 
+def _state_after(reports: Sequence[ScriptReport], before: ScriptState) -> dict[str, object]:
+    """Return the fields of the script's state that these reports change."""
+    if not reports:
+        return {}
+    latest = merge_reports(reports)
+    metrics = {**dict(before.metrics), **latest.metrics}
+    step = before.step if latest.step is None else latest.step
+    return {"step": step, "metrics": tuple(metrics.items())[-_MAX_METRICS:]}
+
+
 def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) -> None:
     """Forward these signals to the agent.
 
@@ -222,7 +241,7 @@ def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) 
 
 
 def _restore_in_forks(numbers: Sequence[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> None:
-    """Restore the default action of the signals in a forked process, so that they end that process, not the job.
+    """In a forked process, restore the signals' default action, so that a signal ends this process, not the job.
 
     The signals are blocked during the fork, so that no signal reaches the handler in the new process.
     """

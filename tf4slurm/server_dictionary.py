@@ -95,19 +95,19 @@ def get_server_dictionary(
             each role, such as {"ps": 1, "worker": 3}.
         infiniband: Use the host's InfiniBand address; the same as interface="infiniband".
         interface: Which address to use: a name, glob, network, "infiniband", "fastest", host name
-            pattern or list (see `network.interfaces.interface_address`). Default: the route to rank 0.
+            pattern or list, as in the option "--interface". Default: the route to rank 0.
         ports: Ports to choose from: one for each task of a node, and one for the control service on rank 0's node.
             Default: the tasks use ports that Slurm reserves, or else any free port; the control service any free port.
         placement: With a number of tasks of each role: "pack" (default, rank by rank) or "spread" (ps over the nodes).
         timeout_seconds: How long to wait for all tasks (default 300 s).
         directory: A directory that all hosts share (default "runs"). Rank 0 writes its address to a file in it.
         exchange: False computes the cluster spec from this task's environment alone. The host names are Slurm's node
-            names, or those that a host name pattern in `interface` makes of them. The tasks of a node get the first
-            ports of `ports`, or of the ports that Slurm reserves, in the order of the ranks. No port is held,
-            no address is checked, and the function does not wait for other tasks.
+            names, changed by a host name pattern in `interface`, if any. The tasks of a node get the first ports of
+            `ports`, or of the ports that Slurm reserves, in the order of the ranks. No port is held, no address is
+            checked, and the function does not wait for other tasks.
 
     Returns:
-        The cluster spec without evaluators, such as {"ps": ["10.1.0.4:40123"], "worker": […]}, the role and index.
+        The cluster spec without evaluators, such as `{"ps": ["10.1.0.4:40123"], "worker": […]}`, the role and index.
 
     Raises:
         SlurmEnvironmentError: This process is neither a task of a Slurm step nor started by an agent.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import OptionError, SettingsError
 from tf4slurm.options import Option, options_by_key, options_of, unknown
-from tf4slurm.spec import JobSpec, check_exclusive
+from tf4slurm.spec import check_exclusive
 from tf4slurm.system.trusted_files import check_trusted
 
 if sys.version_info >= (3, 11):
@@ -32,12 +32,10 @@ NO_SITE = "none"
 ETC = Path("/etc/tf4slurm")
 SHIPPED = Path(__file__).parent / "sites"
 PROJECT_FILE = "tf4slurm.toml"
-_BATCH_VERBS = ("submit", "script")
-_JOB_VERBS = ("run", "task", *_BATCH_VERBS)
 _CONFIG_FILE = "config.toml"
 _NEW_FILE = """\
 # Settings of tf4slurm: long names of options, as in "tf4slurm submit --help", without the dashes.
-# The command line overrides TF4SLURM_<OPTION>, then a project's tf4slurm.toml, this file, the profile of the site.
+# The command line overrides TF4SLURM_<OPTION>, then a project's tf4slurm.toml, the user's config.toml, the profile.
 
 # site = "generic"              # a profile: see "tf4slurm config profiles"
 # partition = "short"
@@ -89,7 +87,7 @@ class SettingsPaths:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The settings files without the profile, which need not exist; later files override earlier files."""
+        """The settings files, without the profile. They need not exist; later files override earlier ones."""
         return (self.etc / _CONFIG_FILE, self.user / _CONFIG_FILE, self.project)
 
     @property
@@ -135,17 +133,6 @@ def create_file(paths: SettingsPaths, *, project: bool) -> Path:
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}.", source=str(path)) from error
     return path
-
-
-def describe_options() -> str:
-    """Return a Markdown table of all options of a job, with their variables and verbs."""
-    rows = ["| option | variable | verbs | description |", "|---|---|---|---|"]
-    for name, each in options_of(BatchSpec).items():
-        verbs = each.verbs or (_JOB_VERBS if name in options_of(JobSpec) else _BATCH_VERBS)
-        names = (*each.flags, f"--{each.key}", *([f"--no-{each.key}"] if each.is_switch else []))
-        flags = " ".join(f"`{name}`" for name in names)
-        rows.append(f"| {flags} | `{_variable(each.key)}` | {', '.join(verbs)} | {each.help} |")
-    return "\n".join(rows).replace("<", "&lt;")
 
 
 def read_settings(
@@ -219,7 +206,9 @@ def _read(path: Path, *, is_shipped: bool = False) -> dict[str, Setting]:
             check_trusted(path, f"To run without settings: --{SITE} {NO_SITE}.")
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{path} cannot be read as TOML: {error}.", source=str(path)) from error
+        raise SettingsError(
+            f'{path} cannot be read as TOML: {error}. Texts need quotes, such as partition = "short".', source=str(path)
+        ) from error
     options, given = _known_options(), []
     for name, value in content.items():
         each = options.get(name.replace("_", "-"))

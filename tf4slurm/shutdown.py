@@ -98,7 +98,7 @@ def serve_until_done(
 def signal_done(failed: bool = False, *, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
     """Send this worker's completion signal to every ps.
 
-    Only the first signal of a process is sent. With method="barrier", a failure is also sent after "done".
+    Only the first signal of a process is sent. With method="barrier", a failure that follows "done" is sent, too.
 
     Args:
         failed: Whether the worker failed.

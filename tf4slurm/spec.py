@@ -7,6 +7,7 @@ script and the settings of agents are derived from these fields.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 import shlex
@@ -20,6 +21,8 @@ from tf4slurm.errors import OptionError
 from tf4slurm.network.ports import format_ports, parse_ports
 from tf4slurm.options import option, options_of
 from tf4slurm.placement import PACK, fill_counts, place_tasks
+
+logger = logging.getLogger(__name__)
 
 StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
 """The name of a signal in `exec_child.STOP_SIGNALS`."""
@@ -42,63 +45,105 @@ class JobSpec:
     """
 
     command: tuple[str, ...] = field(default=(), kw_only=False)
-    ps: int = option(1, "Number of parameter servers.", minimum=0)
+    ps: int = option(1, "Number of parameter servers.", minimum=0, group="Roles")
     workers: int | None = option(
-        None, "Number of workers. [default: the remaining tasks that Slurm provides]", minimum=0
+        None, "Number of workers. [default: the remaining tasks that Slurm provides]", minimum=0, group="Roles"
     )
-    evaluators: int = option(0, "Number of evaluators, which are outside the cluster spec.", minimum=0)
-    data_workers: int = option(0, "Number of workers of a tf.data service; a dispatcher is added.", minimum=0)
-    data_python: str | None = option(None, "Python with TensorFlow for that service. [default: the command's]")
-    chief: bool = option(True, "Start a chief. With --no-chief, worker 0 leads. [default: chief]")
+    evaluators: int = option(0, "Number of evaluators, which are outside the cluster spec.", minimum=0, group="Roles")
+    data_workers: int = option(
+        0, "Number of workers of a tf.data service; a dispatcher is added.", minimum=0, group="Roles"
+    )
+    data_python: str | None = option(
+        None, "Python with TensorFlow for the tf.data service. [default: the command's]", group="Environment"
+    )
+    chief: bool = option(True, "Start a chief. With --no-chief, worker 0 leads. [default: chief]", group="Roles")
     placement: str = option(
-        PACK, '"pack" by rank, "spread" the ps over the nodes, or a role for each rank, such as "ps,worker,worker".'
+        PACK,
+        '"pack" by rank, "spread" the ps over the nodes, or a role for each rank, such as "ps,worker,worker".',
+        group="Roles",
     )
     gpus_per_worker: int | None = option(
-        None, "GPUs of each worker. [default: an even share of those that Slurm allocates]", minimum=1
+        None,
+        "GPUs of each worker. [default: an even share of those that Slurm allocates]",
+        minimum=1,
+        group="Resources",
     )
     name: str = option(
-        "", "Name of the job and of its run directory. [default: the script's]", flags=("-J", "--job-name")
+        "",
+        "Name of the job and of its run directory. [default: the script's]",
+        flags=("-J", "--job-name"),
+        group="Files",
     )
-    runs_directory: Path = option(Path("runs"), "Directory of the run directories; all hosts must share it.")
+    runs_directory: Path = option(
+        Path("runs"), "Directory of the run directories; all hosts must share it.", group="Files"
+    )
     interface: str | None = option(
-        None, "Network interface whose address is used. [default: the route to the launcher]", complete="interfaces"
+        None,
+        "Network interface whose address is used. [default: the route to the launcher]",
+        complete="interfaces",
+        group="Network",
     )
     ports: tuple[int, ...] = option(
-        (), "Ports to choose from, such as 40000-40099.", parse=parse_ports, format=format_ports
+        (),
+        "Ports to choose from, such as 61000-61099.",
+        metavar="PORTS",
+        parse=parse_ports,
+        format=format_ports,
+        group="Network",
     )
     control_port: int | None = option(
-        None, "Port of the control service. [default: the last free one of --ports, or any]", minimum=1, maximum=65535
+        None,
+        "Port of the control service. [default: the last free one of --ports, or any]",
+        minimum=1,
+        maximum=65535,
+        group="Network",
     )
-    start_timeout_seconds: float = option(300.0, "Timeout in seconds to form the cluster.", exceeds=0)
-    heartbeat_timeout_seconds: float = option(10.0, "Heartbeat timeout in seconds.", exceeds=0)
+    start_timeout_seconds: float = option(
+        300.0, "Timeout in seconds to form the cluster.", exceeds=0, group="Time and recovery"
+    )
+    heartbeat_timeout_seconds: float = option(10.0, "Heartbeat timeout in seconds.", exceeds=0, group="Advanced")
     heartbeat_interval_seconds: float = option(
-        1.0, "Minimum seconds between two heartbeats of a task; more for large jobs.", exceeds=0
+        1.0, "Minimum seconds between two heartbeats of a task; more for large jobs.", exceeds=0, group="Advanced"
     )
-    max_worker_restarts: int = option(3, "Maximum in-place restarts per worker.", minimum=0)
+    max_worker_restarts: int = option(
+        3, "Maximum in-place restarts per worker; none with --no-chief.", minimum=0, group="Time and recovery"
+    )
     max_attempts: int = option(
-        1, "Maximum number of attempts: after the loss of a ps or the chief a new cluster is formed.", minimum=1
+        1,
+        "Maximum number of attempts: after the loss of a ps, the chief or, with --no-chief, a worker, a new cluster is "
+        "formed.",
+        minimum=1,
+        group="Time and recovery",
     )
     grace_period_seconds: float = option(
-        25.0, "Seconds that the script has to save and stop after a stop request; 0 for none.", minimum=0
+        25.0,
+        "Seconds that the script has to save and stop after a stop request; 0 for none.",
+        minimum=0,
+        group="Time and recovery",
     )
     stop_signal: StopSignal = option(
         "SIGTERM",
         "Signal that requests the stop from the chief (without one, from the workers), unless the script polls for it.",
+        group="Time and recovery",
     )
     finish_timeout_seconds: float = option(
         300.0,
         "Seconds to wait for evaluators after all other tasks are done, or for the other tasks after a ps has exited "
         "with 0.",
         exceeds=0,
+        group="Advanced",
     )
     stall_timeout_seconds: float | None = option(
         None,
         "Seconds without a new step after which the job fails, once steps are reported. A task that has no server "
         "after --start-timeout fails, too. [default: no limit]",
         exceeds=0,
+        group="Time and recovery",
     )
     require_servers: bool = option(
-        False, "Fail with exit code 6 if no task opens a TensorFlow server within --start-timeout. [default: warn]"
+        False,
+        "Fail with exit code 6 if no task opens a TensorFlow server within --start-timeout. [default: warn]",
+        group="Time and recovery",
     )
     requeue: int | None = option(
         None,
@@ -106,11 +151,21 @@ class JobSpec:
         metavar="N",
         minimum=0,
         verbs=_NOT_TASK,
+        group="Time and recovery",
     )
-    srun: tuple[str, ...] = option((), "Any other option of srun. Repeatable.", metavar="K=V", verbs=_NOT_TASK)
+    srun: tuple[str, ...] = option(
+        (), "Any other option of srun. Repeatable.", metavar="K=V", verbs=_NOT_TASK, group="Slurm"
+    )
+    all_output: bool = option(
+        False,
+        "Show TensorFlow's start-up messages on the terminal, too. [default: only in the log files]",
+        group="Files",
+    )
     reconnect_seconds: float = 1.5
     """Seconds after which a broken connection counts as the loss of the task."""
-    kill_wait_seconds: float = option(4.0, "Seconds from SIGTERM to SIGKILL for a child process.", minimum=0)
+    kill_wait_seconds: float = option(
+        4.0, "Seconds from SIGTERM to SIGKILL for a child process.", minimum=0, group="Advanced"
+    )
 
     def __post_init__(self) -> None:
         words = shlex.split(self.command) if isinstance(self.command, str) else self.command
@@ -131,7 +186,9 @@ class JobSpec:
     def _check_values(self) -> None:
         """Check each option by itself."""
         if "/" in self.name:
-            raise OptionError(f"--name {self.name!r} has a slash, and files are named after it.", option="name")
+            raise OptionError(
+                f"--name {self.name!r} has a slash, and files are named after it. Omit the slash.", option="name"
+            )
 
     def _check(self) -> None:
         """Check the options together."""
@@ -162,7 +219,7 @@ class JobSpec:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2, "evaluator": 0}."""
+        """The number of tasks of each role, such as `{"chief": 1, "ps": 1, "worker": 2, "evaluator": 0}`."""
         return self._fill_counts(None)
 
     @property
@@ -177,8 +234,13 @@ class JobSpec:
     @property
     def data_service_python(self) -> str:
         """The Python of the data service; empty if it is unknown."""
+        return self.data_python or self.script_python
+
+    @property
+    def script_python(self) -> str:
+        """The Python that runs the script; empty if the command starts with another program."""
         program = self.command[0] if self.command else ""
-        return self.data_python or (program if _PYTHON.fullmatch(os.path.basename(program)) else "")
+        return program if _PYTHON.fullmatch(os.path.basename(program)) else ""
 
     def for_tasks(self, available: int | None) -> JobSpec:
         """Return this job with its number of workers, filled in from the number of tasks that Slurm provides.
@@ -191,8 +253,19 @@ class JobSpec:
             PlacementError: The roles need more or fewer tasks than available, or the number of workers is unknown.
         """
         self._require_command()
-        warn_of_misspelled(self.command)
+        self.warn_of_mistakes()
         return dataclasses.replace(self, workers=self._fill_counts(available)["worker"])
+
+    def warn_of_mistakes(self) -> None:
+        """Log a warning for each option that is valid, but often given by mistake."""
+        warn_of_misspelled(self.command)
+        if self.chief and self.ps == 0 and self.workers:
+            logger.warning(
+                "--ps 0 with a chief: the chief and %d workers make %d processes that train. A script with "
+                "MultiWorkerMirroredStrategy expects --no-chief, one with ParameterServerStrategy at least --ps 1.",
+                self.workers,
+                self.workers + 1,
+            )
 
     def heartbeat_interval_of(self, num_tasks: int) -> float:
         """Return the heartbeat interval in seconds for a job of `num_tasks` tasks.
@@ -236,7 +309,7 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 def check_exclusive(cls: type, given: Mapping[str, Any]) -> None:
-    """Check that no given option of a job excludes another given one; an option at its default excludes none.
+    """Check that no given option excludes another given option. An option at its default value excludes none.
 
     Raises:
         OptionError: An option excludes another one, which may have its default value.

@@ -227,11 +227,13 @@ class Trial:
         assert job.result["exit_code"] == case.exit_code, f"exit code {case.exit_code} was expected: {job.result}"
         if not (self._is_on_host and case.form is Form.BATCH):  # Slurm then sets its own exit code
             self._check_exit_code()
-        _, heading, cause = job.output.partition("Root cause:")
+        has_failed = job.result["state"] == "FAILED"
+        heading = "Root cause:" if has_failed else f"{job.result['state']} with exit code {case.exit_code}"
+        cause = job.output.partition(heading)[2]
         if case.exit_code == 0:
-            assert not heading, f"a cause is shown although there is none: {cause}"
+            assert "Root cause:" not in job.output, f"a cause is shown although there is none: {job.output[-6000:]}"
         else:
-            assert job.output.count("Root cause:") == 1, f"not one root cause: {job.output[-6000:]}"
+            assert job.output.count(heading) == 1, f"not one root cause: {job.output[-6000:]}"
             assert self._expand(case.cause) in cause, f"{self._expand(case.cause)!r} is not in the cause: {cause}"
             causes = (None, *case.tasks) if case.tasks else (job.result["cause"],)
             assert job.result["cause"] in causes, job.result

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import TF4SLURM
+from tests.jobs import STEP, TF4SLURM
 
 ROLES = ["--ps", "1", "--workers", "1"]
 
@@ -39,12 +39,12 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
         ),
         (
             [*ROLES, "--data-workers", "1", "--data-python", "no-such-python", "--", "true"],
-            3,
+            2,
             "The program 'no-such-python' does not exist",
         ),
-        (["--ps", "1", "--", "true"], 3, "The number of workers is not known"),
+        (["--ps", "1", "--", "true"], 2, "The number of workers is not known"),
         ([*ROLES, "--ports", "40000-39999", "--", "true"], 2, "is not a range of ports"),
-        ([*ROLES, "--ports", "40000-40001", "--", "true"], 3, "2 ports (40000-40001) are too few for 3 tasks"),
+        ([*ROLES, "--ports", "40000-40001", "--", "true"], 2, "2 ports (40000-40001) are too few for 3 tasks"),
         ([*ROLES, "--interface", "ib99", "--", "true"], 3, "'ib99' does not exist"),
         (
             [*ROLES, "--heartbeat-interval", "10", "--", "true"],
@@ -53,9 +53,9 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
         ),
         ([*ROLES, "--start-timeout", "0", "--", "true"], 2, "0.0 is not greater than 0"),
         ([*ROLES, "--no-such-option", "--", "true"], 2, "--no-such-option"),
-        ([*ROLES, "--", "no-such-program"], 3, "'no-such-program' does not exist"),
-        ([*ROLES, "--", sys.executable, "no_such_script.py"], 3, "'no_such_script.py' does not exist"),
-        ([*ROLES, "--", "./not_executable"], 3, "chmod +x"),
+        ([*ROLES, "--", "no-such-program"], 2, "'no-such-program' does not exist"),
+        ([*ROLES, "--", sys.executable, "no_such_script.py"], 2, "'no_such_script.py' does not exist"),
+        ([*ROLES, "--", "./not_executable"], 2, "chmod +x"),
         ([*ROLES, "--runs-directory", "/proc/runs", "--", "true"], 3, "/proc/runs"),
         ([*ROLES, "--runs-directory", "not_executable", "--", "true"], 3, "not a directory"),
     ],
@@ -83,24 +83,16 @@ def test_allocation_without_srun_is_refused(tmp_path: Path) -> None:
 def test_roles_that_do_not_fit_the_allocation_are_refused(tmp_path: Path) -> None:
     environ = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "6"}
     more = run("--ps", "2", "--workers", "4", "--", "true", cwd=tmp_path, **environ)
-    assert more.returncode == 3
+    assert more.returncode == 2
     assert "1 chief + 2 ps + 4 worker need 7 tasks, but Slurm gives 6" in more.stderr
     fewer = run("--ps", "1", "--workers", "1", "--", "true", cwd=tmp_path, **environ)
-    assert fewer.returncode == 3
+    assert fewer.returncode == 2
     assert "need 3 tasks, but Slurm gives 6" in fewer.stderr
     assert not (tmp_path / "runs").exists()
 
 
 def test_run_under_srun_is_refused(tmp_path: Path) -> None:
-    environ = {
-        "SLURM_JOB_ID": "1",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-        "SLURM_STEP_NUM_TASKS": "4",
-        "SLURMD_NODENAME": "n1",
-    }
-    result = run("--workers", "2", "--", "true", cwd=tmp_path, **environ)
+    result = run("--workers", "2", "--", "true", cwd=tmp_path, **STEP)
     assert result.returncode == 3
     assert "srun tf4slurm task" in result.stderr
 

@@ -101,10 +101,21 @@ def test_local_job_runs_and_has_status_logs_and_report(
     assert "COMPLETED" in job._repr_html_()
     assert re.search(r"<pre>task .*^chief/0 .* 4\b", job._repr_html_(), re.DOTALL | re.MULTILINE)
     assert job.report(tmp_path / "life.html").read_text().startswith("<!DOCTYPE html>")
-    assert job.plot()._repr_svg_().startswith("<svg")
+    assert job.plot()._repr_png_().startswith(b"\x89PNG")
     again = Job.find(job.status().name)
     assert again.status().exit_code == 0
     job.cancel()  # already ended: no effect
+
+
+def test_quiet_job_prints_its_output_only_if_it_fails(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = Job([sys.executable, str(script)], ps=1, workers=1)
+    assert good.run(quiet=True) == 0
+    assert capsys.readouterr().out == ""
+    assert "hello from chief/0" in good.logs("chief/0")
+    assert Job([sys.executable, "-c", "raise SystemExit('no data')"], ps=0, workers=1).run(quiet=True) == 1
+    assert "no data" in capsys.readouterr().out
+    assert Job([sys.executable, "-c", ""], ps=1, workers=0, requeue=1).run(quiet=True) == 2  # there is no queue
+    assert "requeue" in capsys.readouterr().out
 
 
 def test_invalid_options_and_unknown_jobs_are_errors(script: Path) -> None:
@@ -180,7 +191,7 @@ def test_functions_of_the_library_run_watch_and_resume_a_job(script: Path) -> No
     assert [job.name for job in tf4slurm.list_jobs(2)] == [again.name, ended.name]
     with pytest.raises(UnknownTaskError, match="It has: chief/0, ps/0, worker/0"):
         tf4slurm.logs(ended.name, "chef/0")
-    with pytest.raises(LaunchError, match="exited with code 3 before it created a run directory"):
+    with pytest.raises(LaunchError, match="exited with code 2 before it created a run directory"):
         tf4slurm.run(tf4slurm.JobSpec(("/nowhere",), workers=1), on_output=lines.append)
 
 

@@ -102,6 +102,7 @@ def test_killed_ps_ends_job_with_137(job: Job) -> None:
     os.kill(job.wait_for_child("ps-0")["pid"], signal.SIGKILL)
     assert job.seconds_to_end() < 5
     assert job.wait() == 137
+    assert "Explanation: tf4slurm did not send this signal: memory ran out" in job.stderr
     assert job.stderr.count("Root cause:") == 1
     assert "was killed by signal 9 (SIGKILL)" in job.stderr
 
@@ -228,7 +229,7 @@ def test_job_whose_launcher_was_killed_is_lost_with_the_time_and_the_exit_codes(
     job.start(*ROLES, "--heartbeat-timeout", "3")
     for name in NAMES:
         job.wait_for_child(name)
-    assert wait_until(lambda: read_status(job).phase == "training", 20)
+    assert wait_until(lambda: read_status(job).phase == "importing", 20)
     assert job.process is not None
     job.process.kill()
     job.process.wait()
@@ -248,14 +249,14 @@ def test_job_whose_launcher_was_killed_is_lost_with_the_time_and_the_exit_codes(
         "worker/1": "ended",
     }
     reason = status["reason"]
-    assert re.search(r"Last recorded state, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: training", reason)
+    assert re.search(r"Last recorded state, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: importing", reason)
     assert "chief/0 exited with code 0, worker/0 exited with code 3" in reason
     waited = run_verb("wait")
     assert (waited.returncode, reason in waited.stderr) == (1, True)
     page = Path(run_verb("report").stdout.strip()).read_text()
-    assert ">Lost</p>" in page
+    assert ">LOST</p>" in page
     assert "worker/0 exited with code 3" in page
-    assert "the job still runs" not in page
+    assert "launcher has written nothing" not in page
 
 
 @pytest.mark.long
@@ -342,8 +343,10 @@ def test_scripts_that_open_no_server_complete_with_a_warning_in_summary_report_a
     assert job.wait() == 0
     (warning,) = job.result["warnings"]
     assert warning.startswith("None of the 4 tasks in the cluster spec has started a TensorFlow server")
-    assert f"WARNING: {warning}\n" in job.stderr.partition("logs: ")[2]
+    assert f"WARNING: {warning}\n" in job.stderr.partition("COMPLETED in")[2]
     assert warning in html.unescape((job.run_directory / "report.html").read_text())
+    shown = subprocess.run([TF4SLURM, "status", job.run_directory], capture_output=True, text=True, timeout=60)
+    assert f"\n  WARNING: {warning}\n" in shown.stdout
 
 
 def test_scripts_that_open_no_required_server_fail(job: Job) -> None:
@@ -561,11 +564,11 @@ def test_result_on_full_disk_has_exit_code_and_reason_and_user_is_warned(job: Jo
         assert job.wait() == 0
         run = next((job.directory / "runs").glob("*-*"))
         assert f"'{run}/result.json' cannot be written: No space left on device." in job.stderr
-        assert "It has the exit code and the reason alone." in job.stderr
+        assert "It has the state, the exit code and the reason alone." in job.stderr
         for verb in (("status", "--json"), ("wait",), ("report", "-o", "-")):
             done = subprocess.run([TF4SLURM, *verb, run], capture_output=True, text=True, timeout=60)
             assert done.returncode == 0, done.stderr
-            assert "COMPLETED" in done.stdout + done.stderr or ">Completed</p>" in done.stdout
+            assert "COMPLETED" in done.stdout + done.stderr or ">COMPLETED</p>" in done.stdout
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")

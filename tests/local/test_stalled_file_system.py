@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def test_job_stopped_during_stall_ends_its_tasks_and_is_recorded_after_it(job: J
     job.wait_for_event("started", "worker/1")
     freeze(runs)
     os.kill(children["worker-1"]["pid"], signal.SIGKILL)  # the restart waits for a log file
-    assert wait_until(lambda: "restart 1 in place" in job.stderr, 10)
+    assert wait_until(lambda: "restart 1 of at most" in job.stderr, 10)
     assert job.process is not None
     job.process.terminate()
     assert wait_until(lambda: not psutil.pid_exists(children["chief-0"]["pid"]), 10)
@@ -106,11 +107,17 @@ def test_job_whose_file_system_never_recovers_ends_at_a_signal(job: Job, runs: P
     assert job.wait() == 0
 
 
-def test_no_event_loop_of_a_job_touches_a_file(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file that lists what event loops of a job do with files."""
     record, hook = tmp_path / "record", tmp_path / "hook"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(_RECORD.format(path=str(record)))
     monkeypatch.setenv("PYTHONPATH", str(hook), prepend=os.pathsep)
+    return record
+
+
+def test_no_event_loop_of_a_job_touches_a_file(job: Job, record: Path) -> None:
     job.start(*ROLES, "--max-attempts", "2")
     children = {name: job.wait_for_child(name) for name in NAMES}
     os.kill(children["worker-1"]["pid"], signal.SIGKILL)  # is restarted in place
@@ -119,4 +126,12 @@ def test_no_event_loop_of_a_job_touches_a_file(job: Job, tmp_path: Path, monkeyp
     job.wait_for_child("chief-0", number=2)
     job.end_child("chief-0")
     assert job.wait() == 0, job.stderr
+    assert record.read_text().splitlines() == []
+
+
+def test_recording_reports_touches_no_file_in_an_event_loop(job: Job, record: Path) -> None:
+    code = "import tf4slurm, time; [(tf4slurm.report(step=step, loss=1.0), time.sleep(0.01)) for step in range(300)]"
+    job.start("--ps", "0", "--workers", "0", command=(sys.executable, "-c", code))
+    assert job.wait() == 0, job.stderr
+    assert (job.run_directory / "metrics" / "chief-0.1.jsonl").read_text().count("\n") == 300
     assert record.read_text().splitlines() == []

@@ -74,7 +74,9 @@ def test_signal_to_script_that_calls_should_stop_stops_job(job: Job, number: sig
     os.kill(child_of("chief/0"), number)
     assert job.wait() == 128 + number
     wait_for(job, "chief-0-saved")
-    assert f"chief/0 on {socket.gethostname()} received {number.name}" in job.stderr.partition("Root cause:")[2]
+    assert (
+        f"chief/0 on {socket.gethostname()} received {number.name}" in job.stderr.partition("STOPPED with exit code")[2]
+    )
 
 
 def test_script_that_has_called_should_stop_is_terminated_at_once_when_its_job_fails(job: Job) -> None:

@@ -145,7 +145,9 @@ def test_cancelled_job_saves_and_a_second_cancel_is_no_error(watched: Watched) -
     again = watched.run("cancel", watched.name)
     assert again.returncode == 0
     assert "has ended already" in again.stderr
-    assert watched.run("wait", watched.name).returncode == 143
+    waited = watched.run("wait", watched.name)
+    assert waited.returncode == 143
+    assert f"{watched.name} STOPPED, exit code 143" in waited.stderr
 
 
 def test_job_with_a_killed_launcher_is_lost(watched: Watched, process_mark: str) -> None:

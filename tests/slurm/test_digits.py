@@ -17,8 +17,7 @@ pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slur
 
 pytestmark = pytest.mark.keras
 
-
-README = SCRIPT.parents[1] / "README.md"
+PAGE = SCRIPT.parents[1] / "docs" / "start" / "slurm.md"
 
 
 def accuracy(text: str) -> float:
@@ -33,9 +32,9 @@ def lay_out(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_batch_script_of_readme_trains(tmp_path: Path, lab: SlurmLab) -> None:
+def test_batch_script_of_documentation_trains(tmp_path: Path, lab: SlurmLab) -> None:
     environ = lay_out(tmp_path)
-    (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "job.sh").write_text(script)
     job_id = lab.run("sbatch", "--parsable", "-o", "slurm.out", "job.sh", cwd=tmp_path, env=environ).stdout.strip()
     assert lab.wait_for_job(job_id, timeout_seconds=150) == ("COMPLETED", "0:0")
@@ -45,9 +44,9 @@ def test_batch_script_of_readme_trains(tmp_path: Path, lab: SlurmLab) -> None:
 
 
 @pytest.mark.long
-def test_command_of_readme_trains_in_salloc(tmp_path: Path, lab: SlurmLab) -> None:
+def test_command_of_laptop_trains_in_salloc(tmp_path: Path, lab: SlurmLab) -> None:
     environ = lay_out(tmp_path)
     command = "tf4slurm run --ps 1 --workers 2 -- python TUTORIALS/train_digits.py"
-    assert command.replace("TUTORIALS/train_digits.py", "train.py") in README.read_text(encoding="utf-8")
+    assert command in (PAGE.parent / "laptop.md").read_text(encoding="utf-8")
     salloc = ("salloc", "-Q", "-N4", "-n4", *shlex.split(command))
     assert accuracy(lab.run(*salloc, timeout_seconds=150, cwd=tmp_path, env=environ).stdout) >= 0.95

@@ -200,6 +200,6 @@ def test_lab_ends_with_the_process_that_holds_it(slurm: None) -> None:
         assert holder is not None
         assert holder.stdin is not None
         holder.stdin.close()
-        assert wait_until(lambda: not lab.directory.exists(), timeout_seconds=30)
+        assert wait_until(lambda: not lab.directory.exists(), timeout_seconds=60)  # lab.sh waits up to 30 s per host
     finally:
         lab.down()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -201,8 +202,8 @@ def test_env_prints_the_cluster_spec_of_a_task(tmp_path: Path, lab: SlurmLab) ->
     ]
     assert [address.partition(":")[0] for address in configs[0]["cluster"]["worker"]] == ["r1-n10", "r1-n9"]
     assert all(config["cluster"] == configs[0]["cluster"] for config in configs)
-    text = lab.run(*command[:4], tf4slurm, "env", cwd=tmp_path).stdout
-    assert "layout: 0=" in text
+    text = lab.run("srun", "-Q", "-N1", "-n2", "-w", "r1-n9", tf4slurm, "env", cwd=tmp_path).stdout
+    assert re.search(r"^Nodes\n +r1-n9 +ranks? 0-1$", text, re.MULTILINE), text
 
 
 def test_node_names_that_are_no_host_names_are_supported(tmp_path: Path, slurm: None) -> None:

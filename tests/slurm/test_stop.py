@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,8 +72,27 @@ def output(directory: Path) -> str:
     return path.read_text() if path.exists() else "no output"
 
 
-def results(directory: Path) -> list[dict[str, object]]:
+def results(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((directory / "runs").glob("*/result.json"))]
+
+
+def check_end(lab: SlurmLab, directory: Path, job: str, state: str, exit_code: int) -> None:
+    """Check the word for the end of a job in its output, result and report, and in what the verbs print."""
+    result = results(directory)[-1]
+    assert (result["state"], result["exit_code"]) == (state, exit_code)
+    words = rf"^{state} (in|with exit code {exit_code} after) "
+    assert wait_until(lambda: re.search(words, output(directory), re.MULTILINE) is not None, 10), output(directory)
+    *_, report = sorted((directory / "runs").glob("*/report.html"))
+    assert output(directory).splitlines()[-1] == f"report: {report}"
+    assert f"{report.parent.name}: {state}</title>" in report.read_text()
+
+    def shown(*arguments: str) -> str:
+        done = lab.run(TF4SLURM, *arguments, cwd=directory, check=False)
+        return done.stdout + done.stderr
+
+    assert re.search(rf"^{job} +train-{job} +{state} +{exit_code} ", shown("list"), re.MULTILINE)
+    assert re.search(rf"^{job}  \S+  {state}  .*exit code {exit_code}$", shown("status", job), re.MULTILINE)
+    assert f"train-{job} {state}, exit code {exit_code}. " in shown("wait", job)
 
 
 def test_scancel_lets_the_chief_save(lab: SlurmLab, tmp_path: Path) -> None:
@@ -82,8 +103,8 @@ def test_scancel_lets_the_chief_save(lab: SlurmLab, tmp_path: Path) -> None:
     assert lab.wait_for_job(job)[0] == "CANCELLED"
     assert wait_until(lambda: bool(results(tmp_path)), 10)
     (result,) = results(tmp_path)
-    assert result["exit_code"] == 143
-    states = {task["task"]: task["state"] for task in result["tasks"]}  # type: ignore[attr-defined]
+    check_end(lab, tmp_path, job, "STOPPED", 143)
+    states = {task["task"]: task["state"] for task in result["tasks"]}
     assert states["ps/0"] == "terminated", output(tmp_path)
 
 
@@ -95,6 +116,7 @@ def test_cancel_leaves_grace_period_and_epilogue(lab: SlurmLab, tmp_path: Path) 
     assert lab.wait_for_job(job) == ("FAILED", f"{128 + signal.SIGINT}:0")
     assert (tmp_path / "saved-0").exists()
     assert (tmp_path / "epilogue-0").exists()
+    check_end(lab, tmp_path, job, "STOPPED", 130)
 
 
 @pytest.mark.long
@@ -106,6 +128,7 @@ def test_epilogue_runs_when_slurm_ends_the_job(lab: SlurmLab, tmp_path: Path, re
         lab.run("scancel", job)
     assert lab.wait_for_job(job, timeout_seconds=120)[0] == ("CANCELLED" if reason == "scancel" else "TIMEOUT")
     wait_for(tmp_path, "saved-0", "epilogue-0", timeout_seconds=10)
+    check_end(lab, tmp_path, job, "STOPPED", 143)
 
 
 @pytest.mark.long
@@ -118,7 +141,10 @@ def test_epilogue_runs_to_its_end_before_a_requeue(lab: SlurmLab, tmp_path: Path
     (tmp_path / "finish").touch()
     assert lab.wait_for_job(job) == ("COMPLETED", "0:0")
     assert (tmp_path / "epilogue-1").exists()
-    assert [result["exit_code"] for result in results(tmp_path)] == [75, 0]
+    assert [(result["state"], result["exit_code"]) for result in results(tmp_path)] == [
+        ("REQUEUED", 75),
+        ("COMPLETED", 0),
+    ]
 
 
 @pytest.mark.parametrize("victim", ["launcher", "step"])
@@ -129,6 +155,29 @@ def test_signal_to_batch_script_or_step_stops_job(lab: SlurmLab, tmp_path: Path,
     assert lab.wait_for_job(job) == ("FAILED", f"{128 + signal.SIGUSR1}:0")
     wait_for(tmp_path, "saved-0")
     assert "received SIGUSR1" in output(tmp_path)
+    check_end(lab, tmp_path, job, "STOPPED", 138)
+
+
+def test_job_that_is_requeued_waits_in_the_queue_and_resumes(lab: SlurmLab, tmp_path: Path) -> None:
+    job = submit(lab, tmp_path, "--requeue", run_options=("--requeue", "1"))
+    wait_until_ready(tmp_path)
+    lab.run("scancel", "--signal=USR1", "--batch", job)  # the signal that Slurm sends before the time limit
+
+    def status() -> dict[str, Any]:
+        found: list[dict[str, Any]] = json.loads(lab.run(TF4SLURM, "status", "--json", job).stdout)
+        return found[0]
+
+    assert wait_until(lambda: bool(results(tmp_path)), 30)
+    assert results(tmp_path)[0]["state"] == "REQUEUED"
+    assert wait_until(lambda: status()["state"] == "PENDING", 30, poll_seconds=0.3), status()
+    assert ". The last attempt was REQUEUED: The job was stopped: " in status()["reason"]
+    assert (status()["exit_code"], status()["phase"], status()["tasks"]) == (None, None, [])
+    lab.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm holds a requeued job for a while
+    wait_until_ready(tmp_path, run=1)
+    assert status()["state"] == "RUNNING"
+    (tmp_path / "finish").touch()
+    assert lab.wait_for_job(job) == ("COMPLETED", "0:0")
+    check_end(lab, tmp_path, job, "COMPLETED", 0)
 
 
 @pytest.mark.long
@@ -143,7 +192,7 @@ def test_time_limit_requeues_once_and_job_resumes(lab: SlurmLab, tmp_path: Path)
     first, second = results(tmp_path)
     assert (first["exit_code"], first["requeued"]) == (75, "time limit")
     assert (second["exit_code"], second["requeued"]) == (0, None)
-    assert "Slurm has requeued this job 1 times" in output(tmp_path)
+    assert "Slurm has requeued this job 1 time" in output(tmp_path)
 
 
 @pytest.mark.long

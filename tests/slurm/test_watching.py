@@ -84,7 +84,7 @@ def test_pending_job_has_a_reason_and_is_cancelled(watcher: Watcher) -> None:
     assert watcher.run("cancel", job_id).returncode == 0
     waited = watcher.run("wait", job_id)
     assert waited.returncode == 1
-    assert "CANCELLED" in waited.stderr
+    assert f"{job_id} STOPPED, exit code 1. Slurm's queue shows CANCELLED" in waited.stderr
 
 
 def test_running_job_has_status_and_logs_and_is_cancelled_and_resumed(watcher: Watcher) -> None:
@@ -164,8 +164,8 @@ def test_job_without_a_result_has_slurms_state(watcher: Watcher) -> None:
     assert "the launcher wrote no result. Last recorded state, at " in status["reason"]
     run = RunDirectory(Path(status["run_directory"]))
     assert wait_until(lambda: len(run.read_last_states()) == 4, 60, poll_seconds=0.5)  # written by the agents
-    assert {task["state"] for task in watcher.status(job_id)["tasks"]} <= {"ended", "exited 0", "exited -15"}
-    assert ">Lost</p>" in Path(watcher.run("report", job_id).stdout.strip()).read_text()
+    assert {task["state"] for task in watcher.status(job_id)["tasks"]} <= {"ended", "exited 0", "killed by signal 15"}
+    assert ">LOST</p>" in Path(watcher.run("report", job_id).stdout.strip()).read_text()
 
 
 @pytest.mark.long

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.jobs import Job
+from tests.jobs import TF4SLURM, Job
 from tests.processes import child_of, wait_until
 
 SCRIPT = Path(__file__).parents[2] / "TUTORIALS" / "train_digits.py"
@@ -43,6 +45,32 @@ def test_training_learns_and_all_tasks_end(job: Job) -> None:
     serving = {event["task"] for event in job.events if event["kind"] == "serving"}
     assert serving == {"chief/0", "ps/0", "worker/0", "worker/1"}
     assert job.result["warnings"] == []
+    chief = job.result["tasks"][0]
+    assert (chief["step"], chief["metrics"]["val_accuracy"]) == (660, pytest.approx(accuracy(job.stdout), abs=1e-4))
+    assert chief["metrics"]["loss"] < 0.1
+    assert chief["metrics"]["accuracy"] > 0.95
+    assert job.stderr.splitlines()[-1] == f"report: {job.run_directory / 'report.html'}"
+    page = (job.run_directory / "report.html").read_text()
+    assert ">Recommendations<" not in page
+
+
+@pytest.mark.parametrize(
+    ("command", "times"),
+    [((TF4SLURM, "run", "--ps", "0", "--no-chief", "--workers", "2", "--"), 2), ((), 1)],
+    ids=["in-step", "alone"],
+)
+def test_training_without_ps_learns_and_resumes(command: tuple[str, ...], times: int, tmp_path: Path) -> None:
+    options = ("--checkpoint-dir", str(tmp_path / "saved"), "--report-json", str(tmp_path / "report.json"))
+    for epochs in ("4", "20"):
+        run = (*command, sys.executable, str(SCRIPT), *options, "--epochs", epochs)
+        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"resuming from step \d+", done.stdout)) == times
+    assert re.search(r"epoch 4 ", done.stdout) is None
+    (printed,) = set(re.findall(r"test accuracy: ([0-9.]+)", done.stdout))
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert float(printed) == pytest.approx(report["test_accuracy"], abs=1e-4)
+    assert float(printed) >= 0.9
 
 
 @pytest.mark.long

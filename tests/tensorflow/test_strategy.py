@@ -1,4 +1,4 @@
-"""parameter_server_strategy and evaluate_checkpoints in real jobs: the README's script, shards, and failures."""
+"""parameter_server_strategy and evaluate_checkpoints in real jobs: the script of a guide, shards, and failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.servers import http2_server
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "your-script.md"
 SHARDS = """
 import tensorflow as tf
 from tf4slurm.errors import KerasError
@@ -102,17 +102,16 @@ sys.exit(5)
 """
 
 
-def readme_script(directory: Path) -> Path:
-    """Write the script of the README's section "Training code"."""
-    section = README.read_text(encoding="utf-8").partition("## Training code")[2]
-    (code,) = re.findall(r"```python\n(.*?)```", re.split(r"\n##+ ", section)[0], re.DOTALL)
+def guide_script(directory: Path) -> Path:
+    """Write the script of the guide's section "A new script"."""
+    (code,) = re.findall(r"<!-- file: train.py -->\n```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     path = directory / "train.py"
     path.write_text(code.replace('"checkpoints"', repr(str(directory / "checkpoints"))))
     return path
 
 
-def run_readme(job: Job, directory: Path) -> None:
-    script = readme_script(directory)
+def run_guide_script(job: Job, directory: Path) -> None:
+    script = guide_script(directory)
     job.start("--ps", "1", "--workers", "1", "--evaluators", "1", command=(sys.executable, str(script)))
 
 
@@ -121,8 +120,8 @@ def last_evaluation(job: Job) -> str:
     return found[-1]
 
 
-def test_readme_script_trains_and_evaluates_the_last_checkpoint(job: Job, tmp_path: Path) -> None:
-    run_readme(job, tmp_path)
+def test_guide_script_trains_and_evaluates_the_last_checkpoint(job: Job, tmp_path: Path) -> None:
+    run_guide_script(job, tmp_path)
     assert job.wait(170) == 0, job.stdout + job.stderr
     assert last_evaluation(job) == "ckpt-300"
     ends = {task["task"]: task["state"] for task in job.result["tasks"]}
@@ -140,7 +139,7 @@ def test_chief_exits_while_a_worker_is_lost(job: Job, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_killed_evaluator_restarts_and_evaluates_the_last_checkpoint(job: Job, tmp_path: Path) -> None:
-    run_readme(job, tmp_path)
+    run_guide_script(job, tmp_path)
     assert wait_until(lambda: "evaluator/0 | " in job.stdout, 120), job.stdout + job.stderr
     os.kill(child_of("evaluator/0"), signal.SIGKILL)
     assert job.wait(170) == 0, job.stdout + job.stderr
@@ -160,8 +159,8 @@ def test_split_variables_train_and_keras_3_limits_are_refused(job: Job, tmp_path
     assert "done predict_on_batch" in output
     for name in ("layer", "fit", "predict", "stateless_apply"):
         (refusal,) = re.findall(f"refused {name} (.*)", output)
-        assert "Either" in refusal
-        assert "TF_USE_LEGACY_KERAS=1" in refusal
+        advice = f"Call tf4slurm.tensorflow.{name}(model, dataset_fn" if name in ("fit", "predict") else "=1 before"
+        assert advice in refusal
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def remake(path: Path, slurm: bool) -> None:
         if slurm and session_of(notebook):
             with SlurmLab(NODES) as lab:
                 type_again(notebook, lab, directory)
-        clean(notebook, directory)
+        clean(notebook, directory, seconds)
     nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
     click.echo(f"{path.name}: executed in {seconds:.0f} s, in total {time.monotonic() - started:.0f} s")
 

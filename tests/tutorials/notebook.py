@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,14 @@ from traitlets.config import Config
 
 TUTORIALS = Path(__file__).parents[2] / "TUTORIALS"
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
-CELL_SECONDS = 300
+CELL_SECONDS = 300  # a whole notebook takes less than 180 s on two idle cores
 HOME = "/home/you"
 """Replaces the directory of the execution in the outputs."""
 
+_KEPT_METADATA = ("tags", "jupyter", "mystnb")
+"""Metadata of cells that pages and JupyterLab use: what to fold, and the alternative text of a picture."""
+
+_CONSOLE = re.compile(r"```console\n(.*?)```", re.DOTALL)
 _PACKAGES = re.compile(r"/[\w./-]+(?=/lib/python3)")
 _ADDRESS_IN_MEMORY = re.compile(r" at 0x[0-9a-f]+")
 
@@ -82,18 +88,45 @@ def execute(path: Path, directory: Path) -> Any:
 def text_of(notebook: Any) -> str:
     """Return all text in the outputs of an executed notebook."""
     texts = []
-    for cell in notebook.cells:
+    for cell in notebook["cells"]:
         for output in cell.get("outputs", ()):
             # a busy kernel may send a line in two outputs of its stream
             texts.append(output.get("text") or output.get("data", {}).get("text/plain", "") + "\n")
     return "".join(texts)
 
 
-def clean(notebook: Any, directory: Path) -> None:
-    """Remove from the outputs what identifies this machine or changes with each execution."""
+def console_blocks(notebook: Any) -> list[str]:
+    """Return the text of each block marked `console`."""
+    return [text for cell in notebook.cells if cell.cell_type == "markdown" for text in _CONSOLE.findall(cell.source)]
+
+
+def replace_console_blocks(notebook: Any, replacement: Callable[[str], str]) -> None:
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _CONSOLE.sub(lambda block: f"```console\n{replacement(block[1])}```", cell.source)
+
+
+def digest(notebook: Any) -> str:
+    """Return a hash of what is executed: the code, and the commands of the console blocks."""
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    lines = [line for block in console_blocks(notebook) for line in block.splitlines() if line.startswith("$ ")]
+    return hashlib.sha256("\n".join([*code, *lines]).encode()).hexdigest()[:16]
+
+
+def alternative_text(cell: Any) -> str:
+    """Return the alternative text of the pictures of a cell."""
+    return str(cell.metadata.get("mystnb", {}).get("image", {}).get("alt", ""))
+
+
+def clean(notebook: Any, directory: Path, seconds: float) -> None:
+    """Remove from the outputs what identifies this machine or changes with each execution.
+
+    Cells with the tag `remove-stderr` lose their standard error, as on the pages: TensorFlow's import writes to it.
+    Record what was executed, and in how many seconds.
+    """
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
-        cell["metadata"] = {}
+        cell["metadata"] = {name: value for name, value in cell.metadata.items() if name in _KEPT_METADATA}
         for output in cell.get("outputs", ()):
             output.pop("metadata", None) if output["output_type"] == "stream" else output.update(metadata={})
             if "text" in output:
@@ -102,10 +135,13 @@ def clean(notebook: Any, directory: Path) -> None:
                 if isinstance(data, str) and kind != "image/png":
                     output["data"][kind] = clean_text(data, directory)
         if cell.cell_type == "code":
-            cell["outputs"] = _joined(cell["outputs"])
+            is_quiet = "remove-stderr" in cell.metadata.get("tags", ())
+            kept = [output for output in cell["outputs"] if not (is_quiet and output.get("name") == "stderr")]
+            cell["outputs"] = _joined(kept)
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
+        "tf4slurm": {"executed": digest(notebook), "seconds": round(seconds)},
     }
 
 

@@ -15,12 +15,11 @@ from typing import Any
 
 from tests.processes import wait_until
 from tests.slurm.lab import SlurmLab
-from tests.tutorials.notebook import clean_text, environment
+from tests.tutorials.notebook import clean_text, console_blocks, environment, replace_console_blocks
 
 NODES = ("n1", "n2", "n3", "n4")
 LATER = "# some time later"
 ALL_RUN = "# when all its tasks run"
-_BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 _TYPING_SECONDS = 1.0  # a pause before each command, as a person makes, so that Slurm shows the job's settled state
 _COMMAND_SECONDS = 300
 _QUEUE_SECONDS = 300
@@ -29,16 +28,12 @@ _USER = re.compile(r"\broot\b")
 
 def session_of(notebook: Any) -> str:
     """Return the text of all console blocks; empty if the notebook has none."""
-    return "".join(
-        text for cell in notebook.cells if cell.cell_type == "markdown" for text in _BLOCK.findall(cell.source)
-    )
+    return "".join(console_blocks(notebook))
 
 
 def type_again(notebook: Any, lab: SlurmLab, directory: Path) -> None:
     """Run all console commands of a notebook in order, and replace their outputs."""
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = _BLOCK.sub(lambda block: f"```console\n{_type(block[1], lab, directory)}```", cell.source)
+    replace_console_blocks(notebook, lambda block: _type(block, lab, directory))
 
 
 def _type(block: str, lab: SlurmLab, directory: Path) -> str:

@@ -90,11 +90,11 @@ def test_no_finding_without_a_problem_or_measurements(usage: JobUsage) -> None:
 
 
 def test_findings_of_waits_restarts_and_unreported_steps() -> None:
-    restarted = TaskTimeline("worker/0", events=[TimelineEvent(5, "restarting", "")] * 2)
+    restarted = TaskTimeline("worker/0", events=[TimelineEvent(5, "restarting", "worker/0 exited with code 3")] * 2)
     timeline = Timeline(0, 100, (restarted,), (), (Wait(50, 40, "worker/3", "to register"),), 10)
     assert findings(usage_of(), timeline) == [
         "All other tasks waited 40 s for worker/3 to register, 40% of the job's duration.",
-        "2 restarts in place, 2 of them of worker/0.",
+        "2 restarts in place, 2 of them of worker/0. The last of these: worker/0 exited with code 3.",
     ]
     (silent,) = findings(usage_of(), Timeline(0, 9, (TaskTimeline("ps/0", spans=[None]),), (), (), None))  # type: ignore[list-item]
     assert silent.startswith("No task reported its steps")
@@ -106,15 +106,22 @@ def test_findings_of_waits_restarts_and_unreported_steps() -> None:
         ({"exit_code": 1, "cause": "chief/0", "tail": ["Traceback (most", "KeyError: 3"]}, "raised an exception"),
         ({"exit_code": 1, "cause": "ps/0", "meaning": ["The job's Python lacks a package."]}, "lacks a package"),
         ({"exit_code": 137, "cause": "ps/0", "tasks": [{"task": "ps/0", "returncode": -9}]}, "The job had 2 GB"),
-        ({"exit_code": 139, "cause": "ps/0", "tasks": [{"task": "ps/0", "returncode": -11}]}, "compiled library"),
         ({"exit_code": 6, "cause": "ps/0"}, "did not form"),
         ({"exit_code": 7, "cause": "ps/0"}, "lost or stalled"),
-        ({"exit_code": 143, "cause": None}, "requested the stop"),
+        ({"state": "STOPPED", "exit_code": 143}, "requested the stop"),
+        ({"state": "REQUEUED", "exit_code": 75}, "returned to Slurm's queue"),
         ({"exit_code": 1, "cause": "ps/0", "collateral": ["x"]}, "need no fix"),
     ],
 )
 def test_explanation_of_a_failure(result: dict[str, Any], words: str) -> None:
     assert words in " ".join(explain_failure(from_json(ResultFile, result), SlurmResources(memory_bytes=2 * 10**9)))
+
+
+@pytest.mark.parametrize("state", ["STOPPED", "REQUEUED"])
+def test_task_that_a_stop_ended_is_no_failure(state: str) -> None:
+    result = ResultFile(state, exit_code=143, collateral=("worker/0 on n1 was killed by signal 15 (SIGTERM)",))
+    (sentence,) = explain_failure(result, SlurmResources())
+    assert sentence.startswith("The job did not fail")
 
 
 def samples_of(*samples: dict[str, Any]) -> list[Sample]:
@@ -128,7 +135,7 @@ def test_usage_is_that_during_training() -> None:
     ]
     timeline = Timeline(0, 70, (), (TimelineEvent(60, "outcome", ""),), (), 30)
     usage = summarize_usage(["ps/0"], Curves(samples_of(*samples), 1), timeline, SlurmResources(cpus=4))
-    assert usage.tasks == (TaskUsage("ps/0", 0.5, 6, 0, 0, None),)
+    assert usage.tasks == (TaskUsage("ps/0", 0.5, 6, None, None, None),)
     assert (usage.cores, usage.memory_bytes, usage.allocation) == (0.5, 6, SlurmResources(cpus=4))
     assert (usage.num_samples, usage.seconds_after_last_step, usage.seconds) == (4, None, 70)
 

@@ -21,12 +21,18 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.spec import JobSpec
 
-STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+STUBBORN = """
+import signal
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, signal.SIG_IGN)
+print(flush=True)
+signal.pause()
+"""
 
 
 @pytest.fixture
 def stubborn(tmp_path: Path) -> Iterator[RunDirectory]:
-    """The run directory of a launcher that ignores SIGTERM."""
+    """The run directory of a launcher that ignores SIGTERM and SIGINT."""
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -48,6 +54,7 @@ def test_cancel_of_job_that_does_not_stop_kills_it_and_returns_its_end(
     stubborn: RunDirectory, grace_period_seconds: float | None, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "_CANCEL_MARGIN_SECONDS", 0.1)
+    monkeypatch.setattr(api, "_KILL_SECONDS", 0.5)
     sentences: list[str] = []
     status = api.cancel(str(stubborn.path), grace_period_seconds=grace_period_seconds, on_progress=sentences.append)
     assert sentences[-1] == sentence
@@ -85,5 +92,5 @@ def test_submit_and_estimate_refuse_a_missing_program_unless_an_environment_may_
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_repr_of_a_picture_has_no_svg() -> None:
-    assert "<svg" not in repr(Picture("<svg></svg>"))
+def test_repr_of_a_picture_is_short() -> None:
+    assert "PNG" not in repr(Picture(b"\x89PNG"))

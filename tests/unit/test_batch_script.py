@@ -249,15 +249,6 @@ def test_last_line_makes_the_same_job(spec: BatchSpec) -> None:
     assert spec_from(shlex.split(last)[2:]) == as_run(spec)
 
 
-def test_submissions_of_readme_make_scripts() -> None:
-    readme = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
-    whole = re.findall(r"^(?:\|[^|]*\| `)?tf4slurm submit (.*? -- [^`\n]*)", readme, re.MULTILINE)
-    parts = re.findall(r"\| `(--(?:het|after|requeue|snapshot)[^`]*)`", readme)
-    assert (len(whole), len(parts)) == (2, 4)
-    for line in (*whole, *(f"--workers 2 {part} -- python train.py" for part in parts)):
-        assert make_script(job_of(*shlex.split(line))).splitlines()[-1].startswith("exec ")
-
-
 def test_requeued_job_writes_new_output_file(tmp_path: Path) -> None:
     script = make_script(job_of("--single", "--", "echo", "hello"))
     for count in ("1", "2"):

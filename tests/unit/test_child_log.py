@@ -55,3 +55,19 @@ def test_tensor_on_one_line_is_shortened_and_the_following_text_kept() -> None:
 )
 def test_other_lines_are_unchanged(text: str) -> None:
     assert kept(text) == text.splitlines()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-11-23 14:51:43.45619384738291037462: E tensorflow/core/common_runtime/eager/context.cc:849]",
+        "1" * 60_000 + "x",
+        " ".join(["1234567890" * 5] * 7) + " x",
+        "." * 60_001 + "x",
+        "1e5" * 20_000 + "e",
+    ],
+)
+def test_no_line_takes_long(line: str) -> None:
+    """The agent sends no heartbeat meanwhile; some patterns would take years."""
+    assert kept(line) == [line[:500]]

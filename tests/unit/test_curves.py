@@ -1,7 +1,8 @@
-"""Curves from samples: rates of counters, thinning, missing values; and their charts."""
+"""Curves from samples: rates of counters, thinning, missing values; and the lines of charts."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Sample
-from tf4slurm.reports.charts import Chart, draw_chart, make_lines
-from tf4slurm.reports.summary import MAX_POINTS, Curves
+from tf4slurm.reports.charts import Chart, describe_values, make_lines, make_point_lines
+from tf4slurm.reports.metrics import MetricPoint, MetricSeries
+from tf4slurm.reports.summary import MAX_POINTS, Curves, summarize_usage
+from tf4slurm.reports.timeline import Timeline
+from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.typed_json import from_json
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
@@ -32,11 +36,17 @@ def test_counter_without_change_has_rate_zero_after_a_timeout() -> None:
     assert curves.cores == [[None, 0.0, 0.0, 0.0, 0.0, 0.0]]
 
 
+def test_mean_of_cores_counts_each_sample_for_its_time() -> None:
+    samples = [sample(at, cpu_seconds=[used]) for at, used in ((0, 0.0), (10, 10.0), (20, 20.0), (20.5, 24.0))]
+    usage = summarize_usage(["chief/0"], Curves(samples, 1), Timeline(0, 21, (), (), (), None), SlurmResources())
+    assert usage.tasks[0].cores == pytest.approx(24 / 20.5)
+
+
 def test_counter_that_falls_was_restarted() -> None:
     moved = [10, 20, None, 4, 8]
     curves = Curves([sample(10 * number, sent_bytes=[value]) for number, value in enumerate(moved)], 1)
     assert curves.sent == [[None, 1, None, None, 0.4]]
-    assert (curves.total_sent, curves.total_received) == ([28], [0])
+    assert (curves.total_sent, curves.total_received) == ([28], [None])
 
 
 def test_many_samples_are_thinned_out_and_counted() -> None:
@@ -44,16 +54,9 @@ def test_many_samples_are_thinned_out_and_counted() -> None:
     curves = Curves(peak, 1)
     assert len(curves.seconds) == 200 <= MAX_POINTS
     assert curves.seconds[-1] == 999
-    assert (curves.num_samples_left_out, curves.num_metrics_left_out) == (800, 0)
+    assert curves.num_samples_left_out == 800
     assert set(curves.steps[0]) == {None, 1.0}
-    assert curves.peak_memory == [9]  # also of samples that are not drawn
-
-
-def test_metrics_are_kept_by_name_and_rank() -> None:
-    curves = Curves([sample(1, metrics={"1": {"loss": 2.0}}), sample(2, metrics={"1": {"loss": 1.0, "n": 3}})], 2)
-    assert curves.metrics == {"loss": {1: [2.0, 1.0]}, "n": {1: [None, 3]}}
-    many = Curves([sample(1, metrics={"0": {f"m{number}": 1.0 for number in range(100)}})], 1)
-    assert (len(many.metrics), many.num_metrics_left_out) == (24, 76)
+    assert (curves.peak_memory, curves.peak_job_memory) == ([9], 9)  # also of samples that are not drawn
 
 
 @pytest.mark.parametrize(
@@ -61,16 +64,15 @@ def test_metrics_are_kept_by_name_and_rank() -> None:
     [
         from_json(Sample, {"memory_bytes": [1]}),
         sample(float("inf")),
-        sample(3, memory_bytes="x", step=3, metrics=[1]),
-        sample(3, memory_bytes=[None, "1", True], metrics={"x": {}, "7": {"a": 1}, "0": 3}),
-        sample(3, memory_bytes=[10**400], metrics={"0": {"a": float("nan")}}),
+        sample(3, memory_bytes="x", step=3),
+        sample(3, memory_bytes=[None, "1", True]),
+        sample(3, memory_bytes=[10**400]),
     ],
 )
 def test_damaged_sample_makes_no_curve(line: Sample) -> None:
     curves = Curves([sample(1, memory_bytes=[5, 6]), line, sample(1, memory_bytes=[7, 7])], 2)
     assert [column[0] for column in curves.memory] == [5, 6]
     assert curves.seconds[:1] == [1]
-    assert not any(value for by_rank in curves.metrics.values() for column in by_rank.values() for value in column)
 
 
 def test_real_job() -> None:
@@ -79,18 +81,63 @@ def test_real_job() -> None:
     assert 20 < min(chief) < max(chief) < 200
     assert all(0 <= (cores or 0) < 4 for column in curves.cores for cores in column)
     assert max(column[-1] or 0 for column in curves.memory) > 500e6
-    assert set(curves.metrics) == {"loss"}
 
 
-def test_many_tasks_of_a_role_are_one_line_with_a_range() -> None:
-    names = [f"worker/{index}" for index in range(9)] + ["ps/0"]
-    lines = make_lines(names, {rank: [float(rank), 1.0] for rank in range(10)})
+def test_many_tasks_of_a_role_are_one_line_with_a_band() -> None:
+    names = [*(f"worker/{index}" for index in range(9)), "ps/0"]
+    lines = make_lines([1.0, 2.0], {name: [float(rank), 1.0] for rank, name in enumerate(names)})
     assert [line.name for line in lines] == ["9 workers (mean)", "ps/0"]
     assert (lines[0].values, lines[0].low, lines[0].high) == ([4, 1], [0, 1], [8, 1])
 
 
-def test_single_value_is_drawn_as_a_dot() -> None:
-    assert make_lines(["ps/0"], {0: [None]}) == []
-    for unit, values in (("B", [None, 4.0]), ("", [-1e300, None])):
-        chart = Chart("t", unit, [1.0, 2.0], make_lines(["ps/0"], {0: values}), 2)
-        assert "h0.01" in draw_chart(chart).to_svg()
+def test_points_of_many_tasks_are_averaged_in_bins() -> None:
+    points = {f"worker/{index}": [(step + 0.0, index + 0.0) * 2 for step in range(0, 5000, 10)] for index in range(9)}
+    points = {task: [(x, y, y, y) for x, y, *_ in each] for task, each in points.items()}
+    (line,) = make_point_lines(points)
+    assert (line.name, len(line.xs)) == ("9 workers (mean)", MAX_POINTS)
+    assert set(line.values) == {4}
+    assert (set(line.low or ()), set(line.high or ())) == ({0}, {8})
+    (first, *_) = lines = make_point_lines({"ps/0": [(1.0, 2.0, 2.0, 2.0)], **points}, max_lines=9)
+    assert len(lines) == 10
+    assert (first.xs, first.values, first.low) == ([1], [2], None)
+
+
+def test_long_line_is_averaged_with_a_band_and_ends_with_the_last_value() -> None:
+    (line,) = make_point_lines({"chief/0": [(step, step % 2, step % 2, step % 2) for step in range(24_000)]})
+    assert len(line.xs) == MAX_POINTS + 1
+    assert line.values[5] == pytest.approx(0.5, abs=0.01)
+    assert (line.low, line.high) == ([*[0] * MAX_POINTS, 1], [1] * (MAX_POINTS + 1))
+    assert (line.xs[-1], line.values[-1]) == (23_999, 1)
+
+
+def metric(name: str, task: str, *values: tuple[int | None, float | None]) -> MetricSeries:
+    return MetricSeries(name, task, [MetricPoint(at, step, y, y, y) for at, (step, y) in enumerate(values)])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("val_loss", "last 3, best 0.5 at step 2,000"),
+        ("accuracy", "last 3, best 4 at step 1,000"),
+        ("queue", "last 3, lowest 0.5 at step 2,000, highest 4 at step 1,000"),
+    ],
+)
+def test_last_and_best_value_are_named(name: str, words: str) -> None:
+    series = [
+        metric(name, "worker/0", (1000, 4.0), (2000, 0.5), (3000, None)),
+        metric(name, "worker/1", *[(5, 3.0)] * 9),
+    ]
+    assert describe_values(series) == words
+    assert describe_values([metric(name, "worker/0", (1, None))]) == ""
+    assert describe_values([metric("loss", "worker/0", (None, 1.0))]) == "last 1, best 1"
+
+
+def test_json_of_a_chart_has_a_table_for_each_x_axis() -> None:
+    seconds = [1.0, 2.0]
+    lines = [*make_lines(seconds, {"ps/0": [None, 4.123456789], "worker/0": [float("inf"), 1e-300]})]
+    lines += make_point_lines({"chief/0": [(7.0, 1.0, 0.5, 2.0)]})
+    content = json.loads(Chart("t", "B", lines, 2.0).to_json())
+    assert [table["xs"] for table in content["tables"]] == [[1, 2], [7]]
+    assert [line["ys"] for line in content["tables"][0]["lines"]] == [[None, 4.12346], [None, 1e-300]]
+    assert (content["tables"][1]["lines"][0]["low"], content["end"]) == ([0.5], 2)
+    assert make_lines(seconds, {"ps/0": [None, None]}) == make_point_lines({"ps/0": []}) == []

@@ -9,7 +9,7 @@ import pytest
 
 from tf4slurm.doctor.finding import (
     Finding,
-    exit_code_of,
+    exit_code_of_findings,
     format_findings,
     format_report,
     hide_user,
@@ -51,8 +51,8 @@ def test_no_nodes_have_no_findings() -> None:
 
 
 def test_exit_code_is_3_with_a_failure() -> None:
-    assert exit_code_of([SAME, Finding("warn", "proxy", "one is set")]) == 0
-    assert exit_code_of([SAME, BAD]) == 3
+    assert exit_code_of_findings([SAME, Finding("warn", "proxy", "one is set")]) == 0
+    assert exit_code_of_findings([SAME, BAD]) == 3
 
 
 def test_findings_are_merged_after_a_round_trip_through_json() -> None:

@@ -14,7 +14,7 @@ from tf4slurm.jobs.formatting import (
     format_seconds,
     format_time,
 )
-from tf4slurm.reports.charts import number_ticks, time_ticks
+from tf4slurm.reports.timeline_chart import find_ticks
 
 CASES: dict[Callable[[float], str], dict[float, str]] = {
     format_seconds: {
@@ -57,12 +57,10 @@ def test_counts() -> None:
 
 
 def test_ticks_are_round_and_few() -> None:
-    assert number_ticks(0, 0.9, 5) == [0, 0.25, 0.5, 0.75]
-    assert number_ticks(-3, 7, 5) == [-2.5, 0, 2.5, 5]
-    assert time_ticks(0, 21, 3) == [(0, "0 s"), (15, "15 s")]
-    assert time_ticks(-900, 900, 3) == [(-900, "-15 min"), (0, "0 min"), (900, "15 min")]
-    assert time_ticks(-600, 3600, 9)[-1] == (3600, "60 min")
-    assert time_ticks(7200, 16000, 3) == [(7200, "2:00 h"), (14400, "4:00 h")]
+    assert find_ticks(0, 21) == [(0, "0 s"), (5, "5 s"), (10, "10 s"), (15, "15 s"), (20, "20 s")]
+    assert find_ticks(-900, 900)[::3] == [(-900, "-15 min"), (0, "0 min"), (900, "15 min")]
+    assert find_ticks(-600, 3600)[-1] == (3600, "60 min")
+    assert find_ticks(7200, 30000)[:2] == [(7200, "2:00 h"), (10800, "3:00 h")]
+    assert find_ticks(0, 900_000)[-1] == (864000, "10 d")
     for high in (1e-9, 1.0, 1e6, 1e14, 1e300):
-        assert 1 <= len(number_ticks(0, high, 5)) <= 12
-        assert 1 <= len(time_ticks(0, high, 9)) <= 101
+        assert 1 <= len(find_ticks(0, high)) <= 9

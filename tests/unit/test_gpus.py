@@ -39,6 +39,11 @@ def test_too_many_gpus_per_task_are_refused() -> None:
         gpu_environ({"CUDA_VISIBLE_DEVICES": ("4", "5", "7")}, None, 0, [True, False, True], 2)
 
 
+def test_gpus_per_task_without_any_gpu_are_refused() -> None:
+    with pytest.raises(PlacementError, match=r"2 GPUs for each of 1 tasks are 2, .* the step 0: none\."):
+        gpu_environ({}, None, 1, [False, True], 2)
+
+
 def step(local_rank: int = 0, **variables: str) -> SlurmStep:
     return SlurmStep.from_environ(
         {

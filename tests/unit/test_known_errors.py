@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
+import os
 import re
+import socket
 
 import pytest
 
@@ -31,13 +35,66 @@ from tf4slurm.jobs.known_errors import explain
         ("AttributeError: module 'tensorflow' has no attribute 'contrib'", "does not have any more"),
         ("tensorflow.python.framework.errors_impl.UnknownError: Could not start gRPC server", "could not listen"),
         ("ModuleNotFoundError: No module named 'x'", "lacks a package"),
+        ("ModuleNotFoundError: No module named 'tensorflow'", "has no TensorFlow"),
+        (
+            "E0000 00:00:1738697930.202924    7665 cuda_dnn.cc:522] Loaded runtime CuDNN library: 9.1.0 but source was "
+            "compiled with: 9.3.0.  CuDNN library needs to have matching major version and equal or higher minor "
+            "version.",
+            "cuDNN library is older",
+        ),
+        (
+            "InternalError: cudaGetDevice() failed. Status: CUDA driver version is insufficient for CUDA runtime "
+            "version",
+            "driver is too old",
+        ),
+        ("TypeError: Descriptors cannot not be created directly.", "protobuf does not fit"),
+        (
+            "google.protobuf.runtime_version.VersionError: Detected incompatible Protobuf Gencode/Runtime versions "
+            "when "
+            "loading basic_report.proto: gencode 5.29.5 runtime 5.27.2.",
+            "protobuf does not fit",
+        ),
+        (
+            "ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.30' not found (required by "
+            "/venv/lib/python3.8/site-packages/tensorflow/python/_pywrap_tensorflow_internal.so)",
+            "system library on that host is older",
+        ),
+        (
+            "ValueError: numpy.dtype size changed, may indicate binary incompatibility.",
+            "another major version of NumPy",
+        ),
+        ("OSError: [Errno 98] Address already in use", "has the port"),
+        ("socket.gaierror: [Errno -2] Name or service not known", "cannot be resolved"),
+        ("socket.gaierror: [Errno -3] Temporary failure in name resolution", "cannot be resolved"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=440575.0. Some of the step tasks have", "with --mem"),
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in step 3495064.0 cgroup.", "with --mem"),
+        (
+            "slurmstepd: error: *** STEP 494583.0 ON n1 CANCELLED AT 2024-04-20T09:09:37 DUE TO TIME LIMIT ***",
+            "at its time limit",
+        ),
+        (
+            "ResourceExhaustedError: OOM when allocating tensor with shape[32,64] and type float on "
+            "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
+            "GPU's memory ran out",
+        ),
+        ("failed to allocate 2.20G from device: CUDA_ERROR_OUT_OF_MEMORY: out of memory", "GPU's memory ran out"),
+        (
+            "ResourceExhaustedError: OOM when allocating tensor with shape[9] on "
+            "/job:localhost/replica:0/task:0/device:CPU:0 by allocator cpu",
+            "Memory ran out",
+        ),
+        ("OSError: [Errno 28] No space left on device: 'x'", "quota is full"),
+        ("OSError: [Errno 122] Disk quota exceeded", "quota is full"),
+        ("OSError: [Errno 116] Stale file handle", "replaced or deleted"),
+        ("PermissionError: [Errno 13] Permission denied: '/x'", "may not be read"),
     ],
 )
 def test_known_failure_has_one_line_with_cause_and_advice(text: str, meaning: str) -> None:
     (explanation,) = explain(kept(text))
     assert meaning in explanation
     assert "\n" not in explanation
-    assert re.search(r"Take|pip install|Import|Start|Run", explanation) or "start the job from" in explanation
+    action = r"\b(take|pip install|import|start|run|use|load|install|ask|make room|let|look)\b"
+    assert re.search(action, explanation, re.IGNORECASE)
 
 
 def test_dataset_of_a_custom_loop_is_not_explained_as_keras_fit() -> None:
@@ -46,7 +103,43 @@ def test_dataset_of_a_custom_loop_is_not_explained_as_keras_fit() -> None:
 
 @pytest.mark.parametrize(
     ("line", "is_memory"),
-    [("OOM when allocating tensor", True), ("CUDA out of Memory", True), ("BloomEmbedding in room.py: ZOOM", False)],
+    [
+        ("OOM when allocating tensor", True),
+        ("CUDA out of Memory", True),
+        ("BloomEmbedding in room.py: ZOOM", False),
+        ("ResourceExhaustedError: ckpt-1; No space left on device\nHint: a list of tensors when OOM happens", False),
+    ],
 )
 def test_memory_is_named_only_if_it_ran_out(line: str, is_memory: bool) -> None:
     assert any(text.startswith("Memory ran out") for text in explain([line])) is is_memory
+
+
+@pytest.mark.parametrize(
+    ("returncode", "lines", "words"),
+    [
+        (-9, [], "did not send this signal"),
+        (-9, ["Killed: out of memory"], "Memory ran out"),
+        (-11, ["step 3"], "compiled library"),
+        (-6, [], "compiled library"),
+    ],
+)
+def test_end_by_signal_is_explained(returncode: int, lines: list[str], words: str) -> None:
+    (explanation,) = explain(lines, returncode)
+    assert words in explanation
+
+
+@pytest.mark.parametrize("returncode", [1, 143, -15, None])
+def test_other_end_is_not_explained(returncode: int | None) -> None:
+    assert explain(["step 3"], returncode) == []
+
+
+def test_messages_of_this_python_are_explained() -> None:
+    """The texts come from this host's C library and from Python, not from a copy."""
+    numbers = (errno.EADDRINUSE, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EACCES)
+    messages = [str(OSError(number, os.strerror(number))) for number in numbers]
+    with pytest.raises(socket.gaierror) as unknown:
+        socket.getaddrinfo("no-such-host.invalid", 1)
+    with pytest.raises(ModuleNotFoundError) as missing:
+        importlib.import_module("tensorflow.no_such_module_or.other")
+    for message in (*messages, str(unknown.value), str(missing.value)):
+        assert len(explain([message])) == 1, message

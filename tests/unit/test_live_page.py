@@ -198,11 +198,11 @@ def test_serving_ends_when_the_launcher_is_lost(run: Path, monkeypatch: pytest.M
     monkeypatch.setattr(live_page, "_STATUS_TIMEOUT_SECONDS", 1.0)
     page = Served(run)
     assert wait_until(lambda: bool(page.ends), 10)
-    assert "The launcher is lost" in page.ends[0]
+    assert "The launcher has written nothing for 1.0 s" in page.ends[0]
 
 
 def test_deleted_run_directory_does_not_stop_the_server(served: Served, run: Path) -> None:
     shutil.rmtree(run)
     code, _, text = served.get(served.path)
     assert code == 200
-    assert "result.json is missing" in text
+    assert "events.jsonl is missing" in text

@@ -27,6 +27,7 @@ def test_every_verb_has_a_help_text(verb: str) -> None:
     done = CliRunner().invoke(main.cli, [verb, "--help"], obj={})
     assert done.exit_code == 0
     assert done.output.startswith(f"Usage: cli {verb}")
+    assert "\nExamples:\n  " in done.output
 
 
 def test_ctrl_c_ends_a_verb_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

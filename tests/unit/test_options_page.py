@@ -1,4 +1,4 @@
-"""The pages of options: docs/job-options.md is up to date, docs/options.md covers the options of other launchers."""
+"""The pages of options: that of a job is up to date, that of other launchers has all their options."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 from tf4slurm.cli.options import job_options
 from tf4slurm.cli.run import run, task
 from tf4slurm.cli.submit import submit
-from tf4slurm.settings import describe_options
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-PAGE = (DOCS / "options.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "guides/coming-from.md").read_text(encoding="utf-8")
 
 THEIRS = {
     "Ray's": "--exp-name --num-nodes --node --num-gpus --partition --load-env --command",
@@ -28,6 +27,11 @@ THEIRS = {
         "--use_custom_ray_tmp_dir --refresh_logs --watch --exclude --constraint_str --job_queue --custom_directives "
         "--code_snapshot_dir --code_snapshot_filter_patterns"
     ),
+    "torchrun": (
+        "--nnodes --nproc-per-node --rdzv-endpoint --rdzv-id --max-restarts --log-dir --redirects --tee "
+        "--signals-to-handle"
+    ),
+    "submitit": "",  # its parameters are arguments in Python
     "Old tf4slurm": "-ps -workers --data_dir --model_dir -batch_size -Iterations",
 }
 """Their options, from their sources."""
@@ -69,8 +73,3 @@ def test_every_verb_has_the_options_of_a_job() -> None:
     shared = {parameter.name for parameter in job_options("task")(nothing).__click_params__}  # type: ignore[attr-defined]
     for verb in (run, submit, task):
         assert shared <= {parameter.name for parameter in verb.params}
-
-
-def test_table_of_options_is_up_to_date() -> None:
-    page = (DOCS / "job-options.md").read_text(encoding="utf-8")
-    assert page[page.index("| option") :].rstrip() == describe_options(), "run: tf4slurm config options"

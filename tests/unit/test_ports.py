@@ -53,7 +53,10 @@ def test_kernel_picks_different_ports(held: HeldPort) -> None:
 def test_held_port_cannot_be_held_twice(held: HeldPort) -> None:
     with pytest.raises(PlacementError) as caught:
         hold_port([held.port])
-    assert str(caught.value) == f"None of the 1 ports {held.port} is free on this host. Give a larger range."
+    assert (
+        str(caught.value)
+        == f"None of the 1 ports {held.port} is free on this host. Give another range, or a larger one."
+    )
 
 
 def test_holders_take_the_first_free_candidate(held: HeldPort) -> None:

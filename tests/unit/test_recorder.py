@@ -1,4 +1,4 @@
-"""The recorder on a slow file system."""
+"""The recorder: the phases that it writes, and its writes on a slow file system."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.processes import wait_until
+from tf4slurm import __version__
 from tf4slurm.cluster import Task
-from tf4slurm.control.records import Outcome
+from tf4slurm.control.messages import ObservedState, Registration, ScriptState
+from tf4slurm.control.records import IMPORT_SECONDS, Outcome
 from tf4slurm.control.state import JobState
-from tf4slurm.jobs.recorder import Recorder
+from tf4slurm.jobs.recorder import Recorder, describe_task
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import StatusFile
 from tf4slurm.spec import JobSpec
@@ -54,3 +56,38 @@ def test_last_status_is_written_after_a_slow_earlier_write(
     assert status is not None
     assert status.phase == "ended"
     assert "is not recorded" not in caplog.text
+
+
+SERVING = ObservedState("running", 1, has_server=True)
+NEW = ObservedState("running", 1)
+STEPPED = ObservedState("running", 1, script=ScriptState(step=0))
+REPORTED = ObservedState("running", 1, script=ScriptState(metrics=(("loss", 1.0),)))
+
+
+@pytest.mark.parametrize(
+    ("chief", "worker", "seconds", "phase", "states"),
+    [
+        (NEW, NEW, 1.0, "importing", ["importing", "importing"]),
+        (NEW, SERVING, 1.0, "importing", ["importing", "running"]),
+        (SERVING, REPORTED, 1.0, "running", ["running", "running"]),
+        (STEPPED, NEW, 1.0, "training", ["running", "importing"]),
+        (NEW, NEW, IMPORT_SECONDS, "running", ["running", "running"]),
+        (ObservedState("exited", 1, returncode=1), NEW, 1.0, "importing", ["exited", "importing"]),
+    ],
+)
+def test_task_is_importing_until_it_serves_or_reports(
+    chief: ObservedState, worker: ObservedState, seconds: float, phase: str, states: list[str]
+) -> None:
+    state = JobState([Task("chief", 0), Task("worker", 0)], JobSpec(max_attempts=2), 100.0, lambda *_, **__: None)
+    assert state.describe_phase(100.0) == "rendezvous"
+    for rank in range(2):
+        state.on_registration(Registration(rank, "n1", "10.0.0.1", 4000 + rank, f"i{rank}", __version__), 100.0)
+    for rank in range(2):
+        state.on_observed_state(rank, ObservedState("ready"), 100.0)
+    for rank, observed in enumerate((NEW, NEW)):
+        state.on_observed_state(rank, observed, 100.0)
+    for record, observed in zip(state.records, (chief, worker), strict=True):
+        record.observed = observed
+    now = 100.0 + seconds
+    assert state.describe_phase(now) == phase
+    assert [describe_task(record, 100.0, now).state for record in state.records] == states

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,20 @@ def test_jobs_started_within_a_second_keep_their_order(environ: dict[str, str], 
     for number in range(20):
         register_job(f"sweep-{number}", tmp_path, environ, str(number))
     assert [job.job_id for job in registered_jobs(environ)] == [str(number) for number in reversed(range(20))]
+
+
+def test_local_jobs_that_started_in_the_same_second_have_their_own_run_directories(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    runs = [RunDirectory.create(tmp_path / "runs", "train-20261123-092334") for _ in range(2)]
+    jobs = [register_job(run.path.name, run.path.parent, environ) for run in runs]
+    assert [job.run_directories for job in jobs] == [[runs[0]], [runs[1]]]
+    runs[1].write(JobFile(started="2026-11-23T09:23:34+0100"))
+    assert (
+        find_job(str(runs[1].path), environ).started
+        == datetime(2026, 11, 23, 8, 23, 34, tzinfo=timezone.utc).timestamp()
+    )
+    assert [latest_run(find_job(str(run.path), environ)) for run in runs] == runs
 
 
 def test_unregistered_job_is_found_by_the_path_of_its_run_directory(environ: dict[str, str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A task's place, the endpoint of its control service, and its rendezvous at a real service."""
+"""A task's identity, the endpoint of its control service, and its rendezvous at a real service."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pytest
 from tests.unit.test_service_and_client import CREDENTIALS, OTHER_JOB, SHARED, cancel, serving, until
 from tf4slurm.agent.rendezvous import (
     LocalTask,
-    Place,
     Rendezvous,
+    TaskIdentity,
     is_under_launcher,
-    read_place,
+    read_identity,
     spec_from_environ,
     spec_to_environ,
 )
@@ -50,27 +50,27 @@ HERE = LocalTask(0, "laptop")
 LIMITS = JobSpec(heartbeat_interval_seconds=0.05, heartbeat_timeout_seconds=2)
 
 
-# The place
+# The identity
 
 
 def test_place_of_a_local_task_is_read_from_the_launchers_variables() -> None:
-    assert read_place({RANK_VARIABLE: "3"}) == LocalTask(3, socket.gethostname())
+    assert read_identity({RANK_VARIABLE: "3"}) == LocalTask(3, socket.gethostname())
 
 
 def test_place_in_a_step_is_read_from_slurms_variables() -> None:
-    place = read_place(STEP)
-    assert isinstance(place, SlurmStep)
-    assert place.rank == int(STEP["SLURM_PROCID"])
-    assert place.port_candidates == (23164, 23165, 23166, 23167, 23168, 23163)
+    identity = read_identity(STEP)
+    assert isinstance(identity, SlurmStep)
+    assert identity.rank == int(STEP["SLURM_PROCID"])
+    assert identity.port_candidates == (23164, 23165, 23166, 23167, 23168, 23163)
 
 
 def test_local_launcher_inside_a_step_takes_precedence() -> None:
-    assert read_place({**STEP, RANK_VARIABLE: "5"}) == LocalTask(5, "r1-n9")
+    assert read_identity({**STEP, RANK_VARIABLE: "5"}) == LocalTask(5, "r1-n9")
 
 
 def test_place_without_variables_is_an_error() -> None:
     with pytest.raises(SlurmEnvironmentError, match="this process is not a task of a Slurm step"):
-        read_place({})
+        read_identity({})
 
 
 # The endpoint and the spec
@@ -97,9 +97,9 @@ def test_endpoint_survives_the_environment() -> None:
     ],
 )
 def test_launch_address_of_slurm_comes_first(launch_address: str | None, hosts: list[str]) -> None:
-    place = read_place({**STEP, "SLURM_LAUNCH_NODE_IPADDR": launch_address or ""})
-    assert isinstance(place, SlurmStep)
-    found = ControlEndpoint.from_environ(SERVICE.to_environ(), place.launch_address)
+    identity = read_identity({**STEP, "SLURM_LAUNCH_NODE_IPADDR": launch_address or ""})
+    assert isinstance(identity, SlurmStep)
+    found = ControlEndpoint.from_environ(SERVICE.to_environ(), identity.launch_address)
     assert found.addresses == tuple(Address(host, 5000) for host in hosts)
 
 
@@ -291,12 +291,12 @@ def test_registration_made_for_several_addresses_holds_one_port() -> None:
 
 
 @contextlib.asynccontextmanager
-async def registered(spec: JobSpec, place: Place) -> AsyncIterator[tuple[Rendezvous, JobState]]:
+async def registered(spec: JobSpec, identity: TaskIdentity) -> AsyncIterator[tuple[Rendezvous, JobState]]:
     """A rendezvous with a real service of one task, up to its registration."""
     state = JobState([Task("worker", 0)], LIMITS, time.monotonic(), lambda *_, **__: None)
     control = ControlService(state, CREDENTIALS)
     service = ControlEndpoint((Address("127.0.0.1", await control.start()),), SHARED)
-    rendezvous = Rendezvous(place, spec, lambda: service)
+    rendezvous = Rendezvous(identity, spec, lambda: service)
     running = asyncio.create_task(rendezvous.client.run())
     try:
         deadline = time.monotonic() + 10
@@ -313,9 +313,9 @@ async def registered(spec: JobSpec, place: Place) -> AsyncIterator[tuple[Rendezv
             rendezvous.held_port.close()
 
 
-def check_registered(spec: JobSpec, place: Place, check: Callable[[Rendezvous, JobState], None]) -> None:
+def check_registered(spec: JobSpec, identity: TaskIdentity, check: Callable[[Rendezvous, JobState], None]) -> None:
     async def run() -> None:
-        async with registered(spec, place) as (rendezvous, state):
+        async with registered(spec, identity) as (rendezvous, state):
             check(rendezvous, state)
 
     asyncio.run(run())
@@ -347,7 +347,7 @@ def test_requested_ports_take_precedence_over_those_that_slurm_reserves(requeste
     def check(rendezvous: Rendezvous, state: JobState) -> None:
         assert state.records[0].address in [Address("127.0.0.1", port) for port in (mine if requested else reserved)]
 
-    place = read_place(
+    identity = read_identity(
         {
             **STEP,
             "SLURM_PROCID": "0",
@@ -357,7 +357,7 @@ def test_requested_ports_take_precedence_over_those_that_slurm_reserves(requeste
             "SLURM_STEP_RESV_PORTS": ",".join(map(str, reserved)),
         }
     )
-    check_registered(JobSpec(workers=1, ports=mine if requested else ()), place, check)
+    check_registered(JobSpec(workers=1, ports=mine if requested else ()), identity, check)
 
 
 def test_missing_interface_is_reported_to_the_launcher() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
 import shutil
+import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,9 +19,11 @@ from click.testing import CliRunner
 from benchmarks.report import write_large_run
 from tests.png import count_colors
 from tf4slurm.cli.main import cli
-from tf4slurm.errors import MissingDependencyError, RunDirectoryError
+from tf4slurm.errors import MissingDependencyError, OptionError, RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.reports.report import make_picture, make_report
+from tf4slurm.reports.comparison import make_comparison
+from tf4slurm.reports.picture import make_picture
+from tf4slurm.reports.report import make_report, read_template
 from tf4slurm.reports.summary import JobSummary
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
@@ -56,13 +61,16 @@ def run(tmp_path: Path) -> Path:
 
 def test_report_of_a_completed_job() -> None:
     words = page_of(RUNS / "digits").words
-    for expected in ("Completed", "digits", "python train.py --epochs 150", "55 s", "1 chief, 1 ps, 2 workers"):
+    for expected in ("COMPLETED", "digits", "python train.py --epochs 150", "55 s", "1 chief, 1 ps, 2 workers"):
         assert expected in words
-    for expected in ("3,303", "training", "restarting", "Steps per second", "Reported metric: loss", "Memory per task"):
+    for expected in ("3,303", "training", "restarting", "Steps per second", "loss", "Memory per task"):
         assert expected in words
-    assert "worker/1: restarting for" in words
-    assert "worker/1 was restarted once." in words
-    assert "failed" not in words.replace("failed or lost", "")
+    assert "last 4.58e-05, best 4.58e-05 at step 3,303" in words
+    titles = [value for name, value in page_of(RUNS / "digits").attributes if name == "title"]
+    assert any(title.startswith("worker/1: restarting for") for title in titles)
+    assert "A task was restarted: worker/1 on laptop restart 1 in place." in words
+    assert "restarted in place" in words
+    assert "connection lost" not in words  # the legend has only marks that occur
 
 
 def test_report_of_a_failed_job_shows_the_reason_first() -> None:
@@ -78,6 +86,7 @@ def test_report_of_a_failed_job_shows_the_reason_first() -> None:
 
 def test_page_loads_nothing() -> None:
     text = make_report(JobSummary(RunDirectory(RUNS / "digits")))
+    text = text.replace("https://github.com/leeoniya/uPlot", "", 1)  # in the first line of the library
     page = Page(text)
     assert not {"link", "img", "iframe", "object"} & {*page.elements} - {"link"}
     assert not [value for name, value in page.attributes if name in ("src", "href", "xlink:href") and value != "data:,"]
@@ -95,14 +104,82 @@ def test_cut_or_missing_file_affects_only_its_part(run: Path, name: str) -> None
     assert "chief/0" in page_of(run).words
 
 
+@pytest.mark.parametrize(
+    ("phase", "word"),
+    [
+        ("rendezvous", "Forming the cluster"),
+        ("checking", "Checking addresses"),
+        ("importing", "Importing"),
+        ("running", "Running"),
+        ("training", "Training"),
+        ("stopping", "Stopping"),
+        ("terminating", "Ending"),
+        ("ended", "Ending"),
+        (None, "Starting"),
+    ],
+)
+def test_page_of_a_running_job_has_its_phase_and_no_recommendation(
+    tmp_path: Path, phase: str | None, word: str
+) -> None:
+    run = Path(shutil.copytree(RUNS / "digits", tmp_path / "digits"))
+    assert "Recommendations" in page_of(run).words
+    (run / "result.json").unlink()
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps({**status, "phase": phase, "time": time.time()}))
+    words = page_of(run).words
+    assert words.strip().startswith(f"digits: {word}")
+    assert not [
+        each for each in ("Recommendations", "Missing information", "Why the job", "its launcher") if each in words
+    ]
+
+
+def test_running_job_has_the_warnings_that_still_hold(run: Path) -> None:
+    (run / "result.json").unlink()
+    with (run / "events.jsonl").open("a") as file:
+        file.write(
+            json.dumps({"time": 1e9, "seconds": 2.0, "kind": "warning", "text": "No server has started."}) + "\n"
+        )
+    status = {**json.loads((run / "status.json").read_text()), "time": time.time()}
+    for warnings in ([], ["The ps do not answer."]):
+        (run / "status.json").write_text(json.dumps({**status, "warnings": warnings}))
+        words = page_of(run).words
+        assert ("The ps do not answer." in words) == bool(warnings)
+        assert "No server has started." not in words
+
+
+def cells_of(run: Path) -> list[list[str]]:
+    """Return the rows of the table of resource usage."""
+    text = make_report(JobSummary(RunDirectory(run))).partition("Resource usage</h2>")[2].partition("</table>")[0]
+    return [re.findall("<t[hd]>(.*?)</t[hd]>", row) for row in text.split("</tr>")[:-1]]
+
+
+def test_usage_has_gpu_columns_only_if_a_gpu_was_measured(run: Path) -> None:
+    header, chief, ps, worker, job = cells_of(run)
+    assert header == ["role", "tasks", "cores, mean", "cores, busiest task", "memory, peak", "sent", "received"]
+    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    for number, sample in enumerate(samples):
+        sample.update(gpu_percent=[None, None, 40, 60], gpu_memory_bytes=[None, None, 10**9, 10**9 * (1 + number % 2)])
+        sample.update(sent_bytes=[None] * 4)
+    (run / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    header, chief, ps, worker, job = cells_of(run)
+    assert header[5:7] == ["GPU use, mean", "GPU memory, peak"]
+    assert [row[5:8] for row in (chief, ps)] == [["–", "–", "–"]] * 2
+    assert [row[5:8] for row in (worker, job)] == [["50 %", "2 GB", "–"], ["50 %", "3 GB", "–"]]
+
+
+def test_without_measurements_there_is_no_usage(run: Path) -> None:
+    (run / "samples.jsonl").write_text('{"seconds": 1.0, "memory_bytes": [null, null, null, null]}\n')
+    assert "Resource usage" not in page_of(run).words
+
+
 def test_missing_files_are_named(run: Path) -> None:
     for name in FILES[2:4]:
         (run / name).unlink()
     words = page_of(run).words
     assert "events.jsonl is missing" in words
-    assert "result.json is missing: the job still runs, or its launcher was killed. The last recorded" in words
+    assert re.search("The launcher has written nothing for [^:]*: it is stopped, its host failed, or the", words)
     empty = RunDirectory.create(run, "empty").path
-    assert "No phase was recorded." in page_of(empty).words
+    assert page_of(empty).words.strip().startswith("empty: UNKNOWN")
 
 
 def test_last_lines_come_from_the_log_without_a_tail(run: Path) -> None:
@@ -110,7 +187,7 @@ def test_last_lines_come_from_the_log_without_a_tail(run: Path) -> None:
     (run / "result.json").write_text(json.dumps({**result, "tail": [], "log": "/elsewhere/logs/chief-0.1.log"}))
     assert "ValueError: images" in page_of(run).words
     (run / "result.json").write_text(json.dumps({**result, "tail": [], "log": "/etc/passwd"}))
-    assert "root:" not in page_of(run).words
+    assert "root:x" not in page_of(run).words
 
 
 def test_no_text_of_a_job_becomes_markup(run: Path) -> None:
@@ -130,6 +207,8 @@ def test_no_text_of_a_job_becomes_markup(run: Path) -> None:
                 line["task"] += HOSTILE
             line["metrics"] = {"0": {HOSTILE: 1.0}}
         (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    reports = run / "metrics" / "chief-0.1.jsonl"
+    reports.write_text(reports.read_text().replace('"loss"', json.dumps(HOSTILE)))
     page = page_of(run)
     assert page.words.count("<script>evil()</script>") >= 5
     assert {*page.elements} <= {*usual.elements, "ul", "li"}
@@ -139,7 +218,7 @@ def test_no_text_of_a_job_becomes_markup(run: Path) -> None:
     assert "\x00" not in text
     assert "\u202e" not in text
     text.encode()  # no half of a surrogate pair
-    ElementTree.fromstring(make_picture(JobSummary(RunDirectory(run))))
+    ElementTree.fromstring(make_picture(JobSummary(RunDirectory(run)), "svg"))
 
 
 def test_damaged_run_directory_has_a_report(run: Path) -> None:
@@ -159,31 +238,60 @@ def test_thousand_tasks_are_grouped(tmp_path: Path) -> None:
     run = write_large_run(tmp_path)
     text = make_report(JobSummary(run))
     words = Page(text).words
-    assert "20 of 1,000 tasks, those with the most events, have a row of their own" in words
+    assert (
+        "20 of 1,000 tasks have a row of their own: small roles, and tasks with the most events. The other 980" in words
+    )
+    assert words.strip().startswith("large-1000: COMPLETED")
+    assert re.search(r"1,0\d\d restarts in place", words)
     assert re.search(r"grouped by role.*Events of \d+ grouped tasks are only in events.jsonl", words)
     assert "180 of 360 samples are drawn" in words
     assert "ps/0 transferred" in words
     assert len(text) < 1_000_000
 
 
+def test_large_job_is_drawn_in_few_lines(tmp_path: Path) -> None:
+    page = Page(make_report(JobSummary(write_large_run(tmp_path))))
+    charts = [json.loads(value) for name, value in page.attributes if name == "data-chart"]
+    names = [[line["name"] for table in chart["tables"] for line in table["lines"]] for chart in charts]
+    assert ["chief/0", "16 ps (mean)", "983 workers (mean)"] in names
+    assert names[0] == ["chief/0"]
+    assert charts[0]["title"] == "loss"
+    assert max(map(len, names)) == 3
+
+
+def test_page_contains_the_unchanged_library_and_its_licence() -> None:
+    text = make_report(JobSummary(RunDirectory(RUNS / "digits")))
+    library = read_template("vendor/uPlot-1.6.32.min.js")
+    assert hashlib.sha256(library.encode()).hexdigest().startswith("19c8d4c6ad88929a79f4ae49d6f71615")
+    assert library in text
+    assert "The MIT License (MIT)\n\nCopyright (c) 2022 Leon Sorokin" in text
+
+
 def test_picture_is_an_svg_file() -> None:
-    root = ElementTree.fromstring(make_picture(JobSummary(RunDirectory(RUNS / "digits"))))
+    root = ElementTree.fromstring(make_picture(JobSummary(RunDirectory(RUNS / "digits")), "svg"))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert "Memory per task" in "".join(root.itertext())
-    assert "var(" not in ElementTree.tostring(root, encoding="unicode")
+    assert len(ElementTree.tostring(root)) > 50_000
 
 
 def test_png_has_bars_and_text(run: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / "report.png")], obj={}).exit_code == 0
     colors = count_colors(tmp_path / "report.png")
     assert colors[bytes.fromhex("56b4e9")] > 1_000, "no bar of the state importing"
-    assert colors[bytes.fromhex("1c2330")] > 500, "no text"
+    assert colors[bytes.fromhex("000000")] > 500, "no text"
 
 
-def test_png_without_a_font_is_an_error(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tf4slurm.reports.report._FONTS", ("No Such Font",))
+def test_picture_of_thousand_tasks_has_bands(tmp_path: Path) -> None:
+    (tmp_path / "report.png").write_bytes(make_picture(JobSummary(write_large_run(tmp_path)), "png", 60))
+    assert count_colors(tmp_path / "report.png")[bytes.fromhex("009e73")] > 20_000
+
+
+def test_picture_without_matplotlib_names_the_package(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     refused = CliRunner().invoke(cli, ["report", str(run), "-o", str(tmp_path / "report.png")], obj={})
     assert isinstance(refused.exception, MissingDependencyError)
+    assert 'pip install "tf4slurm[plot]"' in str(refused.exception)
     assert not (tmp_path / "report.png").exists()
 
 
@@ -193,8 +301,74 @@ def test_command_writes_the_file_and_prints_its_path(run: Path, tmp_path: Path) 
     assert "Why the job failed" in (run / "report.html").read_text()
     drawing = tmp_path / "report.svg"
     assert CliRunner().invoke(cli, ["report", str(run), "-o", str(drawing)], obj={}).exit_code == 0
-    assert drawing.read_text().startswith("<svg ")
+    assert "<svg " in drawing.read_text()
     refused = CliRunner().invoke(cli, ["report", str(run), "-o", "report.pdf"], obj={})
     assert isinstance(refused.exception, RunDirectoryError)
     assert "is no format of a report" in str(refused.exception)
     assert CliRunner().invoke(cli, ["report", str(run), "-o", "-"], obj={}).stdout.startswith("<!DOCTYPE html>")
+
+
+def test_links_to_logs_are_relative_to_the_file(run: Path, tmp_path: Path) -> None:
+    (run / "logs" / "worker-0.1.log").touch()
+    for path, link in (
+        ("report.html", "logs/chief-0.1.log"),
+        (str(tmp_path / "here.html"), "broken/logs/chief-0.1.log"),
+    ):
+        CliRunner().invoke(cli, ["report", str(run), "-o", str(run / path)], obj={}, catch_exceptions=False)
+        page = Page((run / path).read_text())
+        links = [value for name, value in page.attributes if name == "href" and value != "data:,"]
+        assert links == [link, link, link.replace("chief", "worker")]
+        assert all(((run / path).parent / each).is_file() for each in links)
+    text = CliRunner().invoke(cli, ["report", str(run), "-o", "-"], obj={}).stdout
+    assert "/logs/chief-0.1.log" in text
+
+
+def test_comparison_shows_both_jobs(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(RUNS / "digits", tmp_path / "digits")
+    result = CliRunner().invoke(cli, ["report", str(tmp_path / "digits"), str(run)], obj={}, catch_exceptions=False)
+    path = tmp_path / "digits" / "comparison.html"
+    assert result.stdout == f"{path}\n"
+    page = Page(path.read_text())
+    rows = re.findall(r"<tr><th>(.*?)</th><td>(.*?)</td><td>(.*?)</td></tr>", path.read_text())
+    facts = {name: (first, second) for name, first, second in rows}
+    assert facts["outcome"] == ("COMPLETED", "FAILED")
+    assert facts["duration"] == ("55 s", "28 s")
+    assert facts["loss"] == ("last 4.58e-05, best 4.58e-05 at step 3,303", "last 0.00348, best 0.00348 at step 572")
+    assert facts["command"] == ("python train.py --epochs 150 --seed 1", "python train_broken.py --epochs 60")
+    assert "Python" not in facts  # it does not differ
+    charts = [json.loads(value) for name, value in page.attributes if name == "data-chart"]
+    assert [line["name"] for table in charts[0]["tables"] for line in table["lines"]] == [
+        "digits: chief/0",
+        "broken: chief/0",
+    ]
+    assert charts[1]["end"] == pytest.approx(55.1, abs=0.1)
+
+
+def test_comparison_escapes_text_of_a_job(run: Path, tmp_path: Path) -> None:
+    job = json.loads((run / "job.json").read_text())
+    job.update(command=[HOSTILE], options={HOSTILE: {HOSTILE: [HOSTILE]}}, versions={HOSTILE: HOSTILE})
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    (run / "job.json").write_text(json.dumps(job))
+    usual = Page(make_comparison(*[JobSummary(RunDirectory(other))] * 2))
+    page = Page(make_comparison(JobSummary(RunDirectory(run)), JobSummary(RunDirectory(other))))
+    assert {*page.elements} <= {*usual.elements, "table", "thead", "tbody", "tr", "th", "td"}
+    assert page.words.count("<script>evil()</script>") >= 3
+    assert "Nothing differs." in usual.words
+
+
+def test_versions_and_the_git_commit_are_shown(run: Path) -> None:
+    job = json.loads((run / "job.json").read_text())
+    versions = {"tf4slurm": "0.1.0", "python": "3.11.7", "tensorflow": "2.21.0", "keras": "3.12.0"}
+    job.update(versions=versions, commit="0123456789abcdef", is_dirty=True)
+    (run / "job.json").write_text(json.dumps(job))
+    shown = "tf4slurm 0.1.0 · Python 3.11.7 · TensorFlow 2.21.0 · Keras 3.12.0 · git commit 0123456789 with uncommitted"
+    assert shown in page_of(run).words
+
+
+def test_three_jobs_are_refused(run: Path) -> None:
+    refused = CliRunner().invoke(cli, ["report", *[str(run)] * 3], obj={})
+    assert isinstance(refused.exception, OptionError)
+    assert "3 jobs were given" in str(refused.exception)
+    refused = CliRunner().invoke(cli, ["report", *[str(run)] * 2, "-o", "a.svg"], obj={})
+    assert isinstance(refused.exception, RunDirectoryError)
+    assert "'.svg' is no format of a comparison" in str(refused.exception)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tf4slurm.control.records import Outcome
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event
+from tf4slurm.launch.requeue import mark_requeued
 from tf4slurm.launch.result import Result, make_result_file
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.output import LineWriter
@@ -38,7 +41,7 @@ def trained() -> JobState:
 
 
 def result_of(state: JobState, seconds: float) -> Result:
-    return Result(make_result_file(state, DIRECTORY, START, START + seconds), DIRECTORY)
+    return Result(make_result_file(state, DIRECTORY, START, START + seconds), DIRECTORY, DIRECTORY.path / "report.html")
 
 
 def succeeded() -> Result:
@@ -71,10 +74,12 @@ task      node  address         started  ended   end
 chief/0   n0    10.0.0.0:40000  1.00 s   3.00 s  exited with code 0
 ps/0      n0    10.0.0.0:40001  1.00 s   3.20 s  terminated
 worker/0  n1    10.0.0.1:40002  1.00 s   3.25 s  terminated
-worker/1  n1    10.0.0.1:40003  2.50 s   3.30 s  terminated (restarted 1 times)
+worker/1  n1    10.0.0.1:40003  2.50 s   3.30 s  terminated (restarted 1 time)
+
+COMPLETED in 3.5 s. Training is done: every task that the job waits for exited with code 0.
 
 logs: /runs/digits-42/logs
-COMPLETED in 3.5 s. Training is done: every task that the job waits for exited with code 0."""
+report: /runs/digits-42/report.html"""
 
 FAILURE = """
 task      node  address         started  ended   end
@@ -83,14 +88,16 @@ ps/0      n0    10.0.0.0:40001  1.00 s   2.00 s  was killed by signal 9 (SIGKILL
 worker/0  n1    10.0.0.1:40002  1.00 s   2.30 s  terminated
 worker/1  n1    10.0.0.1:40003  1.00 s   3.00 s  lost
 
-logs: /runs/digits-42/logs
 FAILED with exit code 137 after 3.0 s.
 Root cause: ps/0 on n0 was killed by signal 9 (SIGKILL).
 The last lines of /runs/digits-42/logs/ps-0.1.log:
     Loading
     Killed: out of memory
 Explanation: Memory ran out: ask for more, or take smaller batches.
-Failure that followed: chief/0 on n0 exited with code 1."""
+Failure that followed: chief/0 on n0 exited with code 1.
+
+logs: /runs/digits-42/logs
+report: /runs/digits-42/report.html"""
 
 MISSING = """
 task      node  address         started  ended  end
@@ -99,10 +106,12 @@ ps/0      -     -               -        -      never registered
 worker/0  -     -               -        -      never registered
 worker/1  -     -               -        -      never registered
 
-logs: /runs/digits-42/logs
 FAILED with exit code 6 after 300.1 s.
 Root cause: The cluster did not form within 300 s: ps/0 (rank 1), worker/0 (rank 2) and worker/1 (rank 3) did not \
-register. Look at their logs, or raise --start-timeout."""
+register. Look at their logs, or raise --start-timeout.
+
+logs: /runs/digits-42/logs
+report: /runs/digits-42/report.html"""
 
 STOPPED = """
 task      node  address         started  ended   end
@@ -111,9 +120,10 @@ ps/0      -     -               -        -       never registered
 worker/0  -     -               -        -       never registered
 worker/1  -     -               -        -       never registered
 
+STOPPED with exit code 130 after 2.0 s. The job was stopped: the launcher received SIGINT.
+
 logs: /runs/digits-42/logs
-FAILED with exit code 130 after 2.0 s.
-Root cause: The job was stopped: the launcher received SIGINT."""
+report: /runs/digits-42/report.html"""
 
 
 def missing() -> Result:
@@ -128,7 +138,7 @@ def missing() -> Result:
 def stopped() -> Result:
     state = JobState(TASKS, JobSpec(), START, lambda *_, **__: None)
     state.on_registration(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
-    state.on_spawner_exit(Outcome(130, "The job was stopped: the launcher received SIGINT."), START + 2)
+    state.on_stop(signal.SIGINT, "the launcher received SIGINT", START + 2)
     state.on_observed_state(0, ObservedState("terminated"), START + 2)
     return result_of(state, 2.0)
 
@@ -140,6 +150,19 @@ def stopped() -> Result:
 )
 def test_summary(result: Result, text: str) -> None:
     assert "\n".join(summary(result)) == text
+
+
+def test_last_lines_of_a_requeued_job() -> None:
+    result = stopped()
+    requeued = dataclasses.replace(mark_requeued(result.file, "time limit"), warnings=("No server answered.",))
+    assert summary(result._replace(file=requeued))[-5:] == [
+        "REQUEUED with exit code 75 after 2.0 s. The job was stopped: the launcher received SIGINT. It is requeued "
+        "(time limit).",
+        "WARNING: No server answered.",
+        "",
+        "logs: /runs/digits-42/logs",
+        "report: /runs/digits-42/report.html",
+    ]
 
 
 def test_failed_job_has_one_root_cause() -> None:

@@ -27,7 +27,7 @@ ANSWER = """JobId=7 JobName=wrap
    NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
 """
 RUNNING = SlurmJob("RUNNING", is_batch=True, can_requeue=True, is_preempted=False, partition="low")
-STOPPED = ResultFile(143, "The job was stopped: the launcher received SIGTERM.")
+STOPPED = ResultFile("STOPPED", 143, "The job was stopped: the launcher received SIGTERM.")
 
 
 def test_job_is_parsed_from_scontrol() -> None:

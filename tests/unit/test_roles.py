@@ -37,7 +37,7 @@ def test_properties_of_each_role(
         is_wait_bounded=bounded,
         is_restarted=restarted,
         is_in_cluster=in_cluster,
-        serves=task_type == "ps" or task_type.startswith("data-"),
+        is_server=task_type == "ps" or task_type.startswith("data-"),
         sees_gpus=gpus,
         program="tensorflow/data_service.py" if task_type.startswith("data-") else "",
     )

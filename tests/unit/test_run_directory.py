@@ -90,7 +90,7 @@ def test_second_result_on_a_full_disk_replaces_the_first(tmp_path: Path, first: 
         requeued = ResultFile(exit_code=75, requeued="time limit", tail=("x" * (20_000 if "long" in first else 1),))
         if first == "on the full disk":
             fill(tmp_path / "runs")
-            with pytest.raises(RunDirectoryError, match="the exit code and the reason alone"):
+            with pytest.raises(RunDirectoryError, match="the state, the exit code and the reason alone"):
                 run.write_result(requeued)
         else:
             run.write_result(requeued)
@@ -98,7 +98,7 @@ def test_second_result_on_a_full_disk_replaces_the_first(tmp_path: Path, first: 
         result = run.read(ResultFile)
         assert result is not None
         assert result.exit_code == 75
-        with pytest.raises(RunDirectoryError, match="the exit code and the reason alone"):
+        with pytest.raises(RunDirectoryError, match="the state, the exit code and the reason alone"):
             run.write_result(ResultFile(exit_code=143, reason="The job was stopped."))
         assert run.read(ResultFile) == ResultFile(exit_code=143, reason="The job was stopped.")
 

@@ -19,6 +19,7 @@ from tests.processes import wait_until
 from tf4slurm import script_api, script_channel
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.control.messages import DesiredState, ScriptState
+from tf4slurm.control.script_reports import ScriptReport
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.script_api import barrier, report
 from tf4slurm.script_channel import CompletionSignal, ScriptChannel, to_socket_address
@@ -30,6 +31,7 @@ class Agent:
 
     def __init__(self) -> None:
         self.reports: list[ScriptState] = []
+        self.points: list[ScriptReport] = []
         self._is_open = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
@@ -37,7 +39,7 @@ class Agent:
         self.name = self._server.name
 
     async def _serve(self) -> None:
-        self._server = ScriptChannelServer(self.reports.append)
+        self._server = ScriptChannelServer(self.reports.append, self.points.append)
         await self._server.open()
         self._loop, self._is_over = asyncio.get_running_loop(), asyncio.Event()
         self._is_open.set()
@@ -83,9 +85,10 @@ def no_channel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_last_of_many_reports_is_received(agent: Agent) -> None:
     script = ScriptChannel(agent.name)
     for step in range(1000):
-        script.send_soon(step=step, metrics=(("loss", 0.5),))
+        script.report(step, {"loss": 0.5})
     agent.wait_for(lambda report: report.step == 999)
     assert len(agent.reports) < 20
+    assert (sum(report.reports for report in agent.points), agent.points[-1].step) == (1000, 999)
     script.completion_signal.send()
     agent.wait_for(lambda report: report == ScriptState(step=999, metrics=(("loss", 0.5),), completion="done"))
 
@@ -111,6 +114,49 @@ def test_report_of_no_number_warns_without_an_agent() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report(other="abc")  # type: ignore[arg-type]
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize("value", [10**5000, Unprintable(), 1j, [1.0], {}, b"one"], ids=type)
+def test_report_of_any_value_raises_nothing(own_agent: Agent, value: Any) -> None:
+    with pytest.warns(RuntimeWarning, match="which is not a number: it is left out") as caught:
+        report(step=value, loss=value, accuracy=0.5)
+    assert len([each for each in caught if each.category is RuntimeWarning]) == 2
+    own_agent.wait_for(lambda report: report == ScriptState(metrics=(("accuracy", 0.5),)))
+
+
+def test_report_is_sent_where_no_thread_can_be_started(own_agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    report(step=0)
+    own_agent.wait_for(lambda report: report.step == 0)
+    monkeypatch.setattr(threading.Timer, "start", fail)
+    for step in range(1, 4):
+        report(step=step, loss=0.5)
+    own_agent.wait_for(lambda report: report.step == 3)
+    assert [point.step for point in own_agent.points] == [0, 1, 2, 3]
+
+
+def test_metrics_of_different_reports_are_kept(own_agent: Agent) -> None:
+    report(step=7, loss=0.5)
+    report(accuracy=0.25)
+    report(step=8, loss=0.4)
+    own_agent.wait_for(lambda report: report == ScriptState(step=8, metrics=(("loss", 0.4), ("accuracy", 0.25))))
+
+
+def test_largest_possible_report_is_received(agent: Agent) -> None:
+    metrics = {f"{number:03}" + "\x01" * 97: 1 / 3 for number in range(100)}
+    script = ScriptChannel(agent.name)
+    for step in range(5000):
+        script.report(step, metrics)
+    agent.wait_for(lambda report: report.step == 4999)
+    assert sum(point.reports for point in agent.points) == 5000
+    assert max(len(point.low) for point in agent.points) == 100
 
 
 def test_report_of_no_number_keeps_the_other_metrics(own_agent: Agent) -> None:
@@ -185,7 +231,7 @@ def test_stop_callbacks_are_called_once_in_their_own_thread(agent: Agent) -> Non
     assert called == ["tf4slurm-on-stop", "second"]
 
 
-@pytest.mark.parametrize("message", [b"nonsense\n", b'["DesiredState",{}]\n', b"x" * 100_000, b"\xff\n"])
+@pytest.mark.parametrize("message", [b"nonsense\n", b'["DesiredState",{}]\n', b"x" * 300_000, b"\xff\n"])
 def test_invalid_message_ends_only_its_connection(agent: Agent, message: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(5)

@@ -534,7 +534,11 @@ async def test_cluster_of_2000_tasks_arrives() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"version": "0.0.9"}, f"it runs tf4slurm 0.0.9, the launcher {__version__}"),
+        (
+            {"version": "0.0.9"},
+            f"it runs tf4slurm 0.0.9, the launcher {__version__}; install one version for all tasks, on a file system "
+            "that their hosts share",
+        ),
         ({"rank": 7}, "rank 7 is not one of this job's 2 tasks"),
         ({"rank": -1}, "rank -1 is not one of this job's 2 tasks"),
         ({"rank": 0, "incarnation": "later"}, "rank 0 was taken by an earlier process, on n0"),

@@ -15,7 +15,7 @@ NO_TF_KERAS = "ImportError: Keras cannot be imported. Check that it is installed
 @pytest.mark.parametrize(
     ("facts", "environ", "level", "words", "advice"),
     [
-        ({"keras": "3.15.1"}, {}, "warn", "Keras 3.15.1: Model.fit fails", "strategy.run"),
+        ({"keras": "3.15.1"}, {}, "warn", "Keras 3.15.1: Model.fit fails", "tf4slurm.tensorflow.fit"),
         ({"keras": "2.21.0"}, LEGACY, "ok", "Model.fit works", ""),
         ({"keras_error": NO_TF_KERAS}, LEGACY, "fail", "Check that it is installed.", "tf_keras~=2.21.0"),
         ({"keras_error": NO_TF_KERAS}, {}, "fail", "does not load", "pip install keras"),

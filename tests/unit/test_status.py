@@ -113,9 +113,10 @@ def test_task_without_new_steps_is_stalled(
     [
         ({"state": "missing"}, "missing"),
         ({"state": "registered"}, "waiting"),
-        ({"state": "exited", "returncode": -9}, "exited -9"),
+        ({"state": "exited", "returncode": -9}, "killed by signal 9"),
         ({"is_gone": True}, "lost"),
         ({"state": "terminated", "is_gone": True}, "terminated"),
+        ({"state": "terminated", "is_gone": True, "returncode": 0}, "exited 0"),
     ],
 )
 def test_states_of_a_task(run: RunDirectory, tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
@@ -130,23 +131,46 @@ def test_old_status_file_of_a_running_job_is_a_warning(run: RunDirectory, tmp_pa
     assert status.tasks[0].heartbeat_age_seconds == pytest.approx(100.5, abs=1)
 
 
-@pytest.mark.parametrize(("code", "word"), [(0, "COMPLETED"), (3, "FAILED"), (7, "FAILED"), (143, "STOPPED")])
+@pytest.mark.parametrize(("code", "word"), [(0, "COMPLETED"), (143, "FAILED"), (143, "STOPPED"), (75, "REQUEUED")])
 def test_state_of_an_ended_job_is_that_of_its_result(run: RunDirectory, tmp_path: Path, code: int, word: str) -> None:
     write_status(run, phase="ended")
-    run.write_result(ResultFile(exit_code=code, reason="so it was", seconds=3661.0))
+    run.write_result(ResultFile(word, code, "so it was", seconds=3661.0))
     status = read_status(job(tmp_path), None)
     assert (status.state, status.exit_code, status.reason, status.elapsed) == (word, code, "so it was", "1:01:01")
 
 
-def test_task_that_a_signal_killed_is_a_failure_not_a_stop() -> None:
-    assert ResultFile(exit_code=143, cause="ps/0").state == "FAILED"
-
-
-def test_requeued_job_has_slurms_state(run: RunDirectory, tmp_path: Path) -> None:
-    run.write_result(ResultFile(exit_code=75, reason="It is requeued (time limit)."))
-    assert read_status(job(tmp_path), entry("PENDING", reason="BeginTime")).state == "PENDING"
-    assert read_status(job(tmp_path), entry("RUNNING")).state == "RUNNING"
-    assert read_status(job(tmp_path), None).exit_code == 75
+@pytest.mark.parametrize(
+    ("slurm", "warnings", "state", "exit_code", "reason"),
+    [
+        (
+            "PENDING",
+            [],
+            "PENDING",
+            None,
+            "next and waits for free nodes. The last attempt was REQUEUED: It is requeued",
+        ),
+        ("RUNNING", [], "RUNNING", None, "The last attempt was REQUEUED: It is requeued (time limit)."),
+        ("CANCELLED", [], "STOPPED", 1, "Slurm's queue shows CANCELLED; the launcher wrote no result."),
+        (None, [], "REQUEUED", 75, "It is requeued (time limit)."),
+        (None, ["Slurm does not answer."], "REQUEUED", None, "It is requeued (time limit)."),
+    ],
+)
+def test_state_of_a_requeued_job(
+    run: RunDirectory,
+    tmp_path: Path,
+    slurm: str | None,
+    warnings: list[str],
+    state: str,
+    exit_code: int | None,
+    reason: str,
+) -> None:
+    write_status(run, phase="ended")
+    run.write_result(ResultFile("REQUEUED", 75, "It is requeued (time limit)."))
+    status = read_status(job(tmp_path), entry(slurm, reason="Resources") if slurm else None, warnings)
+    assert (status.state, status.exit_code) == (state, exit_code)
+    assert reason in status.reason
+    if slurm in ("PENDING", "RUNNING"):  # the files are those of the attempt that was requeued
+        assert (status.phase, status.tasks) == (None, ())
 
 
 def test_local_job_without_a_result_is_lost_once_its_launcher_is_gone(run: RunDirectory, tmp_path: Path) -> None:
@@ -167,10 +191,11 @@ def test_job_without_files_and_without_slurms_answer_is_unknown(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("accounted", "state", "source"),
     [
-        ("PENDING|0:0", "TIMEOUT", "From Slurm's queue"),
-        ("RUNNING|0:0", "TIMEOUT", "From Slurm's queue"),
-        ("CANCELLED by 0|0:0", "CANCELLED", "From Slurm's accounting"),
-        ("TIMEOUT|0:0", "TIMEOUT", "From Slurm's accounting"),
+        ("PENDING|0:0", "STOPPED", "Slurm's queue shows TIMEOUT"),
+        ("RUNNING|0:0", "STOPPED", "Slurm's queue shows TIMEOUT"),
+        ("CANCELLED by 0|0:0", "STOPPED", "Slurm's accounting shows CANCELLED"),
+        ("TIMEOUT|0:0", "STOPPED", "Slurm's accounting shows TIMEOUT"),
+        ("OUT_OF_MEMORY|0:125", "FAILED", "Slurm's accounting shows OUT_OF_MEMORY"),
     ],
 )
 def test_accounting_is_used_once_it_has_the_end(
@@ -181,7 +206,7 @@ def test_accounting_is_used_once_it_has_the_end(
     sacct.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     status = read_status(job(tmp_path), entry("TIMEOUT"))
-    assert (status.state, status.exit_code) == (state, 1)
+    assert (status.state, bool(status.exit_code)) == (state, True)
     assert status.reason.startswith(source)
 
 

@@ -80,6 +80,23 @@ def test_without_reported_steps_tasks_are_running() -> None:
     assert timeline.first_step_at is None
 
 
+@pytest.mark.parametrize(
+    ("end", "states"),
+    [
+        (event(9, "exited", "worker/0", returncode=0), ["running"]),
+        (event(9, "exited", "worker/0", returncode=1), ["importing"]),
+        (event(70, "exited", "worker/0", returncode=1), ["running"]),
+        (event(70, "serving", "worker/0"), ["importing"]),
+        (event(9, "first_step", "worker/0"), ["importing", "training"]),
+        (event(70, "first_step", "chief/0"), ["running"]),
+    ],
+)
+def test_script_without_server_or_step_was_importing_unless_that_took_long(end: Event, states: list[str]) -> None:
+    timeline = make_timeline([event(8, "started", "worker/0"), end], ["worker/0"], 71)
+    found = [state for state, *_ in spans_of(timeline, "worker/0")]
+    assert found[: len(states) + 1] == ["starting", *states]
+
+
 def test_restart_in_place() -> None:
     again = [
         event(25, "exited", "worker/0", "worker/0 on n1 was killed by signal 9 (SIGKILL)"),
@@ -98,6 +115,15 @@ def test_restart_in_place() -> None:
         ("exited", True),
         ("restarting", False),
     ]
+
+
+@pytest.mark.parametrize(("returncode", "is_failure"), [(0, False), (-15, False), (1, True), (-9, True)])
+def test_exit_by_sigterm_after_a_stop_request_is_no_failure(returncode: int, is_failure: bool) -> None:
+    end = event(20, "exited", "worker/0", returncode=returncode)
+    (task,) = make_timeline([event(1, "started", "worker/0"), event(10, "stopping"), end]).tasks
+    assert [each.is_failure for each in task.events] == [is_failure]
+    (task,) = make_timeline([event(1, "started", "worker/0"), end]).tasks
+    assert [each.is_failure for each in task.events] == [returncode != 0]
 
 
 def test_new_attempt_starts_all_tasks_again() -> None:

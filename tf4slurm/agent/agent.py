@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from tf4slurm.agent.child import OwnedChild, TaskProcess
-from tf4slurm.agent.rendezvous import Rendezvous, read_place, spec_from_environ
+from tf4slurm.agent.rendezvous import Rendezvous, read_identity, spec_from_environ
 from tf4slurm.cluster import Cluster
 from tf4slurm.control.credentials import ControlEndpoint
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousClosedError, RendezvousError, RendezvousTimeoutError, exit_code_of
@@ -127,7 +127,7 @@ class Agent:
 
     @property
     def _name(self) -> str:
-        rank = self._rendezvous.place.rank
+        rank = self._rendezvous.identity.rank
         return str(self._client.cluster.members[rank].task) if self._client.cluster else f"rank {rank}"
 
 
@@ -137,12 +137,14 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         SlurmEnvironmentError: The environment does not determine the task.
     """
-    place = read_place(environ)
-    endpoint = ControlEndpoint.from_environ(environ, place.launch_address if isinstance(place, SlurmStep) else None)
+    identity = read_identity(environ)
+    endpoint = ControlEndpoint.from_environ(
+        environ, identity.launch_address if isinstance(identity, SlurmStep) else None
+    )
     spec, path = spec_from_environ(command, environ)
     writer = LineWriter(sys.stdout)
     try:
-        rendezvous = Rendezvous(place, spec, lambda: endpoint)
+        rendezvous = Rendezvous(identity, spec, lambda: endpoint)
         child = OwnedChild(rendezvous, environ, RunDirectory(path), writer)
         return asyncio.run(Agent(rendezvous, child).run())
     finally:

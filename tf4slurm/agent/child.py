@@ -15,11 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tf4slurm.agent.child_log import ChildLog
+from tf4slurm.agent.gpu_usage import GpuUsage, watch_gpus
 from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage
 from tf4slurm.agent.rendezvous import Rendezvous
+from tf4slurm.agent.report_log import ReportLog
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.cluster import Address, Cluster, Task, fill_in
 from tf4slurm.control.messages import ScriptState, Usage
+from tf4slurm.control.script_reports import ScriptReport
 from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, Tf4SlurmError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LastState
@@ -33,7 +36,7 @@ from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.guard import GUARD_LOST
 from tf4slurm.system.output import LineWriter
 from tf4slurm.system.proc import adopt_orphans, kill_descendants, reap_orphans
-from tf4slurm.system.program import in_thread
+from tf4slurm.system.threads import in_thread
 from tf4slurm.system.variables import (
     AGENT_VARIABLES,
     ATTEMPT_VARIABLE,
@@ -48,6 +51,7 @@ logger = logging.getLogger(__name__)
 _HOME = Path(__file__).parents[1]
 _KILL_SECONDS = 2.0
 _WRITE_SECONDS = 2.0
+_DRAIN_SECONDS = 0.5
 _CANNOT_START = 126  # also the exit code of exec_child.py
 _PAGES_OF_A_VARIABLE = 32  # linux/binfmts.h: MAX_ARG_STRLEN
 # By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker.
@@ -61,7 +65,7 @@ class TaskProcess(abc.ABC):
     """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        self.channel = ScriptChannelServer(self._on_script_state)
+        self.channel = ScriptChannelServer(self._on_script_state, self._on_report)
         self._rendezvous = rendezvous
         self._client = rendezvous.client
 
@@ -96,6 +100,9 @@ class TaskProcess(abc.ABC):
     def _on_script_state(self, state: ScriptState) -> None:
         self._client.update_script(state)
 
+    def _on_report(self, report: ScriptReport) -> None:  # noqa: B027
+        """Record a report of the script. A sidecar records none, because its job has no report."""
+
 
 class OwnedChild(TaskProcess):
     """The child process that the agent starts, restarts and terminates."""
@@ -112,14 +119,17 @@ class OwnedChild(TaskProcess):
         self._environ = environ
         self._run_directory = run_directory
         self._writer = writer
-        self._place = rendezvous.place
+        self._identity = rendezvous.identity
         self._spec = rendezvous.spec
         self._child: Child | None = None
+        self._gpu_usage = GpuUsage()
+        self._reports: ReportLog | None = None  # of this attempt
         self._running: asyncio.Task[None] | None = None
         self._slurmstepd_watch: asyncio.Task[None] | None = None
         self._guard_is_lost = asyncio.Event()
         self._was_stopped = False
         self._ignores_stop_signals = False
+        self._sees_gpus = False
         self._is_ending = False
 
     async def open(self) -> None:
@@ -129,13 +139,13 @@ class OwnedChild(TaskProcess):
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, functools.partial(self._client.update, stop_signal=number.name))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        if isinstance(self._place, SlurmStep):  # a local agent has no guard, because it ends with the launcher
+        if isinstance(self._identity, SlurmStep):  # a local agent has no guard, because it ends with the launcher
             loop.add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
             self._slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
 
     async def wait_until_orphaned(self) -> int:
         await self._guard_is_lost.wait()
-        logger.error("rank %d: the process above this agent was killed", self._place.rank)
+        logger.error("rank %d: the process above this agent was killed", self._identity.rank)
         return EXIT_TASK_LOST
 
     async def _watch_slurmstepd(self) -> None:
@@ -165,6 +175,10 @@ class OwnedChild(TaskProcess):
             await child.wait()
             self._is_ending = False
             self._child = None
+        if self._reports is not None:
+            await self.channel.drain(_DRAIN_SECONDS)
+            await self._reports.close()
+            self._reports = None
 
     async def kill_descendants(self) -> None:
         await asyncio.wait({in_thread(kill_descendants)}, timeout=_KILL_SECONDS)
@@ -173,11 +187,11 @@ class OwnedChild(TaskProcess):
         """Write the state in at most 2 s, because the file system may have stalled."""
         observed = self._client.observed
         state = LastState(
-            task=str(cluster.members[self._place.rank].task),
+            task=str(cluster.members[self._identity.rank].task),
             time=round(time.time(), 3),
             attempt=observed.attempt,
             starts=observed.start_count,
-            state="ended" if observed.state == "running" else observed.state,  # by this agent
+            state="ended" if observed.state == "running" else observed.state,  # this agent has ended it
             returncode=observed.returncode,
         )
         done, _ = await asyncio.wait({in_thread(self._run_directory.write, state)}, timeout=_WRITE_SECONDS)
@@ -189,11 +203,14 @@ class OwnedChild(TaskProcess):
 
     async def _run(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         """Start the child and supervise it to its end. A stalled file system delays only this coroutine."""
-        _, task, _, address = cluster.members[self._place.rank]
+        _, task, _, address = cluster.members[self._identity.rank]
         role = role_of(task.task_type, has_chief=cluster.has_chief)
-        self._ignores_stop_signals = not role.is_waited_for
+        self._ignores_stop_signals, self._sees_gpus = not role.is_waited_for, role.sees_gpus
+        if self._reports is None:
+            self._reports = ReportLog(self._run_directory, task, attempt, len(cluster.members))
         try:
-            log = await in_thread(ChildLog, self._run_directory.log(task, attempt), str(task), self._writer)
+            make_log = functools.partial(ChildLog, all_output=self._spec.all_output)
+            log = await in_thread(make_log, self._run_directory.log(task, attempt), str(task), self._writer)
             environment = self._child_environment(cluster, task, attempt)
             command = self._command_of(role, cluster, task, attempt)
             self._child = await Child.start(
@@ -216,18 +233,19 @@ class OwnedChild(TaskProcess):
             has_server=False,
         )
         self.request_stop()
-        await self._supervise(self._child, log, address if role.is_in_cluster or role.serves else None)
+        await self._supervise(self._child, log, address if role.is_in_cluster or role.is_server else None)
 
     async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
         """Report the child's end; kill it if its liveness probe fails."""
         spec, must_serve = self._spec, self._spec.stall_timeout_seconds is not None and address is not None
         limits = (spec.heartbeat_timeout_seconds, spec.start_timeout_seconds if must_serve else None)
         port = address.port if address is not None else None
+        self._gpu_usage = GpuUsage()
         exiting = asyncio.create_task(child.wait())
         probe = asyncio.create_task(wait_until_unresponsive(child.process_id, address, *limits, self._on_server))
-        usage_watch = asyncio.create_task(
-            watch_usage(child.process_id, port, self._client.update_usage, spec.num_tasks)
-        )
+        watching = [asyncio.create_task(watch_usage(child.process_id, port, self._on_usage, spec.num_tasks))]
+        if self._sees_gpus:
+            watching.append(asyncio.create_task(watch_gpus(child.process_id, self._on_gpu_usage)))
         try:
             await asyncio.wait({exiting, probe}, return_when=asyncio.FIRST_COMPLETED)
             detail = probe.result() if probe.done() and not exiting.done() else None
@@ -235,9 +253,8 @@ class OwnedChild(TaskProcess):
                 child.signal(signal.SIGKILL)
             returncode = await exiting
         finally:
-            probe.cancel()
-            usage_watch.cancel()
-            exiting.cancel()
+            for task in (probe, exiting, *watching):
+                task.cancel()
         self._child = None
         tail = log.close()
         self._client.update(state="exited", returncode=returncode, detail=detail, tail=tail if returncode else ())
@@ -272,13 +289,24 @@ class OwnedChild(TaskProcess):
         def sees_gpus(task: Task) -> bool:
             return role_of(task.task_type, has_chief=cluster.has_chief).sees_gpus
 
-        place = self._place
-        if not isinstance(place, SlurmStep):
+        identity = self._identity
+        if not isinstance(identity, SlurmStep):
             return {} if sees_gpus(task) else HIDDEN_GPUS
-        here = [sees_gpus(member.task) for member in cluster.members if member.node == place.node_name]
+        here = [sees_gpus(member.task) for member in cluster.members if member.node == identity.node_name]
         return gpu_environ(
-            place.visible_devices, place.gpus_on_node, place.local_rank, here, self._spec.gpus_per_worker
+            identity.visible_devices, identity.gpus_on_node, identity.local_rank, here, self._spec.gpus_per_worker
         )
+
+    def _on_report(self, report: ScriptReport) -> None:
+        if self._reports is not None:
+            self._reports.add(report)
+
+    def _on_usage(self, usage: Usage) -> None:
+        percent, memory = self._gpu_usage
+        self._client.update_usage(dataclasses.replace(usage, gpu_percent=percent, gpu_memory_bytes=memory))
+
+    def _on_gpu_usage(self, usage: GpuUsage) -> None:
+        self._gpu_usage = usage  # sent with the next `Usage`
 
     def _on_server(self) -> None:
         self._client.update(has_server=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from tf4slurm.jobs.boilerplate import BoilerplateFilter
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, open_to_append
 from tf4slurm.system.output import LineSplitter, LineWriter
 
@@ -19,10 +20,13 @@ _CHARACTERS = 500  # per line, to stay below the limit of the control service
 _NUMBER_LINES = 2  # lines kept of a tensor
 _NUMBERS = 8  # numbers kept per line
 
-_NUMBER = r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf|\.\.\.)"
+# Each text matches in one way only: otherwise a line could take minutes, in which the agent sends no heartbeat.
+_NUMBER = r"(?:[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf|\.\.\.)"
 _OF_A_TENSOR = re.compile(r"array\(|dtype=\w+|(?:shape|numpy)=|<tf\.Tensor:|[\[\](){}<>,:\s]+")
-_ONLY_NUMBERS = re.compile(rf"(?:{_NUMBER}|True|False)+")
-_MANY_NUMBERS = re.compile(rf"((?:{_NUMBER}[\s,\[\]()]+){{{_NUMBERS}}})(?:{_NUMBER}[\s,\[\]()]+){{{_NUMBERS},}}")
+_ONLY_NUMBERS = re.compile(r"(?=.*(?:\d|nan|inf|True|False|\.\.\.))(?:[-+.\d]|e[-+]?\d|nan|inf|True|False)+")
+_MANY_NUMBERS = re.compile(
+    rf"(?<![\d.])((?:{_NUMBER}[\s,\[\]()]+){{{_NUMBERS}}})(?:{_NUMBER}[\s,\[\]()]+){{{_NUMBERS},}}"
+)
 
 
 class LastLines:
@@ -48,13 +52,16 @@ class LastLines:
 class ChildLog:
     """Writes the output of one child process to its log file, and line by line to the terminal.
 
+    The last lines omit TensorFlow's start-up messages; the terminal shows them only with `all_output`.
     If the file cannot be written (a full disk), the error and later output appear only on the terminal.
     """
 
-    def __init__(self, path: Path, name: str, writer: LineWriter) -> None:
+    def __init__(self, path: Path, name: str, writer: LineWriter, *, all_output: bool = False) -> None:
         self._name = name
+        self._all_output = all_output
         self._writer = writer
         self._splitter = LineSplitter()
+        self._boilerplate = BoilerplateFilter()
         self._tail = LastLines()
         self._file: BinaryIO | None = None
         self._times: BinaryIO | None = None
@@ -102,5 +109,8 @@ class ChildLog:
 
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._tail.append(line)
-            self._writer.write(f"{self._name} | {line}")
+            is_shown = not self._boilerplate.is_boilerplate(line)
+            if is_shown:
+                self._tail.append(line)
+            if is_shown or self._all_output:
+                self._writer.write(f"{self._name} | {line}")

@@ -1,4 +1,4 @@
-"""A task's place in the job, and its rendezvous: choose an address, hold a port, register, check other addresses.
+"""A task's rank and node, and its rendezvous: choose an address, hold a port, register, check other addresses.
 
 When all tasks have done this, every task has the cluster spec and may start its child process.
 """
@@ -20,7 +20,7 @@ from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import ControlEndpoint
 from tf4slurm.control.messages import Registration
-from tf4slurm.errors import PlacementError, Tf4SlurmError
+from tf4slurm.errors import PortsInUseError, Tf4SlurmError
 from tf4slurm.network.interfaces import task_address
 from tf4slurm.network.ports import HeldPort, hold_port
 from tf4slurm.network.reachability import answer_checks, find_unreachable, members_to_check
@@ -48,12 +48,12 @@ class LocalTask:
     node_name: str
 
 
-Place = SlurmStep | LocalTask
-"""A process's place in the job: a rank of a Slurm step, or a rank that the local launcher assigned."""
+TaskIdentity = SlurmStep | LocalTask
+"""A task of the job: a rank of a Slurm step, or a rank that the local launcher assigned."""
 
 
-def read_place(environ: Mapping[str, str]) -> Place:
-    """Read the place from the local launcher's variables if they are set, else from the Slurm step's variables.
+def read_identity(environ: Mapping[str, str]) -> TaskIdentity:
+    """Read the rank and node from the local launcher's variables if they are set, else from the Slurm step's variables.
 
     Raises:
         SlurmEnvironmentError: Both groups of variables are missing.
@@ -75,14 +75,14 @@ class Rendezvous:
 
     def __init__(
         self,
-        place: Place,
+        identity: TaskIdentity,
         spec: JobSpec,
         find_endpoint: Callable[[], ControlEndpoint | None],
         *,
         owns_child: bool = True,
     ) -> None:
         """`owns_child` is False if srun started the script; then the agent does not start or end the script."""
-        self.place = place
+        self.identity = identity
         self.spec = spec
         self.failure: Tf4SlurmError | OSError | None = None
         self.held_port: HeldPort | None = None
@@ -90,7 +90,7 @@ class Rendezvous:
         self._owns_child = owns_child
         self._choosing = threading.Lock()
         self._incarnation = f"{os.getpid()}-{time.time_ns():x}-{os.urandom(4).hex()}"
-        num_tasks = place.num_tasks if isinstance(place, SlurmStep) else spec.num_tasks
+        num_tasks = identity.num_tasks if isinstance(identity, SlurmStep) else spec.num_tasks
         self.client = ControlClient(find_endpoint, self._make_registration, spec, num_tasks)
 
     async def wait_for_cluster(self) -> Cluster | None:
@@ -111,7 +111,7 @@ class Rendezvous:
                 if client.desired.start_count:
                     return cluster
                 if self.listener is not None and server is None:
-                    server = await answer_checks(self.listener, self.client.token, self.place.rank)
+                    server = await answer_checks(self.listener, self.client.token, self.identity.rank)
                 if cluster is not None and client.observed.state == "registered":
                     await self._check_addresses(cluster)
         finally:
@@ -126,30 +126,30 @@ class Rendezvous:
             try:
                 changes["port"] = self._hold_port().port
             except (Tf4SlurmError, OSError) as error:
-                if isinstance(error, PlacementError) and time.monotonic() < deadline:
+                if isinstance(error, PortsInUseError) and time.monotonic() < deadline:
                     if before is not None:  # a small range: all tasks of this host must first release their ports
                         before.close()
                     await asyncio.sleep(_PORT_PAUSE_SECONDS)
                 else:
-                    reason = f"rank {self.place.rank} has no port: {str(error).rstrip('.')}"
+                    reason = f"rank {self.identity.rank} has no port: {str(error).rstrip('.')}"
                     changes.update(state="not_ready", detail=reason)
         if before is not None:
             before.close()
         self.client.begin_attempt(attempt, **changes)
 
     def _hold_port(self) -> HeldPort:
-        reserved = self.place.port_candidates if isinstance(self.place, SlurmStep) else ()
+        reserved = self.identity.port_candidates if isinstance(self.identity, SlurmStep) else ()
         self.held_port = hold_port(self.spec.ports or reserved)
         self.listener = self.held_port.listen()  # before another task receives the address and checks it
         return self.held_port
 
     async def _check_addresses(self, cluster: Cluster) -> None:
         """Check the addresses of `members_to_check`, and compare the cluster's nodes with Slurm's."""
-        members = members_to_check(cluster, self.place.rank)
+        members = members_to_check(cluster, self.identity.rank)
         faults = await find_unreachable(members, self.client.token, _CHECK_SECONDS)
-        if isinstance(self.place, SlurmStep):
+        if isinstance(self.identity, SlurmStep):
             try:
-                self.place.check_own_place([member.node for member in cluster.members])
+                self.identity.check_own_place([member.node for member in cluster.members])
             except Tf4SlurmError as error:
                 faults.append(str(error).removesuffix("."))
         self.client.update(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)
@@ -160,7 +160,7 @@ class Rendezvous:
         The first call that succeeds holds the port; later calls use the same port. A failure becomes part of the
         registration; the launcher then ends the job.
         """
-        host, port, node = "", 0, self.place.node_name
+        host, port, node = "", 0, self.identity.node_name
         with self._choosing:  # an earlier call that has timed out may still run in its thread
             self.failure = None
             try:
@@ -169,7 +169,7 @@ class Rendezvous:
             except (Tf4SlurmError, OSError) as error:
                 self.failure = error
         failure = None if self.failure is None else str(self.failure)[:_FAILURE_CHARACTERS]
-        task = (self.place.rank, node, host, port, self._incarnation, __version__)
+        task = (self.identity.rank, node, host, port, self._incarnation, __version__)
         return Registration(*task, failure, self._owns_child)
 
 

@@ -1,7 +1,7 @@
 """The agent's end of the script channel: a Unix socket between an agent and its script.
 
-Each message is one line of JSON: a `ScriptState` from the script, or a `DesiredState` from the agent. The script's end
-is in `tf4slurm/script_channel.py`. Only processes of the same user and of root may connect.
+Each message is one line of JSON: a `ScriptState` or `ScriptReport` from the script, or a `DesiredState` from the agent.
+The script's end is in `tf4slurm/script_channel.py`. Only processes of the same user and of root may connect.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tf4slurm.control.messages import DesiredState, ScriptState, decode, encode
+from tf4slurm.control.script_reports import ScriptReport
 from tf4slurm.errors import MessageError
 from tf4slurm.script_channel import to_socket_address
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
-MAX_MESSAGE_BYTES = 65_536
-"""Maximum length of a message from a script."""
+MAX_STATE_BYTES = 65_536
+"""Maximum length of a `ScriptState`."""
+
+_MAX_MESSAGE_BYTES = 4 * MAX_STATE_BYTES  # a report has up to three values of each metric
+_REPORT = f'["{ScriptReport.__name__}"'.encode()
 
 
 class ScriptChannelServer:
@@ -35,12 +39,16 @@ class ScriptChannelServer:
         was_used: Whether a script has ever connected.
     """
 
-    def __init__(self, on_state: Callable[[ScriptState], None]) -> None:
+    def __init__(
+        self, on_state: Callable[[ScriptState], None], on_report: Callable[[ScriptReport], None] = lambda _: None
+    ) -> None:
         self.name = ""
         self.was_used = False
         self._on_state = on_state
+        self._on_report = on_report
         self._desired = DesiredState()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._reading: set[asyncio.Task[None]] = set()
         self._server: asyncio.AbstractServer | None = None
         self._directory: TemporaryDirectory[str] | None = None
 
@@ -53,7 +61,7 @@ class ScriptChannelServer:
             self._directory = TemporaryDirectory(prefix="tf4slurm-")
             self.name = str(Path(self._directory.name) / "channel")
         self._server = await asyncio.start_unix_server(
-            self._serve, to_socket_address(self.name), limit=MAX_MESSAGE_BYTES
+            self._serve, to_socket_address(self.name), limit=_MAX_MESSAGE_BYTES
         )
 
     def send(self, desired: DesiredState) -> None:
@@ -62,6 +70,11 @@ class ScriptChannelServer:
             self._desired = desired
             for writer in self._writers:
                 _write(writer, desired)
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Read the remaining messages of a script that has ended; wait at most `timeout_seconds`."""
+        if self._reading:
+            await asyncio.wait(self._reading, timeout=timeout_seconds)
 
     def disconnect(self) -> None:
         """Close all connections, and ignore their unread messages; used before another child starts."""
@@ -77,6 +90,11 @@ class ScriptChannelServer:
             self._directory.cleanup()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reading = asyncio.create_task(self._read(reader, writer))
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         state: ScriptState | None = None
         try:
             if not _is_own_user(writer.get_extra_info("socket")):
@@ -85,6 +103,11 @@ class ScriptChannelServer:
             self._writers.add(writer)
             _write(writer, self._desired)
             while (line := await reader.readline()) and writer in self._writers:
+                if line.startswith(_REPORT):
+                    self._on_report(decode(line, ScriptReport))
+                    continue
+                if len(line) > MAX_STATE_BYTES:
+                    return
                 state = decode(line, ScriptState)
                 self._on_state(state)
         except asyncio.CancelledError:

@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from tf4slurm import __version__
-from tf4slurm.cli.options import HOST_OPTIONS, given, job_options
-from tf4slurm.cli.shared import paint
-from tf4slurm.doctor.finding import Level, exit_code_of, format_findings, format_report, summarize
+from tf4slurm.cli.options import HOST_OPTIONS, given, job_options, verb_option
+from tf4slurm.cli.shared import Verb, paint
+from tf4slurm.doctor.finding import Level, exit_code_of_findings, format_findings, format_report, summarize
 from tf4slurm.doctor.host import check_host
 from tf4slurm.doctor.nodes import check_nodes, run_node
 from tf4slurm.doctor.scheduler import check_slurm
@@ -25,7 +25,9 @@ from tf4slurm.spec import JobSpec
 _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-@click.command()
+@click.command(
+    cls=Verb, examples=("tf4slurm doctor", "salloc -N 2 tf4slurm doctor --on-nodes", "tf4slurm doctor --report")
+)
 @click.option("--on-nodes", is_flag=True, help="Check each node of the Slurm allocation in which this runs.")
 @job_options("doctor", names=HOST_OPTIONS)
 @click.option("--quick", is_flag=True, help="Skip the checks that start TensorFlow and pip, which take seconds.")
@@ -62,13 +64,13 @@ def doctor(
         findings += check_host(environ, spec, is_quick=quick, probe_name=secrets.token_hex(6))[0]
     if as_json:
         shown = {"tf4slurm": __version__, "findings": [asdict(finding) for finding in findings]}
-        click.echo(json.dumps({**shown, "exit_code": exit_code_of(findings)}, indent=2))
+        click.echo(json.dumps({**shown, "exit_code": exit_code_of_findings(findings)}, indent=2))
     elif as_report:
         click.echo(format_report(findings))
     else:
         click.echo("\n".join(format_findings(findings, lambda level, text: paint(text, _COLOURS[level]))))
         click.echo(summarize(findings, "Next: tf4slurm test"), err=True)
-    sys.exit(exit_code_of(findings))
+    sys.exit(exit_code_of_findings(findings))
 
 
 def _show_progress(text: str) -> None:
@@ -76,16 +78,18 @@ def _show_progress(text: str) -> None:
         click.echo(f"tf4slurm | {text}", err=True)
 
 
-@click.command()
+@click.command(cls=Verb, examples=("tf4slurm test", "salloc -N 2 -n 4 tf4slurm test --interface ib0"))
 @click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
 @click.option("--plain", is_flag=True, help="Test processes and addresses without TensorFlow.")
 @job_options("test", names=HOST_OPTIONS)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=1, max=3600),
-    default=120.0,
-    show_default=True,
-    help="Seconds for each part: form the cluster, import TensorFlow, connect, train.",
+@verb_option(
+    "timeout",
+    float,
+    "Seconds for each part: form the cluster, import TensorFlow, connect, train.",
+    120.0,
+    metavar="SECONDS",
+    minimum=1,
+    maximum=3600,
 )
 @click.pass_obj
 def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, **options: Any) -> None:

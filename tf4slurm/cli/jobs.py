@@ -13,9 +13,9 @@ from typing import NoReturn
 import click
 
 from tf4slurm import api
-from tf4slurm.cli.shared import job_argument, note, paint
-from tf4slurm.errors import Tf4SlurmError
-from tf4slurm.jobs.formatting import format_table
+from tf4slurm.cli.options import verb_option
+from tf4slurm.cli.shared import Verb, fit_table, job_argument, note, paint
+from tf4slurm.errors import COMPLETED, REQUEUED, STOPPED, Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import TaskStatus
 from tf4slurm.jobs.status import JobStatus
@@ -24,11 +24,14 @@ from tf4slurm.system.typed_json import to_json
 _LISTED_JOBS = 20
 _WATCH_SECONDS = 2.0
 _WAIT_SECONDS = 0.5
-_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "STOPPED": "yellow"}
+_COLOURS = {COMPLETED: "green", "RUNNING": "cyan", **dict.fromkeys(("PENDING", STOPPED, REQUEUED), "yellow")}
 _HEADING = ("TASK", "NODE", "ADDRESS", "STATE", "STEP", "STEP/S", "MEMORY", "HEARTBEAT")
+_OPTIONAL = ("ADDRESS", "HEARTBEAT", "MEMORY", "NODE")
 
 
-@click.command()
+@click.command(
+    cls=Verb, examples=("tf4slurm status", "tf4slurm status 4711 --watch", "tf4slurm status train-4711 --json")
+)
 @job_argument(many=True)
 @click.option("--watch", is_flag=True, help="Repeat it until the jobs have ended, or Ctrl-C.")
 @click.option("--web", is_flag=True, help="Serve a live page on this host's loopback address, and print its URL.")
@@ -36,7 +39,7 @@ _HEADING = ("TASK", "NODE", "ADDRESS", "STATE", "STEP", "STEP/S", "MEMORY", "HEA
 def status(jobs: list[KnownJob], watch: bool, web: bool, as_json: bool) -> None:
     """Show the state of jobs: each task's state, step and speed, or why a job is pending.
 
-    ID is Slurm's job id, a job's name or its run directory; without one, the latest job.
+    ID is Slurm's job id, its name with the id (train-4711), or its run directory; without one, the latest job.
     """
     if watch + web + as_json > 1:
         raise click.UsageError("--watch, --web and --json exclude each other.")
@@ -77,18 +80,20 @@ def _describe(job: JobStatus) -> list[str]:
     lines = [_describe_job(job)]
     if job.reason:
         lines.append(f"  {job.reason}")
+    lines += [f"  Explanation: {meaning}" for meaning in job.meaning]
     if job.start:
         lines.append(f"  Slurm expects to start it at {job.start}.")
+    lines += [f"  WARNING: {text}" for text in job.problems]
     lines += [f"  {warning}" for warning in job.warnings]
     if job.tasks:
-        table = format_table([_HEADING, *(_row(task) for task in job.tasks)])
+        table = fit_table([_HEADING, *(_row(task) for task in job.tasks)], _OPTIONAL, sys.stdout)
         lines += ["", *(line.replace("STALLED", paint("STALLED", "red"), 1) for line in table)]
     lines += [
         f"{task.task} reports no new step for {task.seconds_since_step:.0f} s: tf4slurm logs {word} {task.task}"
         for task in job.tasks
         if task.state == "STALLED" and task.seconds_since_step is not None
     ]
-    if job.exit_code and job.state != "STOPPED":
+    if job.exit_code and job.state not in (STOPPED, REQUEUED):
         lines.append(f"To find the reason: tf4slurm logs {word}")
     return lines
 
@@ -119,11 +124,11 @@ def _row(task: TaskStatus) -> tuple[str, ...]:
         "-" if task.step is None else f"{task.step:,}",
         "-" if task.steps_per_second is None else f"{task.steps_per_second:g}",
         f"{task.memory_bytes / 1e6:,.0f} MB" if task.memory_bytes else "-",
-        "-" if age is None or task.state == "terminated" else f"{age:.0f} s",
+        "-" if age is None or (task.is_gone and task.state != "lost") else f"{age:.0f} s",
     )
 
 
-@click.command(name="list")
+@click.command(name="list", cls=Verb, examples=("tf4slurm list", "tf4slurm list --all --json"))
 @click.option("--all", "show_all", is_flag=True, help=f"Show all jobs, not only the latest {_LISTED_JOBS}.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(show_all: bool, as_json: bool) -> None:
@@ -142,14 +147,14 @@ def list_(show_all: bool, as_json: bool) -> None:
         rows.append(
             (job.job_id or "-", job.name, job.state, code, job.elapsed or "-", started, job.run_directory or "-")
         )
-    click.echo("\n".join(format_table(rows)))
+    click.echo("\n".join(fit_table(rows, ("RUN DIRECTORY", "STARTED", "EXIT"), sys.stdout)))
     for warning in dict.fromkeys(warning for job in jobs for warning in job.warnings):
         note(warning)
 
 
-@click.command()
+@click.command(cls=Verb, examples=("tf4slurm wait 4711", "tf4slurm wait 4711 4712 --timeout 3600"))
 @job_argument(many=True)
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Exit with code 124 after this time.")
+@verb_option("timeout", float, "Exit with code 124 after this time.", metavar="SECONDS", minimum=0)
 def wait(jobs: list[KnownJob], timeout: float | None) -> None:
     """Wait until jobs have ended, and exit with the exit code of the first that failed.
 
@@ -176,21 +181,20 @@ def wait(jobs: list[KnownJob], timeout: float | None) -> None:
     sys.exit(next((each.exit_code for each in statuses if each.exit_code), 0))
 
 
-@click.command()
+@click.command(cls=Verb, examples=("tf4slurm cancel 4711", "tf4slurm cancel 4711 --grace-period 0"))
 @job_argument(many=True, is_optional=False)
-@click.option(
-    "--grace-period",
-    type=click.FloatRange(min=0),
+@verb_option(
+    "grace_period",
+    float,
+    "Seconds that it has to save; 0 kills it at once. [default: the job's own grace period and 10 s]",
     metavar="SECONDS",
-    help="Seconds that it has to save; 0 kills it at once. [default: the job's own grace period and 10 s]",
+    minimum=0,
 )
 def cancel(jobs: list[KnownJob], grace_period: float | None) -> None:
     """Ask jobs to save and stop; kill those that have not ended after their grace period.
 
     A job that has ended is left as it is. The exit code is that of the first error.
     """
-    if not jobs:
-        raise click.UsageError("Which job? Give its id; tf4slurm list shows them.")
     exit_code = 0
     for job in jobs:
         try:
@@ -201,8 +205,8 @@ def cancel(jobs: list[KnownJob], grace_period: float | None) -> None:
     sys.exit(exit_code)
 
 
-@click.command()
-@job_argument()
+@click.command(cls=Verb, examples=("tf4slurm resume 4711", "tf4slurm resume train-20261231-120000"))
+@job_argument(is_optional=False)
 @click.pass_obj
 def resume(environ: dict[str, str], /, job: KnownJob) -> None:
     """Start a job again with the same options, in the same directory.

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from tf4slurm.cli.shared import Decorator, complete, note
+from tf4slurm.cli.mistakes import check_separator
+from tf4slurm.cli.shared import Decorator, Verb, complete, note
 from tf4slurm.errors import LaunchError
 from tf4slurm.options import Option, options_of
 from tf4slurm.settings import NO_SITE, SITE, SettingsPaths, fill_in, read_settings
@@ -16,6 +17,9 @@ from tf4slurm.spec import JobSpec
 
 HOST_OPTIONS = ("runs_directory", "interface", "ports")
 """The fields for the files and the network of a job."""
+
+ARGUMENTS = "tf4slurm.arguments"
+"""The key in a click context's `meta` for the arguments of a verb."""
 
 _COMPLETION_SECONDS = 2.0
 
@@ -25,7 +29,7 @@ def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> De
     found = [each for each in options_of(cls).values() if not each.verbs or verb in each.verbs]
     decorators = [_click_option(each) for each in found if not names or each.name in names]
     if not names:
-        decorators.append(click.argument("command", nargs=-1, type=click.UNPROCESSED))
+        decorators.append(click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND..."))
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         for decorate in reversed(decorators):
@@ -35,13 +39,37 @@ def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> De
     return add
 
 
-def _click_option(each: Option) -> Decorator:
+class JobVerb(Verb):
+    """A verb with a command for the tasks; it keeps its arguments, for a comment in the batch script."""
+
+    allow_interspersed_args = False
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = given = tuple(args)
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:
+            check_separator(ctx, given, ctx.params["command"])
+        return rest
+
+
+class _GroupedOption(click.Option):
+    def __init__(self, *arguments: Any, group: str, **values: Any) -> None:
+        super().__init__(*arguments, **values)
+        self.group = group
+
+
+def verb_option(name: str, kind: type, help: str, default: Any = None, **declaration: Any) -> Decorator:
+    """Return a decorator that adds an option that only this verb has; `declaration` is as for `Option`."""
+    each = Option(name, kind, is_list=False, choices=(), default=default, help=help, **declaration)
+    return _click_option(each, callback=lambda _context, _parameter, value: each.convert(value))
+
+
+def _click_option(each: Option, **values: Any) -> Decorator:
     flags = (*each.flags, f"--{each.key}/--no-{each.key}" if each.is_switch else f"--{each.key}")
-    values: dict[str, Any] = {}
     if not each.is_switch:
         find = _FINDERS.get(each.complete, lambda _: each.choices)
-        values = {"metavar": each.metavar, "multiple": each.is_repeatable, "shell_complete": complete(find)}
-    return click.option(*flags, each.name, default=None, help=each.help, **values)
+        values |= {"metavar": each.metavar, "multiple": each.is_repeatable, "shell_complete": complete(find)}
+    return click.option(*flags, each.name, cls=_GroupedOption, group=each.group, default=None, help=each.help, **values)
 
 
 def site_option(function: Callable[..., None]) -> Callable[..., None]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from tf4slurm.control.records import EVENT_KINDS
 from tf4slurm.control.state import JobState
-from tf4slurm.errors import describe_end
-from tf4slurm.jobs.formatting import format_table
+from tf4slurm.errors import COMPLETED, FAILED, describe_end
+from tf4slurm.jobs.formatting import format_count, format_table
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import Event, TaskStatus
+from tf4slurm.jobs.schema import Event, ResultFile, TaskStatus
 from tf4slurm.launch.result import Reporter, Result
 from tf4slurm.system.output import LineWriter
 
@@ -32,7 +32,7 @@ class PlainReporter(Reporter):
         self._summary: list[str] = []
 
     def on_run_directory(self, run_directory: RunDirectory) -> None:
-        self._note(f"forming a cluster of {self._num_tasks} tasks; run directory {run_directory.path}")
+        self._note(f"forming a cluster of {format_count(self._num_tasks, 'task')}; run directory {run_directory.path}")
 
     def on_event(self, event: Event, state: JobState) -> None:
         if EVENT_KINDS[event.kind].is_on_terminal:
@@ -69,7 +69,7 @@ class LiveReporter(PlainReporter):
 
         console = Console(stderr=True)
         self._started = time.monotonic()
-        self._num_tasks = num_tasks  # the thread reads it
+        self._num_tasks = num_tasks  # before the thread that reads it starts
         self._state: JobState | None = None
         self._drawn_at, self._text = float("-inf"), ""
         self._spinner = Spinner("dots")
@@ -97,13 +97,18 @@ class LiveReporter(PlainReporter):
         """Return the phase and the number of tasks that have completed it."""
         if state is None:
             return f"rendezvous 0/{self._num_tasks}"
-        phase = state.phase.value
+        now = time.monotonic()
+        phase = state.describe_phase(now)
         if phase == "rendezvous":
             done = sum(record.attempt == state.attempt for record in state.records)
         elif phase == "terminating":
             done = sum(record.is_gone for record in state.records)
+        elif phase == "importing":
+            done = state.count("running") - sum(record.is_importing(now) for record in state.records)
         else:
-            counted = {"checking": "ready", "training": "running", "stopping": "running"}.get(phase)
+            counted = (
+                "ready" if phase == "checking" else "running" if phase in ("running", "training", "stopping") else None
+            )
             done = state.count(counted) if counted else self._num_tasks
         return f"{phase} {done}/{self._num_tasks}"
 
@@ -129,16 +134,22 @@ def make_reporter(num_tasks: int) -> PlainReporter:
 
 
 def summary(result: Result) -> list[str]:
-    """Return a table of tasks, the path of the logs and, after a failure, the cause and its consequences."""
+    """Return the lines of the summary: the tasks, the end of the job, the path of the logs, and last of the report."""
     file = result.file
     rows = [("task", "node", "address", "started", "ended", "end"), *map(_row, file.tasks)]
-    lines = ["", *format_table(rows), "", f"logs: {result.run_directory.path / 'logs'}"]
-    if result.report is not None:
-        lines.append(f"report: {result.report}")
-    lines += [f"WARNING: {text}" for text in file.warnings]
-    if file.exit_code == 0:
-        return [*lines, f"COMPLETED in {file.seconds:.1f} s. {file.reason}"]
-    lines += [f"FAILED with exit code {file.exit_code} after {file.seconds:.1f} s.", f"Root cause: {file.reason}"]
+    lines = ["", *format_table(rows), "", *_describe_end_of(file), *(f"WARNING: {text}" for text in file.warnings)]
+    lines += ["", f"logs: {result.run_directory.path / 'logs'}"]
+    return lines if result.report is None else [*lines, f"report: {result.report}"]
+
+
+def _describe_end_of(file: ResultFile) -> list[str]:
+    """Return lines about the job's final state and its reason; after a failure also about later failures."""
+    if file.state == COMPLETED:
+        return [f"{file.state} in {file.seconds:.1f} s. {file.reason}"]
+    end = f"{file.state} with exit code {file.exit_code} after {file.seconds:.1f} s."
+    if file.state != FAILED:
+        return [f"{end} {file.reason}"]
+    lines = [end, f"Root cause: {file.reason}"]
     if file.tail and file.log:
         lines += [f"The last lines of {file.log}:", *(f"    {line}" for line in file.tail)]
     lines += [f"Explanation: {meaning}" for meaning in file.meaning]
@@ -151,7 +162,7 @@ def _row(task: TaskStatus) -> tuple[str, ...]:
 
 
 def _end_of(task: TaskStatus) -> str:
-    restarts = f" (restarted {task.starts - 1} times)" if task.starts > 1 else ""
+    restarts = f" (restarted {format_count(task.starts - 1, 'time')})" if task.starts > 1 else ""
     if task.state == "missing":
         return "never registered"
     if task.returncode is not None:

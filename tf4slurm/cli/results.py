@@ -11,29 +11,47 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from tf4slurm import api
-from tf4slurm.cli.shared import complete, job_argument, note
-from tf4slurm.errors import CommandError
+from tf4slurm.cli.options import verb_option
+from tf4slurm.cli.shared import Verb, find_jobs, job_argument, note
+from tf4slurm.errors import RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.logs import find_logs
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile
 from tf4slurm.jobs.status import JobStatus
+from tf4slurm.roles import TASK_TYPES
 
 _TIME = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[smhd]?)")
+_TASK = re.compile(rf"({'|'.join(TASK_TYPES)})/(\d+|[^/]*[*?\[][^/]*)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_SEARCH_SECONDS = 10.0
 
 
-def _find_tasks(context: click.Context) -> list[str]:
-    job: KnownJob | None = context.params.get("job")
-    return list(dict.fromkeys(str(log.task) for log in find_logs(job.run_directories))) if job else []
+def _split(words: Sequence[str]) -> tuple[KnownJob, Sequence[str]]:
+    """Return the job and the tasks that the arguments of `logs` name; without ID, the latest job."""
+    if words and (not _TASK.fullmatch(words[0]) or os.path.isdir(words[0])):
+        return api.find(words[0]), words[1:]
+    return api.find(None), words
+
+
+def _find_words(context: click.Context, parameter: click.Parameter, start: str) -> list[CompletionItem]:
+    """Complete an id, or a task of the job that the first word names (default: the latest job)."""
+    words = context.params.get("words") or ()
+    try:
+        job, _ = _split(words)
+    except Tf4SlurmError:
+        return []
+    tasks = dict.fromkeys(str(log.task) for log in find_logs(job.run_directories))
+    found = [CompletionItem(task, help=f"task of {job.name}") for task in tasks if task.startswith(start)]
+    return found if words else [*find_jobs(context, parameter, start), *found]
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -50,11 +68,13 @@ def _time_before_now(text: str) -> float:
     return time.time() - float(match["number"]) * _UNITS[match["unit"]]
 
 
-@click.command()
-@job_argument()
-@click.argument("tasks", nargs=-1, metavar="[TASK]...", shell_complete=complete(_find_tasks))
+@click.command(
+    cls=Verb,
+    examples=("tf4slurm logs", "tf4slurm logs chief/0 -n 20", "tf4slurm logs 4711 'worker/*' --grep loss --since 10m"),
+)
+@click.argument("words", nargs=-1, metavar="[ID] [TASK]...", shell_complete=_find_words)
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines, until the job has ended.")
-@click.option("-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each task.")
+@verb_option("tail", int, "Only the last N lines of each task.", flags=("-n",), minimum=0)
 @click.option(
     "--grep", type=_pattern, metavar="PATTERN", help="Only lines that match this regular expression somewhere."
 )
@@ -64,12 +84,15 @@ def _time_before_now(text: str) -> float:
     metavar="TIME",
     help="Only lines that are not older than, for example, 30s, 10m, 2h or 1d.",
 )
+@click.option("--all-output", is_flag=True, help="TensorFlow's start-up messages, too.")
 @click.option("--merged", is_flag=True, help="Sort the lines of all tasks by time (known to about a second).")
-def logs(job: KnownJob, tasks: tuple[str, ...], follow: bool, grep: re.Pattern[str] | None, **options: Any) -> None:
-    """Print the output of a job's tasks, over all attempts: "tf4slurm logs 4711 chief/0 'worker/*'".
+def logs(words: tuple[str, ...], follow: bool, grep: re.Pattern[str] | None, **options: Any) -> None:
+    """Print the output of a job's tasks, over all attempts.
 
-    ID is Slurm's job id, a job's name or its run directory; without one, the latest job.
+    ID is Slurm's job id, its name with the id (train-4711), or its run directory; without one, the latest job. TASK is
+    a task such as chief/0, or a pattern such as 'worker/*'; without one, all tasks.
     """
+    job, tasks = _split(words)
     names = {log.task for log in find_logs(job.run_directories, tasks)}
     has_names = len(names) != 1 or (follow and not tasks)
     try:
@@ -84,35 +107,40 @@ def _note_reason(pending: JobStatus) -> None:
     note(f"{pending.name} is pending: {pending.reason}")
 
 
-@click.command()
-@job_argument()
+@click.command(cls=Verb, examples=("tf4slurm report 4711", "tf4slurm report --open", "tf4slurm report 4711 4712"))
+@job_argument(many=True)
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help='Where to write it: "-" for standard output; a name that ends in .svg or .png gets the drawings alone. '
-    "[default: report.html in the run directory]",
+    help='Where to write it: "-" for standard output; a name that ends in .svg or .png gets a picture of the timeline '
+    "and the charts, drawn by matplotlib. [default: report.html in the run directory]",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open it in this host's browser.")
-def report(job: KnownJob, output: Path | None, is_opened: bool) -> None:
+def report(jobs: list[KnownJob], output: Path | None, is_opened: bool) -> None:
     """Write the report of a job, running or ended, as one HTML file that needs no network; print its path.
 
-    ID is Slurm's job id, a job's name or its run directory; without one, the latest job.
+    Of two jobs, write a page that compares them, by default comparison.html in the run directory of the first one.
+
+    ID is Slurm's job id, its name with the id (train-4711), or its run directory; without one, the latest job.
     """
+    if len(jobs) > 2:
+        raise click.UsageError(f"{len(jobs)} jobs were given: a report shows one job, or compares two.")
+    job, other = jobs[0], jobs[1] if len(jobs) == 2 else None
     if output == Path("-"):
-        click.echo(api.render_report(job), nl=False)
+        click.echo(api.render_report(job, compare_with=other), nl=False)
         return
-    path = api.make_report(job, output)
+    path = api.make_report(job, output, compare_with=other)
     click.echo(path)
     if is_opened:
         click.launch(path.as_uri())
 
 
-@click.command()
+@click.command(cls=Verb, examples=("tf4slurm tensorboard 4711", "tf4slurm tensorboard --logdir logs --port 6007"))
 @job_argument()
 @click.option("--logdir", type=click.Path(path_type=Path), help="Directory of the event files. [default: search]")
-@click.option("--port", type=click.IntRange(1024, 65535), default=6006, show_default=True)
+@verb_option("port", int, "Port that TensorBoard listens at.", 6006, minimum=1024, maximum=65535)
 @click.option("--print", "is_printed", is_flag=True, help="Only print the command, and how to reach it from elsewhere.")
 @click.pass_obj
 def tensorboard(environ: dict[str, str], /, job: KnownJob, logdir: Path | None, port: int, is_printed: bool) -> None:
@@ -155,10 +183,10 @@ def _find_event_files(run: RunDirectory) -> Path:
         if found:
             return Path(os.path.commonpath(found))
     searched = " and ".join(repr(str(path)) for path in directories)
-    raise CommandError(
+    raise RunDirectoryError(
         f"No event files of TensorBoard (events.out.tfevents.*) of this job were found in {searched}. Let the "
         "script write them with tf.summary or keras.callbacks.TensorBoard, or give --logdir.",
-        command=("tensorboard",),
+        path=str(run.path),
     )
 
 

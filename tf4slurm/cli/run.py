@@ -10,12 +10,19 @@ from typing import Any
 
 import click
 
-from tf4slurm.cli.options import given, job_options, read_options, site_option
+from tf4slurm.cli.options import JobVerb, given, job_options, read_options, site_option
 from tf4slurm.spec import SLURM_OPTIONS, JobSpec
 from tf4slurm.system.variables import ANSWER_VARIABLE
 
 
-@click.command()
+@click.command(
+    cls=JobVerb,
+    examples=(
+        "tf4slurm run --ps 1 --workers 2 -- python train.py --epochs 3",
+        "tf4slurm run --no-chief --ps 1 --workers 2 -- python old.py --ps_hosts={ps_hosts} "
+        "--worker_hosts={worker_hosts} --job_name={task_type} --task_index={task_index}",
+    ),
+)
 @click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
 @click.option(
     "--isolated",
@@ -47,7 +54,13 @@ def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any)
     sys.exit(result.file.exit_code)
 
 
-@click.command()
+@click.command(
+    cls=JobVerb,
+    examples=(
+        "srun --ntasks=4 tf4slurm task --ps 1 -- python train.py",
+        "srun --nodes=2 --ntasks=8 tf4slurm task --ps 2 --placement spread -- python train.py",
+    ),
+)
 @job_options("task")
 @click.pass_obj
 def task(environ: dict[str, str], /, **options: Any) -> None:

@@ -1,18 +1,80 @@
-"""What several verbs share: the argument ID, messages, colours and shell completion."""
+"""Shared by several verbs: command classes, the argument ID, messages, tables, colours and completion."""
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem
 
+from tf4slurm.errors import EXIT_USAGE
+from tf4slurm.jobs.formatting import format_table
+
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 _Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 _COMPLETED_JOBS = 50
+
+
+class _WithExamples(click.Command):
+    """A command whose help ends with examples."""
+
+    def __init__(self, *arguments: Any, examples: Sequence[str] = (), **values: Any) -> None:
+        epilog = "\n  ".join(("\b\nExamples:", *examples)) if examples else None
+        super().__init__(*arguments, **{"epilog": epilog, **values})
+        self.examples = tuple(examples)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {example}\n" for example in self.examples))
+
+
+class Verb(_WithExamples):
+    """A command whose help shows its options in groups, and examples at the end."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from tf4slurm.options import Group  # here, as in VerbGroup: `tf4slurm --version` and `--help` do not need it
+
+        records: dict[str, list[tuple[str, str]]] = {group: [] for group in typing.get_args(Group)}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                records[getattr(parameter, "group", "Options")].append(record)
+        for group, lines in records.items():
+            if lines:
+                with formatter.section(group):
+                    formatter.write_dl(lines)
+
+
+class VerbGroup(_WithExamples, click.Group):
+    """A command with verbs of its own. Without a verb it prints its help, and exits with 2."""
+
+    command_class = Verb
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(EXIT_USAGE)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        verbs = self.list_commands(ctx)
+        if args[0] not in verbs and not args[0].startswith("-") and not ctx.resilient_parsing:
+            from tf4slurm.cli.mistakes import explain_verb
+
+            raise click.UsageError(explain_verb(args[0], verbs, ctx.command_path), ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help or "") for name, command in sorted(self.commands.items())])
 
 
 def job_argument(*, many: bool = False, is_optional: bool = True) -> Decorator:
@@ -27,9 +89,11 @@ def job_argument(*, many: bool = False, is_optional: bool = True) -> Decorator:
             return [api.find(job) for job in value or ((None,) if is_optional else ())]
         return api.find(value)
 
-    name, num, metavar = ("jobs", -1, "[ID]...") if many else ("job", 1, "[ID]")
-    finish = complete(_find_jobs)
-    return click.argument(name, nargs=num, metavar=metavar, required=False, callback=find, shell_complete=finish)
+    name, num, metavar = ("jobs", -1, "ID...") if many else ("job", 1, "ID")
+    metavar = metavar.replace("ID", "[ID]") if is_optional else metavar
+    return click.argument(
+        name, nargs=num, metavar=metavar, required=not is_optional, callback=find, shell_complete=find_jobs
+    )
 
 
 def note(text: str) -> None:
@@ -43,13 +107,34 @@ def paint(text: str, colour: str) -> str:
     return text if is_plain else click.style(text, fg=colour, bold=True)
 
 
+def fit_table(rows: Sequence[Sequence[str]], optional: Iterable[str], stream: TextIO) -> list[str]:
+    """Return rows as lines with aligned columns, as `format_table`.
+
+    If the terminal is too narrow, the columns in `optional` are left out one by one, in that order.
+    """
+    import shutil  # here, because it imports three compression libraries
+
+    lines, width = format_table(rows), shutil.get_terminal_size().columns if stream.isatty() else math.inf
+    for heading in optional:
+        if max(map(len, lines)) > width:
+            index = rows[0].index(heading)
+            rows = [(*row[:index], *row[index + 1 :]) for row in rows]
+            lines = format_table(rows)
+    return lines
+
+
 def complete(find: Callable[[click.Context], Iterable[str]]) -> _Completion:
     """Return a shell completion that offers the names that `find` returns."""
     return lambda context, _, start: [CompletionItem(name) for name in find(context) if name.startswith(start)]
 
 
-def _find_jobs(_context: click.Context) -> list[str]:
+def find_jobs(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
+    """Complete an id, with the job's name as its help text, or a name, with the id."""
     from tf4slurm.jobs.registry import registered_jobs
 
-    jobs = registered_jobs(os.environ)[:_COMPLETED_JOBS]
-    return [word for job in jobs for word in (job.job_id, job.name) if word]
+    found: dict[str, str] = {}
+    for job in registered_jobs(os.environ)[:_COMPLETED_JOBS]:
+        if job.job_id:
+            found.setdefault(job.job_id, job.name)
+        found.setdefault(job.name, f"job {job.job_id}" if job.job_id else "local job")
+    return [CompletionItem(word, help=text) for word, text in found.items() if word.startswith(start)]

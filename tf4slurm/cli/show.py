@@ -9,13 +9,16 @@ from typing import Any
 import click
 
 from tf4slurm.cli.options import given, job_options
+from tf4slurm.cli.shared import Verb, VerbGroup
 from tf4slurm.options import key_of
-from tf4slurm.settings import SettingsPaths, create_file, describe_options, read_settings
+from tf4slurm.settings import SettingsPaths, create_file, read_settings
 from tf4slurm.slurm.nodelist import expand_nodelist, fold_nodelist
 from tf4slurm.spec import JobSpec
 
 
-@click.command()
+@click.command(
+    cls=Verb, examples=("tf4slurm env", "srun -n 4 tf4slurm env --tasks chief,ps,worker,worker", "tf4slurm env --json")
+)
 @click.option("--interface", help="The network whose address a task would use.")
 @click.option(
     "--tasks",
@@ -33,12 +36,15 @@ def env(environ: dict[str, str], /, interface: str | None, tasks: str | None, as
     click.echo(json.dumps(description, indent=2) if as_json else format_environment(description))
 
 
-@click.group()
+@click.group(
+    cls=VerbGroup,
+    examples=("tf4slurm config show --origin", "tf4slurm config init", "tf4slurm config show --site generic"),
+)
 def config() -> None:
     """Show the settings: default values of options, from settings files, variables and site profiles."""
 
 
-@config.command()
+@config.command(examples=("tf4slurm config show --origin",))
 @click.option("--origin", is_flag=True, help="Show the file or variable that sets each option.")
 @click.option("--site", help="Profile of the cluster. [default: the one that the settings name]")
 @click.pass_obj
@@ -49,13 +55,7 @@ def show(environ: dict[str, str], /, origin: bool, site: str | None) -> None:
         click.echo(f"{key_of(name)} = {value}" + (f"  # {setting.origin}" if origin else ""))
 
 
-@config.command()
-def options() -> None:
-    """Print a Markdown table of all options of a job that settings can give."""
-    click.echo(describe_options())
-
-
-@config.command()
+@config.command(examples=("tf4slurm config profiles",))
 @click.pass_obj
 def profiles(environ: dict[str, str], /) -> None:
     """Print the site profiles: name, file, and the first line of the file."""
@@ -64,7 +64,7 @@ def profiles(environ: dict[str, str], /) -> None:
         click.echo(f"{name}  {path}  {first}")
 
 
-@config.command()
+@config.command(examples=("tf4slurm config path",))
 @click.pass_obj
 def path(environ: dict[str, str], /) -> None:
     """Print the settings files; later files override earlier ones."""
@@ -75,7 +75,7 @@ def path(environ: dict[str, str], /) -> None:
         click.echo(f"{file}{'' if file.is_file() else '  (does not exist)'}")
 
 
-@config.command()
+@config.command(examples=("tf4slurm config init", "tf4slurm config init --project"))
 @click.option("--project", is_flag=True, help="Create tf4slurm.toml in this directory, for the jobs started in it.")
 @click.pass_obj
 def init(environ: dict[str, str], /, project: bool) -> None:
@@ -83,7 +83,9 @@ def init(environ: dict[str, str], /, project: bool) -> None:
     click.echo(create_file(SettingsPaths.from_environ(environ), project=project))
 
 
-@click.group()
+@click.group(
+    cls=VerbGroup, examples=('tf4slurm nodes expand "n[1-3]"', "tf4slurm nodes fold n1 n2 n3", "tf4slurm nodes count")
+)
 def nodes() -> None:
     """Expand, fold or count nodelists such as "n[001-003],gpu7": arguments, or lines of standard input."""
 
@@ -100,21 +102,21 @@ def _one_nodelist(_context: click.Context, _parameter: click.Parameter, nodelist
 _nodelist = click.argument("nodelist", metavar="[NODELISTS]...", nargs=-1, callback=_one_nodelist)
 
 
-@nodes.command()
+@nodes.command(examples=('tf4slurm nodes expand "n[1-3],gpu7"', "squeue --me -h -o %N | tf4slurm nodes expand"))
 @_nodelist
 def expand(nodelist: str) -> None:
     """Write one node name per line, in Slurm's order, with duplicates."""
     click.echo("\n".join(expand_nodelist(nodelist)))
 
 
-@nodes.command()
+@nodes.command(examples=("tf4slurm nodes fold n9 n10 gpu7",))
 @_nodelist
 def fold(nodelist: str) -> None:
     """Fold node names into one nodelist, such as n[9-10],gpu7."""
     click.echo(fold_nodelist(expand_nodelist(nodelist)))
 
 
-@nodes.command()
+@nodes.command(examples=('tf4slurm nodes count "n[1-3],gpu7"',))
 @_nodelist
 def count(nodelist: str) -> None:
     """Write the number of nodes, including duplicates."""

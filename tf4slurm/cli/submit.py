@@ -9,21 +9,18 @@ import click
 
 from tf4slurm import api
 from tf4slurm.batch_spec import BatchSpec
-from tf4slurm.cli.options import job_options, read_options, site_option
+from tf4slurm.cli.options import ARGUMENTS, JobVerb, job_options, read_options, site_option
 
-_ARGUMENTS = "tf4slurm.arguments"
 _PRINT_ONLY = ("--dry-run", "--test-only")
 
 
-class _RecordedCommand(click.Command):
-    """A command that keeps its original arguments, for a comment in the batch script."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_ARGUMENTS] = tuple(args)
-        return super().parse_args(ctx, args)
-
-
-@click.command(cls=_RecordedCommand)
+@click.command(
+    cls=JobVerb,
+    examples=(
+        "tf4slurm submit --ps 1 --workers 8 -N 2 -t 2h -p short -- python train.py --epochs 3",
+        "tf4slurm submit -N 2 --ps 2 --workers 4 --gpus-per-worker 1 --requeue 3 --dry-run -- python train.py",
+    ),
+)
 @click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
 @click.option("--test-only", is_flag=True, help="Print when and where Slurm would start it, and submit nothing.")
 @site_option
@@ -48,7 +45,13 @@ def submit(context: click.Context, /, dry_run: bool, test_only: bool, **options:
         click.echo(f"Batch script: {job.batch_script}. Show the job: tf4slurm status {job.job_id}", err=True)
 
 
-@click.command(cls=_RecordedCommand)
+@click.command(
+    cls=JobVerb,
+    examples=(
+        "tf4slurm script --ps 1 --workers 8 -N 2 -t 2h -- python train.py > job.sh",
+        "tf4slurm script --ps 1 --workers 2 --conda tensorflow -- python train.py | sbatch",
+    ),
+)
 @site_option
 @job_options("script", BatchSpec)
 @click.pass_context
@@ -70,7 +73,7 @@ def make_spec(context: click.Context, options: dict[str, Any]) -> BatchSpec:
 
 def _made_by(context: click.Context) -> tuple[str, ...]:
     """Return the command that submits the job, without --dry-run and --test-only."""
-    arguments = list(context.meta[_ARGUMENTS])
+    arguments = list(context.meta[ARGUMENTS])
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return ("tf4slurm", "submit", *(word for word in arguments[:end] if word not in _PRINT_ONLY), *arguments[end:])
 

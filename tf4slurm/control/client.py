@@ -34,7 +34,7 @@ from tf4slurm.control.messages import (
 )
 from tf4slurm.errors import MessageError, RendezvousClosedError, RendezvousConnectionError
 from tf4slurm.spec import JobSpec
-from tf4slurm.system.program import in_thread
+from tf4slurm.system.threads import in_thread
 
 if TYPE_CHECKING:  # generic for type checkers only
     _Call = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -60,7 +60,7 @@ class ControlClient:
     """One task's client of the control service.
 
     Run `run()` as an asyncio task. It returns when the service has been notified that this task has terminated, and
-    raises an error when the service refuses this task or is lost. `wait_for_change` waits for news of the service.
+    raises an error when the service refuses this task or is lost. `wait_for_change` waits for data from the service.
 
     Attributes:
         desired: The latest desired state that the service has sent.

@@ -164,7 +164,7 @@ class ControlEndpoint:
             return None
 
 
-# MUNGE, by which Slurm's daemons authenticate each other. Its daemon on each host encrypts a text with the cluster's
+# Slurm's daemons authenticate each other with MUNGE. Its daemon on each host encrypts a text with the cluster's
 # key, records the user who encrypted it, and decrypts it for one user only. The programs take 2 ms each. The text
 # passes through standard input and output, never through arguments.
 

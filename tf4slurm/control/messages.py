@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
+from tf4slurm.control.script_reports import ScriptReport
 from tf4slurm.errors import MessageError
 from tf4slurm.spec import StopSignal
 from tf4slurm.system.typed_json import from_exact_json
@@ -84,7 +85,7 @@ class ScriptState:
 
     Attributes:
         step: The latest training step.
-        metrics: The metrics of `step`, as pairs (name, value).
+        metrics: The latest value of each metric, as pairs (name, value).
         handles_stop: The script calls `should_stop` or `on_stop`, so it needs no signal to stop.
         has_saved: A stop was requested, and all callbacks of `on_stop` have returned.
         completion: The completion signal: the script is done or has failed, and no longer needs the other tasks.
@@ -105,13 +106,16 @@ class ScriptState:
 class Usage:
     """Resource usage of a child process and its descendants: resident memory now, and processor time since the start.
 
-    `sent_bytes` and `received_bytes` are the traffic of all TCP connections to the child's port.
+    `sent_bytes` and `received_bytes` are the traffic of all TCP connections to the child's port. `gpu_percent` and
+    `gpu_memory_bytes` are those of `agent.gpu_usage.GpuUsage`.
     """
 
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
+    gpu_percent: float | None = None
+    gpu_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -180,14 +184,14 @@ class DesiredState:
     is_finishing: bool = False
 
 
-Message = Registration | ObservedState | ScriptState | DesiredState
+Message = Registration | ObservedState | ScriptState | ScriptReport | DesiredState
 _M = TypeVar("_M", bound=Message)
 
 
 def encode(message: Message, before: Message | None = None) -> bytes:
     """Encode the fields of a message that differ from the previous message `before`, or from the defaults."""
-    content = [type(message).__name__, _changed_fields(message, before)]
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=_changed_fields).encode(
+    content = [type(message).__name__, changed_fields(message, before)]
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=changed_fields).encode(
         errors="replace"
     )
 
@@ -211,7 +215,7 @@ def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> Observe
     """Shorten a state that the control service would refuse, until the encoded state has at most `max_bytes`.
 
     This function drops log lines, then metrics, then the end of `detail`. The other fields always fit, because the
-    agent refuses a script's state that is larger than `script_channel_server.MAX_MESSAGE_BYTES`, half of the default
+    agent refuses a script's state that is larger than `script_channel_server.MAX_STATE_BYTES`, half of the default
     limit.
     """
     if len(encode(observed)) <= max_bytes:
@@ -284,7 +288,7 @@ def _message_error(payload: bytes, expected: str, error: Exception) -> MessageEr
 _ENTRY_TYPES = (str, int, str, str, int)
 
 
-def _changed_fields(message: Any, before: Any = None) -> dict[str, Any]:
+def changed_fields(message: Any, before: Any = None) -> dict[str, Any]:
     """Return the fields that differ from `before`, or from the defaults if `before` is None."""
     known = vars(before) if before is not None else _defaults(message.__class__)
     return {name: value for name, value in vars(message).items() if value != known[name]}
@@ -292,4 +296,7 @@ def _changed_fields(message: Any, before: Any = None) -> dict[str, Any]:
 
 @functools.cache
 def _defaults(kind: type[Any]) -> dict[str, Any]:
-    return {field.name: field.default for field in dataclasses.fields(kind)}
+    return {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(kind)
+    }

@@ -1,4 +1,4 @@
-"""What the control service records about a job: each task, the kinds of events, and the outcome."""
+"""Records of the control service about a job: its tasks, the kinds of events, and the outcome."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tf4slurm.cluster import Address, Task
-from tf4slurm.control.messages import ObservedState
+from tf4slurm.control.messages import ObservedState, ScriptState
+from tf4slurm.errors import COMPLETED, FAILED, STOPPED
 from tf4slurm.roles import Role
+
+IMPORT_SECONDS = 60.0
+"""Maximum seconds that a script is shown as "importing": some scripts start no server and report nothing."""
 
 
 @dataclass
@@ -55,10 +59,20 @@ class TaskRecord:
         self.desired_start_count, self.is_done = 0, False
         self.started_at = self.ended_at = None
 
+    def is_importing(self, now: float) -> bool:
+        """Whether the script has probably not yet imported TensorFlow.
+
+        Its server has not answered, it has called no function of tf4slurm, and it was started less than 60 s ago.
+        """
+        observed = self.observed
+        if observed.state != "running" or observed.has_server or observed.script != ScriptState():
+            return False
+        return self.started_at is not None and now - self.started_at < IMPORT_SECONDS
+
     @property
     def needs_others(self) -> bool:
         """Whether this task still trains, so that the ps must keep running."""
-        trains = self.role.is_in_cluster and not self.role.serves
+        trains = self.role.is_in_cluster and not self.role.is_server
         return trains and not (self.is_done or self.is_gone or self.observed.script.completion)
 
     @property
@@ -127,6 +141,7 @@ class Outcome:
         cause: The task that failed first; None if no single task is the cause.
         tail: The last output lines of the child of `cause`.
         has_timed_out: The cluster did not form in time.
+        is_stop: The job was asked to stop, by a person, a time limit or preemption.
     """
 
     exit_code: int
@@ -134,7 +149,13 @@ class Outcome:
     cause: Task | None = None
     tail: tuple[str, ...] = ()
     has_timed_out: bool = False
+    is_stop: bool = False
 
     @property
     def is_success(self) -> bool:
         return self.exit_code == 0
+
+    @property
+    def state(self) -> str:
+        """The final state of the job: COMPLETED, FAILED or STOPPED."""
+        return STOPPED if self.is_stop else COMPLETED if self.is_success else FAILED

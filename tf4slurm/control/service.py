@@ -79,7 +79,7 @@ class ControlService:
         """Start to listen at the address `host`, or at all addresses of this host; return the port.
 
         Raises:
-            PlacementError: None of the ports in the job's spec is free.
+            PortsInUseError: None of the ports in the job's spec is free.
             OSError: This host does not have the address `host`.
         """
         num_tasks = len(self.state.records)

@@ -91,7 +91,7 @@ class JobState:
         self._exited_early: TaskRecord | None = None
         self._held_failure: Outcome | None = None
         self._last_step_at = _NEVER
-        self._desired = DesiredState()  # what all tasks have in common; change it with `_desire`
+        self._desired = DesiredState()  # the fields that all tasks share; change them with `_desire`
         self._had_server = False
         self._started_at = _NEVER  # time when the children of this attempt were started
         self._warnings: dict[str, str] = {}  # by subject: "servers" or "idle"
@@ -99,7 +99,7 @@ class JobState:
         self._idle_check_at = now
         self._barriers = Barriers(self.records, self._changed)
 
-    # What the service and the launcher read
+    # Read by the service and the launcher
 
     def desired_state_of(self, rank: int) -> DesiredState:
         """Return the desired state of the task with this rank."""
@@ -122,10 +122,11 @@ class JobState:
         """Possible problems of the job, in sentences, for result.json."""
         return tuple(self._warnings.values())
 
-    @property
-    def was_stopped(self) -> bool:
-        """Whether the job ended because it was asked to stop."""
-        return self.outcome is not None and self.outcome is self._stop
+    def describe_phase(self, now: float) -> str:
+        """Return the phase. Until a task has reported a step, "training" is called "importing" or "running"."""
+        if self.phase is not Phase.TRAINING or any(record.observed.script.step is not None for record in self.records):
+            return self.phase.value
+        return "importing" if any(record.is_importing(now) for record in self.records) else "running"
 
     def count(self, *states: str) -> int:
         """Return the number of registered tasks in one of `states`."""
@@ -246,7 +247,7 @@ class JobState:
         self._advance(now)
         if self._stop is not None or self.outcome is not None:
             return
-        self._stop = Outcome(128 + number, f"The job was stopped: {what}.")
+        self._stop = Outcome(128 + number, f"The job was stopped: {what}.", is_stop=True)
         self._desire(stop_reason=self._stop.reason, grace_period_seconds=self.spec.grace_period_seconds)
         if self.phase is not Phase.TRAINING or not self.spec.grace_period_seconds:
             self._decide(self._stop)
@@ -317,7 +318,8 @@ class JobState:
         record = self.records[rank] if 0 <= rank < len(self.records) else None
         mismatch = ""  # the reason why this process cannot take part
         if registration.version != __version__:
-            mismatch = f"it runs tf4slurm {registration.version}, the launcher {__version__}"
+            mismatch = f"it runs tf4slurm {registration.version}, the launcher {__version__}; install one version "
+            mismatch += "for all tasks, on a file system that their hosts share"
         elif record is None:
             mismatch = f"rank {rank} is not one of this job's {len(self.records)} tasks"
         elif record.is_gone:
@@ -375,13 +377,14 @@ class JobState:
 
     def _apply_role(self, record: TaskRecord, returncode: int, why: str) -> None:
         """Handle the exit of a child during training according to its role; see `roles.py`."""
-        if returncode == 0 and not record.role.serves:
+        if returncode == 0 and not record.role.is_server:
             record.is_done = True
             self._complete_if_done()
         elif record.role.is_restarted and record.desired_start_count <= self.spec.max_worker_restarts:
             record.desired_start_count += 1
             self._changed.add(record.rank)
-            self._emit("restarting", record, f"restart {record.desired_start_count - 1} in place")
+            number, most = record.desired_start_count - 1, self.spec.max_worker_restarts
+            self._emit("restarting", record, f"{why}: restart {number} of at most {most}")
         elif record.role.is_wait_bounded or (returncode == 0 and record.role.is_restarted):
             record.is_done = True
             self._emit("not_restarted", record, "is not restarted again; the job continues without it")
@@ -419,8 +422,8 @@ class JobState:
         if seconds is None or self._now - self._last_step_at <= seconds:
             return
         asked_at = self._last_step_at + seconds - self.spec.heartbeat_interval_seconds / 2
-        stepping = (r for r in self.records if r.observed.script.step is not None and not r.is_gone)
-        if not all(record.last_heartbeat_at > asked_at for record in stepping):
+        reporting = (r for r in self.records if r.observed.script.step is not None and not r.is_gone)
+        if not all(record.last_heartbeat_at > asked_at for record in reporting):
             return
         self._last_step_at = _NEVER
         if self.phase is Phase.TRAINING:
@@ -446,26 +449,27 @@ class JobState:
         if self.spec.require_servers and seconds >= limit:
             self._decide(Outcome(EXIT_NOT_FORMED, self._no_server(f" within {limit:g} s")))
         elif seconds >= _SERVER_SECONDS:
-            self._warn_of_missing_servers(", unless it still imports TensorFlow")
+            self._warn_of_missing_servers("either TensorFlow is still being imported, or ")
 
-    def _no_server(self, when: str = "", unless: str = "") -> str:
+    def _no_server(self, when: str = "", either: str = "") -> str:
         return (
             f"None of the {len(self._server_tasks)} tasks in the cluster spec has started a TensorFlow server{when}: "
-            f"each runs the script alone{unless}. Let the script read TF_CONFIG, by TensorFlow or "
+            f"{either}each runs the script alone. Let the script read TF_CONFIG, by TensorFlow or "
             "tf4slurm.tensorflow, or run one copy: --ps 0 --workers 0."
         )
 
     def _check_idleness(self) -> None:
         if self._now >= self._idle_check_at:
             self._idle_check_at = self._now + _IDLE_CHECK_SECONDS
-            if (text := self._idle_watch.check(self.records, self._now)) is not None:
+            text = self._idle_watch.check(self.records, self._now)
+            if text is not None and "servers" not in self._warnings:  # tasks without servers have another cause
                 self._warn("idle", text)
             elif self._idle_watch.is_active:
                 self._warnings.pop("idle", None)
 
-    def _warn_of_missing_servers(self, unless: str = "") -> None:
+    def _warn_of_missing_servers(self, either: str = "") -> None:
         if "servers" not in self._warnings:
-            self._warn("servers", self._no_server("", unless))
+            self._warn("servers", self._no_server("", either))
 
     def _warn(self, subject: str, text: str) -> None:
         self._warnings[subject] = text
@@ -517,13 +521,13 @@ class JobState:
         if self.phase is not Phase.STOPPING or self._stop is None:
             return
         waited = [r for r in self.records if r.role.is_waited_for and not r.role.is_wait_bounded]
-        has_lost_ps = any(r.is_done and r.role.serves and r.role.is_in_cluster for r in self.records)
+        has_lost_ps = any(r.is_done and r.role.is_server and r.role.is_in_cluster for r in self.records)
         if has_lost_ps or all(r.is_done or r.observed.script.has_saved for r in waited):
             self._decide(self._stop)
 
     def _note_end_of_training(self) -> None:
         if not self._desired.is_training_over and not any(record.needs_others for record in self.records):
-            failed = tuple(r.name for r in self.records if r.has_failed and not r.role.serves)
+            failed = tuple(r.name for r in self.records if r.has_failed and not r.role.is_server)
             self._desire(is_training_over=True, failed_tasks=failed)
 
     def _complete_if_done(self) -> None:
@@ -543,6 +547,7 @@ class JobState:
             return
         if self._lacks_servers:
             self._warn_of_missing_servers()
+            self._warnings["servers"] = self._no_server()  # an earlier warning may be less certain
         self._decide(Outcome(0, f"Training is done: {what} exited with code 0."))
 
     def _lose(self, record: TaskRecord, why: str) -> None:
@@ -630,7 +635,7 @@ class IdleWatch:
         self._since = 0.0
         self._cpu_seconds = 0.0
         self._has_warned = False
-        self.is_active = False  # whether a task has reported a step, or has computed since the last 60 s began
+        self.is_active = False  # whether a task has reported a step, or computed in the current 60 s
 
     def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
         """Return a warning if no task has computed for 60 s and none has reported a step; else None.

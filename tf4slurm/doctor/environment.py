@@ -16,6 +16,7 @@ from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_n
 from tf4slurm.system.variables import TASK_VARIABLE
 
 _LAYOUT_SECONDS = 10.0
+_MOST_NODES = 16  # on a terminal
 
 
 def describe_environment(
@@ -65,18 +66,55 @@ def describe_environment(
 
 
 def format_environment(description: Mapping[str, Any]) -> str:
-    """Return the lines that show a description on a terminal."""
-    lines = [f"where: {description['where']}"]
-    step = description["step"] or {}
-    lines += [f"{name}: {value}" for name, value in step.items() if value not in (None, [], "")]
-    if description["nodes_by_rank"]:
-        lines.append("layout: " + " ".join(f"{rank}={node}" for rank, node in enumerate(description["nodes_by_rank"])))
-    lines.append(f"address: {description['address']}")
+    """Return the lines that show a description on a terminal: aligned, in sections."""
+    sections = {
+        "Process": [("this process", description["where"])],
+        "Slurm step": list(_step_rows(description["step"] or {})),
+        "Nodes": list(_node_rows(description["nodes_by_rank"] or ())),
+        "Network": list(_network_rows(description)),
+        "Cluster spec": list(_cluster_rows(description["tf_config"] or {})),
+        "Warnings": [("-", warning) for warning in description["warnings"]],
+    }
+    width = max(len(name) for rows in sections.values() for name, _ in rows)
+    texts = [
+        "\n".join((title, *(f"  {name.ljust(width if title != 'Warnings' else 1)}  {text}" for name, text in rows)))
+        for title, rows in sections.items()
+        if rows
+    ]
+    return "\n\n".join(texts)
+
+
+def _step_rows(step: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in step.items():
+        if value not in (None, [], ""):
+            yield name.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _node_rows(nodes_by_rank: Sequence[str]) -> Iterator[tuple[str, str]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, node in enumerate(nodes_by_rank):
+        ranks.setdefault(node, []).append(rank)
+    for node, found in list(ranks.items())[:_MOST_NODES]:
+        yield node, f"rank{'s' if len(found) > 1 else ''} {format_ports(found)}"
+    if len(ranks) > _MOST_NODES:
+        yield "…", f"{len(ranks) - _MOST_NODES:,} more nodes: --json shows all"
+
+
+def _network_rows(description: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "address of a task", description["address"] or "none: see the warnings"
     for name, addresses in description["interfaces"].items():
-        lines.append(f"interface {name}: {', '.join(addresses) or 'down, or without an address'}")
-    if description["tf_config"]:
-        lines.append(f"TF_CONFIG: {json.dumps(description['tf_config'])}")
-    return "\n".join([*lines, *(f"warning: {warning}" for warning in description["warnings"])])
+        yield f"interface {name}", ", ".join(addresses) or "down, or without an address"
+
+
+def _cluster_rows(tf_config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    task = tf_config.get("task", {})
+    if task:
+        yield "this task", f"{task.get('type')}/{task.get('index')}"
+    for role, addresses in tf_config.get("cluster", {}).items():
+        for index, address in enumerate(addresses[:_MOST_NODES]):
+            yield f"{role}/{index}", address
+        if len(addresses) > _MOST_NODES:
+            yield f"{role}/…", f"{len(addresses) - _MOST_NODES:,} more: --json shows all"
 
 
 @contextlib.contextmanager

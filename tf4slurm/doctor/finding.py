@@ -70,7 +70,7 @@ def merge_nodes(by_node: Mapping[str, Iterable[Finding]]) -> list[Finding]:
     ]
 
 
-def exit_code_of(findings: Iterable[Finding]) -> int:
+def exit_code_of_findings(findings: Iterable[Finding]) -> int:
     """Return 3 if a finding is a failure, else 0."""
     return EXIT_PREFLIGHT if any(finding.level == "fail" for finding in findings) else 0
 
@@ -91,7 +91,7 @@ def format_findings(findings: Iterable[Finding], colour: Callable[[Level, str], 
 def summarize(findings: Sequence[Finding], next_step: str) -> str:
     """Return the last line on a terminal: the number of failures and warnings, and the command to run next."""
     warnings = _count(findings, "warn", "warning")
-    if exit_code_of(findings):
+    if exit_code_of_findings(findings):
         return f"{_count(findings, 'fail', 'failure')}, {warnings}. To ask for help: tf4slurm doctor --report"
     return f"no failure, {warnings}. {next_step}"
 

@@ -16,7 +16,7 @@ import psutil
 from tf4slurm.control.credentials import seal_for_this_user
 from tf4slurm.doctor.finding import Finding
 from tf4slurm.doctor.software import check_software
-from tf4slurm.errors import InterfaceError, PlacementError
+from tf4slurm.errors import InterfaceError, PortsInUseError
 from tf4slurm.network.interfaces import host_addresses, interface_address, network_interfaces
 from tf4slurm.network.ports import format_ports, hold_port
 from tf4slurm.network.reachability import PROXY_VARIABLES
@@ -31,7 +31,7 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 # Measured: each of 3 tasks has 13 files open, plus one per additional task. With a limit of 40 the tasks run; with 24,
 # no task starts.
 _FEW_FILES, _TOO_FEW_FILES = 1024, 64
-_MAX_PORTS = 64  # the most that are tested of a range
+_MAX_PORTS = 64  # maximum number of ports tested
 
 
 def check_host(
@@ -207,7 +207,7 @@ def _check_ports(candidates: Sequence[int]) -> Finding:
 def _is_free(port: int) -> bool:
     try:
         hold_port((port,)).close()
-    except PlacementError:
+    except PortsInUseError:
         return False
     return True
 

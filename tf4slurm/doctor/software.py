@@ -82,8 +82,8 @@ def check_keras(facts: Mapping[str, Any], environ: Mapping[str, str]) -> Finding
     if not facts["keras"].startswith("3."):
         return Finding("ok", "keras", f"Keras {facts['keras']}: Model.fit works under ParameterServerStrategy")
     advice = (
-        "Write the loop yourself, with strategy.run and your own step counter (TUTORIALS/train_digits.py); or "
-        "pip install tf_keras and set TF_USE_LEGACY_KERAS=1, with which fit works."
+        "Call tf4slurm.tensorflow.fit(model, dataset_fn, …) instead, as TUTORIALS/train_digits.py does; or "
+        "pip install tf_keras and set TF_USE_LEGACY_KERAS=1, with which Model.fit works."
     )
     return Finding("warn", "keras", f"Keras {facts['keras']}: Model.fit fails under ParameterServerStrategy", advice)
 

@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 
 
-def explain(lines: Sequence[str]) -> list[str]:
-    """Return explanations and remedies for the known errors in these lines, the most likely first."""
+def explain(lines: Sequence[str], returncode: int | None = None) -> list[str]:
+    """Return explanations and remedies for the known errors in these lines, the most likely first.
+
+    Args:
+        lines: The last lines of the process that failed.
+        returncode: Its exit code, or minus the number of the signal that killed it.
+    """
     text = "\n".join(lines)
-    return [meaning for pattern, meaning in _KNOWN if re.search(pattern, text)]
+    found = [meaning for pattern, meaning in _KNOWN if re.search(pattern, text)]
+    if {_GPU_MEMORY, _SLURM_MEMORY} & set(found) and _MEMORY in found:
+        found.remove(_MEMORY)
+    if returncode == -signal.SIGKILL and not {_MEMORY, _GPU_MEMORY, _SLURM_MEMORY} & set(found):
+        found.append(_KILLED)
+    elif returncode in _CRASHES:
+        found.append("The process crashed in a compiled library, not in Python. To see where: PYTHONFAULTHANDLER=1.")
+    return found
 
 
+_FIT = (
+    "Use tf4slurm.tensorflow.fit: strategy, coordinator = tf4slurm.tensorflow.job_strategy(); def dataset_fn(): return "
+    "your dataset; fit(model, dataset_fn, coordinator=coordinator, epochs=…, steps_per_epoch=…)."
+)
 _KERAS_2 = "Use Keras 2 (pip install 'tf4slurm[tf-keras]', and export TF_USE_LEGACY_KERAS=1 before the job)"
+_MEMORY = "Memory ran out: ask for more, or take smaller batches."
+_SLURM_MEMORY = "The job needed more memory than it had asked Slurm for: ask for more with --mem or --mem-per-cpu."
+_GPU_MEMORY = (
+    "The GPU's memory ran out. Take smaller batches or a smaller model, and check with --gpus-per-worker 1 that no "
+    "other task uses the same GPU."
+)
+_KILLED = (
+    "tf4slurm did not send this signal: memory ran out on the host (ask for more with --mem, or take smaller batches), "
+    "or somebody killed the process."
+)
+_CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL))
 _KNOWN = (
     (
         r"keras/src/[\s\S]*create_per_worker_dataset",
-        f"Keras 3's fit does not work under ParameterServerStrategy. {_KERAS_2}, or write the loop with "
-        "tf4slurm.tensorflow.run_steps.",
+        f"Keras 3's fit does not work under ParameterServerStrategy. {_FIT}",
     ),
     (
         r"keras/src/[\s\S]*unsupported type .*PerReplica",
-        "Keras 3's fit does not work under MultiWorkerMirroredStrategy with several workers. "
-        f"{_KERAS_2}, or write the loop with strategy.run in a tf.function.",
+        f"Keras 3's fit does not work under MultiWorkerMirroredStrategy with several workers. {_FIT}",
     ),
     (
         r"module 'keras[\w.]*' has no attribute '(experimental|SidecarEvaluator)'"
@@ -56,12 +82,93 @@ _KNOWN = (
         r"UnavailableError|failed to connect to all addresses",
         "The server of another task was not reached, or is gone: look at how the other tasks ended, and at their logs.",
     ),
-    (r"No module named '", "The job's Python lacks a package: start the job from the environment that has it."),
     (
-        r"(?i:out of memory)|MemoryError|ResourceExhausted|\bOOM\b",
-        "Memory ran out: ask for more, or take smaller batches.",
+        # Produced with Python 3.11 without TensorFlow.
+        r"No module named 'tensorflow'",
+        "The job's Python has no TensorFlow. Start the job with the Python of the environment that has it, or give "
+        "--module, --venv or --conda.",
     ),
-    (r"No space left on device", "A disk is full: make room, or let the script write elsewhere."),
+    (
+        r"No module named '(?!tensorflow')",
+        "The job's Python lacks a package: start the job from the environment that has it.",
+    ),
+    (
+        # https://github.com/tensorflow/tensorflow/issues/60913
+        r"Loaded runtime CuDNN library: \S+ but source was compiled with",
+        "The cuDNN library is older than the one that TensorFlow was built with. Use the cuDNN of pip install "
+        "'tensorflow[and-cuda]', and remove other ones from LD_LIBRARY_PATH.",
+    ),
+    (
+        # https://github.com/tensorflow/tensorflow/issues/31319
+        r"CUDA driver version is insufficient for CUDA runtime version",
+        "The node's NVIDIA driver is too old for this TensorFlow. Use a TensorFlow for an older CUDA, or nodes with a "
+        "newer driver (nvidia-smi shows it).",
+    ),
+    (
+        # https://github.com/tensorflow/tensorflow/issues/56266 and
+        # https://github.com/world-federation-of-advertisers/cross-media-measurement/issues/3327
+        r"Descriptors cannot (not )?be created directly|Detected incompatible Protobuf Gencode/Runtime versions",
+        "The installed protobuf does not fit TensorFlow's. Run pip check, and install the version of protobuf that it "
+        "names.",
+    ),
+    (
+        # https://github.com/tensorflow/tensorflow/issues/56562
+        r"version `(GLIBCXX|CXXABI|GLIBC)_[\d.]+' not found",
+        "A system library on that host is older than the one that a package needs. Load a newer compiler's module "
+        "(gcc), or use an environment that was made for these nodes.",
+    ),
+    (
+        # https://github.com/tensorflow/tensorflow/issues/98406
+        r"compiled using NumPy 1\.x cannot be run in|numpy\.dtype size changed",
+        "A package was built for another major version of NumPy. Install numpy<2, or a newer version of that package.",
+    ),
+    (
+        # Produced with Python's socket module: OSError 98.
+        r"Address already in use",
+        "Another process on that host has the port. Take the port from TF_CONFIG, or port 0 for servers of your own.",
+    ),
+    (
+        # Produced with Python's socket.getaddrinfo (EAI_NONAME, EAI_AGAIN); the last:
+        # https://github.com/tensorflow/serving/issues/1535
+        r"Name or service not known|Temporary failure in name resolution|DNS resolution failed",
+        "A host name cannot be resolved on that node. Use the addresses in TF_CONFIG, which are numbers, and download "
+        "data before the job: compute nodes often have no internet.",
+    ),
+    (
+        # https://github.com/nextflow-io/nextflow/issues/5932
+        r"[Dd]etected \d+ oom.kill event",
+        _SLURM_MEMORY,
+    ),
+    (
+        # https://github.com/ZettaAI/zetta_utils/issues/671
+        r"CANCELLED AT \S+ DUE TO TIME LIMIT",
+        "Slurm ended the job at its time limit. Ask for more with -t, or let it continue in a new job: --requeue 3.",
+    ),
+    (
+        # The first: TensorFlow's bfc_allocator, https://github.com/tensorflow/tensorflow/issues/17669; the second:
+        # cuda_driver.cc.
+        r"OOM when allocating tensor.*\bGPU:\d|CUDA_ERROR_OUT_OF_MEMORY",
+        _GPU_MEMORY,
+    ),
+    (
+        r"(?i:(?<!cuda_error_)out of memory)|MemoryError|ResourceExhausted(?![\s\S]*No space left)"
+        r"|\bOOM\b(?! happens)(?!.*\bGPU:\d)",
+        _MEMORY,
+    ),
+    (
+        # Produced with Python: OSError 28 and 122.
+        r"No space left on device|Disk quota exceeded",
+        "A disk or your quota is full: make room, or let the script write elsewhere.",
+    ),
+    (
+        # https://github.com/derpston/python-simpleflock/issues/9
+        r"Stale (NFS )?file handle",
+        "A file on a network file system was replaced or deleted while the script had it open. Let one task write it, "
+        "and read it only after that: tf4slurm.barrier().",
+    ),
     (r"(?i)Permission denied", "A file may not be read or written by this user: look at the path in the last lines."),
-    (r"No such file or directory", "A file is missing on that host: paths must be on a file system that all share."),
+    (
+        r"No such file or directory",
+        "A file does not exist on that host: check its path, and that all hosts share its file system.",
+    ),
 )

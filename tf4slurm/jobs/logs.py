@@ -15,18 +15,23 @@ import heapq
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tf4slurm.cluster import Task
-from tf4slurm.errors import NoLogsError, UnknownTaskError
+from tf4slurm.errors import LaunchError, NoLogsError, UnknownTaskError
+from tf4slurm.jobs.boilerplate import BoilerplateFilter
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory
 from tf4slurm.jobs.status import JobStatus, StatusReader
+from tf4slurm.options import did_you_mean, nearest
+from tf4slurm.slurm.commands import query_job
 
 _NAME = re.compile(r"(?P<role>[a-z]+(?:-[a-z]+)*)-(?P<index>\d+)\.(?P<attempt>\d+)\.log")
 _TAIL_BYTES = 1 << 16
+_MOST_LISTED = 10
 _LOOK_SECONDS = 0.3
 _STATUS_SECONDS = 3.0
 
@@ -54,6 +59,12 @@ class LogLine:
     time: float
     task: Task
     text: str
+
+
+def omit_boilerplate(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """Yield the lines without the messages that TensorFlow prints at every start."""
+    filters: defaultdict[Task, BoilerplateFilter] = defaultdict(BoilerplateFilter)
+    return (line for line in lines if not filters[line.task].is_boilerplate(line.text))
 
 
 def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> list[LogFile]:
@@ -134,14 +145,14 @@ class LogReader:
 
     def _skip_to_tail(self, num_lines: int) -> None:
         """Skip all but the last lines: read ever larger parts of the file's end until the lines are found."""
-        reach = _TAIL_BYTES
+        tail_bytes = _TAIL_BYTES
         lines: list[bytes] = []
         with self.log.path.open("rb") as file:
             start = size = file.seek(0, os.SEEK_END)
             while start > 0 and len(lines) <= num_lines:
-                start = file.seek(max(0, size - reach))
+                start = file.seek(max(0, size - tail_bytes))
                 lines = file.readlines()
-                reach *= 4
+                tail_bytes *= 4
             self._offset = file.tell() - sum(map(len, lines[max(0, len(lines) - num_lines) :]))
 
     def read(self, *, is_final: bool = True) -> Iterator[LogLine]:
@@ -178,11 +189,27 @@ def merge(readers: Sequence[LogReader], *, is_final: bool = True) -> Iterator[Lo
 
 
 def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
-    tasks = tuple(dict.fromkeys(str(log.task) for log in find_logs(job.run_directories)))
-    if tasks:
-        text = f"No task of {job.name} matches {' '.join(patterns)}. It has: {', '.join(tasks)}."
+    found = dict.fromkeys(log.task for log in find_logs(job.run_directories))
+    if found:
+        tasks, roles = tuple(map(str, found)), dict.fromkeys(f"{task.task_type}/*" for task in found)
+        similar = did_you_mean(nearest(patterns[0], (*roles, *tasks)))
+        more = f" and {len(tasks) - _MOST_LISTED:,} more" if len(tasks) > _MOST_LISTED else ""
+        listed = ", ".join(tasks[:_MOST_LISTED]) + more
+        text = f"No task of {job.name} matches {' '.join(patterns)}.{similar} It has: {listed}."
         return UnknownTaskError(text, tasks=tasks)
     (status,) = StatusReader([job]).read()
-    command = f"tf4slurm logs -f {job.job_id or job.name}"
-    text = f"{job.name} has no logs: it is {status.state}. {status.reason} To wait for them: {command}"
-    return NoLogsError(text)
+    text = f"{job.name} has no logs: it is {status.state}. {status.reason}"
+    return NoLogsError(f"{text.rstrip()} {_advise_without_logs(job, status.state)}".rstrip())
+
+
+def _advise_without_logs(job: KnownJob, state: str) -> str:
+    """Return advice about a job without logs: a batch script that failed early has only Slurm's output."""
+    if state in ("PENDING", "RUNNING"):
+        return f"To wait for them: tf4slurm logs -f {job.job_id or job.name}"
+    if job.job_id is None:
+        return ""
+    output = ""
+    with contextlib.suppress(LaunchError):
+        output = query_job(job.job_id).output
+    output = output or f"slurm-{job.job_id}.out, in the directory in which it was submitted"
+    return f"Slurm's output of the job has the reason: {output}"

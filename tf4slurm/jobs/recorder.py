@@ -114,11 +114,12 @@ class Recorder:
         return StatusFile(
             time=round(time.time(), 3),
             seconds=round(now - self._started_at, 3),
-            phase=state.phase.value,
+            phase=state.describe_phase(now),
             attempt=state.attempt,
             max_attempts=state.spec.max_attempts,
             reason=state.outcome.reason if state.outcome is not None else "",
             heartbeat_timeout_seconds=state.spec.heartbeat_timeout_seconds,
+            warnings=state.warnings,
             tasks=tuple(
                 describe_task(record, self._started_at, now, progress)
                 for record, progress in zip(state.records, self._progress, strict=True)
@@ -133,6 +134,7 @@ class Recorder:
         statuses = [record.observed for record in self._state.records]
         reports = [status.script for status in statuses]
         usages = [status.usage for status in statuses]
+        has_gpus = any(usage.gpu_percent is not None or usage.gpu_memory_bytes is not None for usage in usages)
         return Sample(
             seconds=round(now - self._started_at, 2),
             attempt=self._state.attempt,
@@ -141,7 +143,8 @@ class Recorder:
             cpu_seconds=tuple(usage.cpu_seconds or None for usage in usages),
             sent_bytes=tuple(usage.sent_bytes or None for usage in usages),
             received_bytes=tuple(usage.received_bytes or None for usage in usages),
-            metrics={str(rank): dict(report.metrics) for rank, report in enumerate(reports) if report.metrics},
+            gpu_percent=tuple(usage.gpu_percent for usage in usages) if has_gpus else (),
+            gpu_memory_bytes=tuple(usage.gpu_memory_bytes for usage in usages) if has_gpus else (),
         )
 
 
@@ -189,7 +192,7 @@ def describe_task(record: TaskRecord, started_at: float, now: float, progress: P
         rank=record.rank,
         node=record.node or None,
         address=str(record.address) if record.address else None,
-        state=observed.state if record.has_registered else "missing",
+        state="importing" if record.is_importing(now) else observed.state if record.has_registered else "missing",
         starts=observed.start_count,
         returncode=observed.returncode,
         detail=observed.detail,
@@ -205,4 +208,6 @@ def describe_task(record: TaskRecord, started_at: float, now: float, progress: P
         cpu_seconds=usage.cpu_seconds,
         sent_bytes=usage.sent_bytes,
         received_bytes=usage.received_bytes,
+        gpu_percent=usage.gpu_percent,
+        gpu_memory_bytes=usage.gpu_memory_bytes,
     )

@@ -7,7 +7,6 @@ the oldest are deleted. A job that cannot be registered still runs; its run dire
 from __future__ import annotations
 
 import contextlib
-import difflib
 import logging
 import os
 import re
@@ -15,18 +14,19 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from tf4slurm.errors import RunDirectoryError, SchemaVersionError, UnknownJobError, UntrustedFileError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, read_file, to_versioned_json
+from tf4slurm.options import did_you_mean, nearest
 from tf4slurm.system.trusted_files import check_trusted
 
 logger = logging.getLogger(__name__)
 
 _MAX_JOBS = 1_000
-_NEAREST = 3
-_CLOSE = 0.5
+_MOST_LISTED = 3
 _INSTEAD = "Or give the path of a run directory."
 
 
@@ -53,7 +53,10 @@ class KnownJob:
 
     @property
     def run_directories(self) -> list[RunDirectory]:
-        """The job's run directories, oldest first: none while it is pending, several if it was requeued."""
+        """The job's run directories, oldest first; none while it is pending, several if it was requeued."""
+        if self.job_id is None:  # NAME-2 is the run directory of another local job, started in the same second
+            path = Path(self.runs_directory) / self.name
+            return [RunDirectory(path)] if os.path.isdir(path) else []  # without an error if it cannot be read
         pattern = re.compile(re.escape(self.name) + r"(?:-(\d+))?")
         found = []
         with contextlib.suppress(OSError):
@@ -115,8 +118,11 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     path = Path(text or "").absolute()
     may_be_half_gone = ("logs", "job.json", "events.jsonl", "result.json")
     if text is not None and any((path / name).exists() for name in may_be_half_gone):
-        job_id = (RunDirectory(path).read(JobFile) or JobFile()).job_id
-        return KnownJob(job_id, path.name, str(path.parent), path.stat().st_mtime)
+        file = RunDirectory(path).read(JobFile) or JobFile()
+        started = path.stat().st_mtime
+        with contextlib.suppress(ValueError):
+            started = datetime.strptime(file.started or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        return KnownJob(file.job_id, path.name, str(path.parent), started)
     jobs = registered_jobs(environ)
     if text is None:
         if jobs:
@@ -126,10 +132,11 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
         if text in (job.job_id, job.name):
             return job
     words = [word for job in jobs for word in (job.job_id, job.name) if word]
-    nearest = difflib.get_close_matches(text, words, _NEAREST, _CLOSE) or words[:_NEAREST]
-    known = f"The nearest are {', '.join(nearest)}." if nearest else "This user has not started any job."
+    known = did_you_mean(nearest(text, words)) or f" The latest are {', '.join(words[:_MOST_LISTED])}."
+    if not jobs:
+        known = " This user has not started any job."
     raise UnknownJobError(
-        f"There is no job {text!r}. {known} Give a Slurm job id, a job's name or its run directory; "
+        f"There is no job {text!r}.{known} Give a Slurm job id, a name with its id (train-4711) or a run directory; "
         '"tf4slurm list" shows them.',
         job=text,
     )

@@ -7,7 +7,8 @@ runs/<name>-<id>/
     events.jsonl      every change of state
     slurm.json        resources that Slurm allocated to the job, and times
     status.json       state of the job and its tasks a few seconds ago
-    samples.jsonl     steps, metrics, memory, processor time and bytes over time
+    samples.jsonl     steps, memory, processor time and bytes over time
+    metrics/<role>-<index>.<attempt>.jsonl  steps and metrics that the task's script reported
     logs/<role>-<index>.<attempt>.log   output of the task's child process
     logs/<role>-<index>.<attempt>.times lines "byte seconds": output from this byte on was printed then or later
     work/<role>-<index>.<attempt>/      files of a tf.data service server
@@ -24,12 +25,14 @@ import contextlib
 import dataclasses
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tf4slurm.cluster import Task
+from tf4slurm.control.messages import changed_fields
+from tf4slurm.control.script_reports import ScriptReport
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.schema import (
     FILE_NAMES,
@@ -118,6 +121,9 @@ class RunDirectory:
     def log(self, task: Task, attempt: int) -> Path:
         return self.path / "logs" / f"{task.task_type}-{task.task_index}.{attempt}.log"
 
+    def metrics(self, task: Task, attempt: int) -> Path:
+        return self.path / "metrics" / f"{task.task_type}-{task.task_index}.{attempt}.jsonl"
+
     def work(self, task: Task, attempt: int) -> Path:
         return self.path / "work" / f"{task.task_type}-{task.task_index}.{attempt}"
 
@@ -140,6 +146,15 @@ class RunDirectory:
         """Read events.jsonl (`Event`) or samples.jsonl (`Sample`); damaged lines are left out."""
         return read_lines(self.path / FILE_NAMES[kind], kind)
 
+    def read_reports(self) -> dict[tuple[str, int], list[ScriptReport]]:
+        """Return the reports of the scripts, by task (such as "worker/0") and attempt."""
+        found = {}
+        for path in (self.path / "metrics").glob("*-*.*.jsonl"):
+            task, _, attempt = path.name.removesuffix(".jsonl").rpartition(".")
+            if attempt.isdecimal():
+                found["/".join(task.rsplit("-", 1)), int(attempt)] = read_lines(path, ScriptReport)
+        return dict(sorted(found.items()))
+
     def read_last_states(self) -> dict[str, LastState]:
         """Return the last states that agents wrote after the loss of the launcher, by task."""
         states = (read_file(path, LastState) for path in sorted((self.path / "lost").glob("*.json")))
@@ -159,12 +174,12 @@ class RunDirectory:
         _write(self.control, to_json(content, indent=2).encode() + b"\n")
 
     def write_result(self, content: ResultFile) -> None:
-        """Write result.json; on a full disk, write only the exit code and the reason, into the reserved space.
+        """Write result.json. On a full disk, write only state, exit code and reason, into the reserved space.
 
         A second call on a full disk overwrites the existing result.json.
 
         Raises:
-            RunDirectoryError: The file is not written, or has only the exit code and the reason.
+            RunDirectoryError: The file is not written, or has only the state, the exit code and the reason.
         """
         path, reserved = self.path / FILE_NAMES[ResultFile], self.path / _RESERVED
         try:
@@ -181,7 +196,9 @@ class RunDirectory:
                 space.replace(path)
             except OSError:
                 raise error from None
-            raise RunDirectoryError(f"{error} It has the exit code and the reason alone.", path=str(path)) from error
+            raise RunDirectoryError(
+                f"{error} It has the state, the exit code and the reason alone.", path=str(path)
+            ) from error
         with contextlib.suppress(OSError):
             reserved.unlink()
 
@@ -192,6 +209,20 @@ class RunDirectory:
                 file.write(to_json(sample).encode() + b"\n")
         except OSError as error:
             raise _cannot_write(path, error) from error
+
+    def write_reports(self, task: Task, attempt: int, reports: Sequence[ScriptReport], *, is_appended: bool) -> None:
+        """Append reports of a task's script to the file of this attempt, or replace the file atomically."""
+        path = self.metrics(task, attempt)
+        lines = b"".join(to_json(changed_fields(report)).encode() + b"\n" for report in reports)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            if is_appended:
+                with open_to_append(path) as file:
+                    file.write(lines)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+        if not is_appended:
+            _write(path, lines)
 
     def write_report(self, content: bytes, path: Path | None = None) -> Path:
         """Write the report atomically, by default as report.html; return its path."""

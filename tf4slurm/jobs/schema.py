@@ -1,6 +1,6 @@
 """The schema of a job's files: one frozen dataclass per JSON file of a run directory, and one version number.
 
-`system/typed_json.py` converts between dataclasses and JSON. docs/job-files.md is generated from this module.
+`system/typed_json.py` converts between dataclasses and JSON. The documentation has a page made from this module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tf4slurm.errors import SchemaVersionError
+from tf4slurm.control.script_reports import ScriptReport
+from tf4slurm.errors import FAILED, SchemaVersionError
 from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.proc import is_running, read_stat
 from tf4slurm.system.typed_json import from_json, read_object, to_json
@@ -67,7 +68,10 @@ class JobFile:
         options: All options of the job, named as the keyword arguments of `tf4slurm.Job`.
         process: The launcher's process.
         started: Start of the job, as YYYY-MM-DDThh:mm:ss±hhmm.
-        versions: Versions of tf4slurm and Python.
+        versions: Versions of tf4slurm, and of the Python, TensorFlow and Keras ("tf_keras" for Keras 2) that the script
+            uses. The script's versions are missing if the command does not start with a Python.
+        commit: Git commit of the directory, or of the directory that its snapshot was taken from; null if unknown.
+        is_dirty: Whether files that git tracks had uncommitted changes; null if unknown.
     """
 
     name: str = ""
@@ -81,18 +85,21 @@ class JobFile:
     process: Process | None = None
     started: str | None = None
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    commit: str | None = None
+    is_dirty: bool | None = None
 
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """What is known of one task. A field whose value is unknown is null.
+    """The state of one task. A field whose value is unknown is null.
 
     Attributes:
         task: Its role and index, such as "worker/0".
         rank: Its rank in the step.
         node: Name of its node.
         address: Its host:port in the cluster spec.
-        state: "missing" until the task registers, then the last state that its agent reported.
+        state: "missing" until the task registers, then the last state that its agent reported; "importing" in place of
+            "running" until its server answers or its script calls a function of tf4slurm, for at most 60 s.
         starts: Number of starts of its child process in this attempt.
         returncode: Exit code of the last child process, or minus the signal that killed it.
         detail: Details of the state, in words.
@@ -108,6 +115,8 @@ class TaskStatus:
         cpu_seconds: Processor time of the child process and its descendants.
         sent_bytes: Bytes sent from the task's port.
         received_bytes: Bytes received at the task's port.
+        gpu_percent: Share of the time in which the GPUs of the child process were busy; mean over its GPUs.
+        gpu_memory_bytes: GPU memory of the child process and its descendants.
     """
 
     task: str = "?"
@@ -130,6 +139,8 @@ class TaskStatus:
     cpu_seconds: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
+    gpu_percent: float | None = None
+    gpu_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -139,11 +150,13 @@ class StatusFile:
     Attributes:
         time: When the file was written, in seconds since 1970.
         seconds: When the file was written, in seconds since the job's start.
-        phase: Phase of the job: "rendezvous", "checking", "training", "stopping", "terminating" or "ended".
+        phase: Phase of the job: "rendezvous", "checking", "importing" (a script has probably not yet imported
+            TensorFlow), "running", "training" (a task has reported a step), "stopping", "terminating" or "ended".
         attempt: Number of this attempt, from 1.
         max_attempts: Maximum number of attempts.
         reason: How the job ended, in words; empty until then.
         heartbeat_timeout_seconds: Heartbeat timeout of the job.
+        warnings: Possible problems of the job, in sentences.
         tasks: The tasks by rank.
     """
 
@@ -154,6 +167,7 @@ class StatusFile:
     max_attempts: int | None = None
     reason: str = ""
     heartbeat_timeout_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
 
 
@@ -169,7 +183,8 @@ class Sample:
         cpu_seconds: Processor time.
         sent_bytes: Bytes sent from the tasks' ports.
         received_bytes: Bytes received at the tasks' ports.
-        metrics: Metrics by rank and name; null for NaN and infinity.
+        gpu_percent: Share of the time in which the tasks' GPUs were busy; empty if no task uses GPUs.
+        gpu_memory_bytes: GPU memory; empty if no task uses GPUs.
     """
 
     seconds: float | None = None
@@ -179,7 +194,8 @@ class Sample:
     cpu_seconds: tuple[float | None, ...] = ()
     sent_bytes: tuple[int | None, ...] = ()
     received_bytes: tuple[int | None, ...] = ()
-    metrics: Mapping[str, Mapping[str, float | None]] = dataclasses.field(default_factory=dict)
+    gpu_percent: tuple[float | None, ...] = ()
+    gpu_memory_bytes: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -209,9 +225,11 @@ class Event:
 
 @dataclass(frozen=True)
 class ResultFile:
-    """How the job ended. On a full disk the launcher writes only the exit code and the reason.
+    """How the job ended. On a full disk the launcher writes only the state, the exit code and the reason.
 
     Attributes:
+        state: "COMPLETED", "FAILED", "STOPPED" (a person, a time limit or preemption requested the end) or "REQUEUED"
+            (stopped, and back in Slurm's queue).
         exit_code: Exit code of the launcher.
         reason: How the job ended, in words.
         cause: The task that failed first; null if no single task did.
@@ -226,6 +244,7 @@ class ResultFile:
         tasks: The tasks by rank, in the last attempt.
     """
 
+    state: str = FAILED
     exit_code: int = 1
     reason: str = ""
     cause: str | None = None
@@ -238,13 +257,6 @@ class ResultFile:
     requeued: str | None = None
     warnings: tuple[str, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
-
-    @property
-    def state(self) -> str:
-        """The word for the outcome; "STOPPED" if a person, a time limit or preemption requested the end."""
-        if self.exit_code == 0:
-            return "COMPLETED"
-        return "STOPPED" if self.exit_code > 128 and self.cause is None else "FAILED"
 
 
 @dataclass(frozen=True)
@@ -273,6 +285,7 @@ FILE_NAMES: dict[type[Any], str] = {
     SlurmResources: "slurm.json",
     StatusFile: "status.json",
     Sample: "samples.jsonl",
+    ScriptReport: "metrics/<role>-<index>.<attempt>.jsonl",
     Event: "events.jsonl",
     ResultFile: "result.json",
     LastState: "lost/<role>-<index>.json",

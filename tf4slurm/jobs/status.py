@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tf4slurm.errors import EXIT_REQUEUED, LaunchError, SchemaVersionError, describe_end
+from tf4slurm.errors import COMPLETED, REQUEUED, LaunchError, SchemaVersionError, describe_end
 from tf4slurm.jobs.formatting import format_elapsed, format_time
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -24,35 +24,38 @@ _SLURM_SECONDS = 5.0
 _STALL_SECONDS = 60.0
 _STALL_STEPS = 10.0  # times the mean seconds per step, if longer
 _FRESH_SECONDS = 5.0
-_LATE_SECONDS = 20.0  # maximum delay of status.json on a slow file system
+LATE_SECONDS = 20.0  # maximum delay of status.json on a slow file system
 _MOST_ENDS = 5
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What is known of one job. An attribute whose value is unknown is None.
+    """The state of one job. An attribute whose value is unknown is None.
 
     Attributes:
         job_id: Slurm's job id; None for a local job.
         name: First part of the names of its run directories.
-        state: A state of Slurm, or "RUNNING", "COMPLETED", "FAILED", "STOPPED", "LOST" (the launcher ended without a
-            result) or "UNKNOWN".
+        state: A state of Slurm such as "PENDING" or "RUNNING" until the job ends; then "COMPLETED", "FAILED",
+            "STOPPED", "REQUEUED" or "LOST" (the launcher ended without a result); or "UNKNOWN".
         started: When the job was submitted or started, in seconds since 1970.
-        phase: Phase of the running job, such as "training".
+        phase: Phase of the running job, such as "importing", or "training" when a task has reported a step.
         attempt: Number of this attempt, from 1.
         max_attempts: Maximum number of attempts.
         exit_code: Exit code of the job; None until the job has ended.
         reason: Why the job is pending, or how it ended, in words.
+        meaning: Explanations of known errors in the last lines of the task that failed first.
         elapsed: Duration of the job so far, such as "1:02:03".
         limit: Time limit in Slurm's format.
         start: Expected start of a pending job in Slurm's format.
         nodes: Its nodes, as a nodelist.
         written_seconds: Age of status.json in seconds.
         run_directory: Path of its latest run directory.
+        problems: Possible problems of the job, in sentences.
         warnings: Why this information may be wrong or incomplete, in sentences.
         tasks: Its tasks by rank. The state of a task is "missing" (not registered), "waiting" (for other tasks),
-            "running", "STALLED" (no new step for long), "exited N" (exit code N), "ended" (terminated by its agent
-            after the loss of the launcher), "lost" or "terminated".
+            "importing" (mostly TensorFlow; its server has not answered), "running", "STALLED" (no new step for long),
+            "exited N" (exit code N), "ended" (terminated by its agent after the loss of the launcher), "lost" or
+            "terminated".
     """
 
     job_id: str | None
@@ -64,12 +67,14 @@ class JobStatus:
     max_attempts: int | None = None
     exit_code: int | None = None
     reason: str = ""
+    meaning: tuple[str, ...] = ()
     elapsed: str | None = None
     limit: str | None = None
     start: str | None = None
     nodes: str | None = None
     written_seconds: float | None = None
     run_directory: str | None = None
+    problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
 
@@ -101,6 +106,7 @@ class JobFiles:
 
     @functools.cached_property
     def result(self) -> ResultFile | None:
+        _ = self._has_lost_launcher  # first: a launcher that writes its result in the meantime is not lost
         return self.run.read(ResultFile)
 
     @property
@@ -112,28 +118,40 @@ class JobFiles:
     def last_states(self) -> dict[str, LastState]:
         return self.run.read_last_states()
 
-    @functools.cached_property
+    @property
     def is_lost(self) -> bool:
         """Whether the launcher certainly ended without a result.
 
         This is certain if the launcher ran on this host and its process no longer exists, or if agents recorded its
-        loss. It is not certain if a launcher on another host writes nothing, because it may be
-        suspended.
+        loss. It is not certain if a launcher on another host writes nothing, because that launcher may be suspended.
         """
-        if self.result is not None:
-            return False
+        return self._has_lost_launcher and self.result is None
+
+    @functools.cached_property
+    def _has_lost_launcher(self) -> bool:
         process = self.job.process
         if process is not None and process.host == os.uname().nodename:
             return not process.is_alive()
         return bool(self.last_states)
 
     @property
+    def has_orphans(self) -> bool:
+        """Whether the launcher is lost, and agents may not have terminated their tasks yet."""
+        age, limit = self.status_age_seconds, self.status.heartbeat_timeout_seconds + LATE_SECONDS
+        is_recent = age is not None and age < limit
+        return self.is_lost and is_recent and len(self.last_states) < len(self.status.tasks)
+
+    @property
     def has_ended(self) -> bool:
-        return self.result is not None or self.is_lost
+        return self.result is not None or (self.is_lost and not self.has_orphans)
 
     def describe_loss(self) -> str:
         """Return sentences about the loss of the launcher and the last recorded state."""
-        return f"The launcher was killed, or its host failed: it wrote no result. {self.describe_last_state()}".rstrip()
+        sentences = ["The launcher was killed, or its host failed: it wrote no result.", self.describe_last_state()]
+        if self.has_orphans:
+            seconds = self.status.heartbeat_timeout_seconds
+            sentences.append(f"Tasks may still run: their agents terminate them {seconds:g} s after the loss.")
+        return " ".join(filter(None, sentences))
 
     def describe_last_state(self) -> str:
         """Return the last recorded state of the job in sentences: phase, step, and how tasks ended."""
@@ -222,8 +240,11 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
     all_warnings = list(warnings)
     state, exit_code, reason = _find_state(job, entry, files, all_warnings)
     has_ended = exit_code is not None
+    is_earlier = files.result is not None and not has_ended  # files of the attempt before a requeue
+    if is_earlier:
+        file, age = StatusFile(), None
     elapsed = file.seconds + (0.0 if has_ended else age) if age is not None else None
-    if files.result is not None:
+    if files.result is not None and has_ended:
         elapsed = files.result.seconds
     return JobStatus(
         job_id=job.job_id,
@@ -235,14 +256,16 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
         max_attempts=file.max_attempts,
         exit_code=exit_code,
         reason=reason,
+        meaning=files.result.meaning if files.result is not None else (),
         elapsed=entry.elapsed if entry else format_elapsed(elapsed) if elapsed is not None else None,
         limit=entry.limit if entry else None,
         start=entry.start if entry and entry.is_pending and entry.start != "N/A" else None,
         nodes=(entry.nodes if entry else None) or ",".join(dict.fromkeys(t.node for t in file.tasks if t.node)) or None,
         written_seconds=None if age is None else round(age, 1),
         run_directory=str(runs[-1].path) if runs else None,
+        problems=files.result.warnings if files.result is not None and has_ended else file.warnings,
         warnings=tuple(all_warnings),
-        tasks=() if state == "PENDING" else _find_tasks(files, has_ended=has_ended),
+        tasks=() if state == "PENDING" or is_earlier else _find_tasks(files, has_ended=has_ended),
     )
 
 
@@ -251,21 +274,26 @@ def _find_state(
 ) -> tuple[str, int | None, str]:
     """Return the job's state, exit code (None until it has ended) and reason; append to `warnings`."""
     result, file, age = files.result, files.status, files.status_age_seconds
+    earlier = f"The last attempt was {result.state}: {result.reason}" if result is not None else ""
     if entry is not None and entry.is_pending:
         if result is None and age is not None and age < _FRESH_SECONDS:  # the job started after the query to Slurm
             return "RUNNING", None, file.reason
-        return entry.state, None, entry.explained_reason
-    if result is not None and not (result.exit_code == EXIT_REQUEUED and entry is not None):
+        return entry.state, None, f"{entry.explained_reason}. {earlier}" if earlier else entry.explained_reason
+    if result is not None and result.state == REQUEUED and warnings:  # Slurm did not answer: the job may run again
+        return result.state, None, result.reason
+    if result is not None and not (result.state == REQUEUED and entry is not None):
         return result.state, result.exit_code, result.reason
     if entry is not None and not entry.has_ended:
-        if age is not None and age > file.heartbeat_timeout_seconds + _LATE_SECONDS:
+        if earlier:
+            return entry.state, None, earlier
+        if age is not None and age > file.heartbeat_timeout_seconds + LATE_SECONDS:
             warnings.append(
                 f"The launcher wrote nothing for {age:.0f} s: it is stopped, or the file system is slow. The tasks are "
                 "shown as they were then."
             )
         return entry.state, None, file.reason
     if job.job_id is None:
-        return _find_end_of_local_job(files)
+        return _find_end_of_local_job(job, files)
     if warnings:  # Slurm did not answer: the job may still run
         return "UNKNOWN", None, ""
     state, exit_code, source = _find_end_in_slurm(job.job_id, entry, files)
@@ -280,35 +308,41 @@ def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -
     with contextlib.suppress(LaunchError):
         accounted = query_accounting(job_id, timeout_seconds=_SLURM_SECONDS)
         if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
-            state, code = accounted
-            return state, code or int(state != "COMPLETED"), "From Slurm's accounting; the launcher wrote no result."
+            return *_end_of(*accounted), f"Slurm's accounting shows {accounted[0]}; the launcher wrote no result."
     if entry is not None:
         code = 0
         with contextlib.suppress(LaunchError):
             code = query_job(job_id, timeout_seconds=_SLURM_SECONDS).exit_code
-        code = code or int(entry.state != "COMPLETED")
-        return entry.state, code, "From Slurm's queue; the launcher wrote no result."
+        return *_end_of(entry.state, code), f"Slurm's queue shows {entry.state}; the launcher wrote no result."
     state = "LOST" if files.run.path.is_dir() else "UNKNOWN"
     return state, 1, "Slurm no longer has this job, and the launcher wrote no result."
 
 
-def _find_end_of_local_job(files: JobFiles) -> tuple[str, int | None, str]:
+def _end_of(slurm_state: str, exit_code: int) -> tuple[str, int]:
+    """Return tf4slurm's state and exit code of a job that ended in a state of Slurm; only COMPLETED has code 0."""
+    state = ENDED_STATES[slurm_state]
+    return state, exit_code or int(state != COMPLETED)
+
+
+def _find_end_of_local_job(job: KnownJob, files: JobFiles) -> tuple[str, int | None, str]:
     """Return the state of a local job without a result, from its launcher's process."""
     if not files.run.path.is_dir():
         return "UNKNOWN", 1, f"Its run directory under {files.run.path.parent} does not exist."
-    process, age = files.job.process, files.status_age_seconds
-    if process is not None:
-        is_elsewhere = process.host != os.uname().nodename  # on a host that shares this directory
-        if process.is_alive() or (is_elsewhere and age is not None and age < _LATE_SECONDS):
-            return "RUNNING", None, ""
-    return "LOST", 1, files.describe_loss()
+    process = files.job.process
+    if process is None:  # the launcher has just started, or was killed before it wrote job.json
+        is_running = time.time() - job.started < LATE_SECONDS
+    elif process.host == os.uname().nodename:
+        is_running = not files.is_lost
+    else:  # a host that shares this directory
+        is_running = files.status_age_seconds is not None and files.status_age_seconds < LATE_SECONDS
+    return ("RUNNING", None, "") if is_running else ("LOST", 1, files.describe_loss())
 
 
 def _find_tasks(files: JobFiles, *, has_ended: bool) -> tuple[TaskStatus, ...]:
-    """Return the recorded tasks. Their states and ages allow for the time since status.json was written."""
+    """Return the recorded tasks, with states and ages corrected for the age of status.json."""
     tasks, age = files.status.tasks, files.status_age_seconds or 0.0
     if has_ended and files.result is None:
-        tasks = tuple(_with_last_state(task, files.last_states.get(task.task)) for task in tasks)
+        tasks = tuple(_with_last_state(task, files) for task in tasks)
     return tuple(
         dataclasses.replace(
             task,
@@ -320,9 +354,10 @@ def _find_tasks(files: JobFiles, *, has_ended: bool) -> tuple[TaskStatus, ...]:
     )
 
 
-def _with_last_state(task: TaskStatus, last: LastState | None) -> TaskStatus:
+def _with_last_state(task: TaskStatus, files: JobFiles) -> TaskStatus:
+    last = files.last_states.get(task.task)
     if last is None:
-        return dataclasses.replace(task, state="lost")
+        return task if files.has_orphans else dataclasses.replace(task, state="lost")
     return dataclasses.replace(task, state=last.state, starts=last.starts, returncode=last.returncode)
 
 
@@ -331,8 +366,8 @@ def _add(seconds: float | None, age: float) -> float | None:
 
 
 def _describe_state(task: TaskStatus, file: StatusFile, age: float) -> str:
-    if task.state == "exited":
-        return f"exited {task.returncode}"
+    if task.returncode is not None and task.state in ("exited", "terminated"):
+        return f"exited {task.returncode}" if task.returncode >= 0 else f"killed by signal {-task.returncode}"
     if task.is_gone:
         return "terminated" if task.state == "terminated" else "lost"
     if task.state == "running":

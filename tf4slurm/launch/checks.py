@@ -16,7 +16,7 @@ _SCRIPT_ENDINGS = (".py", ".sh")
 
 
 def check_command(spec: JobSpec) -> None:
-    """Check that the command's program exists and is executable, and that the script of Python or a shell exists.
+    """Check that the command's program exists and is executable, and after Python or a shell, that the script exists.
 
     Raises:
         CommandError: The program or script does not exist, or the program is not executable.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
-import platform
 import signal
 import socket
 import threading
@@ -23,7 +23,15 @@ from tf4slurm.control.credentials import ControlEndpoint, create_credentials
 from tf4slurm.control.records import Outcome
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
-from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST, InterfaceError, LaunchError, RunDirectoryError, describe_end
+from tf4slurm.errors import (
+    EXIT_PREFLIGHT,
+    EXIT_TASK_LOST,
+    STOPPED,
+    InterfaceError,
+    LaunchError,
+    RunDirectoryError,
+    describe_end,
+)
 from tf4slurm.jobs.recorder import EventLog, Recorder
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile
@@ -36,7 +44,8 @@ from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.proc import adopt_orphans
-from tf4slurm.system.program import in_thread
+from tf4slurm.system.threads import in_thread
+from tf4slurm.system.versions import read_commit, read_versions
 
 if TYPE_CHECKING:
     from tf4slurm.launch.spawners import Spawner
@@ -124,7 +133,7 @@ class Launcher:
 
         The launcher does not wait for these threads, because slurmctld or the file system may be slow.
         """
-        # During training, so that the end of the job is not delayed.
+        # Loading during training does not delay the end of the job.
         loading = threading.Thread(target=load_report, daemon=True)
         asyncio.get_running_loop().call_later(_LOAD_SECONDS, loading.start)
         if self._job_id is not None:
@@ -181,7 +190,7 @@ class Launcher:
         self._stop(number, f"the launcher received {signal.Signals(number).name}")
 
     async def _watch_slurmstepd(self) -> None:
-        """Stop the job when the slurmstepd of the batch script is killed, because Slurm does not stop it then."""
+        """Stop the job when the slurmstepd of the batch script is killed, because Slurm then does not stop the job."""
         process_id = await wait_for_slurmstepd_loss()
         advice = f" (Slurm may keep the job: scancel {self._job_id})" if self._job_id is not None else ""
         self._stop(signal.SIGHUP, f"the slurmstepd above the launcher (process {process_id}) was killed{advice}")
@@ -194,10 +203,12 @@ class Launcher:
 
     def _on_event(self, kind: str, task: str | None, text: str, **facts: Any) -> None:
         self._reporter.on_event(self._events.add(kind, task, text, **facts), self._state)
+        if kind == Phase.TRAINING.value and self._state.attempt == 1:  # beside the script's import of TensorFlow
+            threading.Thread(target=self._add_versions, daemon=True).start()
 
     def _write_job(self) -> None:
         spec = self._spec
-        content = JobFile(
+        self._job = JobFile(
             name=spec.name,
             job_id=self._job_id,
             command=spec.command,
@@ -208,9 +219,21 @@ class Launcher:
             options=spec.to_json(),
             process=Process.of(os.getpid()),
             started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            versions={"tf4slurm": __version__, "python": platform.python_version()},
+            versions={"tf4slurm": __version__},
         )
-        self._run_directory.write(content)
+        self._run_directory.write(self._job)
+
+    def _add_versions(self) -> None:
+        """Add the versions of the script's software and the git commit to job.json."""
+        versions = {**self._job.versions, **read_versions(self._spec.script_python)}
+        commit = read_commit(Path.cwd())
+        job = dataclasses.replace(self._job, versions=versions)
+        if commit is not None:
+            job = dataclasses.replace(job, commit=commit.name, is_dirty=commit.is_dirty)
+        try:
+            self._run_directory.write(job)
+        except RunDirectoryError as error:
+            logger.info("job.json has no versions: %s", error)
 
     def _write_resources(self, job_id: str) -> None:
         """Write the allocation to slurm.json, because Slurm forgets a job a few minutes after its end."""
@@ -249,7 +272,7 @@ class Launcher:
         self._recorder.write()
         self._events.close()
         try:
-            if self._requeue is not None and self._state.was_stopped:
+            if self._requeue is not None and file.state == STOPPED:
                 file = await self._requeue_job(file, self._requeue)
             await self._in_time(save_result, file, directory)  # last: all other files exist then
             report = await self._in_time(write_report, directory)
@@ -267,7 +290,7 @@ class Launcher:
         reason = await self._in_time(requeue.find_reason, file.exit_code, self._run_directory)
         if reason is None:
             return file
-        signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # Slurm's, which end this process
+        signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # Slurm sends them to end this process
         requeued = mark_requeued(file, reason)
         await self._in_time(save_result, requeued, self._run_directory)  # before Slurm may end this process
         # Not in `_in_time`: Slurm's signal after its answer would end that wait.
@@ -295,7 +318,7 @@ async def start_service(service: ControlService, node: str | None = None, *, is_
 
     Raises:
         OSError: The service cannot listen.
-        PlacementError: None of the service's ports is free.
+        PortsInUseError: None of the service's ports is free.
     """
     spec = service.state.spec
     port = await service.start(_LOOPBACK if is_local else "")

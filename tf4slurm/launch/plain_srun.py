@@ -63,7 +63,7 @@ def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *,
     try:
         if spec.interface:
             interface_address(spec.interface, step.node_name)
-    except InterfaceError as error:  # rank 0 may lack it too, and have ended
+    except InterfaceError as error:  # rank 0 may have ended with the same error
         failure = error
         seconds = min(spec.start_timeout_seconds, _FAILURE_SECONDS)
         spec = dataclasses.replace(spec, start_timeout_seconds=seconds)
@@ -148,7 +148,7 @@ def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
 def _has_ended(address: Address | None) -> bool:
     """Return whether the process that listened at `address` has ended, so that its host refuses connections.
 
-    A process that a signal has only stopped has not ended, and its host still accepts connections for it.
+    A process stopped by SIGSTOP has not ended: its host still accepts connections.
     """
     if address is None:
         return False

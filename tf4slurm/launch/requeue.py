@@ -8,7 +8,7 @@ import re
 import signal
 from pathlib import Path
 
-from tf4slurm.errors import EXIT_REQUEUED, LaunchError, SchemaVersionError
+from tf4slurm.errors import EXIT_REQUEUED, REQUEUED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.slurm.commands import query_job, requeue_job
@@ -89,7 +89,7 @@ class Requeue:
 def mark_requeued(result: ResultFile, reason: str) -> ResultFile:
     """Return the result of a job that is requeued."""
     text = f"{result.reason} It is requeued ({reason})."
-    return dataclasses.replace(result, exit_code=EXIT_REQUEUED, reason=text, requeued=reason)
+    return dataclasses.replace(result, state=REQUEUED, exit_code=EXIT_REQUEUED, reason=text, requeued=reason)
 
 
 def _was_requeued(path: Path) -> bool:

@@ -1,8 +1,9 @@
-"""What a launcher returns, reports and writes: `Result`, `Reporter`, result.json and report.html."""
+"""The output of a launcher: `Result`, calls of a `Reporter`, result.json and report.html."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from tf4slurm.jobs.schema import FILE_NAMES, Event, ResultFile, Sample
 logger = logging.getLogger(__name__)
 
 _CHEAP_REPORT_BYTES = 1_000_000  # of events and samples; a report of this size takes 0.1 s
+_CHEAP_METRICS_BYTES = 2_500_000  # of metrics; reading them takes up to 0.4 s
 
 
 class Result(NamedTuple):
@@ -49,13 +51,16 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
     """Return the content of result.json for a job that has ended; the times are in seconds (monotonic)."""
     outcome = state.outcome
     assert outcome is not None
+    causes = (each.observed for each in state.records if each.task == outcome.cause and not each.observed.detail)
+    cause = next((observed.returncode for observed in causes), None)
     failed = [each for each in state.records if each.task != outcome.cause and each.observed.returncode]
     return ResultFile(
+        state=outcome.state,
         exit_code=outcome.exit_code,
         reason=outcome.reason,
         cause=str(outcome.cause) if outcome.cause else None,
         tail=tuple(outcome.tail),
-        meaning=tuple(explain(outcome.tail)),
+        meaning=() if outcome.is_success else tuple(explain((*outcome.tail, outcome.reason), cause)),
         log=str(run_directory.log(outcome.cause, state.attempt)) if outcome.cause else None,
         collateral=()
         if outcome.is_success
@@ -89,7 +94,8 @@ def write_report(directory: RunDirectory) -> Path | None:
     """
     try:
         records = (directory.events, directory.path / FILE_NAMES[Sample])
-        if sum(path.stat().st_size for path in records if path.exists()) > _CHEAP_REPORT_BYTES:
+        metrics = (directory.path / "metrics").glob("*.jsonl")
+        if _size_of(records) > _CHEAP_REPORT_BYTES or _size_of(metrics) > _CHEAP_METRICS_BYTES:
             return None
         from tf4slurm.reports.report import make_report
         from tf4slurm.reports.summary import JobSummary
@@ -98,3 +104,7 @@ def write_report(directory: RunDirectory) -> Path | None:
     except Exception as error:  # a report must never change the job's exit code
         logger.warning("there is no report.html: %s: %s", type(error).__name__, error)
         return None
+
+
+def _size_of(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.exists())

@@ -22,7 +22,7 @@ from tf4slurm.slurm.commands import srun_command
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.system.output import LineSplitter
 from tf4slurm.system.proc import kill_descendants
-from tf4slurm.system.program import in_thread
+from tf4slurm.system.threads import in_thread
 from tf4slurm.system.variables import RANK_VARIABLE
 
 _Connection = multiprocessing.connection.Connection

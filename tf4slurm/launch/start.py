@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tf4slurm.batch_spec import parse_pairs
 from tf4slurm.errors import OptionError, PlacementError, SlurmEnvironmentError
+from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.checks import check_command
@@ -117,7 +118,7 @@ def _warn(spec: JobSpec, allocation: SlurmAllocation | None, *, isolated: bool) 
             "them to other hosts and users"
         )
     if allocation is not None and allocation.restart_count:
-        logger.warning("Slurm has requeued this job %d times", allocation.restart_count)
+        logger.warning("Slurm has requeued this job %s", format_count(allocation.restart_count, "time"))
 
 
 def _make_spawner(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None) -> Spawner:

@@ -6,8 +6,8 @@ option too. TensorFlow's server does so with TF_GRPC_REUSE_PORT=true. The holder
 reaches the child.
 
 A server that has ended leaves its port in TIME_WAIT for a minute. To bind such a port a holder needs SO_REUSEADDR,
-but with this option it could also bind the port of another holder. So the holder first claims
-the port among all processes of tf4slurm on this host, by the name of an abstract socket.
+but with this option it could also bind the port of another holder. So the holder first claims the port among all
+processes of tf4slurm on this host, by the name of an abstract socket.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from tf4slurm.errors import PlacementError
+from tf4slurm.errors import PortsInUseError
 
 _BACKLOG = 128
 
@@ -50,7 +50,7 @@ def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
     """Hold the first free port of `candidates`; without candidates, hold a port that the kernel chooses.
 
     Raises:
-        PlacementError: Every candidate is in use on this host.
+        PortsInUseError: Every candidate is in use on this host.
     """
     for port in candidates or (0,):
         claim = _claim(port) if port else None
@@ -61,8 +61,9 @@ def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
             return HeldPort(holder, claim)
         if claim is not None:
             claim.close()
-    raise PlacementError(
-        f"None of the {len(candidates)} ports {format_ports(candidates)} is free on this host. Give a larger range."
+    raise PortsInUseError(
+        f"None of the {len(candidates)} ports {format_ports(candidates)} is free on this host. Give another range, or "
+        "a larger one."
     )
 
 

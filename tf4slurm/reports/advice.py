@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST
+from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST, REQUEUED, STOPPED
 from tf4slurm.jobs.formatting import format_bytes, format_number, format_seconds
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.reports.summary import JobUsage, TaskUsage
@@ -36,10 +36,10 @@ class Advice:
 
 
 def give_advice(
-    usage: JobUsage, timeline: Timeline, not_finite: Mapping[tuple[str, int], float] | None = None
+    usage: JobUsage, timeline: Timeline, not_finite: Mapping[tuple[str, str], float] | None = None
 ) -> list[Advice]:
-    """Return the recommendations, the most important first; `not_finite` is `Curves.not_finite`."""
-    advice = [*_metrics_not_finite(not_finite or {}, usage)]
+    """Return the recommendations, the most important first; `not_finite` is `ReportedMetrics.not_finite`."""
+    advice = [*_metrics_not_finite(not_finite or {})]
     if usage.num_samples >= _MIN_SAMPLES:
         for check in (_uneven_ps, _workers_waiting_for_ps, _unequal_workers, _excess_allocation, _long_end):
             advice += check(usage)
@@ -54,24 +54,22 @@ def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]
     if re.search(r"^Traceback|^\w*(Error|Exception)\b", "\n".join(result.tail), re.MULTILINE):
         sentences.insert(0, "The script raised an exception: the last line names it, the lines above show where.")
     if returncode == -9:
-        memory = allocation.memory_bytes
-        limit = f" The job had {format_bytes(memory)} on all its nodes together." if memory is not None else ""
-        sentences.append(
-            "SIGKILL gives a process no time to print an error. Most often the host ran out of memory or the job "
-            f"exceeded its memory limit: check the memory chart before the end.{limit} Otherwise a person or Slurm "
-            "killed it."
-        )
-    elif returncode in (-11, -6, -7, -4):
-        sentences.append("The process crashed in a compiled library, not in Python. Set PYTHONFAULTHANDLER=1.")
+        if allocation.memory_bytes is not None:
+            limit = format_bytes(allocation.memory_bytes)
+            sentences.append(f"The job had {limit} of memory on all its nodes together: compare with the memory chart.")
     elif code == EXIT_NOT_FORMED and any(task.starts for task in result.tasks):
         sentences.append("The scripts ran, but not as one cluster: see the reason above.")
     elif code == EXIT_NOT_FORMED:
         sentences.append("The cluster did not form, so training did not start. The reason above names what is missing.")
-    elif code > 128 and not result.cause:
+    elif result.state == STOPPED:
         sentences.append("The job did not fail: a person, a time limit or preemption requested the stop.")
+    elif result.state == REQUEUED:
+        sentences.append(
+            "The job did not fail: it returned to Slurm's queue, and continues in a run directory of its own."
+        )
     elif code == EXIT_TASK_LOST and not sentences:
         sentences.append("A task was lost or stalled before it could report a reason. Check its host and its log.")
-    if result.collateral:
+    if result.collateral and result.state not in (STOPPED, REQUEUED):
         sentences.append("The other tasks failed because of the cause. They need no fix of their own.")
     return sentences
 
@@ -86,8 +84,8 @@ def _uneven_ps(usage: JobUsage) -> Iterator[Advice]:
         yield Advice(
             f"{busiest.name} transferred {share:.0%} of the bytes of {len(ps)} ps: {format_bytes(busiest.bytes_moved)} "
             f"of {format_bytes(moved)}. An even share is {1 / len(ps):.0%}.",
-            "It holds a large variable. Split the variable with a variable_partitioner (not possible for Keras 3 "
-            "layers), or use fewer ps.",
+            "It probably holds a large variable. Split it with a variable_partitioner (an embedding of Keras 3 "
+            "with tf4slurm.tensorflow.ShardedEmbedding), or use fewer ps.",
         )
 
 
@@ -162,25 +160,25 @@ def _longest_wait(usage: JobUsage, timeline: Timeline) -> Iterator[Advice]:
         )
 
 
-def _metrics_not_finite(not_finite: Mapping[tuple[str, int], float], usage: JobUsage) -> Iterator[Advice]:
-    for (name, rank), seconds in sorted(not_finite.items(), key=lambda item: item[1])[:1]:
+def _metrics_not_finite(not_finite: Mapping[tuple[str, str], float]) -> Iterator[Advice]:
+    for (name, task), seconds in sorted(not_finite.items(), key=lambda item: item[1])[:1]:
         others = f", as were {len(not_finite) - 1} more of its metrics and tasks" if len(not_finite) > 1 else ""
         yield Advice(
-            f"{name} of {usage.tasks[rank].name} was NaN or infinite, first after {format_seconds(seconds)}{others}.",
+            f"{name} of {task} was NaN or infinite, first after {format_seconds(seconds)}{others}.",
             "Training has most likely diverged, whatever the exit code: lower the learning rate, clip gradients, or "
             "find the first bad operation with tf.debugging.enable_check_numerics().",
         )
 
 
 def _restarts(timeline: Timeline) -> Iterator[Advice]:
-    restarts = {task.name: sum(event.kind == "restarting" for event in task.events) for task in timeline.tasks}
-    total = sum(restarts.values())
+    restarts = {task.name: [event for event in task.events if event.kind == "restarting"] for task in timeline.tasks}
+    total = sum(map(len, restarts.values()))
     if total:
-        name = max(restarts, key=lambda each: restarts[each])
-        finding = f"{total} restarts in place, {restarts[name]} of them of {name}."
-        if total == 1:
-            finding = f"{name} was restarted once."
-        yield Advice(finding, "Its logs contain what it printed before each exit.")
+        name = max(restarts, key=lambda each: len(restarts[each]))
+        last, finding = restarts[name][-1].text, "A task was restarted: "
+        if total > 1:
+            finding = f"{total:,} restarts in place, {len(restarts[name])} of them of {name}. The last of these: "
+        yield Advice(f"{finding}{last}.", "Its log contains what it printed before each exit.")
 
 
 def _steps_not_reported(timeline: Timeline) -> Iterator[Advice]:

@@ -1,156 +1,41 @@
-"""Charts of steps, metrics, memory, processors and network traffic over time, and the SVG elements of all drawings.
-
-Colors are CSS classes of page.css.
-"""
+"""Charts of metrics over steps and of resources over time, as data that page.js draws with uPlot."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup, escape
-
-from tf4slurm.jobs.formatting import format_bytes, format_count, format_number, make_visible
-from tf4slurm.reports.summary import JobSummary, Values, combine, mean, measured
+from tf4slurm.jobs.formatting import format_count, format_number
+from tf4slurm.reports.metrics import MetricPoint, MetricSeries
+from tf4slurm.reports.summary import MAX_POINTS, JobSummary, Values, combine, measured
 from tf4slurm.reports.timeline import role_of_task
 
-_TIME_STEPS = (15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
-MARKS = {
-    "cross": "M-4 -4L4 4M-4 4L4 -4",
-    "triangle": "M-3.5 -5L4.5 0L-3.5 5Z",
-    "diamond": "M0 -5L4 0L0 5L-4 0Z",
-    "square": "M-3 -3h6v6h-6Z",
-}
-"""The outlines of marks, around the point 0, 0. Their shapes differ because some readers cannot distinguish colors."""
+MAX_LINES_PER_ROLE = 6
+_MAX_POINTS_PER_LINE = 1000
 
-
-@dataclass(frozen=True)
-class Scale:
-    """Maps values from `low` to `high` to positions from `start` to `end`; other values are clipped."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
-        return round(self.start + min(1.0, max(0.0, share)) * (self.end - self.start), 1)
-
-    def contains(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """The content of an SVG and its size; screen readers read `label`."""
-
-    width: float
-    height: float
-    label: str
-    parts: Sequence[Markup]
-
-    def to_svg(self, **attributes: object) -> Markup:
-        box = f"0 0 {self.width:g} {self.height:g}"
-        return element("svg", *self.parts, viewBox=box, role="img", aria_label=self.label, **attributes)
-
-
-def element(tag: str, *content: object, **attributes: object) -> Markup:
-    """Return an element with escaped text; `class_` and `aria_label` are the attributes class and aria-label."""
-    pairs = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{_escape(value)}"' for name, value in attributes.items() if value != ""
-    )
-    if not content:
-        return Markup(f"<{tag}{pairs}/>")
-    return Markup(f"<{tag}{pairs}>{''.join(map(_escape, content))}</{tag}>")
-
-
-def text(x: float, y: float, words: object, style: str = "", anchor: str = "") -> Markup:
-    """Return a text element."""
-    return element("text", words, x=x, y=y, class_=style, text_anchor=anchor)
-
-
-def line(x1: float, y1: float, x2: float, y2: float, style: str) -> Markup:
-    """Return a straight line."""
-    return element("path", class_=style, d=outline([(x1, y1), (x2, y2)]))
-
-
-def outline(points: Sequence[tuple[float, float]], *, is_closed: bool = False) -> str:
-    """Return the attribute "d" of a path through these points."""
-    return "M" + "L".join(f"{x:g} {y:g}" for x, y in points) + ("Z" if is_closed else "")
-
-
-def mark(x: float, y: float, kind: str, title: str) -> Markup:
-    """Return one of `MARKS`, with a title that browsers show as a tooltip."""
-    where = f"translate({x:g} {y:g})"
-    return element("path", element("title", title), class_=f"mark {kind}", d=MARKS[kind], transform=where)
-
-
-def _escape(value: object) -> Markup:
-    if isinstance(value, Markup):
-        return value
-    return escape(f"{value:g}" if isinstance(value, float) else make_visible(value))
-
-
-def number_ticks(low: float, high: float, limit: int) -> list[float]:
-    """Return at most about `limit` round numbers from `low` to `high` for an axis of numbers."""
-    return _multiples(low, high, _round_up((high - low) / max(limit - 1, 1), (1, 2, 2.5, 5, 10)))
-
-
-def time_ticks(low: float, high: float, limit: int) -> list[tuple[float, str]]:
-    """Return at most about `limit` round times in seconds for an axis of time, with their labels."""
-    raw = (high - low) / max(limit - 1, 1)
-    if raw <= 10:
-        step = _round_up(raw, (1, 2, 5, 10))
-    elif raw <= 86400:
-        step = next(each for each in _TIME_STEPS if raw <= each)
-    else:
-        step = 86400 * _round_up(raw / 86400, (1, 2, 5, 10))
-    return [(seconds, _format_time(seconds, step)) for seconds in _multiples(low, high, step)]
-
-
-def _format_time(seconds: float, step: float) -> str:
-    """Return a time on an axis whose ticks are `step` seconds apart: "90 s", "2 min", "2:00 h" or "3 d"."""
-    if step >= 86400:
-        return f"{seconds / 86400:g} d"
-    if step >= 3600 or abs(seconds) >= 7200:
-        sign, whole = ("-" if seconds < 0 else ""), abs(round(seconds))
-        return f"{sign}{whole // 3600}:{whole % 3600 // 60:02} h"
-    if step >= 60:
-        return f"{seconds / 60:g} min"
-    return f"{seconds:g} s"
-
-
-def _round_up(raw: float, leading_digits: tuple[float, ...]) -> float:
-    """Return the smallest of `leading_digits` times a power of ten that is at least `raw`; 1 if `raw` <= 0."""
-    if raw <= 0 or not math.isfinite(raw):
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(raw))
-    return next(digit for digit in (*leading_digits, 100.0) if digit * power >= raw * (1 - 1e-9)) * power
-
-
-def _multiples(low: float, high: float, step: float) -> list[float]:
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [round(number * step, 10) for number in range(first, min(last, first + 100) + 1)]
-
-
-WIDTH, _HEIGHT = 540, 190
-_LEGEND_COLUMNS, _LEGEND_ROW = 2, 18
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 24
-_MAX_LINES_PER_ROLE = 6
-_DASHES = ("", "6 3", "2 3", "9 3 2 3", "1 2", "12 4")
+Point = tuple[float, float, float, float]
+"""A position on the x axis, a value, and the lowest and highest of the values that it stands for."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart: `role` selects the color, `dash` the pattern; `low` and `high` bound a shaded band."""
+    """One line of a chart.
+
+    Attributes:
+        name: Its name in the legend.
+        role: Selects the color.
+        dash: Number of the dash pattern.
+        xs: Steps, or seconds since the start of the job, in increasing order.
+        values: The value at each of `xs`.
+        low, high: The bounds of a shaded band.
+    """
 
     name: str
     role: str
     dash: int
+    xs: Sequence[float]
     values: Values
     low: Values | None = None
     high: Values | None = None
@@ -158,142 +43,180 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over time from 0 to `end` seconds; `unit` is "B", "B/s", or empty for plain numbers."""
+    """Lines over one axis.
+
+    Attributes:
+        title: Title of the chart.
+        unit: Unit of the values: "B", "B/s", or a word.
+        lines: The lines.
+        end: End of the time axis in seconds; None if the x axis shows steps.
+        reading: The last and the best value in words.
+    """
 
     title: str
     unit: str
-    seconds: Sequence[float]
     lines: Sequence[Line]
-    end: float
+    end: float | None = None
+    reading: str = ""
 
-    def format(self, value: float) -> str:
-        return format_bytes(value) + self.unit[1:] if self.unit.startswith("B") else format_number(value)
-
-    @property
-    def data(self) -> str:
-        """The values as JSON; page.js shows the values under the pointer."""
-        data = {
-            "x": [round(at, 1) for at in self.seconds],
-            "left": _LEFT,
-            "right": WIDTH - _RIGHT,
+    def to_json(self) -> str:
+        """Return the JSON that page.js draws: tables of lines that have the same positions on the x axis."""
+        tables: dict[int, tuple[Sequence[float], list[Line]]] = {}
+        for line in self.lines:
+            tables.setdefault(id(line.xs), (line.xs, []))[1].append(line)
+        content = {
+            "title": self.title,
+            "unit": self.unit,
             "end": self.end,
-            "lines": [[each.name, [None if v is None else self.format(v) for v in each.values]] for each in self.lines],
+            "tables": [
+                {"xs": _round(xs), "lines": [_line_to_json(line) for line in lines]} for xs, lines in tables.values()
+            ],
         }
-        return json.dumps(data, separators=(",", ":"))
+        return json.dumps(content, separators=(",", ":"), allow_nan=False)
 
 
-def make_charts(summary: JobSummary) -> list[Chart]:
-    """Return the charts of a job that have values: training progress first, then resources."""
+def _line_to_json(line: Line) -> dict[str, object]:
+    content: dict[str, object] = {"name": line.name, "role": line.role, "dash": line.dash, "ys": _round(line.values)}
+    if line.low is not None and line.high is not None:
+        content.update(low=_round(line.low), high=_round(line.high))
+    return content
+
+
+def _round(values: Iterable[float | None]) -> list[float | None]:
+    """Return the values with 6 significant digits; None for those that are not finite."""
+    return [float(f"{value:.6g}") if value is not None and math.isfinite(value) else None for value in values]
+
+
+def make_charts(summary: JobSummary, max_lines: int = MAX_LINES_PER_ROLE) -> list[Chart]:
+    """Return the charts of a job that have values: metrics over steps first, then speed and resources over time.
+
+    Args:
+        summary: The job.
+        max_lines: Maximum number of lines for a role; more tasks have one line with their mean and range.
+    """
     curves, end = summary.curves, summary.timeline.end
-
-    def chart(title: str, unit: str, columns: Mapping[int, Values], names: Sequence[str] = summary.names) -> Chart:
-        return Chart(title, unit, curves.seconds, make_lines(names, columns), end)
-
     roles = summary.usage.roles
+    rates = {task: _to_points(points, has_steps=False) for task, points in summary.metrics.step_rates.items()}
+
+    def over_time(title: str, unit: str, columns: Sequence[Values], names: Sequence[str] = summary.names) -> Chart:
+        return Chart(title, unit, make_lines(curves.seconds, dict(zip(names, columns, strict=False)), max_lines), end)
+
     charts = [
-        chart("Steps per second", "", dict(enumerate(curves.steps))),
-        *(chart(f"Reported metric: {name}", "", by_rank) for name, by_rank in curves.metrics.items()),
-        chart("Memory per task", "B", dict(enumerate(curves.memory))),
-        chart("Processor cores used per task", "", dict(enumerate(curves.cores))),
-        chart("Bytes sent per second, by role", "B/s", _sum_by_role(summary, curves.sent), roles),
-        chart("Bytes received per second, by role", "B/s", _sum_by_role(summary, curves.received), roles),
+        *(_metric_chart(name, series, end, max_lines) for name, series in summary.metrics.series.items()),
+        Chart("Steps per second", "steps/s", make_point_lines(rates, max_lines), end),
+        over_time("GPU use per task", "%", curves.gpu_percent),
+        over_time("GPU memory per task", "B", curves.gpu_memory),
+        over_time("Memory per task", "B", curves.memory),
+        over_time("Processor cores used per task", "cores", curves.cores),
+        over_time("Bytes sent per second, by role", "B/s", _sum_by_role(summary, curves.sent), roles),
+        over_time("Bytes received per second, by role", "B/s", _sum_by_role(summary, curves.received), roles),
     ]
     return [each for each in charts if each.lines]
 
 
-def make_lines(names: Sequence[str], columns: Mapping[int, Values]) -> list[Line]:
-    """Return a line for each task with values. A role with more than 6 tasks has one line, with mean and range."""
-    ranks_by_role: dict[str, list[int]] = {}
-    for rank, column in columns.items():
-        if measured(column):
-            ranks_by_role.setdefault(role_of_task(names[rank]), []).append(rank)
+def make_lines(
+    seconds: Sequence[float], columns: Mapping[str, Values], max_lines: int = MAX_LINES_PER_ROLE
+) -> list[Line]:
+    """Return a line for each task with values, which are measured at the same times.
+
+    A role with more than `max_lines` tasks has one line: their mean, with a band from the lowest to the highest.
+    """
     lines = []
-    for role, ranks in ranks_by_role.items():
-        if len(ranks) <= _MAX_LINES_PER_ROLE:
-            lines += [Line(names[rank], role, dash, columns[rank]) for dash, rank in enumerate(ranks)]
+    for role, tasks in _by_role(task for task, column in columns.items() if measured(column)):
+        if len(tasks) <= max_lines:
+            lines += [Line(task, role, dash, seconds, columns[task]) for dash, task in enumerate(tasks)]
         else:
-            all_values = [columns[rank] for rank in ranks]
-            means = combine(all_values, lambda values: sum(values) / len(values))
-            name = f"{format_count(len(ranks), role)} (mean)"
-            lines.append(Line(name, role, 0, means, combine(all_values, min), combine(all_values, max)))
+            values = [columns[task] for task in tasks]
+            means = combine(values, lambda found: sum(found) / len(found))
+            name = f"{format_count(len(tasks), role)} (mean)"
+            lines.append(Line(name, role, 0, seconds, means, combine(values, min), combine(values, max)))
     return lines
 
 
-def draw_chart(chart: Chart) -> Drawing:
-    """Draw the lines of a chart with axes and a legend."""
-    highs = measured([value for each in chart.lines for value in (each.high or each.values)])
-    lows = measured([value for each in chart.lines for value in (each.low or each.values)])
-    low, high = min(0.0, *lows), max(0.0, *highs)
-    if high <= low:
-        high = low + 1.0
-    xs = Scale(0.0, max(chart.end, 0.001), _LEFT, WIDTH - _RIGHT)
-    ys = Scale(low, high + 0.06 * (high - low), _HEIGHT - _BOTTOM, _TOP)
-    parts = [*_draw_axes(xs, ys, chart.format)]
-    parts += [_draw_range(each, chart.seconds, xs, ys) for each in chart.lines]
-    parts += [_draw_stroke(each, _outline(each.values, chart.seconds, xs, ys)) for each in chart.lines]
-    parts += _draw_legend(chart)
-    rows = -(-len(chart.lines) // _LEGEND_COLUMNS)
-    return Drawing(WIDTH, _HEIGHT + rows * _LEGEND_ROW, chart.title, parts)
-
-
-def _draw_legend(chart: Chart) -> Iterator[Markup]:
-    """Draw the stroke, name and mean of each line below the chart."""
-    for number, each in enumerate(chart.lines):
-        row, column = divmod(number, _LEGEND_COLUMNS)
-        x, y = 8 + column * WIDTH / _LEGEND_COLUMNS, _HEIGHT + row * _LEGEND_ROW + 10
-        yield _draw_stroke(each, f"M{x:g} {y:g}h22")
-        name = each.name[:20] if each.low is not None else f"{each.name[:20]}, mean"
-        yield text(x + 28, y + 4, f"{name} {chart.format(mean(each.values) or 0.0)}", "tick")
-
-
-def _draw_stroke(each: Line, path: str) -> Markup:
-    """Return an SVG path with the color and the dash pattern of a line."""
-    dashes = _DASHES[each.dash % len(_DASHES)]
-    return element("path", class_=f"curve r-{_color_class(each.role)}", stroke_dasharray=dashes, d=path)
-
-
-def _sum_by_role(summary: JobSummary, columns: Sequence[Values]) -> dict[int, Values]:
-    """Return the sum of the columns of each role, by role index."""
-    return {
-        index: combine([columns[rank] for rank, name in enumerate(summary.names) if role_of_task(name) == role], sum)
-        for index, role in enumerate(summary.usage.roles)
-    }
-
-
-def _draw_axes(xs: Scale, ys: Scale, show: Callable[[float], str]) -> Iterator[Markup]:
-    for tick in number_ticks(ys.low, ys.high, 5):
-        y = ys(tick)
-        yield line(xs.start, y, xs.end, y, "grid")
-        yield text(xs.start - 6, y + 4, show(tick), "tick", "end")
-    for seconds, label in time_ticks(xs.low, xs.high, 6):
-        x = xs(seconds)
-        yield line(x, ys.start, x, ys.start + 4, "axis")
-        yield text(x, ys.start + 17, label, "tick", "end" if x > xs.end - 14 else "middle")
-    yield line(xs.start, ys.start, xs.end, ys.start, "axis")
-
-
-def _outline(values: Values, seconds: Sequence[float], xs: Scale, ys: Scale) -> str:
-    """Return a path with gaps where values are missing; a single value between two gaps becomes a dot."""
-    segments: list[list[tuple[float, float]]] = [[]]
-    for at, value in zip(seconds, values, strict=True):
-        if value is None:
-            segments.append([])
+def make_point_lines(points: Mapping[str, Sequence[Point]], max_lines: int = MAX_LINES_PER_ROLE) -> list[Line]:
+    """Return lines as `make_lines`, for tasks measured at different times; many points are averaged in bins."""
+    lines = []
+    for role, tasks in _by_role(task for task, each in points.items() if each):
+        if len(tasks) <= max_lines:
+            for dash, task in enumerate(tasks):
+                line = points[task]
+                if len(line) > _MAX_POINTS_PER_LINE:
+                    line = [*_average(line[:-1]), line[-1]]  # the legend shows the end of the line as the last value
+                lines.append(_make_line(task, role, dash, line))
         else:
-            segments[-1].append((xs(at), ys(value)))
-    return "".join(outline(each) + ("h0.01" if len(each) == 1 else "") for each in segments if each)
+            name = f"{format_count(len(tasks), role)} (mean)"
+            lines.append(_make_line(name, role, 0, _average([point for task in tasks for point in points[task]])))
+    return lines
 
 
-def _draw_range(each: Line, seconds: Sequence[float], xs: Scale, ys: Scale) -> Markup:
-    edges = [
-        (xs(at), ys(low), ys(high))
-        for at, low, high in zip(seconds, each.low or (), each.high or (), strict=False)
-        if low is not None and high is not None
+def describe_values(series: Iterable[MetricSeries]) -> str:
+    """Return the last and the best value of a metric; without a known direction, the lowest and the highest."""
+    tasks = [each for each in series if each.last is not None]
+    last = max((each.last for each in tasks if each.last is not None), key=lambda point: point.seconds, default=None)
+    if last is None:
+        return ""
+    lows = [(point.low or 0.0, point) for each in tasks if (point := each.lowest) is not None]
+    highs = [(point.high or 0.0, point) for each in tasks if (point := each.highest) is not None]
+    found = {"lowest": min(lows, default=None), "highest": max(highs, default=None)}
+    best = tasks[0].best
+    if best is not None:
+        is_low = tasks[0].lowest is not None and best == tasks[0].lowest.low
+        found = {"best": found["lowest" if is_low else "highest"]}
+    parts = [f"last {format_number(last.value or 0.0)}"]
+    for word, value_and_point in found.items():
+        if value_and_point is not None:
+            value, point = value_and_point
+            place = "" if point.step is None else f" {'at' if value == point.value else 'before'} step {point.step:,}"
+            parts.append(f"{word} {format_number(value)}{place}")
+    return ", ".join(parts)
+
+
+def _metric_chart(name: str, series: Mapping[str, MetricSeries], end: float, max_lines: int) -> Chart:
+    has_steps = any(point.step is not None for each in series.values() for point in each.points)
+    points = {task: _to_points(each.points, has_steps=has_steps) for task, each in series.items()}
+    lines = make_point_lines(points, max_lines)
+    return Chart(name, "", lines, None if has_steps else end, describe_values(series.values()))
+
+
+def _to_points(points: Iterable[MetricPoint], *, has_steps: bool) -> list[Point]:
+    """Return the finite points in the order of steps or seconds; after a restart, a step has its later value."""
+    found: dict[float, Point] = {}
+    for point in points:
+        x = point.step if has_steps else point.seconds
+        if x is not None and point.value is not None:
+            low, high = (point.value if each is None else each for each in (point.low, point.high))
+            found[x] = (x, point.value, low, high)
+    return sorted(found.values())
+
+
+def _average(points: Sequence[Point]) -> list[Point]:
+    """Return the means of the points in at most 240 bins, with their lowest and highest values."""
+    start, end = min(point[0] for point in points), max(point[0] for point in points)
+    width = (end - start) / (MAX_POINTS - 1) or 1.0
+    bins: dict[int, list[Point]] = {}
+    for point in points:
+        bins.setdefault(round((point[0] - start) / width), []).append(point)
+    columns = (list(zip(*bins[number], strict=True)) for number in sorted(bins))
+    return [(sum(xs) / len(xs), sum(ys) / len(ys), min(lows), max(highs)) for xs, ys, lows, highs in columns]
+
+
+def _make_line(name: str, role: str, dash: int, points: Sequence[Point]) -> Line:
+    xs, ys, lows, highs = (list(column) for column in zip(*points, strict=True))
+    has_band = lows != ys or highs != ys
+    return Line(name, role, dash, xs, [*ys], [*lows] if has_band else None, [*highs] if has_band else None)
+
+
+def _by_role(tasks: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
+    """Return the tasks of each role."""
+    found: dict[str, list[str]] = {}
+    for task in tasks:
+        found.setdefault(role_of_task(task), []).append(task)
+    return found.items()
+
+
+def _sum_by_role(summary: JobSummary, columns: Sequence[Values]) -> list[Values]:
+    """Return the sum of the columns of each role."""
+    return [
+        combine([columns[rank] for rank, name in enumerate(summary.names) if role_of_task(name) == role], sum)
+        for role in summary.usage.roles
     ]
-    if not edges:
-        return Markup("")
-    points = [(x, low) for x, low, _ in edges] + [(x, high) for x, _, high in reversed(edges)]
-    return element("path", class_=f"between r-{_color_class(each.role)}", d=outline(points, is_closed=True))
-
-
-def _color_class(role: str) -> str:
-    return role if role in ("chief", "ps", "worker", "evaluator") else "other"

@@ -28,7 +28,7 @@ from tf4slurm.reports.summary import JobSummary
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
-_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d+)?", re.IGNORECASE)  # any port: an SSH tunnel's
+_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::\d+)?", re.IGNORECASE)  # any port, for SSH tunnels
 _MIN_UPDATE_SECONDS = 2.0
 _MAX_UPDATE_SECONDS = 30.0
 _PROCESSOR_SHARE = 0.1  # maximum share of a core for making the page
@@ -41,7 +41,7 @@ _MAX_UNAUTHENTICATED = 64
 def serve_page(
     run: RunDirectory, on_ready: Callable[[str], None], should_stop: Callable[[], bool] = lambda: False
 ) -> str:
-    """Serve the live page until a browser has fetched the final page, the launcher is lost, or Ctrl-C is pressed.
+    """Serve the live page until a browser has fetched the final page, the launcher stops writing, or Ctrl-C is pressed.
 
     Args:
         run: Run directory of the job.
@@ -80,12 +80,12 @@ def _wait_for_end(page: _Page, should_stop: Callable[[], bool]) -> str:
             return "The job has ended."
         if now - status_changed_at > _STATUS_TIMEOUT_SECONDS:
             age = format_seconds(now - status_changed_at)
-            return f"The launcher is lost: it has not written status.json for {age}."
+            return f"The launcher has written nothing for {age}: it is stopped, or its host has failed."
     return "The page is no longer served."
 
 
 class _Page:
-    """The current page. It is made at most once in half of `update_seconds`, however many browsers request it."""
+    """The current page, cached for half of `update_seconds`, however many browsers request it."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tf4slurm.jobs.formatting import format_seconds
 from tf4slurm.jobs.schema import Event, Sample
-from tf4slurm.jobs.status import JobFiles
+from tf4slurm.jobs.status import LATE_SECONDS, JobFiles
+from tf4slurm.reports.metrics import ReportedMetrics
 from tf4slurm.reports.timeline import Timeline, make_timeline, role_of_task
 from tf4slurm.slurm.parsing import SlurmResources
 
 MAX_POINTS = 240
 _STEPS_TIMEOUT_SECONDS = 20.0  # a counter that has not changed for this long has the rate 0
 _USAGE_TIMEOUT_SECONDS = 6.0  # agents measure every 5 s
-_MAX_METRICS = 24
-_MAX_NAME_LENGTH = 80
 _MAX_TAIL_LINES = 20
 _MAX_TAIL_BYTES = 16_000
 
@@ -36,11 +36,10 @@ class Curves:
 
     Attributes:
         seconds: The times of all curves, in seconds since the start of the job.
-        metrics: Reported metrics by name and rank.
-        total_sent, total_received: Bytes sent and received by each rank, over all its starts.
-        peak_memory: Peak memory of each rank in bytes, over all samples.
-        not_finite: First time in seconds at which a metric was NaN or infinite, by metric name and rank.
-        num_samples_left_out, num_metrics_left_out: Numbers of samples and metrics that have no curve.
+        total_sent, total_received: Bytes sent and received by each rank, over all its starts; None if not measured.
+        peak_memory, peak_gpu_memory: Peak memory of each rank in bytes, over all samples; None if not measured.
+        peak_job_memory, peak_job_gpu_memory: Peak of the sum over all ranks.
+        num_samples_left_out: Number of samples that have no point on a curve.
     """
 
     def __init__(self, samples: Iterable[Sample], num_tasks: int) -> None:
@@ -60,40 +59,31 @@ class Curves:
         def rates(counters: list[Values], timeout: float = _USAGE_TIMEOUT_SECONDS) -> list[Values]:
             return [_rate(counter, self.seconds, timeout) for counter in counters]
 
-        sent, received = columns(each.sent_bytes for each in shown), columns(each.received_bytes for each in shown)
         all_memory = columns(each.memory_bytes for _, each in valid)
+        all_gpu_memory = columns(each.gpu_memory_bytes for _, each in valid)
         self.steps = rates(columns(each.step for each in shown), _STEPS_TIMEOUT_SECONDS)
         self.memory = columns(each.memory_bytes for each in shown)
         self.cores = rates(columns(each.cpu_seconds for each in shown))
-        self.sent, self.received = rates(sent), rates(received)
-        self.total_sent, self.total_received = [_total(each) for each in sent], [_total(each) for each in received]
-        self.peak_memory = [max(measured(column), default=0.0) for column in all_memory]
-        self.metrics: dict[str, dict[int, Values]] = {}
-        self.not_finite: dict[tuple[str, int], float] = {}
-        self.num_metrics_left_out = self._add_metrics(shown, num_tasks)
-
-    def _add_metrics(self, samples: Sequence[Sample], num_tasks: int) -> int:
-        """Collect the metrics with the first 24 names found; return the number of names that are left out."""
-        others: set[str] = set()
-        for number, sample in enumerate(samples):
-            for rank, values in sample.metrics.items():
-                if not (rank.isdecimal() and int(rank) < num_tasks):
-                    continue
-                for full_name, value in values.items():
-                    name = full_name[:_MAX_NAME_LENGTH]
-                    if name not in self.metrics and len(self.metrics) >= _MAX_METRICS:
-                        others.add(name)
-                        continue
-                    by_rank = self.metrics.setdefault(name, {})
-                    by_rank.setdefault(int(rank), [None] * len(samples))[number] = value
-                    if value is None:
-                        self.not_finite.setdefault((name, int(rank)), self.seconds[number])
-        return len(others)
+        self.gpu_percent = columns(each.gpu_percent for each in shown)
+        self.gpu_memory = columns(each.gpu_memory_bytes for each in shown)
+        self.sent = rates(columns(each.sent_bytes for each in shown))
+        self.received = rates(columns(each.received_bytes for each in shown))
+        self.total_sent = [_total(column) for column in columns(each.sent_bytes for _, each in valid)]
+        self.total_received = [_total(column) for column in columns(each.received_bytes for _, each in valid)]
+        self.peak_memory, self.peak_gpu_memory = [*map(peak, all_memory)], [*map(peak, all_gpu_memory)]
+        self.peak_job_memory, self.peak_job_gpu_memory = (
+            peak(combine(each, sum)) for each in (all_memory, all_gpu_memory)
+        )
 
 
 def measured(values: Sequence[float | None]) -> list[float]:
     """Return the values that are not None."""
     return [value for value in values if value is not None]
+
+
+def peak(values: Sequence[float | None]) -> float | None:
+    """Return the highest of the measured values; None if there is none."""
+    return max(measured(values), default=None)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -128,9 +118,11 @@ def _rate(column: Values, seconds: list[float], timeout: float) -> Values:
     return result
 
 
-def _total(column: Values) -> float:
-    """Return the total of a counter that begins again at 0 whenever the script is restarted."""
+def _total(column: Values) -> float | None:
+    """Return the total of a counter that begins again at 0 whenever the script is restarted; None if not measured."""
     values = measured(column)
+    if not values:
+        return None
     return sum(after - before if after >= before else after for before, after in itertools.pairwise([0.0, *values]))
 
 
@@ -143,14 +135,18 @@ class TaskUsage:
         memory_bytes: Peak memory.
         sent_bytes, received_bytes: Bytes on the connections to the task's port.
         steps_per_second: Mean of the reported steps per second during training.
+        gpu_percent: Mean use of its GPUs during training.
+        gpu_memory_bytes: Peak of its GPU memory.
     """
 
     name: str
     cores: float | None
-    memory_bytes: float
-    sent_bytes: float
-    received_bytes: float
+    memory_bytes: float | None
+    sent_bytes: float | None
+    received_bytes: float | None
     steps_per_second: float | None
+    gpu_percent: float | None = None
+    gpu_memory_bytes: float | None = None
 
     @property
     def role(self) -> str:
@@ -158,7 +154,7 @@ class TaskUsage:
 
     @property
     def bytes_moved(self) -> float:
-        return self.sent_bytes + self.received_bytes
+        return (self.sent_bytes or 0.0) + (self.received_bytes or 0.0)
 
 
 @dataclass(frozen=True)
@@ -167,20 +163,27 @@ class JobUsage:
 
     Attributes:
         cores: Mean number of cores in use during training.
-        memory_bytes: Peak of the total memory.
+        memory_bytes: Peak of the total memory; None if not measured.
         allocation: The content of slurm.json; default values without Slurm.
         seconds: Duration of the job.
         num_samples: Number of samples during training.
         seconds_after_last_step: Time from the last reported step to the outcome; None without steps.
+        gpu_memory_bytes: Peak of the total GPU memory; None if not measured.
     """
 
     tasks: tuple[TaskUsage, ...]
     cores: float | None
-    memory_bytes: float
+    memory_bytes: float | None
     allocation: SlurmResources
     seconds: float
     num_samples: int
     seconds_after_last_step: float | None = None
+    gpu_memory_bytes: float | None = None
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether the use of a GPU was measured."""
+        return any((task.gpu_percent, task.gpu_memory_bytes) != (None, None) for task in self.tasks)
 
     def of_role(self, role: str) -> list[TaskUsage]:
         return [task for task in self.tasks if task.role == role]
@@ -217,6 +220,12 @@ class JobSummary(JobFiles):
         return Curves(self.run.read_lines(Sample), len(self.names))
 
     @functools.cached_property
+    def metrics(self) -> ReportedMetrics:
+        """The reported metrics; empty if the start of the job is unknown."""
+        launched = _find_launch(self._events)
+        return ReportedMetrics(self.run.read_reports() if launched is not None else {}, self.names, launched or 0.0)
+
+    @functools.cached_property
     def usage(self) -> JobUsage:
         return summarize_usage(self.names, self.curves, self.timeline, self._allocation)
 
@@ -235,10 +244,8 @@ class JobSummary(JobFiles):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Possible problems, in sentences, from the result or else from the events."""
-        if self.result is not None:
-            return self.result.warnings
-        return tuple(event.text for event in self._events if event.kind == "warning")
+        """Possible problems, in sentences; not those that have gone since."""
+        return (self.result or self.status).warnings
 
     @property
     def tail(self) -> tuple[str, ...]:
@@ -262,11 +269,12 @@ class JobSummary(JobFiles):
             yield "job.json is missing or cannot be read: the command of the job is unknown."
         if not self.run.events.exists():
             yield "events.jsonl is missing: the timeline is unknown."
-        if not self.has_ended:
-            phase = (
-                f"The last recorded phase is {self.status.phase}." if self.status.phase else "No phase was recorded."
+        age = self.status_age_seconds
+        if not self.has_ended and age is not None and age > self.status.heartbeat_timeout_seconds + LATE_SECONDS:
+            yield (
+                f"The launcher has written nothing for {format_seconds(age)}: it is stopped, its host failed, or the "
+                "file system is slow. This page shows the job as it was then."
             )
-            yield f"result.json is missing: the job still runs, or its launcher was killed. {phase}"
 
 
 def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, allocation: SlurmResources) -> JobUsage:
@@ -276,7 +284,11 @@ def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, al
     training = [number for number, at in enumerate(curves.seconds) if start <= at <= end]
 
     def mean_in_training(column: Values) -> float | None:
-        return mean([column[number] for number in training])
+        """Return the mean over time: each sample counts for the time since the sample before it."""
+        found = [(column[n], curves.seconds[n] - (curves.seconds[n - 1] if n else 0.0)) for n in training]
+        weighted = [(value, seconds) for value, seconds in found if value is not None]
+        total = sum(seconds for _, seconds in weighted)
+        return sum(value * seconds for value, seconds in weighted) / total if total > 0 else None
 
     tasks = tuple(
         TaskUsage(
@@ -286,6 +298,8 @@ def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, al
             sent_bytes=curves.total_sent[rank],
             received_bytes=curves.total_received[rank],
             steps_per_second=mean_in_training(curves.steps[rank]),
+            gpu_percent=mean_in_training(curves.gpu_percent[rank]),
+            gpu_memory_bytes=curves.peak_gpu_memory[rank],
         )
         for rank, name in enumerate(names)
     )
@@ -293,17 +307,23 @@ def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, al
     return JobUsage(
         tasks=tasks,
         cores=mean_in_training(combine(curves.cores, sum)) if curves.cores else None,
-        memory_bytes=max(measured(combine(curves.memory, sum)), default=0.0),
+        memory_bytes=curves.peak_job_memory,
         allocation=allocation,
         seconds=timeline.end,
         num_samples=len(training),
         seconds_after_last_step=max(0.0, end - stepping[-1]) if stepping else None,
+        gpu_memory_bytes=curves.peak_job_gpu_memory,
     )
 
 
 def _queue_times(allocation: SlurmResources, events: Sequence[Event]) -> tuple[float, float] | None:
     """Return when Slurm queued and started the job, in seconds since the launcher's start."""
-    launched = next((e.time - e.seconds for e in events if e.time is not None and e.seconds is not None), None)
+    launched = _find_launch(events)
     if allocation.submitted is None or launched is None:
         return None
     return allocation.submitted - launched, (allocation.started or launched) - launched
+
+
+def _find_launch(events: Sequence[Event]) -> float | None:
+    """Return when the launcher started, in seconds since 1970."""
+    return next((e.time - e.seconds for e in events if e.time is not None and e.seconds is not None), None)

@@ -1,25 +1,26 @@
 """Derive a timeline of the states of each task from the events of the job.
 
-Times are seconds since the start of the job. The time at which a server answers may
-be up to 0.25 s late, because the agent notices it with this delay.
+Times are seconds since the start of the job. The time at which a server answers may be up to 0.25 s late, because the
+agent notices it with this delay.
 """
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tf4slurm.control.records import EVENT_KINDS
+from tf4slurm.control.records import EVENT_KINDS, IMPORT_SECONDS
 from tf4slurm.jobs.schema import Event
 
 STATES = {
     "queued": "in Slurm's queue",
     "starting": "until the script starts",
-    "importing": "until its server answers or it reports a step",
+    "importing": "mostly TensorFlow, until its server answers or it reports a step",
     "waiting": "until a task of the job reports a step",
     "training": "from the first step of the job on",
-    "running": "no task reports steps",
+    "running": "it reports no steps",
     "restarting": "until the restart in place",
     "terminating": "exited, or being terminated",
 }
@@ -131,6 +132,7 @@ class _TimelineBuilder:
         self._first_step_at: float | None = None
         self._outcome_at: float | None = None
         self._is_training = False
+        self._is_stopping = False
 
     def add(self, now: float, event: Event, task: str | None) -> None:
         """Add an event of a task, or of the job if `task` is None."""
@@ -139,7 +141,8 @@ class _TimelineBuilder:
         else:
             self._add_task_event(now, event, task)
         if event.kind in _MARKED_KINDS:
-            is_failure = event.kind in _FAILURES or (event.kind == "exited" and event.returncode != 0)
+            stops = (0, -signal.SIGTERM) if self._is_stopping else (0,)
+            is_failure = event.kind in _FAILURES or (event.kind == "exited" and event.returncode not in stops)
             events = self._events if task is None else self._tasks[task].events
             events.append(TimelineEvent(now, event.kind, event.text, is_failure))
 
@@ -169,12 +172,15 @@ class _TimelineBuilder:
         if kind == "started":
             self._enter(name, "importing", now)
         elif kind == "serving" and state == "importing":
+            self._leave(name, now, has_imported=True)
             self._enter(name, "training" if self._is_training else "waiting", now)
         elif kind == "first_step":
             self._begin_training(now)
             if state in ("importing", "waiting"):
+                self._leave(name, now, has_imported=True)
                 self._enter(name, "training", now)
         elif kind == "exited":
+            self._leave(name, now, has_succeeded=event.returncode == 0)
             self._enter(name, "terminating", now)
         elif kind == "restarting":
             self._current[name] = ("restarting", since if state == "terminating" else now)
@@ -192,6 +198,8 @@ class _TimelineBuilder:
             self._phase_at, self._is_training = now, False
             self._times.clear()
             self._enter_all("starting", now)
+        elif kind == "stopping":
+            self._is_stopping = True
         elif kind == "outcome":
             self._outcome_at = now
             self._enter_all("terminating", now)
@@ -214,11 +222,16 @@ class _TimelineBuilder:
         self._leave(name, now)
         self._current[name] = (state, now)
 
-    def _leave(self, name: str, now: float) -> None:
-        """End the current state of a task; if the last span has the same state, extend that span."""
+    def _leave(self, name: str, now: float, *, has_imported: bool = False, has_succeeded: bool = False) -> None:
+        """End the current state of a task; if the last span has the same state, extend that span.
+
+        A script without a server or a reported step was "running", not "importing", after 60 s or if it exited with 0.
+        """
         state, since = self._current.pop(name, ("", now))
         if now <= since:
             return
+        if state == "importing" and not has_imported and (has_succeeded or now - since >= IMPORT_SECONDS):
+            state = "running"
         spans = self._tasks[name].spans
         if spans and spans[-1].state == state and spans[-1].end == since:
             spans[-1] = Span(state, spans[-1].start, now)
@@ -228,7 +241,7 @@ class _TimelineBuilder:
     def _add_wait(self, times: Mapping[str, float], since: float, what: str) -> None:
         """Add the wait of the other tasks for the last task in `times`.
 
-        The wait starts at the time of the last but one task, but not before `since`.
+        The wait starts at the time of the second-to-last task, but not before `since`.
         """
         if len(times) < 2:
             return

@@ -1,65 +1,145 @@
-"""Draw the timeline: a row per task, or in large jobs a band per role with the share of tasks in each state."""
+"""The chart of a timeline: a row per task, or in large jobs a band per role with the share of tasks in each state.
+
+report.html draws it as elements whose positions are percent of the time shown.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-
-from markupsafe import Markup
+from dataclasses import dataclass
 
 from tf4slurm.jobs.formatting import format_seconds
-from tf4slurm.reports.charts import Drawing, Scale, element, line, mark, outline, text, time_ticks
-from tf4slurm.reports.timeline import STATES, TaskTimeline, Timeline, TimelineEvent
+from tf4slurm.reports.timeline import TaskTimeline, Timeline
 
-WIDTH = 1100
-_MAX_ROWS = 40
-_LEFT, _RIGHT, _TOP = 104, 16, 46
-_ROW, _BAR, _BAND, _BAND_GAP = 19, 13, 72, 22
-_BINS = 240
-_MARK_PIXELS = 9  # minimum distance of two marks of one kind; a nearer second mark is not drawn
-_LEGEND_COLUMNS, _LEGEND_ROW = 3, 18
-_MARK_MEANINGS = {
+MARK_MEANINGS = {
     "cross": "failed or lost",
     "triangle": "restarted in place",
     "diamond": "connection lost",
-    "square": "other event",
+    "square": "exit or other event",
 }
-_MARKS = {"restarting": "triangle", "disconnected": "diamond", "exited_early": "diamond"}
-_LABELS = {
+"""The marks and their meanings. Their shapes differ because some readers cannot distinguish colors."""
+
+_MAX_ROWS = 40
+_BINS = 240
+_MARK_PERCENT = 0.9  # minimum distance of two marks of one kind; a nearer second mark is not shown
+_MARKS = {"restarting": "triangle", "disconnected": "diamond"}
+_MOMENTS = {
     "attempt": "new attempt",
     "stopping": "stop request",
     "grace_period_over": "grace period over",
     "outcome": "outcome",
 }
+_LETTER_PERCENT = 0.75  # width of a letter, at most
+_TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 
 
-def draw_timeline(timeline: Timeline, start: float, end: float, cause: str | None = None) -> Drawing:
-    """Draw the time from `start` to `end` (seconds); the name of the task `cause` is highlighted."""
-    rows, bands = choose_rows(timeline.tasks, cause)
-    scale = Scale(start, max(end, start + 0.001), _LEFT, WIDTH - _RIGHT)
-    height = _TOP + len(rows) * _ROW + len(bands) * (_BAND + _BAND_GAP) + 10
-    parts = [*_draw_axis(scale, height)]
-    y = _TOP
-    for task in rows:
-        parts.append(_draw_row(task, scale, y, is_cause=task.name == cause))
-        y += _ROW
-    for role, tasks in bands.items():
-        parts += _draw_band(role, tasks, timeline.states, scale, y + 10)
-        y += _BAND + _BAND_GAP
-    parts += _draw_job_events(timeline.events, scale, height)
-    return Drawing(WIDTH, height, f"Timeline of {len(timeline.tasks)} tasks", parts)
+@dataclass(frozen=True)
+class TimelineChart:
+    """The part of a timeline from `start` to `end` (seconds), with positions in percent of this time."""
+
+    timeline: Timeline
+    start: float
+    end: float
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return the position and label of round times."""
+        return [(self.percent(seconds), label) for seconds, label in find_ticks(self.start, self.start + self._span)]
+
+    def marks(self, task: TaskTimeline) -> Iterator[tuple[str, float, str]]:
+        """Yield the kind, position and title of a task's marks; marks of different kinds do not overlap."""
+        last: dict[str, float] = {}
+        for event in task.events:
+            kind = "cross" if event.is_failure else _MARKS.get(event.kind, "square")
+            left = self.percent(event.seconds)
+            if self.contains(event.seconds) and left - last.get(kind, -_MARK_PERCENT) >= _MARK_PERCENT:
+                last[kind] = left = min(max([left, *(at + _MARK_PERCENT for at in last.values())]), 100.0)
+                yield kind, round(left, 2), f"{format_seconds(event.seconds)}: {event.text}"
+
+    def moments(self) -> Iterator[tuple[float, str]]:
+        """Yield the position and label of the job's events; a label that does not fit is empty.
+
+        At 30 % of the timeline, for example, 30 % of the label is left of the position.
+        """
+        free_from = 0.0
+        for event in self.timeline.events:
+            if event.kind in _MOMENTS and self.contains(event.seconds):
+                left, label = self.percent(event.seconds), _MOMENTS[event.kind]
+                width = _LETTER_PERCENT * len(label)
+                start = left * (1 - width / 100)
+                yield left, label if start >= free_from else ""
+                if start >= free_from:
+                    free_from = start + width + 1
+
+    def areas(self, role: str, tasks: Sequence[TaskTimeline]) -> Iterator[tuple[str, str, str]]:
+        """Yield each state, the SVG path of its area in a box of 240 x 100, and its title.
+
+        The areas are stacked, the last state at the bottom. Their heights are shares of tasks.
+        """
+        bottom = [0.0] * _BINS
+        for state in reversed(self.timeline.states):
+            shares = self.share_of_tasks(tasks, state)
+            if any(shares):
+                top = [below + share for below, share in zip(bottom, shares, strict=True)]
+                points = _thin_out(top) + _thin_out(bottom)[::-1]
+                path = "L".join(f"{x:g} {100 * (1 - share):.3g}" for x, share in points)
+                yield state, f"M{path}Z", f"{role}: {state}, up to {max(shares):.0%}"
+                bottom = top
+
+    def share_of_tasks(self, tasks: Sequence[TaskTimeline], state: str) -> list[float]:
+        """Return the share of tasks in this state for each time bin."""
+        changes = [0] * (_BINS + 1)
+        step = self._span / _BINS
+        for task in tasks:
+            for span in task.spans:
+                first = max(0, int((span.start - self.start) / step + 0.5))
+                last = min(_BINS, int((span.end - self.start) / step + 0.5))
+                if span.state == state and first < last:
+                    changes[first] += 1
+                    changes[last] -= 1
+        return [count / len(tasks) for count in itertools.accumulate(changes[:-1])]
+
+    @property
+    def _span(self) -> float:
+        return min(max(self.end - self.start, 0.001), 1e300)  # damaged records must not make it infinite
+
+    def percent(self, seconds: float) -> float:
+        """Return the position of a time; times outside of the timeline are at its ends."""
+        return round(100 * min(1.0, max(0.0, (seconds - self.start) / self._span)), 2)
+
+    def contains(self, seconds: float) -> bool:
+        return self.start <= seconds <= self.end
 
 
-def draw_legend(states: Sequence[str]) -> Drawing:
-    """Draw the meanings of the colors of these states, and of the marks."""
-    keys = [(element("rect", class_=f"s-{s}", x=-8, y=-5, width=16, height=10), f"{s}: {STATES[s]}") for s in states]
-    keys += [(mark(0, 0, kind, meaning), meaning) for kind, meaning in _MARK_MEANINGS.items()]
-    parts = []
-    for number, (key, words) in enumerate(keys):
-        row, column = divmod(number, _LEGEND_COLUMNS)
-        place = f"translate({16 + column * WIDTH / _LEGEND_COLUMNS:g} {10 + row * _LEGEND_ROW})"
-        parts.append(element("g", key, text(14, 4, words), transform=place))
-    return Drawing(WIDTH, (len(keys) - 1) // _LEGEND_COLUMNS * _LEGEND_ROW + 20, "Legend of the timeline", parts)
+def find_ticks(start: float, end: float) -> list[tuple[int, str]]:
+    """Return at most 9 round times in seconds, with their labels."""
+    raw = (end - start) / 8
+    step = next((each for each in _TIME_STEPS if raw <= each), 86400 * math.ceil(raw / 86400))
+    times = range(math.ceil(start / step) * step, math.floor(end) + 1, step)
+    return [(seconds, _format_time(seconds, step)) for seconds in times]
+
+
+def _format_time(seconds: int, step: int) -> str:
+    """Return a time on an axis whose ticks are `step` seconds apart: "90 s", "2 min", "2:00 h" or "3 d"."""
+    if step >= 86400:
+        return f"{seconds / 86400:g} d"
+    if step >= 3600 or abs(seconds) >= 7200:
+        sign, whole = ("-" if seconds < 0 else ""), abs(seconds)
+        return f"{sign}{whole // 3600}:{whole % 3600 // 60:02} h"
+    return f"{seconds / 60:g} min" if step >= 60 else f"{seconds} s"
+
+
+def _thin_out(shares: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the points of a line through the middles of the bins, without inner points of horizontal parts."""
+    rounded = [round(share, 3) for share in shares]
+    xs = [0.0, *(number + 0.5 for number in range(1, _BINS - 1)), float(_BINS)]
+    ends = (0, len(rounded) - 1)
+    return [
+        (x, share)
+        for number, (x, share) in enumerate(zip(xs, rounded, strict=True))
+        if number in ends or not rounded[number - 1] == share == rounded[number + 1]
+    ]
 
 
 def choose_rows(
@@ -92,102 +172,8 @@ def describe_grouping(tasks: Sequence[TaskTimeline], cause: str | None) -> str:
         return ""
     grouped = [task for each in bands.values() for task in each]
     note = (
-        f"{len(rows)} of {len(tasks):,} tasks, those with the most events, have a row of their own. The other "
-        f"{len(grouped):,} are grouped by role: the height of a color is the share of tasks in that state."
+        f"{len(rows)} of {len(tasks):,} tasks have a row of their own: small roles, and tasks with the most events. "
+        f"The other {len(grouped):,} are grouped by role: the height of a color is the share of tasks in that state."
     )
     with_events = sum(bool(task.events) for task in grouped)
     return f"{note} Events of {with_events:,} grouped tasks are only in events.jsonl." if with_events else note
-
-
-def _draw_axis(scale: Scale, height: float) -> Iterator[Markup]:
-    for seconds, label in time_ticks(scale.low, scale.high, 9):
-        x = scale(seconds)
-        yield line(x, _TOP - 8, x, height, "grid")
-        yield text(x, _TOP - 13, label, "tick", "end" if x > WIDTH - _RIGHT - 20 else "middle")
-
-
-def _draw_row(task: TaskTimeline, scale: Scale, y: float, *, is_cause: bool) -> Markup:
-    middle = y + _ROW / 2
-    parts = [text(_LEFT - 10, middle + 4, task.name[:15], "name bad" if is_cause else "name", "end")]
-    for span in task.spans:
-        if span.end >= scale.low and span.start <= scale.high:
-            x, end = scale(span.start), scale(span.end)
-            times = f"from {format_seconds(span.start)} to {format_seconds(span.end)}"
-            title = f"{task.name}: {span.state} for {format_seconds(span.end - span.start)}, {times}"
-            box = {"x": x, "y": middle - _BAR / 2, "width": max(end - x, 0.8), "height": _BAR}
-            parts.append(element("rect", element("title", title), class_=f"s-{span.state}", **box))
-    return element("g", *parts, *_draw_events(task.events, scale, middle), class_="row")
-
-
-def _draw_events(events: Sequence[TimelineEvent], scale: Scale, y: float) -> Iterator[Markup]:
-    """Draw the marks of a task's events; a mark that would cover one of another kind is drawn beside it."""
-    last: dict[str, float] = {}
-    for event in events:
-        kind = "cross" if event.is_failure else _MARKS.get(event.kind, "square")
-        x = scale(event.seconds)
-        if scale.contains(event.seconds) and x - last.get(kind, -_MARK_PIXELS) >= _MARK_PIXELS:
-            last[kind] = x = min(max([x, *(at + _MARK_PIXELS for at in last.values())]), scale.end)
-            yield mark(x, y, kind, f"{format_seconds(event.seconds)}: {event.text}")
-
-
-def _draw_band(
-    role: str, tasks: Sequence[TaskTimeline], states: Sequence[str], scale: Scale, y: float
-) -> Iterator[Markup]:
-    """Draw the shares of tasks in each state as stacked areas, the last state at the bottom."""
-    yield text(_LEFT - 10, y + _BAND / 2, role, "name", "end")
-    yield text(_LEFT - 10, y + _BAND / 2 + 14, f"{len(tasks):,} tasks", "tick", "end")
-    step = (scale.high - scale.low) / _BINS
-    xs = [scale.start, *(scale(scale.low + (number + 0.5) * step) for number in range(1, _BINS - 1)), scale.end]
-    bottom = [0.0] * _BINS
-    for state in reversed(states):
-        shares = _share_of_tasks(tasks, state, scale.low, step)
-        if any(shares):
-            top = [below + share for below, share in zip(bottom, shares, strict=True)]
-            upper, lower = (
-                _thin_out([(x, y + _BAND * (1 - share)) for x, share in zip(xs, edge, strict=True)])
-                for edge in (top, bottom)
-            )
-            title = element("title", f"{role}: {state}, up to {max(shares):.0%}")
-            yield element("path", title, class_=f"s-{state}", d=outline(upper + lower[::-1], is_closed=True))
-            bottom = top
-    corners = [(scale.start, y), (scale.end, y), (scale.end, y + _BAND), (scale.start, y + _BAND)]
-    yield element("path", class_="frame", d=outline(corners, is_closed=True))
-
-
-def _share_of_tasks(tasks: Sequence[TaskTimeline], state: str, low: float, step: float) -> list[float]:
-    """Return the share of tasks in this state for each time bin."""
-    changes = [0] * (_BINS + 1)
-    for task in tasks:
-        for span in task.spans:
-            first = max(0, int((span.start - low) / step + 0.5))
-            last = min(_BINS, int((span.end - low) / step + 0.5))
-            if span.state == state and first < last:
-                changes[first] += 1
-                changes[last] -= 1
-    return [count / len(tasks) for count in itertools.accumulate(changes[:-1])]
-
-
-def _thin_out(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Leave out the inner points of horizontal lines."""
-    rounded = [(x, round(y, 1)) for x, y in points]
-    ends = (0, len(rounded) - 1)
-    return [
-        point
-        for number, point in enumerate(rounded)
-        if number in ends or not rounded[number - 1][1] == point[1] == rounded[number + 1][1]
-    ]
-
-
-def _draw_job_events(events: Sequence[TimelineEvent], scale: Scale, height: float) -> Iterator[Markup]:
-    """Draw a vertical line for each event of the whole job, with a label where there is space."""
-    free_from = 0.0
-    for event in events:
-        if event.kind not in _LABELS or not scale.contains(event.seconds):
-            continue
-        x = scale(event.seconds)
-        yield line(x, _TOP - 8, x, height, "moment")
-        width = 6.2 * len(_LABELS[event.kind])
-        label_x = min(max(x - width / 2, _LEFT), WIDTH - _RIGHT - width)
-        if label_x >= free_from:
-            yield text(label_x, 13, _LABELS[event.kind], "moment-name")
-            free_from = label_x + width + 8

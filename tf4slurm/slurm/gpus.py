@@ -20,7 +20,7 @@ def gpu_environ(
     """Return the variables that assign GPUs to a task's child process, for each variable that Slurm set.
 
     If Slurm gave all tasks of the node the same list, the list is divided among these tasks. If Slurm made a list for
-    this task alone (`is_own_list`), the task keeps its list.
+    this task alone (`is_list_of_one_task`), the task keeps its list.
 
     Args:
         visible_devices: Slurm's names of the devices by variable, such as {"CUDA_VISIBLE_DEVICES": ("2", "3")}.
@@ -35,17 +35,19 @@ def gpu_environ(
     """
     if not sees_gpus[local_rank]:
         return {**dict.fromkeys(visible_devices, "-1"), **HIDDEN_GPUS}
+    if per_task is not None and not visible_devices:
+        _share((), 0, sum(sees_gpus), per_task)  # raises PlacementError: there are no devices
     environ = {}
     for variable, visible in visible_devices.items():
-        if is_own_list(visible, gpus_on_node):
-            own = _share(visible, 0, 1, per_task)
+        if is_list_of_one_task(visible, gpus_on_node):
+            devices = _share(visible, 0, 1, per_task)
         else:
-            own = _share(visible, sum(sees_gpus[:local_rank]), sum(sees_gpus), per_task)
-        environ[variable] = ",".join(own) or "-1"
+            devices = _share(visible, sum(sees_gpus[:local_rank]), sum(sees_gpus), per_task)
+        environ[variable] = ",".join(devices) or "-1"
     return environ
 
 
-def is_own_list(visible: Sequence[str], gpus_on_node: int | None) -> bool:
+def is_list_of_one_task(visible: Sequence[str], gpus_on_node: int | None) -> bool:
     """Return whether Slurm made the list for one task only, as with --gpus-per-task or --gpu-bind.
 
     Such a list is shorter than the number of GPUs of the step on this node.

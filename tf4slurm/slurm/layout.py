@@ -1,4 +1,4 @@
-"""Compute the layout of a step (the node of each rank) from a task's environment.
+"""Compute the layout of a step: the node of each rank, from the tasks of each node and the distribution.
 
 The environment of an ordinary step determines the layout, unless the distribution is "arbitrary". In a heterogeneous
 step SLURM_DISTRIBUTION describes only the component that srun handled last, so steps with different layouts can have
@@ -54,7 +54,7 @@ def split_components(step: Component, groups: Iterable[Collection[str]]) -> list
 
 
 def join_components(components: Sequence[Component], own_node: str, own_ranks: Collection[int]) -> tuple[str, ...]:
-    """Return the node of each rank of a heterogeneous step, given one task's node and the ranks on this node.
+    """Return the node of each rank of a heterogeneous step; `own_ranks` are the ranks on `own_node`.
 
     Raises:
         LayoutError: More than one layout is possible.
@@ -78,8 +78,8 @@ def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Map
 
     Args:
         nodes: Each node of the layout once, in Slurm's order.
-        counts: Number of tasks by new name, with one new name per node. Each new name starts with the name of its node.
-            If no new name starts with a node's name, the new names must be sorted, and the nth new name belongs to the
+        counts: Number of tasks by new name, with one new name per node. Either each new name starts with the name of
+            its node, or none does. In the second case the new names must be sorted, and the nth new name belongs to the
             nth of `nodes`.
 
     Raises:

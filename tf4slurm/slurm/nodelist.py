@@ -58,7 +58,7 @@ def expand_nodelist(nodelist: str) -> tuple[str, ...]:
         One name per node: ("n001", "n002", "n003", "gpu7"). Zero padding is kept.
 
     Raises:
-        NodelistError: There is no node, there are more than `MAX_NODES`, or the text is invalid at `position`.
+        NodelistError: There is no node, more than `MAX_NODES` nodes, or a syntax error at the attribute `position`.
     """
     names: list[str] = []
     for term in _TERM.finditer(nodelist):
@@ -77,7 +77,7 @@ def fold_nodelist(nodes: Iterable[str]) -> str:
         nodes: Node names: ("n9", "n10", "gpu7") become "n[9-10],gpu7", as with `scontrol show hostlist`.
 
     Raises:
-        NodelistError: There is no node, or the name in the attribute `nodelist` is invalid.
+        NodelistError: There is no node, or the attribute `nodelist` is an invalid name.
     """
     names = list(nodes)
     for name in names:
@@ -105,7 +105,7 @@ def _parse_term(nodelist: str, start: int, end: int) -> list[_Part]:
         _refuse(nodelist, position - len(text), f"{text!r} follows the last bracket, which Slurm does not allow")
     if len(text) + sum(len(part.text) + max(width for _, width in part.ranges) for part in parts) > _MAX_NAME:
         _refuse(nodelist, start, f"A name has more than {_MAX_NAME} characters")
-    _split_number(nodelist, start, text)  # only to refuse its number
+    _split_number(nodelist, start, text)  # only to refuse an invalid number
     return parts
 
 
@@ -126,7 +126,7 @@ def _parse_ranges(nodelist: str, position: int, text: str) -> Iterator[_Range]:
 
 
 def _expand_parts(parts: Sequence[_Part]) -> list[str]:
-    """Return the names in Slurm's order: the last bracket runs fastest, then the first, the second, ..."""
+    """Return the names in Slurm's order: the last bracket changes fastest, then the first, the second, ..."""
     *outer, last = parts
     combinations = itertools.product(*(part.expand() for part in reversed(outer)))
     return [name for combination in combinations for name in last.expand("".join(reversed(combination)))]

@@ -6,13 +6,15 @@ import re
 import time
 from dataclasses import dataclass
 
+from tf4slurm.errors import COMPLETED, FAILED, STOPPED
+
 SQUEUE_FORMAT = "%i|%T|%r|%M|%l|%S|%N"
-ENDED_STATES = frozenset(
-    (
-        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
-        *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
-    )
-)
+ENDED_STATES = {
+    "COMPLETED": COMPLETED,
+    **dict.fromkeys(("CANCELLED", "DEADLINE", "PREEMPTED", "TIMEOUT"), STOPPED),
+    **dict.fromkeys(("BOOT_FAIL", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "REVOKED"), FAILED),
+}
+"""Slurm's states of ended jobs, each with tf4slurm's state."""
 _FIELD = re.compile(r"(?:^|\s)(?P<name>[A-Z][\w/:]*)=(?P<value>\S*)")
 _SETTING = re.compile(r"^(?P<name>\S+)\s*= ?(?P<value>.*?)\s*$", re.MULTILINE)
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
@@ -54,6 +56,7 @@ class SlurmJob:
         is_preempted: Whether Slurm has chosen the job for preemption, so that its grace time has begun.
         preempt_mode: Effect of preemption in the partition, such as "REQUEUE" or "CANCEL"; empty if unknown.
         exit_code: Exit code of the batch script, 128 + n after signal n; 0 while the script runs.
+        output: Path of the batch script's output; empty if unknown.
     """
 
     state: str
@@ -63,6 +66,7 @@ class SlurmJob:
     partition: str
     preempt_mode: str = ""
     exit_code: int = 0
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,7 @@ def parse_job(text: str) -> SlurmJob:
         is_preempted=fields.get("PreemptTime", "None") != "None",
         partition=fields.get("Partition", ""),
         exit_code=parse_exit_code(fields.get("ExitCode", "")),
+        output=fields.get("StdOut", ""),
     )
 
 

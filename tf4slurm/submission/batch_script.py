@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tf4slurm import __version__
 from tf4slurm.batch_spec import MEMORY_OPTIONS, BatchSpec
-from tf4slurm.cluster import Task, fill_in, placeholders_in, warn_of_misspelled
+from tf4slurm.cluster import Task, fill_in, placeholders_in
 from tf4slurm.errors import OptionError
 from tf4slurm.placement import PACK, SPREAD, parse_roles
 from tf4slurm.slurm.parsing import parse_time_limit
@@ -34,7 +34,7 @@ def make_script(spec: BatchSpec) -> str:
     Raises:
         OptionError: The options contradict the roles, or each other.
     """
-    warn_of_misspelled(spec.command)
+    spec.warn_of_mistakes()
     components = make_sbatch_options(spec)
     how = f"with:\n#   {quote(spec.made_by)}" if spec.made_by else "from Python."
     blocks = [

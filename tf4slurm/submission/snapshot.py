@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import OptionError, RunDirectoryError
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.settings import repository_of
+from tf4slurm.system.versions import COMMIT_FILE, read_commit
 
 _TIMEOUT_SECONDS = 60.0
 _ENDING = ".code"
@@ -69,6 +71,8 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
             _check_size(source, _walk(source, ignore))
             shutil.copytree(source, target, symlinks=True, ignore=ignore, dirs_exist_ok=True)
         _check_command(source, target, command)
+        if (commit := read_commit(source)) is not None:
+            (target / COMMIT_FILE).write_text(json.dumps(commit), encoding="utf-8")
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
         if isinstance(error, (OSError, shutil.Error)):

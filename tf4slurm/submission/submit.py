@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 60.0  # without a controller, sbatch fails after several MessageTimeouts of 10 s
 _KEPT = frozenset(("SLURM_CONF", "SLURM_JWT"))  # the cluster's configuration, and the user's credentials
-# With these a task would act as a task of the outer job, and a launcher answer to that job's caller.
+# With these, a task would join the outer job, and a launcher would write to the outer job's answer file.
 _OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES, ANSWER_VARIABLE))
 _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 _OPTION_LINE = re.compile(r"^#SBATCH --([a-z0-9-]+)", re.MULTILINE)
@@ -100,9 +100,9 @@ def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str
 def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str]:
     """Return the environment for sbatch and the job, without the variables of an outer job.
 
-    SBATCH_* variables override the options in a batch script. Inside a job all SBATCH_* variables are removed, and
-    so are the variables that assign GPUs. Outside of a job, only the SBATCH_*
-    variables of options that the script sets are removed.
+    SBATCH_* variables override the options in a batch script. Inside a job, all SBATCH_* variables and the variables
+    that assign GPUs are removed. Outside of a job, only the SBATCH_* variables of options that the script sets are
+    removed.
     """
     if SlurmAllocation.from_environ(environ) is not None:
         removed = {name for name in environ if name.startswith("SBATCH_")} | set(VISIBLE_DEVICES)

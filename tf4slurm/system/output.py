@@ -5,10 +5,10 @@ A paused terminal (Ctrl-S) or a full pipe must not stop an agent's heartbeat.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -47,7 +47,7 @@ class LineWriter:
             self._dropped += 1
 
     def close(self, last_lines: Sequence[str] = ()) -> None:
-        """Write the queued lines and then `last_lines`, each for at most 1 s; drop the remaining lines."""
+        """Write the queued lines for at most 1 s, then `last_lines` for at most 1 s; drop the rest."""
         if not self._thread.is_alive():
             return  # closed before
         is_written = threading.Event()
@@ -94,7 +94,9 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # a type onl
     _writer: LineWriter | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        if threading.current_thread() is threading.main_thread() and asyncio._get_running_loop() is None:
+        asyncio = sys.modules.get("asyncio")  # not imported here, because it takes 20 ms
+        in_event_loop = asyncio is not None and asyncio._get_running_loop() is not None
+        if threading.current_thread() is threading.main_thread() and not in_event_loop:
             super().emit(record)
             return
         if self._writer is None:  # not earlier: a fork, such as a local agent's, does not copy the thread

@@ -79,7 +79,7 @@ def ignores_signal(process_id: int, number: int) -> bool:
 
 
 def is_running(process_id: int, start_ticks: int) -> bool:
-    """Return whether the process that started at `start_ticks` runs: neither a zombie nor a later one with its id."""
+    """Return whether the process that started at `start_ticks` runs; False for a zombie or a reused id."""
     try:
         stat = read_stat(process_id)
     except OSError:

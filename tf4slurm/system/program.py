@@ -1,29 +1,26 @@
-"""What the programs of tf4slurm share: their start and end, and threads that do not block an event loop."""
+"""The start and end of tf4slurm's programs."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.system.output import LogHandler
-
-_T = TypeVar("_T")
 
 
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
     """Run `main(environ)` and exit with its exit code; print a `Tf4SlurmError` without a traceback.
 
     `environ` is a copy of os.environ for child processes. Afterwards this function changes os.environ, to silence
-    gRPC's messages about clients that fail the TLS handshake or send invalid data.
+    gRPC's messages about clients that fail the TLS handshake or send invalid data, and to turn off its fork handlers.
     """
     environ = dict(os.environ)
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # the handlers abort children that Python 3.10 starts by fork
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.pop("GRPC_TRACE", None)  # traces show the token
     for name in ("stdout", "stderr"):
@@ -46,16 +43,3 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
             stream.flush()
     # Skip exit handlers, because a thread may wait for a paused terminal.
     os._exit(exit_code if isinstance(exit_code, int) else int(exit_code is not None))
-
-
-def in_thread(function: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
-    """Run a function that may wait for a file system in a new thread, so that the event loop does not wait.
-
-    A parallel file system may stall for 30 to 300 s during a failover, and a waiting thread cannot be ended: if the
-    future is cancelled, the thread continues and its result is dropped. `asyncio.to_thread` is not
-    used, because asyncio.run waits for its threads at the end.
-    """
-    thread = ThreadPoolExecutor(1)
-    result = asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
-    thread.shutdown(wait=False)
-    return result

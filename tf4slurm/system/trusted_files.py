@@ -1,4 +1,4 @@
-"""Check that only this user and root can write a file that the user has not named."""
+"""Check that only this user and root can write a file that the user did not name explicitly."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ TASK_VARIABLE = "TF4SLURM_TASK"  # the script's task, such as "worker/0"
 ATTEMPT_VARIABLE = "TF4SLURM_ATTEMPT"  # number of the attempt, from 1
 RUN_DIRECTORY_VARIABLE = "TF4SLURM_RUN_DIRECTORY"  # path
 SCRIPT_CHANNEL_VARIABLE = "TF4SLURM_SCRIPT_CHANNEL"  # a socket: a path, or "@" and a name in the abstract namespace
-SERVICES_VARIABLE = "TF4SLURM_SERVICES"  # outside the cluster spec: {"data-dispatcher": ["10.1.0.4:40123"], …}
+SERVICES_VARIABLE = "TF4SLURM_SERVICES"  # of the tf.data service: {"data-dispatcher": ["10.1.0.4:40123"], …}
 
 AGENT_VARIABLES = (CONTROL_VARIABLE, TOKEN_VARIABLE, CERTIFICATE_VARIABLE, SETTINGS_VARIABLE, RANK_VARIABLE)
 """Variables that a launcher sets for its agents; agents remove them from the environment of children."""

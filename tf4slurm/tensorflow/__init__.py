@@ -8,8 +8,13 @@ if TYPE_CHECKING:
     from tf4slurm.tensorflow.checkpoints import evaluate_checkpoints as evaluate_checkpoints
     from tf4slurm.tensorflow.hooks import DoneHook as DoneHook
     from tf4slurm.tensorflow.hooks import StartBarrierHook as StartBarrierHook
+    from tf4slurm.tensorflow.keras_evaluation import evaluate as evaluate
+    from tf4slurm.tensorflow.keras_evaluation import predict as predict
+    from tf4slurm.tensorflow.keras_training import fit as fit
     from tf4slurm.tensorflow.local_cluster import LocalCluster as LocalCluster
     from tf4slurm.tensorflow.resolver import SlurmClusterResolver as SlurmClusterResolver
+    from tf4slurm.tensorflow.sharded_embedding import ShardedEmbedding as ShardedEmbedding
+    from tf4slurm.tensorflow.strategy import job_strategy as job_strategy
     from tf4slurm.tensorflow.strategy import multi_worker_mirrored_strategy as multi_worker_mirrored_strategy
     from tf4slurm.tensorflow.strategy import parameter_server_strategy as parameter_server_strategy
     from tf4slurm.tensorflow.strategy import worker_files as worker_files
@@ -19,9 +24,14 @@ if TYPE_CHECKING:
 _NAMES = {
     "tf4slurm.tensorflow.checkpoints": "Checkpoints evaluate_checkpoints",
     "tf4slurm.tensorflow.hooks": "DoneHook StartBarrierHook",
+    "tf4slurm.tensorflow.keras_evaluation": "evaluate predict",
+    "tf4slurm.tensorflow.keras_training": "fit",
     "tf4slurm.tensorflow.local_cluster": "LocalCluster",
     "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
-    "tf4slurm.tensorflow.strategy": "multi_worker_mirrored_strategy parameter_server_strategy worker_files",
+    "tf4slurm.tensorflow.sharded_embedding": "ShardedEmbedding",
+    "tf4slurm.tensorflow.strategy": (
+        "job_strategy multi_worker_mirrored_strategy parameter_server_strategy worker_files"
+    ),
     "tf4slurm.tensorflow.training": "StepsDone run_steps",
 }
 """The public names of each module. No module is named like them, because importing it would replace the public name."""

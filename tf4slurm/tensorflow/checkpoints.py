@@ -29,6 +29,11 @@ _CANNOT_WRITE = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.er
 _PS_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
+def _is_no_retracing_of_a_save(record: logging.LogRecord) -> bool:
+    """Filter TensorFlow's warning that it traces its own function for each checkpoint whose variables are on a ps."""
+    return "tf_function_save" not in record.getMessage()
+
+
 class Checkpoints:
     """Saves and restores variables and a step counter. `run_steps` saves when due, on a stop request, and at the end.
 
@@ -41,7 +46,7 @@ class Checkpoints:
     the chief and on every ps. Variables that are split over several ps can be restored on a different number of ps.
 
     Killing the chief or a ps at any moment never destroys a finished checkpoint: new files never overwrite its files,
-    the file `checkpoint` lists only complete checkpoints, and older checkpoints are deleted afterwards. The files of an
+    the file `checkpoint` lists only complete checkpoints, and older ones are deleted only after a save. The files of an
     unfinished save are removed when the directory is opened again.
 
     Attributes:
@@ -88,6 +93,7 @@ class Checkpoints:
         self._every_steps = every_steps
         self._every_seconds = None if every_minutes is None else 60 * every_minutes
         self._checkpoint = tf.train.Checkpoint(step=step, **trackables)
+        tf.get_logger().addFilter(_is_no_retracing_of_a_save)
         _remove_unfinished(self._directory)
         self.restored = self.latest = self._restore()
         self._saved_step = int(step.numpy()) if self.restored else None

@@ -68,9 +68,9 @@ class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 class DoneHook(_StartHook):
     """Sends this worker's completion signal to every ps after the worker's session is closed.
 
-    Add the hook in every worker and the chief; each ps calls `tf4slurm.shutdown.wait_for_workers(method="queue")`. A
-    worker that raises is reported as failed when its process exits. With SyncReplicasOptimizer, the chief's session
-    closes at once, not after `stop_grace_period_secs`, and workers that wait for the chief's tokens end.
+    Add the hook in every worker and the chief; each ps calls `tf4slurm.shutdown.serve_until_done(server)`, with either
+    method. A worker that raises is reported as failed when its process exits. With SyncReplicasOptimizer, the chief's
+    session closes at once, not after `stop_grace_period_secs`, and workers that wait for the chief's tokens end.
     """
 
     def __init__(self, cluster: ClusterAndTask | None = None, *, start_timeout_seconds: float = 300.0) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
@@ -25,10 +25,9 @@ _FAILING = {
     # predict_on_batch returns each row once per worker; predict is correct
     "MultiWorkerMirroredStrategy": ("fit", "evaluate", "train_on_batch", "test_on_batch", "predict_on_batch"),
 }
-_OWN_LOOP = {
-    "ParameterServerStrategy": "the scheduled function (tf4slurm.tensorflow.run_steps schedules it)",
-    "MultiWorkerMirroredStrategy": "a tf.function",
-}
+_REPLACED = ("fit", "evaluate", "predict")
+"""Methods of a model that are functions of tf4slurm.tensorflow, too."""
+
 _OTHER_KERAS = (
     "or use Keras 2, where it works: pip install 'tf4slurm[tf-keras]', and set TF_USE_LEGACY_KERAS=1 "
     "before TensorFlow is imported."
@@ -36,7 +35,7 @@ _OTHER_KERAS = (
 _MISCOUNTING = {
     "gradient_accumulation_steps": "overwrite each other's sums. Either use larger batches",
     "ema_overwrite_frequency": "pass a step that is due, or take it twice. Either leave it out",
-    "dynamic_growth_steps": "pass the step at which the scale grows. Either scale the loss yourself",
+    "dynamic_growth_steps": "pass the step at which the scale grows. Either use mixed_bfloat16, which needs no scale",
     "Nadam": "overwrite each other's product of rates. Either use Adam",
 }
 """Optimizer classes and attributes that miscount, with the effect of several workers and the alternative."""
@@ -74,9 +73,11 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 def _refuse_method(method: Callable[..., Any], model: Any, *arguments: Any, **options: Any) -> Any:
     name, strategy = method.__name__, _limiting_strategy(model.distribute_strategy)
     if strategy is not None and name in _FAILING[strategy]:
+        coordinator = ", coordinator=coordinator" if strategy == "ParameterServerStrategy" else ""
+        call = f"{name}(model, dataset_fn{coordinator}, …)" if name in _REPLACED else "fit(model, dataset_fn, …)"
         raise KerasError(
-            f"Model.{name} of Keras 3 fails under {strategy}. Either write the loop yourself, with strategy.run in "
-            f"{_OWN_LOOP[strategy]}, {_OTHER_KERAS}"
+            f"Model.{name} of Keras 3 fails under {strategy}. Call tf4slurm.tensorflow.{call} instead, where "
+            "dataset_fn is a function that returns your dataset. It takes the same compiled model and callbacks."
         )
     return method(model, *arguments, **options)
 
@@ -86,8 +87,9 @@ def _refuse_shards(initialize: Callable[..., Any], variable: Any, value: Any) ->
     if hasattr(variable._value, "variables"):  # only a ShardedVariable has this attribute
         raise KerasError(
             f"A Keras 3 layer cannot use a variable that is split over several ps, as {variable.name!r} of shape "
-            f"{tuple(variable._value.shape)} is. Either use sharding='none' (or a larger min_shard_bytes, and a "
-            f"tf.Variable of your own for what must be split), {_OTHER_KERAS}"
+            f"{tuple(variable._value.shape)} is. Either use sharding='none' (or a larger min_shard_bytes), and "
+            "tf4slurm.tensorflow.ShardedEmbedding or a tf.Variable of your own for what must be split, "
+            f"{_OTHER_KERAS}"
         )
 
 
@@ -95,25 +97,37 @@ def _add_atomically(assign: Callable[..., Any], variable: Any, value: Any) -> No
     """Make `v = v + x` and `v = v - x` atomic for a variable v on a ps."""
     if "/job:ps/" not in str(variable._value.device) or not tf.is_symbolic_tensor(value):
         assign(variable, value)
+    elif add_if_sum(variable._value, value):
         return
-    kind, terms = value.op.type, list(value.op.inputs)
-    if kind == "AddV2" and _reads(terms[1], variable):
-        terms.reverse()
-    if kind in ("AddV2", "Sub") and _reads(terms[0], variable):
-        change = tf.broadcast_to(terms[1], variable._value.shape)
-        (variable._value.assign_add if kind == "AddV2" else variable._value.assign_sub)(change)
     elif hasattr(variable, "_tf4slurm_metric") and tf.get_static_value(value) is None:
-        raise KerasError(
-            f"The metric {variable._tf4slurm_metric!r} assigns to {variable.name!r} on a ps: several workers would "
-            "overwrite each other's values. Let it add to its variables only (assign_add)."
-        )
+        refuse_metric(variable._tf4slurm_metric, variable.name)
     else:
         assign(variable, value)
 
 
-def _reads(tensor: Any, variable: Any) -> bool:
+def add_if_sum(variable: tf.Variable, value: Any) -> bool:
+    """If the tensor `value` is `variable + x` or `variable - x`, add or subtract x, and return True."""
+    kind, terms = value.op.type, list(value.op.inputs)
+    if kind == "AddV2" and _reads(terms[1], variable):
+        terms.reverse()
+    if kind not in ("AddV2", "Sub") or not _reads(terms[0], variable):
+        return False
+    change = tf.broadcast_to(terms[1], variable.shape)
+    (variable.assign_add if kind == "AddV2" else variable.assign_sub)(change)
+    return True
+
+
+def refuse_metric(metric: str, variable: str) -> NoReturn:
+    """Raise the error for a metric whose values from several workers cannot be added up."""
+    raise KerasError(
+        f"The metric {metric!r} assigns to {variable!r}, where several workers would overwrite each other's values. "
+        "Let it add to its variables only (assign_add)."
+    )
+
+
+def _reads(tensor: Any, variable: tf.Variable) -> bool:
     """Return whether a tensor of the traced graph is the value read from the variable."""
-    handle = tensor.graph.capture(variable._value.handle)
+    handle = tensor.graph.capture(variable.handle)
     return bool(tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle)
 
 

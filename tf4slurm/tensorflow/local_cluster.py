@@ -92,7 +92,7 @@ class LocalCluster:
         """
         if not self.cluster:
             raise RendezvousError("The cluster is not running. Use it as: with LocalCluster() as cluster: …")
-        from tf4slurm.network.reachability import bypass_proxies  # here, because the program of a task needs none of it
+        from tf4slurm.network.reachability import bypass_proxies  # imported here, because a task does not need it
         from tf4slurm.tensorflow.keras_limits import install_keras_limits
         from tf4slurm.tensorflow.servers import connect_parameter_server_strategy
 

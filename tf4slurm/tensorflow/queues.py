@@ -85,7 +85,7 @@ def poll(
 
 
 def run_when_free(session: tf.compat.v1.Session, address: str, operation: Any, timeout_seconds: float) -> None:
-    """Run an operation on a ps that has been up. Repeat it while the ps is busy; a repetition must be harmless."""
+    """Run an idempotent operation on a ps whose server has started; repeat it while the ps is busy."""
     deadline = time.monotonic() + timeout_seconds
     while True:
         try:

@@ -26,7 +26,7 @@ from tf4slurm.server_dictionary import (
 )
 from tf4slurm.slurm.commands import layout_of
 from tf4slurm.slurm.environ import SlurmStep, is_in_step
-from tf4slurm.slurm.gpus import gpu_environ, is_own_list
+from tf4slurm.slurm.gpus import gpu_environ, is_list_of_one_task
 from tf4slurm.slurm.layout import deal_ranks, rename_nodes
 from tf4slurm.tensorflow.servers import run_server
 
@@ -259,7 +259,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
             granted, on_node = {"CUDA_VISIBLE_DEVICES": tuple(map(str, numbers))}, None
             sees_gpus = dict.fromkeys(self._jobs, True)
         visible = next(iter(granted.values()))
-        if not is_own_list(visible, on_node):
+        if not is_list_of_one_task(visible, on_node):
             granted, on_node = {name: devices[:limit] for name, devices in granted.items()}, None
             if per_task is None and all(sees_gpus.values()):
                 per_task = len(visible[:limit]) // most_tasks or None  # equal shares, as collectives require

@@ -6,6 +6,7 @@ import collections
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 CLOSURE_SECONDS = 0.25
 """The target duration of a closure in seconds, without `steps_per_call`.
@@ -24,7 +25,7 @@ class StepScheduler:
 
     Attributes:
         steps_by_worker: Completed steps by worker index.
-        sums: For each number that step_fn returned, by name, its sum over all completed steps.
+        sums: For each number that step_fn returned, by name, its sum over all completed steps, a float or array.
         closure_steps: Steps of the next closure; unused with `steps_per_call`.
         changed_at: Monotonic time at which a closure last completed.
     """
@@ -36,7 +37,7 @@ class StepScheduler:
         closures adapts to the speed of the training.
         """
         self.steps_by_worker = [0] * num_workers
-        self.sums: dict[str, float] = {}
+        self.sums: dict[str, Any] = {}
         self.changed_at = time.monotonic()
         self.closure_steps = closure_steps
         self._steps_per_call = steps_per_call
@@ -74,12 +75,12 @@ class StepScheduler:
             self._scheduled += steps
             return steps
 
-    def snapshot(self) -> tuple[int, dict[str, float]]:
+    def snapshot(self) -> tuple[int, dict[str, Any]]:
         """Return a consistent copy of `completed` and `sums`."""
         with self._lock:
             return self.completed, dict(self.sums)
 
-    def add_completed(self, worker: int, steps: int, sums: Mapping[str, float], now: float | None = None) -> None:
+    def add_completed(self, worker: int, steps: int, sums: Mapping[str, Any], now: float | None = None) -> None:
         """Record a closure that a worker has completed, with the sums that the closure returned."""
         with self._lock:
             self.steps_by_worker[worker] += steps
@@ -94,8 +95,8 @@ class StepScheduler:
         num_workers = len(self.steps_by_worker)
         seconds = self._recent[-1][0] - self._recent[0][0]
         if len(self._recent) > num_workers and seconds > 0:
-            pace = sum(steps for _, steps in list(self._recent)[1:]) / seconds / num_workers
-            steps = max(1, min(int(pace * CLOSURE_SECONDS), _MAX_GROWTH * self.closure_steps))
+            steps_per_second = sum(steps for _, steps in list(self._recent)[1:]) / seconds / num_workers
+            steps = max(1, min(int(steps_per_second * CLOSURE_SECONDS), _MAX_GROWTH * self.closure_steps))
             self.closure_steps = _round_down_to_power(steps)
 
 

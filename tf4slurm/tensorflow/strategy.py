@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
-from tf4slurm.errors import PlacementError
+from tf4slurm.errors import PlacementError, SlurmEnvironmentError
 from tf4slurm.script_api import barrier, sort_files
 from tf4slurm.script_channel import find_script_channel
 from tf4slurm.server_dictionary import (
@@ -19,6 +19,7 @@ from tf4slurm.server_dictionary import (
     get_server_dictionary,
     launched_server_dictionary,
 )
+from tf4slurm.slurm.environ import SlurmStep, is_in_step
 from tf4slurm.tensorflow.keras_limits import install_keras_limits
 from tf4slurm.tensorflow.local_cluster import running_cluster
 from tf4slurm.tensorflow.servers import connect_parameter_server_strategy, current_run_directory, run_server
@@ -102,11 +103,39 @@ def parameter_server_strategy(
     return strategy, coordinator
 
 
+def job_strategy(*, timeout_seconds: float = 300.0) -> tuple[Any, Any]:
+    """Return the strategy that fits this job, and its coordinator: so one script trains with and without ps.
+
+    In a job with ps, and in the `with` block of a LocalCluster, this is `parameter_server_strategy`. In a job of
+    several workers only it is `multi_worker_mirrored_strategy`, and in a job of one task or outside of a job
+    TensorFlow's default strategy, both without a coordinator.
+
+    Args:
+        timeout_seconds: Timeout in seconds for the other tasks, including their import of TensorFlow (default 300).
+
+    Raises:
+        RendezvousTimeoutError, PlacementError, BarrierError: As for these functions.
+        SlurmEnvironmentError: A step of several tasks has no cluster spec, so that each would train alone.
+    """
+    if running_cluster() is None:
+        try:
+            counts = _count_tasks(current_server_dictionary())
+        except SlurmEnvironmentError:
+            if is_in_step(os.environ) and SlurmStep.from_environ(os.environ).num_tasks > 1:
+                raise
+            counts = {}
+        if sum(counts.values()) <= 1:
+            return tf.distribute.get_strategy(), None
+        if set(counts) == {"worker"}:
+            return multi_worker_mirrored_strategy(timeout_seconds=timeout_seconds), None
+    return parameter_server_strategy(timeout_seconds=timeout_seconds)
+
+
 def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options: Any) -> Any:
     """Return a tf.distribute.MultiWorkerMirroredStrategy for the workers of this job.
 
     Call it in every worker of a job with "--ps 0 --no-chief". The strategy cannot replace a worker, so such a job never
-    restarts a single worker. Model.fit of Keras 3 raises KerasError, see `keras_limits.py`.
+    restarts a single worker. Model.fit of Keras 3 raises KerasError: train with `fit`, or in a loop of your own.
 
     Args:
         timeout_seconds: Timeout in seconds for all workers, including their import of TensorFlow (default 300).
@@ -137,26 +166,39 @@ def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options:
 def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = None) -> tf.data.Dataset:
     """Return a dataset with the paths of this worker's files, selected as in `tf4slurm.share_of`.
 
-    Call it in the function passed to `ClusterCoordinator.create_per_worker_dataset`, where the worker index is a
-    tensor:
+    Call it in the dataset function of `fit` or of `ClusterCoordinator.create_per_worker_dataset`:
 
-        def make_dataset():
+        def dataset_fn():
             return worker_files(paths).interleave(tf.data.TFRecordDataset).batch(32)
 
-        rows = iter(coordinator.create_per_worker_dataset(make_dataset))
+        fit(model, dataset_fn, coordinator=coordinator, epochs=10, steps_per_epoch=500)
+
+    Without ps, `fit` calls that function in each worker. Outside of a job, the dataset has all files.
 
     Args:
         files: Paths of all files, in any order.
-        workers: Number of workers; by default all workers of this process's cluster.
+        workers: Number of workers of the coordinator; by default all workers of this process's cluster.
 
     Raises:
         ValueError: A file is named twice, or there are fewer files than workers.
-        SlurmEnvironmentError: `workers` is not given, and this process has no cluster spec.
-        RuntimeError: The call is not in a function that create_per_worker_dataset runs (raised by TensorFlow).
+        RuntimeError: In a job with ps, the call is not in such a function (raised by TensorFlow).
     """
-    count = len(current_server_dictionary().cluster["worker"]) if workers is None else workers
-    index = tf.distribute.coordinator.experimental_get_current_worker_index()
+    count, index = (workers, None) if workers is not None else _workers_and_index()
+    if index is None:
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
     return tf.data.Dataset.from_tensor_slices(sort_files(files, count)).shard(count, index)
+
+
+def _workers_and_index() -> tuple[int, int | None]:
+    """Return the number of workers, and the index of this worker; None if a coordinator runs the datasets."""
+    local = running_cluster()
+    if local is not None:
+        return len(local.cluster["worker"]), None
+    try:
+        current = current_server_dictionary()
+    except SlurmEnvironmentError:
+        return 1, 0
+    return len(current.cluster["worker"]), None if current.ps_addresses else current.task_index
 
 
 def allow_exit_without_workers(coordinator: Any) -> None:

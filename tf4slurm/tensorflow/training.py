@@ -8,7 +8,8 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,8 +30,12 @@ _CLOSURES_PER_WORKER = 2  # one runs while the next waits
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 10.0  # leaves the rest of the grace period to the last checkpoint if a worker hangs
 _MAX_FETCHES = 3  # attempts to fetch a closure's result; each retry runs the closure again
-_threads: weakref.WeakKeyDictionary[Any, list[threading.Thread]] = weakref.WeakKeyDictionary()
-"""The threads of each coordinator's last run_steps call; they may still run after the call has returned."""
+_threads: weakref.WeakKeyDictionary[Any, list[Future[None]]] = weakref.WeakKeyDictionary()
+"""The threads of each coordinator's last run_steps call, which may still run after the call has returned.
+
+Each future is set at the end of its thread. `Thread.join` is not used: after a Ctrl-C in it, Python before 3.13 counts
+a running thread as ended.
+"""
 
 
 class StepsDone(NamedTuple):
@@ -113,26 +118,62 @@ def run_steps(
     if steps_per_call is not None:
         steps_per_call = check_integer("steps_per_call", steps_per_call, at_least=1)
     _check_arguments(coordinator, step_fn, dataset, step, checkpoints, timeout_seconds)
-    if not _join(_threads.get(coordinator, []), timeout_seconds):
-        raise TrainingTimeoutError(
-            f"Closures of an earlier run_steps did not complete within {timeout_seconds:g} s. See the logs of the "
-            "workers, or raise timeout_seconds."
-        )
-    allow_exit_without_workers(coordinator)
-    install_keras_limits()
     if step is None and checkpoints is not None:
         step = checkpoints.step
     if step is None:
         with coordinator.strategy.scope():
             step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
     closure = make_closure(coordinator.strategy, step_fn, step.ref())
+    return run_closures(
+        coordinator,
+        closure,
+        steps,
+        dataset=dataset,
+        step=step,
+        checkpoints=checkpoints,
+        steps_per_call=steps_per_call,
+        timeout_seconds=timeout_seconds,
+        observe=_Reporter().observe,
+    )
+
+
+def run_closures(
+    coordinator: tf.distribute.coordinator.ClusterCoordinator,
+    closure: StepClosure,
+    steps: int,
+    *,
+    dataset: Any,
+    step: tf.Variable,
+    checkpoints: Checkpoints | None,
+    steps_per_call: int | None,
+    timeout_seconds: float,
+    observe: Callable[[int, int, dict[str, Any]], bool],
+) -> StepsDone:
+    """Run closures until the step counter reaches `steps`. Arguments and exceptions are those of `run_steps`.
+
+    `observe(step, completed, sums)` is called in this thread about every 50 ms if steps have completed: with the step
+    counter, the number of completed steps, and the sums of their numbers. If it returns True, no more closures are
+    scheduled.
+    """
+    if wait(_threads.get(coordinator, []), timeout_seconds).not_done:
+        raise TrainingTimeoutError(
+            f"Closures of an earlier run_steps did not complete within {timeout_seconds:g} s. See the logs of the "
+            "workers, or raise timeout_seconds."
+        )
+    allow_exit_without_workers(coordinator)
+    install_keras_limits()
     inputs = () if dataset is None else (dataset,)
-    devices = (tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU"))
-    num_workers = len({device.task for device in devices if device.job == "worker"})
-    scheduler = StepScheduler(num_workers, steps_per_call, closure.last_steps)
-    run = _Run(coordinator, closure, inputs, step, checkpoints, scheduler, timeout_seconds)
-    try:
+    scheduler = StepScheduler(count_tasks("worker"), steps_per_call, closure.last_steps)
+    run = _Run(coordinator, closure, inputs, step, checkpoints, scheduler, timeout_seconds, observe)
+    with translate_errors():
         return run.run(steps)
+
+
+@contextlib.contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raise tf4slurm's errors for TensorFlow's errors of a lost ps and of an ended dataset."""
+    try:
+        yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
         raise ParameterServerLostError(
             "A ps is lost, and its variables with it. Start the job again, or give it --max-attempts: it resumes from "
@@ -142,6 +183,33 @@ def run_steps(
         raise TrainingError(
             "The dataset of a worker has ended. run_steps counts steps, not epochs: call repeat() on the dataset."
         ) from error
+
+
+def count_tasks(role: str) -> int:
+    """Return the number of ps or workers to which this process is connected."""
+    devices = (tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU"))
+    return len({device.task for device in devices if device.job == role})
+
+
+class _Reporter:
+    """Reports the step and the means of the numbers since the last report, and warns once if training diverges."""
+
+    def __init__(self) -> None:
+        self._completed = 0
+        self._sums: dict[str, float] = {}
+        self._has_warned = False
+
+    def observe(self, step: int, completed: int, sums: dict[str, Any]) -> bool:
+        latest = {name: total - self._sums.get(name, 0.0) for name, total in sums.items()}
+        means = {name: total / (completed - self._completed) for name, total in latest.items()}
+        self._completed, self._sums = completed, sums
+        report(step=step, **means)
+        not_finite = ", ".join(f"{name} is {total}" for name, total in latest.items() if not math.isfinite(total))
+        if not_finite and not self._has_warned:
+            self._has_warned = True
+            text = "%s since step %d or a little before: training has probably diverged."
+            logger.warning(text, not_finite, step)
+        return False
 
 
 def _check_arguments(
@@ -176,38 +244,40 @@ class _Run:
     checkpoints: Checkpoints | None
     scheduler: StepScheduler
     timeout_seconds: float
+    observe: Callable[[int, int, dict[str, Any]], bool]
     scheduling: threading.Lock = field(default_factory=threading.Lock)  # ClusterCoordinator.schedule is not thread-safe
     errors: list[BaseException] = field(default_factory=list)
     is_given_up: bool = False
-    reported: tuple[int, dict[str, float]] = (0, {})
-    has_warned: bool = False
+    observed: int = 0
+    is_ended: bool = False  # by `observe`
 
     def run(self, steps: int) -> StepsDone:
         started = time.monotonic()
         scheduler, checkpoints = self.scheduler, self.checkpoints
         step = int(self.counter.numpy())
         is_stopped = False
-        while step < steps and not is_stopped:
+        while step < steps and not is_stopped and not self.is_ended:
             target = steps if checkpoints is None else min(steps, checkpoints.next_due(step) or steps)
             is_stopped = self._run_until(scheduler.completed + target - step, step - scheduler.completed)
             step = int(self.counter.numpy())  # above the target if steps of a lost worker ran again
             if checkpoints is not None and (is_stopped or step == target or step >= steps or checkpoints.is_due()):
                 checkpoints.save()
-        means = {name: total / scheduler.completed for name, total in scheduler.sums.items()}
+        sums = {name: total for name, total in scheduler.sums.items() if isinstance(total, float)}
+        means = {name: total / scheduler.completed for name, total in sums.items()}
         self.closure.last_steps = scheduler.closure_steps
         return StepsDone(step, tuple(scheduler.steps_by_worker), means, is_stopped, time.monotonic() - started)
 
     def _run_until(self, limit: int, first_step: int) -> bool:
         """Run until `limit` steps are completed, or a save or stop is due; return whether to stop the training."""
         self.scheduler.set_limit(limit)
-        threads = [
-            threading.Thread(target=self._run_closures, name=f"tf4slurm-steps-{index}", daemon=True)
-            for index in range(_CLOSURES_PER_WORKER * len(self.scheduler.steps_by_worker))
-        ]
+        threads: list[Future[None]] = []
         _threads[self.coordinator] = threads
         try:
-            for thread in threads:
-                thread.start()
+            for index in range(_CLOSURES_PER_WORKER * len(self.scheduler.steps_by_worker)):
+                ended: Future[None] = Future()
+                name = f"tf4slurm-steps-{index}"
+                threading.Thread(target=self._run_closures, args=(ended,), name=name, daemon=True).start()
+                threads.append(ended)
             is_stopped = self.is_given_up = self._watch(threads, first_step)
         except BaseException:
             self._give_up(threads)
@@ -218,13 +288,14 @@ class _Run:
             raise (causes or self.errors)[0]
         return is_stopped
 
-    def _watch(self, threads: list[threading.Thread], first_step: int) -> bool:
+    def _watch(self, threads: list[Future[None]], first_step: int) -> bool:
         """Wait for the threads, at most 10 s after a stop request; return whether a stop was requested."""
         scheduler = self.scheduler
         is_stopped, give_up_at = False, float("inf")
-        while any(thread.is_alive() for thread in threads) and time.monotonic() < give_up_at and not self.errors:
-            max(threads, key=threading.Thread.is_alive).join(_POLL_SECONDS)
-            self._report(first_step)
+        running = set(threads)
+        while running and time.monotonic() < give_up_at and not self.errors:
+            running = wait(running, _POLL_SECONDS).not_done
+            self._observe(first_step)
             if not is_stopped and should_stop():
                 is_stopped, give_up_at = True, time.monotonic() + _STOP_SECONDS
                 scheduler.stop()
@@ -236,43 +307,36 @@ class _Run:
                     f"{scheduler.steps_by_worker}. TensorFlow waits until all lost workers are back. See the logs of "
                     "the workers, or raise timeout_seconds."
                 )
-        self._report(first_step)
+        self._observe(first_step)
         return is_stopped
 
-    def _report(self, first_step: int) -> None:
-        """Report the step and the means of the numbers since the last report, and warn once if training diverges."""
+    def _observe(self, first_step: int) -> None:
         completed, sums = self.scheduler.snapshot()
-        completed_before, sums_before = self.reported
-        if completed == completed_before:
-            return
-        self.reported = completed, sums
-        latest = {name: total - sums_before.get(name, 0.0) for name, total in sums.items()}
-        means = {name: total / (completed - completed_before) for name, total in latest.items()}
-        report(step=first_step + completed, **means)
-        not_finite = ", ".join(f"{name} is {total}" for name, total in latest.items() if not math.isfinite(total))
-        if not_finite and not self.has_warned:
-            self.has_warned = True
-            text = "%s since step %d or a little before: training has probably diverged."
-            logger.warning(text, not_finite, first_step + completed)
+        if completed != self.observed:
+            self.observed = completed
+            if self.observe(first_step + completed, completed, sums):
+                self.is_ended = True
+                self.scheduler.stop()
 
-    def _give_up(self, threads: list[threading.Thread]) -> None:
+    def _give_up(self, threads: list[Future[None]]) -> None:
         """Schedule no more closures; wait at most 10 s for running ones, since a worker may hang."""
         self.is_given_up = True
         self.scheduler.stop()
-        if _join(threads, _STOP_SECONDS) and self.errors:
+        if not wait(threads, _STOP_SECONDS).not_done and self.errors:
             with contextlib.suppress(BaseException):
                 self.coordinator.join()  # clears the error, which would be raised by the next call
 
-    def _run_closures(self) -> None:
-        """Run one closure after another until no steps are left."""
+    def _run_closures(self, ended: Future[None]) -> None:
+        """Run one closure after another until no steps are left; then set `ended`."""
         try:
             while steps := self.scheduler.take(self.closure.max_steps):
-                worker, *sums = (float(number) for number in self._run_closure(steps))
-                named_sums = dict(zip(self.closure.names or (), sums, strict=True))
-                self.scheduler.add_completed(int(worker), steps, named_sums)
+                worker, sums = self.closure.split(self._run_closure(steps))
+                self.scheduler.add_completed(worker, steps, sums)
         except BaseException as error:  # also sys.exit() in step_fn; run_steps raises the error in its caller's thread
             self.errors.append(error)
             self.scheduler.stop()
+        finally:
+            ended.set_result(None)
 
     def _run_closure(self, steps: int) -> Any:
         """Run a closure of `steps` steps on a worker; return the result.
@@ -290,12 +354,3 @@ class _Run:
                 if fetches == _MAX_FETCHES or self.is_given_up:
                     raise
         raise AssertionError
-
-
-def _join(threads: list[threading.Thread], seconds: float) -> bool:
-    """Wait at most `seconds` for these threads to end; return whether all have ended."""
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        if thread.is_alive():
-            thread.join(max(0.0, deadline - time.monotonic()))
-    return not any(thread.is_alive() for thread in threads)

@@ -10,6 +10,7 @@ async function update() {
     failures = 0;
     seconds = content.update_seconds;
     document.getElementById("body").innerHTML = content.body;
+    drawCharts();
     document.title = content.title;
     note.textContent = content.note;
     document.documentElement.dataset.updates = Number(document.documentElement.dataset.updates || 0) + 1;

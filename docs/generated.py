@@ -1,0 +1,179 @@
+"""The tables of the reference that are made from the code: a page has `<!-- generated: NAME -->` in their place."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import tf4slurm
+import tf4slurm.tensorflow
+from tf4slurm import errors, shutdown
+from tf4slurm.batch_spec import BatchSpec
+from tf4slurm.cli.main import _VERBS as VERBS
+from tf4slurm.control.records import EVENT_KINDS
+from tf4slurm.jobs.schema import FILE_NAMES, SCHEMA_VERSION, Event, Process, TaskStatus
+from tf4slurm.options import Group, Option, options_of
+from tf4slurm.spec import JobSpec
+
+ROOT = Path(__file__).parent.parent
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef)
+
+PUBLIC_NAMES: Mapping[str, str] = {
+    **{f"{module}.{name}": f"tf4slurm.tensorflow.{name}" for name, module in tf4slurm.tensorflow._MODULE_OF.items()},
+    **{f"{module}.{name}": f"tf4slurm.{name}" for name, module in tf4slurm._MODULE_OF.items()},
+    **{f"tf4slurm.shutdown.{name}": f"tf4slurm.shutdown.{name}" for name in shutdown.__all__},
+}
+"""The public name of each function and class, by its name in the module that defines it."""
+
+ERRORS = {
+    name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and kind.__module__ == errors.__name__
+}
+
+
+def make_options() -> str:
+    """Return the entries of all options of a job, in the groups of the help texts."""
+    own, groups = options_of(JobSpec), get_args(Group)
+    entries: dict[str, list[str]] = {group: [f"## {group}"] for group in groups}
+    for name, each in options_of(BatchSpec).items():
+        verbs = each.verbs or (("run", "task", "submit", "script") if name in own else ("submit", "script"))
+        entries[each.group].append(_option(each, verbs))
+    return "\n\n".join(entry for group in entries.values() if len(group) > 1 for entry in group)
+
+
+def _option(option: Option, verbs: tuple[str, ...]) -> str:
+    names = [*option.flags, f"--{option.key}", *([f"--no-{option.key}"] if option.is_switch else [])]
+    value = "" if option.is_switch else f" {option.metavar}"
+    places = [*(f"`{verb}`" for verb in verbs), f"`{variable_of(option.key)}`", f"`Job({option.name}=…)`"]
+    return "\n".join(
+        [f"```{{option}} {', '.join(names)}{value}", _mark_options(option.help), "", " · ".join(places), "```"]
+    )
+
+
+def _mark_options(text: str) -> str:
+    text = re.sub(r"(?<![\w`-])--[a-z][\w-]*", r"`\g<0>`", text.replace("<", "&lt;").replace("*", r"\*"))
+    return re.sub(r"\[default: (.*)\]$", r"Default: \1.", text)
+
+
+def variable_of(key: str) -> str:
+    """Return the environment variable that sets an option."""
+    return "TF4SLURM_" + key.upper().replace("-", "_")
+
+
+def make_variables() -> str:
+    """Return a table of the variables that set options."""
+    rows = [
+        f"| `{variable_of(key)}`{{#{variable_of(key)}}} | {{option}}`--{key} <tf4slurm --{key}>` |"
+        for option in options_of(BatchSpec).values()
+        for key in option.keys
+    ]
+    return "\n".join(["| variable | option |", "|---|---|", *rows])
+
+
+def make_files() -> str:
+    """Return one table for each file of a run directory, or part of a file."""
+    kinds = [(f"`{name}`", kind) for kind, name in FILE_NAMES.items()]
+    kinds += [(f"Part: {kind.__name__}", kind) for kind in (Process, TaskStatus)]
+    return "\n\n".join(_file(title, kind) + (_events() if kind is Event else "") for title, kind in kinds)
+
+
+def _file(title: str, kind: type[Any]) -> str:
+    head, _, attributes = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")
+    names = [field.name for field in dataclasses.fields(kind)]
+    found = re.findall(r"^ {4}(\w+(?:, \w+)*): (.+(?:\n {8,}.+)*)", attributes, re.MULTILINE)
+    texts = {name: " ".join(text.split()) for key, text in found for name in key.split(", ")}
+    if sorted(texts) != sorted(names):
+        raise ValueError(f"The docstring of {kind.__name__} describes other fields than {names}.")
+    hints = get_type_hints(kind)
+    rows = [f"| `{name}`{{#{kind.__name__}-{name}}} | {_type(hints[name])} | {texts[name]} |" for name in names]
+    table = ["| key | type | meaning |", "|---|---|---|", *rows]
+    text = re.sub(r"\S+<\S+>[\w.]*\w", r"`\g<0>`", " ".join(head.split()))
+    return "\n".join([f"## {title}", "", text, "", *table])
+
+
+def _events() -> str:
+    rows = [
+        f"| `{name}`{{#kind-{name}}} | {kind.meaning} | {'yes' if kind.is_on_terminal else ''} |"
+        for name, kind in EVENT_KINDS.items()
+    ]
+    return "\n".join(["\n", "| kind | meaning | printed by `tf4slurm run` |", "|---|---|---|", *rows])
+
+
+def _type(hint: Any) -> str:
+    text = str(hint) if hasattr(hint, "__args__") else hint.__name__
+    text = re.sub(r"[a-z]\w*\.(?:\w+\.)*", "", text).replace(", ...]", "]").replace("| None", "or null")
+    return text.replace("tuple[", "list[").replace("Mapping[", "object[")
+
+
+def make_errors() -> str:
+    """Return the entry of each error, with its attributes, its exit code, and the functions that raise it."""
+    return "\n\n".join(_error(name, kind) for name, kind in ERRORS.items())
+
+
+def _error(name: str, kind: type[errors.Tf4SlurmError]) -> str:
+    bases = ", ".join(
+        f"{{py:exc}}`~tf4slurm.errors.{base.__name__}`" if base.__name__ in ERRORS else f"`{base.__name__}`"
+        for base in kind.__bases__
+    )
+    facts = [f"`{fact}` ({hint})" for fact, hint in inspect.get_annotations(kind).items()]
+    raisers = [f"{{py:obj}}`{raiser}`" for raiser in raisers_of(name)]
+    lines = [
+        f"```{{py:exception}} {name}",
+        " ".join(inspect.cleandoc(kind.__doc__ or "").split()),
+        "",
+        *([f"* Attributes: {', '.join(facts)}"] if facts else []),
+        *([f"* Raised by {', '.join(raisers)}"] if raisers else []),
+        f"* Exit code of the command line: {kind.exit_code}",
+        f"* Base: {bases}",
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def raisers_of(error: str) -> list[str]:
+    """Return the public functions, methods and classes whose docstrings list the error under Raises."""
+    return sorted({name for name, text in _docstrings() if re.search(rf"\b{error}\b", text.partition("Raises")[2])})
+
+
+@functools.cache
+def _docstrings() -> list[tuple[str, str]]:
+    """Return the public name and the docstring of each public function, method and constructor."""
+    found = []
+    for name, public in PUBLIC_NAMES.items():
+        module, _, own = name.rpartition(".")
+        tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+        (node,) = (each for each in tree.body if isinstance(each, _DEFINITIONS) and each.name == own)
+        members = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+        for each in [node] if isinstance(node, ast.FunctionDef) else members:
+            path = public if each is node or each.name.startswith("_") else f"{public}.{each.name}"
+            found.append((path, ast.get_docstring(each) or ""))
+    return found
+
+
+def make_verbs() -> str:
+    """Return a section for each verb of the command line, in the order of `tf4slurm --help`."""
+    sections = [
+        f".. click:: tf4slurm.cli.{place[0].replace('.', ':')}\n   :prog: tf4slurm {verb}\n   :nested: full"
+        for verb, place in VERBS.items()
+    ]
+    return "\n\n".join(["```{eval-rst}", *sections, "```"])
+
+
+GENERATORS = {
+    "verbs": make_verbs,
+    "options": make_options,
+    "variables": make_variables,
+    "files": make_files,
+    "version": lambda: str(SCHEMA_VERSION),
+    "errors": make_errors,
+}
+
+
+def fill_in(text: str) -> str:
+    """Replace each place of a table in a page."""
+    return re.sub(r"<!-- generated: (\w+) -->", lambda match: GENERATORS[match[1]](), text)

@@ -1,0 +1,444 @@
+"""Parts of `fit`, `evaluate` and `predict` in a LocalCluster, compared with Keras in this process.
+
+    python keras_features.py semantics callbacks
+
+Each part prints lines "NAME: WHAT".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tf4slurm
+from tf4slurm.errors import KerasError
+from tf4slurm.tensorflow import ShardedEmbedding, evaluate, fit, job_strategy, predict
+
+ROWS = np.random.default_rng(0)
+INPUTS = ROWS.normal(size=(48, 4)).astype("float32")
+TARGETS = INPUTS.sum(axis=1, keepdims=True).astype("float32")
+WEIGHTS = ROWS.uniform(0.5, 1.5, 48).astype("float32")
+
+
+def main() -> None:
+    parts: dict[str, Callable[[Any, Any], None]] = {
+        each.__name__: each for each in (semantics, refusals, callbacks, evaluation, mistakes, embedding, counts)
+    }
+    workers = 1 if sys.argv[1] in ("semantics", "callbacks") else 2
+    with tf4slurm.LocalCluster(ps=2, workers=workers):
+        strategy, coordinator = job_strategy()
+        for name in sys.argv[1:]:
+            parts[name](strategy, coordinator)
+            print(f"{name}: done", flush=True)
+
+
+def whole_batch(*more: Any) -> Callable[[], Any]:
+    """Return a function for a dataset of one batch, so that every step has the same one."""
+    import tensorflow as tf  # type: ignore[import-untyped]
+
+    return lambda: tf.data.Dataset.from_tensors((INPUTS, TARGETS, *more))
+
+
+def dense(**options: Any) -> Any:
+    import keras  # type: ignore[import-untyped]
+
+    keras.utils.set_random_seed(1)
+    hidden = keras.layers.Dense(8, activation="tanh", **options)
+    return keras.Sequential([keras.layers.Input((4,)), hidden, keras.layers.Dense(1)])
+
+
+def semantics(strategy: Any, coordinator: Any) -> None:
+    """Train each model with Keras and with fit on one worker: variables and History must agree."""
+    import keras
+    import tensorflow as tf
+
+    class OwnLoss(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = dense()
+
+        def call(self, inputs: Any) -> Any:
+            return self.body(inputs)
+
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+            return keras.ops.mean(keras.ops.abs(y - y_pred)) + 0.01 * keras.ops.mean(y_pred**2)
+
+    class OwnLogs(OwnLoss):
+        def train_step(self, data: Any) -> Any:
+            logs = super().train_step(data)
+            return {"loss": logs["loss"], "constant": tf.constant(3.0)}
+
+    class AddsLoss(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            self.add_loss(0.1 * keras.ops.mean(inputs**2))
+            return inputs
+
+    def with_penalty() -> Any:
+        keras.utils.set_random_seed(1)
+        return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8), AddsLoss(), keras.layers.Dense(1)])
+
+    def normalized() -> Any:
+        keras.utils.set_random_seed(1)
+        batch_norm = keras.layers.BatchNormalization(momentum=0.8)
+        return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8), batch_norm, keras.layers.Dense(1)])
+
+    def unbuilt() -> Any:
+        keras.utils.set_random_seed(1)
+        return keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
+
+    optimizers = keras.optimizers
+    decay = optimizers.schedules.InverseTimeDecay(0.1, 5, 0.5)
+    cases: dict[str, tuple[Any, Any, dict[str, Any], tuple[Any, ...]]] = {
+        "plain": (dense, lambda: optimizers.SGD(0.1), {"metrics": ["mae", "mse"]}, ()),
+        "sample weights": (dense, lambda: optimizers.Adam(0.05), {"weighted_metrics": ["mae"]}, (WEIGHTS,)),
+        "regularization": (lambda: dense(kernel_regularizer="l2"), lambda: optimizers.Adam(0.05), {}, ()),
+        "constraint": (lambda: dense(kernel_constraint="unit_norm"), lambda: optimizers.SGD(0.05), {}, ()),
+        "add_loss": (with_penalty, lambda: optimizers.SGD(0.05), {}, ()),
+        "batch norm": (normalized, lambda: optimizers.SGD(0.05), {}, ()),
+        "clipping": (dense, lambda: optimizers.SGD(0.5, global_clipnorm=0.2), {}, ()),
+        "schedule": (dense, lambda: optimizers.Adam(decay), {}, ()),
+        "weight decay": (dense, lambda: optimizers.AdamW(0.05, weight_decay=0.1), {}, ()),
+        "moving average": (dense, lambda: optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), {}, ()),
+        "steps per execution": (dense, lambda: optimizers.SGD(0.1), {"steps_per_execution": 4}, ()),
+        "own loss": (OwnLoss, lambda: optimizers.SGD(0.1), {}, ()),
+        "own logs": (OwnLogs, lambda: optimizers.SGD(0.1), {}, ()),
+        "unbuilt": (unbuilt, lambda: optimizers.SGD(0.1), {}, ()),
+        "float loss scale": (dense, lambda: optimizers.SGD(0.1, loss_scale_factor=8.0), {}, ()),
+    }
+    for name, (make, optimizer, options, more) in cases.items():
+        loss = {} if make in (OwnLoss, OwnLogs) else {"loss": "mse"}
+        with strategy.scope():
+            model = make()
+            model.compile(optimizer(), **loss, **options)
+        alone = make()
+        alone.compile(optimizer(), **loss, **options)
+        alone.build((None, 4))
+        settings: dict[str, Any] = {"epochs": 2, "steps_per_epoch": 12, "verbose": 0}
+        if not model.built:
+            fit(model, whole_batch(), coordinator=coordinator, **(settings | {"epochs": 0}))
+        model.set_weights(alone.get_weights())
+        ours = fit(model, whole_batch(*more), coordinator=coordinator, **settings).history
+        keras_history = alone.fit(whole_batch(*more)().repeat(), **settings).history
+        pairs = zip(model.get_weights(), alone.get_weights(), strict=True)
+        error = max(float(np.abs(one - other).max()) for one, other in pairs)
+        close = all(np.allclose(ours[key], keras_history[key], rtol=2e-3) for key in keras_history)
+        same = ours.keys() == keras_history.keys() and int(model.optimizer.iterations) == 24
+        print(f"{name}: {'equal' if error < 2e-4 and close and same else (error, ours, keras_history)}", flush=True)
+
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    with strategy.scope():
+        model = dense()
+        model.compile(optimizers.SGD(0.1), "mse")
+    keras.mixed_precision.set_global_policy("float32")
+    losses = fit(model, whole_batch(), coordinator=coordinator, **settings).history["loss"]
+    print(f"mixed_bfloat16: {'falls' if losses[1] < losses[0] else losses}", flush=True)
+
+
+def refusals(strategy: Any, coordinator: Any) -> None:
+    """Train what several workers cannot train."""
+    import keras
+
+    class Largest(keras.metrics.Metric):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="largest")
+            self.value = self.add_weight(shape=(), initializer="zeros", name="value")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_pred)))
+
+        def result(self) -> Any:
+            return self.value
+
+    optimizers = keras.optimizers
+    cases: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+        "metric": (lambda: "sgd", {"metrics": [Largest()]}),
+        "accumulation": (lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2), {}),
+        "loss scaling": (lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)), {}),
+        "overwrite": (lambda: optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3), {}),
+        "nadam": (optimizers.Nadam, {}),
+        "jit_compile": (lambda: "sgd", {"jit_compile": True}),
+        "run_eagerly": (lambda: "sgd", {"run_eagerly": True}),
+    }
+    for name, (optimizer, options) in cases.items():
+        with strategy.scope():
+            model = dense()
+            model.compile(optimizer(), "mse", **options)
+        try:
+            fit(model, whole_batch(), coordinator=coordinator, steps_per_epoch=4, verbose=0)
+            print(f"refused {name}: no")
+        except (KerasError, ValueError) as error:
+            print(f"refused {name}: {error}", flush=True)
+
+
+def callbacks(strategy: Any, coordinator: Any) -> None:  # noqa: PLR0915  # one after the other
+    """See the effect of each of Keras's callbacks."""
+    import keras
+
+    def train(epochs: int, *given: Any, rate: float = 0.05, **options: Any) -> tuple[Any, dict[str, list[float]]]:
+        with strategy.scope():
+            model = dense()
+            model.compile(keras.optimizers.SGD(rate), "mse", metrics=["mae"])
+        options = {"steps_per_epoch": 10, "verbose": 0} | options
+        history = fit(model, whole_batch(), coordinator=coordinator, epochs=epochs, callbacks=given, **options)
+        return model, history.history
+
+    def tell(name: str, is_right: Any, *found: Any) -> None:
+        print(f"{name}: {'works' if is_right else found}", flush=True)
+
+    each = keras.callbacks
+    model, history = train(3, each.ModelCheckpoint("best-{epoch}.keras", monitor="loss", save_best_only=True))
+    loaded = keras.saving.load_model("best-3.keras")
+    tell(
+        "ModelCheckpoint",
+        np.allclose(loaded.predict(INPUTS, verbose=0), predict(model, INPUTS, coordinator=coordinator)),
+    )
+
+    _, history = train(9, each.EarlyStopping("loss", min_delta=100.0, patience=2))
+    tell("EarlyStopping", len(history["loss"]) == 3, history)
+
+    model, history = train(4, each.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=100.0))
+    tell("ReduceLROnPlateau", np.isclose(float(model.optimizer.learning_rate), 0.05 / 8), history)
+
+    model, history = train(3, each.LearningRateScheduler(lambda epoch, rate: 0.0 if epoch else rate))
+    tell("LearningRateScheduler", history["learning_rate"] == [np.float32(0.05), 0.0, 0.0], history)
+    tell("rate of workers", np.isclose(history["loss"][1], history["loss"][2], rtol=1e-6), history)
+
+    train(2, each.TensorBoard("board"), validation_data=whole_batch())
+    written = {path.parent.name for path in Path("board").rglob("events*")}
+    tell("TensorBoard", written == {"train", "validation"}, written)
+
+    train(3, each.CSVLogger("log.csv"))
+    lines = Path("log.csv").read_text().splitlines()
+    tell("CSVLogger", lines[0].startswith("epoch,loss,mae") and len(lines) == 4, lines)
+
+    seen: list[Any] = []
+    train(
+        2,
+        each.LambdaCallback(
+            on_train_begin=lambda logs: seen.append("begin"),
+            on_epoch_begin=lambda epoch, logs: seen.append(epoch),
+            on_train_batch_begin=lambda batch, logs: seen.append(("from", batch)),
+            on_train_batch_end=lambda batch, logs: seen.append(("to", batch, sorted(logs))),
+            on_epoch_end=lambda epoch, logs: seen.append(sorted(logs)),
+            on_train_end=lambda logs: seen.append("end"),
+        ),
+        validation_data=whole_batch(),
+    )
+    ends = [what for what in seen if isinstance(what, tuple) and what[0] == "to"]
+    starts = [what[1] for what in seen if isinstance(what, tuple) and what[0] == "from"]
+    both = ["loss", "mae", "val_loss", "val_mae"]
+    is_whole = [what for what in seen if not isinstance(what, tuple)] == ["begin", 0, both, 1, both, "end"]
+    follows = starts[0] == 0 and all(start in (0, last[1] + 1) for start, last in zip(starts[1:], ends, strict=False))
+    is_last = ends[-1] == ("to", 9, ["loss", "mae"])
+    tell("LambdaCallback", is_whole and follows and is_last, seen)
+
+    class Fail(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                raise RuntimeError("as in a crash")
+
+    with contextlib.suppress(RuntimeError):
+        train(4, each.BackupAndRestore("backup"), Fail())
+    epochs: list[int] = []
+    model, _ = train(
+        4, each.BackupAndRestore("backup"), each.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
+    )
+    tell(
+        "BackupAndRestore",
+        epochs == [2, 3] and int(model.optimizer.iterations) == 40,
+        epochs,
+        model.optimizer.iterations,
+    )
+
+    _, history = train(9, each.TerminateOnNaN(), rate=1e30)
+    tell("TerminateOnNaN", len(history["loss"]) < 9, history)
+
+    class StopInEpoch(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = True
+
+    model, history = train(5, StopInEpoch(), steps_per_epoch=100_000)
+    tell("stop_training", len(history["loss"]) == 1 and int(model.optimizer.iterations) < 100_000, history)
+
+    given = each.CallbackList([each.History()])
+    history_callback = next(iter(given.callbacks))
+    train(2, history_callback)
+    tell("own History", len(history_callback.history["loss"]) == 2)
+
+
+def evaluation(strategy: Any, coordinator: Any) -> None:
+    """Compare evaluate and predict with Keras's own, on datasets that do not divide evenly."""
+    import keras
+    import tensorflow as tf
+
+    def make() -> Any:
+        model = dense()
+        model.compile("sgd", "mse", metrics=["mae", keras.metrics.AUC(name="auc")])
+        return model
+
+    with strategy.scope():
+        model = make()
+    alone = make()
+    alone.set_weights(model.get_weights())
+    targets = (TARGETS > 0).astype("float32")
+    for batch_size in (5, 48, 100):
+
+        def data_fn(size: int = batch_size) -> Any:
+            return tf.data.Dataset.from_tensor_slices((INPUTS, targets)).batch(size)
+
+        wanted = alone.evaluate(data_fn(), verbose=0, return_dict=True)
+        rows = alone.predict(INPUTS, verbose=0)
+        for what, data, on in (("function", data_fn, None), ("chief", data_fn, "chief"), ("dataset", data_fn(), None)):
+            found = evaluate(model, data, coordinator=coordinator, on=on, verbose=0)
+            outputs = predict(model, data, coordinator=coordinator, on=on)
+            same = found.keys() == wanted.keys() and all(np.isclose(found[name], wanted[name]) for name in wanted)
+            print(f"{what} in {batch_size}: {'equal' if same and np.allclose(outputs, rows) else (found, wanted)}")
+    some = evaluate(model, data_fn, coordinator=coordinator, steps=1, verbose=0)
+    print(f"steps: {'equal' if np.isclose(some['loss'], wanted['loss']) else some}")
+    for name, steps in (("endless", None), ("empty", None)):
+
+        def bad(kind: str = name) -> Any:
+            rows = tf.data.Dataset.from_tensor_slices((INPUTS, targets)).batch(8)
+            return rows.repeat() if kind == "endless" else rows.take(0)
+
+        for function in (evaluate, predict):
+            try:
+                function(model, bad, coordinator=coordinator, steps=steps)
+            except Exception as error:
+                print(f"{name} {function.__name__}: {type(error).__name__}: {error}")
+
+    with strategy.scope():
+        inputs = keras.layers.Input((4,))
+        several = keras.Model(inputs, {"one": keras.layers.Dense(2)(inputs), "two": keras.layers.Dense(1)(inputs)})
+    found = predict(several, data_fn, coordinator=coordinator)
+    print(f"outputs: { ({name: rows.shape for name, rows in found.items()}) }")
+
+
+def mistakes(strategy: Any, coordinator: Any) -> None:
+    """Call fit with invalid arguments."""
+    import keras
+    import tensorflow as tf
+
+    with strategy.scope():
+        model = dense()
+        model.compile("sgd", "mse")
+        uncompiled = dense()
+        of_chief = dense()
+    of_chief.compile(keras.optimizers.SGD(), "mse")
+    outside = dense()
+    outside.compile("sgd", "mse")
+    data_fn = whole_batch()
+
+    class Typo(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_ends(self, epoch: int, logs: Any = None) -> None:
+            pass
+
+    cases: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "uncompiled": (uncompiled, data_fn, {}),
+        "outside": (outside, data_fn, {}),
+        "optimizer outside": (of_chief, data_fn, {}),
+        "dataset": (model, data_fn(), {}),
+        "arrays": (model, (INPUTS, TARGETS), {}),
+        "no steps": (model, data_fn, {"steps_per_epoch": None}),
+        "callback": (model, data_fn, {"callbacks": [Typo()]}),
+        "lambda": (model, data_fn, {"callbacks": [keras.callbacks.LambdaCallback(on_batch_ends=print)]}),
+        "class": (model, data_fn, {"callbacks": [keras.callbacks.TerminateOnNaN]}),
+        "epochs": (model, data_fn, {"epochs": -1}),
+        "no model": ("model", data_fn, {}),
+        "no coordinator": (model, data_fn, {"coordinator": None}),
+        "strategy": (model, data_fn, {"coordinator": strategy}),
+        "validation": (model, data_fn, {"validation_data": data_fn(), "validation_on": "workers"}),
+        "place": (model, data_fn, {"validation_data": data_fn(), "validation_on": "ps"}),
+        "endless validation": (model, data_fn, {"validation_data": lambda: data_fn().repeat()}),
+    }
+    for name, (given, data, options) in cases.items():
+        try:
+            fit(given, data, **({"coordinator": coordinator, "steps_per_epoch": 4, "verbose": 0} | options))
+            print(f"{name}: nothing")
+        except (TypeError, ValueError) as error:
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+    print(f"iterations: {int(model.optimizer.iterations)}")
+    for function in (model.fit, model.evaluate, model.predict):
+        try:
+            function(tf.data.Dataset.from_tensors((INPUTS, TARGETS)))
+        except KerasError as error:
+            print(f"refused: {error}")
+
+
+def embedding(strategy: Any, coordinator: Any) -> None:
+    """Train and save a model with a split table, and load it without ps."""
+    import keras
+    import tensorflow as tf
+
+    ids = np.arange(40, dtype="int64") % 10
+    values = (ids % 3).astype("float32")[:, None]
+
+    def data_fn() -> Any:
+        return tf.data.Dataset.from_tensor_slices((ids, values)).repeat().batch(20)
+
+    with strategy.scope():
+        inputs = keras.layers.Input((), dtype="int64")
+        table = ShardedEmbedding(10, 4, name="table", embeddings_initializer="zeros")
+        model = keras.Model(inputs, keras.layers.Dense(1)(table(inputs)))
+        model.compile(keras.optimizers.Adam(0.02), "mse")
+    devices = sorted(part.value.device for part in table.weights)
+    print(
+        "shards:", [tuple(part.shape) for part in table.weights], ["ps" in each for each in devices], len(set(devices))
+    )
+    losses = fit(model, data_fn, coordinator=coordinator, epochs=3, steps_per_epoch=100, verbose=0).history["loss"]
+    print("loss:", "falls" if losses[2] < losses[0] / 4 else losses)
+    rows = predict(model, ids, coordinator=coordinator)
+    model.save("model.keras")
+    model.save_weights("model.weights.h5")
+    model.export("exported", verbose=False)
+    loaded = keras.saving.load_model("model.keras")
+    print("keras:", np.allclose(loaded.predict(ids, verbose=0), rows, atol=1e-6), len(loaded.layers[1].weights))
+    print("devices:", {"ps" in part.value.device for part in loaded.layers[1].weights})
+    exported = tf.saved_model.load("exported")
+    print("exported:", np.allclose(exported.serve(tf.constant(ids)), rows, atol=1e-6))
+    again = keras.layers.Input((), dtype="int64")
+    one = keras.Model(again, keras.layers.Dense(1)(ShardedEmbedding(10, 4, shards=1, name="table")(again)))
+    one.load_weights("model.weights.h5")
+    print("one shard:", np.allclose(one.predict(ids, verbose=0), rows, atol=1e-6), len(one.layers[1].weights))
+    wrong = keras.Model(again, keras.layers.Dense(1)(ShardedEmbedding(11, 4, name="table")(again)))
+    for name, use in (
+        ("shape", lambda: wrong.load_weights("model.weights.h5")),
+        ("shards", lambda: ShardedEmbedding(2, 4, shards=3)),
+    ):
+        try:
+            use()
+        except ValueError as error:
+            print(f"{name}: {' '.join(str(error).split())}")
+
+
+def counts(strategy: Any, coordinator: Any) -> None:
+    """Count steps, rows and learning rates with two workers."""
+    import keras
+    import tensorflow as tf
+
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([500], [0.5, 0.125])
+    with strategy.scope():
+        model = dense()
+        model.compile(
+            keras.optimizers.SGD(rate), loss=lambda y, p: 0.0 * p, metrics=[keras.metrics.MeanAbsoluteError()]
+        )
+    seen: list[int] = []
+
+    class Rows(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.append(int(self.model.metrics[0].variables[1].numpy()))
+
+    def data_fn() -> Any:
+        return tf.data.Dataset.from_tensor_slices((INPUTS, TARGETS)).batch(16)
+
+    fit(model, data_fn, coordinator=coordinator, epochs=2, steps_per_epoch=500, callbacks=[Rows()], verbose=0)
+    print("iterations:", int(model.optimizer.iterations), "rate:", float(model.optimizer.learning_rate), "rows:", seen)
+
+
+if __name__ == "__main__":
+    main()

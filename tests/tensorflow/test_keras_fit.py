@@ -1,0 +1,289 @@
+"""`fit`, `evaluate` and `predict` for models of Keras 3: on parameter servers, with workers in step, in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs import TF4SLURM, Job
+from tests.processes import child_of, wait_until
+
+pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+MODELS = Path(__file__).with_name("keras_models.py")
+FEATURES = Path(__file__).with_name("keras_features.py")
+NAMES = ("mlp", "cnn", "text", "recommender", "own-step", "outputs")
+IN_STEP = ("--ps", "0", "--no-chief", "--workers", "2")
+ORDER = """
+import keras, tensorflow as tf
+from tf4slurm.tensorflow import fit, job_strategy
+
+class Shows(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, rows):
+        return self.dense(rows)
+
+    def train_step(self, batch):
+        tf.print("rows", tf.cast(batch[0][:, 0], tf.int32), summarize=-1)
+        return super().train_step(batch)
+
+strategy, coordinator = job_strategy()
+keras.utils.set_random_seed(0)
+rows = tf.range(1000, dtype=tf.float32)[:, None]
+with strategy.scope():
+    model = Shows()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+data = lambda: tf.data.Dataset.from_tensor_slices((rows, rows)).shuffle(1000).batch(8)
+fit(model, data, coordinator=coordinator, steps_per_epoch=200, verbose=0)
+"""
+
+
+def run(*command: str, directory: Path, timeout_seconds: float = 150) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+    environ.pop("TF_USE_LEGACY_KERAS", None)
+    return subprocess.run(
+        command, cwd=directory, env=environ, capture_output=True, text=True, timeout=timeout_seconds, check=False
+    )
+
+
+def result_of(directory: Path, model: str, *options: str, roles: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Train a model; return what the script wrote."""
+    path = directory / f"{model}.json"
+    script = (sys.executable, str(MODELS), model, "--json", str(path), *options)
+    command = (TF4SLURM, "run", *roles, "--", *script) if roles else script
+    ran = run(*command, directory=directory)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return dict(json.loads(path.read_text()))
+
+
+def features(directory: Path, *names: str) -> list[str]:
+    """Run parts of keras_features.py in a LocalCluster; return the printed lines."""
+    ran = run(sys.executable, str(FEATURES), *names, directory=directory)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    return ran.stdout.splitlines()
+
+
+@pytest.mark.parametrize("model", [NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])])
+def test_model_trains_on_ps_as_with_keras(tmp_path: Path, model: str) -> None:
+    keras = result_of(tmp_path, model, "--keras", "--epochs", "6")
+    ours = result_of(tmp_path, model, "--epochs", "6", roles=("--ps", "2", "--workers", "2"))
+    assert ours["iterations"] == ours["steps"] == keras["iterations"]
+    assert {name: len(values) for name, values in ours["history"].items()} == {
+        name: len(values) for name, values in keras["history"].items()
+    }
+    assert ours["epoch"] == keras["epoch"] == list(range(6))
+    assert ours["accuracy"] > keras["accuracy"] - 0.05
+
+
+@pytest.mark.parametrize("model", ["cnn", *(pytest.param(name, marks=pytest.mark.long) for name in ("mlp", "outputs"))])
+def test_one_process_trains_exactly_as_keras(tmp_path: Path, model: str) -> None:
+    keras, ours = (result_of(tmp_path, model, "--epochs", "3", *more) for more in (["--keras"], []))
+    assert ours["history"].keys() == keras["history"].keys()
+    for name, values in keras["history"].items():
+        assert ours["history"][name] == pytest.approx(values, rel=1e-3), name
+    assert ours["accuracy"] == pytest.approx(keras["accuracy"], abs=1e-6)
+    assert ours["iterations"] == keras["iterations"]
+
+
+@pytest.mark.parametrize(
+    "model", ["outputs", *(pytest.param(name, marks=pytest.mark.long) for name in ("cnn", "text"))]
+)
+def test_workers_in_step_train_the_same_model(tmp_path: Path, model: str) -> None:
+    ours = result_of(tmp_path, model, "--epochs", "12", roles=IN_STEP)
+    assert ours["iterations"] == ours["steps"]
+    assert ours["accuracy"] > 0.9
+    assert all(len(values) == 12 for values in ours["history"].values())
+    assert all(re.match("(val_)?(loss|digit_|even_|accuracy)", name) for name in ours["history"])
+
+
+@pytest.mark.parametrize("roles", [("--ps", "1", "--workers", "2"), IN_STEP], ids=["ps", "in-step"])
+def test_each_worker_shuffles_in_its_own_order_with_a_global_seed(tmp_path: Path, roles: tuple[str, ...]) -> None:
+    ran = run(TF4SLURM, "run", *roles, "--", sys.executable, "-c", ORDER, directory=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    first: dict[str, str] = {}
+    for worker, rows in re.findall(r"^(worker/\d) \| rows (\[.*\])$", ran.stdout + ran.stderr, re.MULTILINE):
+        first.setdefault(worker, rows)
+    assert len(first) == len(set(first.values())) == 2, first
+
+
+def test_job_sees_steps_loss_and_metrics_without_a_line_in_the_script(tmp_path: Path) -> None:
+    result_of(tmp_path, "mlp", "--epochs", "3", roles=("--ps", "1", "--workers", "1"))
+    (run_directory,) = (tmp_path / "runs").iterdir()
+    rows = [json.loads(line) for line in (run_directory / "metrics" / "chief-0.1.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == 132
+    assert rows[-1]["metrics"].keys() == {"val_loss", "val_accuracy"}
+    losses = [row["metrics"]["loss"] for row in rows if "loss" in row["metrics"]]
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.long
+def test_evaluator_sees_the_metrics_of_the_model(tmp_path: Path) -> None:
+    roles = ("--ps", "1", "--workers", "1", "--evaluators", "1")
+    ours = result_of(tmp_path, "mlp", "--epochs", "4", "--checkpoints", str(tmp_path / "saved"), roles=roles)
+    (run_directory,) = (tmp_path / "runs").iterdir()
+    rows = [json.loads(line) for line in (run_directory / "metrics" / "evaluator-0.1.jsonl").read_text().splitlines()]
+    assert rows[-1]["metrics"].keys() == {"loss", "accuracy"}
+    assert rows[-1]["metrics"]["accuracy"] == pytest.approx(ours["accuracy"], abs=1e-6)
+
+
+def test_killed_worker_costs_no_step_and_no_epoch(job: Job, tmp_path: Path) -> None:
+    ours = follow(job, tmp_path, "worker/0", ["--ps", "1", "--workers", "2"])
+    assert ours["steps"] <= ours["iterations"] <= ours["steps"] + 4 * 64
+    assert ours["epoch"] == list(range(20))
+    assert ours["accuracy"] > 0.9
+
+
+def test_killed_ps_resumes_at_the_saved_epoch(job: Job, tmp_path: Path) -> None:
+    ours = follow(job, tmp_path, "ps/0", ["--ps", "1", "--workers", "2", "--max-attempts", "2"])
+    assert ours["steps"] <= ours["iterations"] <= ours["steps"] + 4 * 64
+    assert 0 < ours["epoch"][0] < 19
+    assert ours["epoch"] == list(range(ours["epoch"][0], 20))
+    assert all(len(values) == len(ours["epoch"]) for values in ours["history"].values())
+    assert ours["accuracy"] > 0.9
+
+
+def follow(job: Job, directory: Path, task: str, options: list[str]) -> dict[str, Any]:
+    """Train 20 epochs, and send a task a signal after the fourth; return what the script wrote."""
+    path = directory / "result.json"
+    script = [sys.executable, str(MODELS), "mlp", "--epochs", "20", "--json", str(path)]
+    job.start(*options, command=[*script, "--checkpoints", str(directory / "saved")])
+    assert wait_until(lambda: (directory / "saved").exists() and saved_steps(directory / "saved") >= 4 * 44, 90)
+    os.kill(child_of(task), signal.SIGKILL)
+    assert job.wait(150) == 0, job.stdout
+    assert "retracing" not in job.stdout
+    return dict(json.loads(path.read_text()))
+
+
+def saved_steps(directory: Path) -> int:
+    return max((int(path.stem.rpartition("-")[2]) for path in directory.glob("ckpt-*.index")), default=0)
+
+
+def test_fit_and_keras_agree_on_the_semantics_of_a_model(tmp_path: Path) -> None:
+    """Each model is trained by one worker and by Keras: loss, optimizer and train_step must mean the same."""
+    *cases, bfloat, done = features(tmp_path, "semantics")
+    assert len(cases) == 15
+    assert [line for line in cases if not line.endswith(": equal")] == []
+    assert [bfloat, done] == ["mixed_bfloat16: falls", "semantics: done"]
+
+
+def test_each_callback_of_keras_has_its_effect(tmp_path: Path) -> None:
+    lines = [line for line in features(tmp_path, "callbacks") if ": " in line and not line.startswith("Batch ")]
+    assert [line.partition(":")[0] for line in lines if line.endswith(": works")] == [
+        "ModelCheckpoint",
+        "EarlyStopping",
+        "ReduceLROnPlateau",
+        "LearningRateScheduler",
+        "rate of workers",
+        "TensorBoard",
+        "CSVLogger",
+        "LambdaCallback",
+        "BackupAndRestore",
+        "TerminateOnNaN",
+        "stop_training",
+        "own History",
+    ], lines
+
+
+def test_what_several_workers_cannot_train_is_refused(tmp_path: Path) -> None:
+    text = "\n".join(features(tmp_path, "refusals"))
+    assert "KerasError: The metric 'largest' assigns to 'value', where several workers" in text
+    options = ["gradient_accumulation_steps", "dynamic_growth_steps", "ema_overwrite_frequency", "Nadam"]
+    assert re.findall(r"refused .* miscount with variables on a ps \((\w+)\)", text) == options
+    for name in ("jit_compile", "run_eagerly"):
+        assert f"refused {name}: {name}=True cannot be used with parameter servers" in text
+
+
+def test_evaluate_and_predict_count_each_row_once(tmp_path: Path) -> None:
+    lines = features(tmp_path, "evaluation")
+    assert [line for line in lines if line.endswith(": equal")] == [
+        *(f"{what} in {size}: equal" for size in (5, 48, 100) for what in ("function", "chief", "dataset")),
+        "steps: equal",
+    ], lines
+    assert lines[10:] == [
+        *["endless evaluate: ValueError: The dataset never ends: give the number of steps (in fit: validation_steps)."],
+        *["endless predict: ValueError: The dataset never ends: give the number of steps (in fit: validation_steps)."],
+        "empty evaluate: TrainingError: The dataset of the evaluation has no batch.",
+        "empty predict: TrainingError: The dataset of the prediction has no batch.",
+        "outputs: {'one': (48, 2), 'two': (48, 1)}",
+        "evaluation: done",
+    ]
+
+
+def test_mistakes_are_named_before_a_worker_starts(tmp_path: Path) -> None:
+    found = dict(line.split(": ", 1) for line in features(tmp_path, "mistakes") if not line.startswith("refused"))
+    assert found.pop("iterations") == "0"
+    assert found.pop("mistakes") == "done"
+    for name, words in {
+        "uncompiled": "ValueError: The model is not compiled",
+        "outside": "ValueError: The model was created or compiled outside of the coordinator's strategy",
+        "optimizer outside": "ValueError: The model was created or compiled outside .* sgd_1/iteration",
+        "dataset": "TypeError: dataset_fn is a dataset: expected a function",
+        "arrays": "TypeError: dataset_fn is of type tuple: expected a function",
+        "no steps": "ValueError: steps_per_epoch is missing: the workers repeat their datasets",
+        "callback": r"ValueError: Keras never calls Typo.on_epoch_ends. Did you mean on_epoch_end\?",
+        "lambda": r"ValueError: Keras never calls LambdaCallback.on_batch_ends. Did you mean on_batch_end\?",
+        "class": "TypeError: The callback .*TerminateOnNaN'> is no keras.callbacks.Callback: give an instance",
+        "epochs": "ValueError: epochs is -1: expected at least 0",
+        "no model": "TypeError: model is 'model': expected a keras.Model of Keras 3",
+        "no coordinator": "ValueError: The model belongs to a ParameterServerStrategy: give its coordinator",
+        "strategy": "TypeError: coordinator is .*: expected a ClusterCoordinator",
+        "validation": "TypeError: data is a dataset, which workers cannot read: give a function",
+        "place": "ValueError: The place of the evaluation is 'ps': expected",
+        "endless validation": "ValueError: The dataset never ends: give the number of steps",
+    }.items():
+        assert re.match(words, found.pop(name)), name
+    assert found == {}
+
+
+def test_keras_own_methods_name_the_function_to_call(tmp_path: Path) -> None:
+    refused = [line for line in features(tmp_path, "mistakes") if line.startswith("refused")]
+    names = [
+        re.findall(r"Model\.(\w+) of Keras 3 fails .* Call tf4slurm\.tensorflow\.(\w+)\(model", line)
+        for line in refused
+    ]
+    assert names == [[("fit", "fit")], [("evaluate", "evaluate")], [("predict", "predict")]]
+
+
+def test_split_embedding_is_saved_as_one_table_that_a_process_without_ps_loads(tmp_path: Path) -> None:
+    lines = features(tmp_path, "embedding")
+    assert "shards: [(5, 4), (5, 4)] [True, True] 2" in lines
+    for line in ("loss: falls", "keras: True 2", "devices: {False}", "exported: True", "one shard: True 1"):
+        assert line in lines
+    text = "\n".join(lines)
+    assert "The saved table of table has the shape (10, 4): expected (11, 4)." in text
+    assert "shards: shards is 3: expected 1 to 2, the number of rows." in lines
+
+
+def test_two_workers_count_steps_rows_and_rates_exactly(tmp_path: Path) -> None:
+    lines = features(tmp_path, "counts")
+    assert "iterations: 1000 rate: 0.125 rows: [8000, 8000]" in lines
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("roles", [("--ps", "1", "--workers", "2"), IN_STEP], ids=["ps", "in-step"])
+def test_stopped_training_is_saved_and_the_next_job_resumes(job: Job, tmp_path: Path, roles: tuple[str, ...]) -> None:
+    path, saved = tmp_path / "result.json", tmp_path / "saved"
+    script = [sys.executable, str(MODELS), "mlp", "--json", str(path), "--checkpoints", str(saved), "--epochs"]
+    job.start(*roles, command=[*script, "3000"])
+    assert wait_until(lambda: saved.exists() and saved_steps(saved) >= 100, 90)
+    assert job.process is not None
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait(60) == 128 + signal.SIGTERM, job.stdout
+    stopped = json.loads(path.read_text())
+    assert saved_steps(saved) == stopped["iterations"]
+    per_epoch = stopped["steps"] // 3000
+    epochs = stopped["iterations"] // per_epoch + 2
+    resumed = result_of(tmp_path, "mlp", "--checkpoints", str(saved), "--epochs", str(epochs), roles=roles)
+    assert resumed["epoch"] == [epochs - 2, epochs - 1]
+    assert resumed["iterations"] == resumed["steps"]

@@ -1,0 +1,94 @@
+"""The use of NVIDIA GPUs by the processes of a task, read from nvidia-smi. Hosts without it report nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import csv
+import io
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from tf4slurm.system.proc import walk_descendants
+from tf4slurm.system.threads import in_thread
+
+_PAUSE_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
+_MIB = 2**20
+
+
+class GpuUsage(NamedTuple):
+    """The use of GPUs by one task; None where it is unknown.
+
+    Attributes:
+        percent: Mean utilization of the GPUs that the task's processes use: percent of the time in which a kernel of
+            any process ran.
+        memory_bytes: GPU memory of the task's processes.
+    """
+
+    percent: float | None = None
+    memory_bytes: int | None = None
+
+
+async def watch_gpus(process_id: int, on_usage: Callable[[GpuUsage], None]) -> None:
+    """Call `on_usage` every 10 s, until cancelled or nvidia-smi fails."""
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        while (usage := await in_thread(read_gpu_usage, process_id)) is not None:
+            on_usage(usage)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def read_gpu_usage(process_id: int) -> GpuUsage | None:
+    """Return the GPU usage of a process and its descendants; None if nvidia-smi is missing or fails."""
+    program = shutil.which("nvidia-smi")
+    apps = _query(program, "--query-compute-apps=pid,gpu_uuid,used_memory")
+    gpus = _query(program, "--query-gpu=uuid,utilization.gpu")
+    if apps is None or gpus is None:
+        return None
+    try:
+        return summarize(apps, gpus, walk_descendants(process_id))
+    except OSError:  # a process has just ended
+        return GpuUsage()
+
+
+def summarize(apps: str, gpus: str, process_ids: Iterable[int]) -> GpuUsage:
+    """Return the GPU usage of these processes.
+
+    Args:
+        apps: Lines "process id, UUID of a GPU, memory in MiB".
+        gpus: Lines "UUID, utilization in percent". nvidia-smi shows unknown numbers as "[N/A]" or similar.
+        process_ids: The processes.
+    """
+    own = {str(process_id) for process_id in process_ids}
+    used = [row for row in _rows(apps) if len(row) == 3 and row[0] in own]
+    memory = [_to_number(row[2]) for row in used]
+    uuids = {row[1] for row in used}
+    percents = [_to_number(row[1]) for row in _rows(gpus) if len(row) == 2 and row[0] in uuids]
+    known = [percent for percent in percents if percent is not None]
+    return GpuUsage(
+        percent=round(sum(known) / len(known), 1) if known else None,
+        memory_bytes=None if not memory or None in memory else int(sum(filter(None, memory)) * _MIB),
+    )
+
+
+def _rows(text: str) -> Iterable[list[str]]:
+    return csv.reader(io.StringIO(text), skipinitialspace=True)
+
+
+def _to_number(text: str) -> float | None:
+    return float(text) if text.strip().isdecimal() else None
+
+
+def _query(program: str | None, query: str) -> str | None:
+    if program is None:
+        return None
+    command = (program, query, "--format=csv,noheader,nounits")
+    try:
+        done = subprocess.run(
+            command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,66 @@
+"""Recognize messages that TensorFlow prints at every start, and that need no action.
+
+The log files contain them; the terminal, `tf4slurm logs` and the last lines of a failed task do not. Lines are
+recognized by TensorFlow's log format and source file, so no line of a script is omitted.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Up to 2.17 "2025-03-10 15:55:25.474408: I tensorflow/core/util/port.cc:153] ", since then also
+# "I0000 00:00:1795414407.579208    3272 port.cc:153] ".
+_PREFIX = r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] (?:[\w.-]+/)+|[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ )"
+# TensorFlow 2.21 printed the messages without a source.
+_MESSAGES = (
+    r"port\.cc:\d+\] oneDNN custom operations are on",
+    r"cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized ",
+    r"grpc_server_lib\.cc:\d+\] Started server with target: ",
+    r"master\.cc:\d+\] Scanning workers for devices: ",
+    r"mlir_graph_optimization_pass\.cc:\d+\] MLIR V1 optimization pass is not enabled",
+    r"coordination_service\.cc:\d+\] Initializing CoordinationService",
+    r"eager_service_impl\.cc:\d+\] Creating (?:a)?sync eager service context ",
+    r"kernel_and_device\.cc:\d+\] Ignoring error status when releasing multi-device function handle ",
+    r"local_rendezvous\.cc:\d+\] Local rendezvous is aborting with status: ABORTED: Cleanup ",
+    # Source: TensorFlow's coordination_service.cc and coordination_service_agent.cc (LOG(INFO)).
+    r"coordination_service\.cc:\d+\] /job:\S+ has connected to coordination service\. ",
+    r"coordination_service_agent\.cc:\d+\] Coordination agent has successfully connected\.",
+    # Source: https://github.com/tensorflow/tensorflow/issues/88676 and /issues/90790; all GPUs work in spite of them.
+    r"cuda_(?:dnn|fft|blas)\.cc:\d+\] Unable to register cu\w+ factory: ",
+    r"computation_placer\.cc:\d+\] computation placer already registered\.",
+    # Source: https://github.com/Steinbeck-Lab/cheminformatics-microservice/issues/669
+    r"cudart_stub\.cc:\d+\] Could not find cuda drivers on your machine, GPU will not be used\.",
+    r"py_utils\.cc:\d+\] TF-TRT Warning: Could not find TensorRT",
+    # Source: https://github.com/kr-colab/ReLERNN/issues/63
+    r"cuda_(?:gpu_)?executor\.cc:\d+\] successful NUMA node read from SysFS had negative value ",
+)
+_LINE = re.compile(
+    rf"{_PREFIX}(?:{'|'.join(_MESSAGES)})"
+    r"|WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR$"
+    # The second line of cpu_feature_guard.cc's message.
+    r"|To enable the following instructions: [A-Z0-9_ .]+, in other operations, rebuild TensorFlow with the "
+    r"appropriate compiler flags\.$"
+)
+
+
+# The first line of a message, and the lines of the protocol buffer that follow until an empty line.
+_OPTIONS = re.compile(rf"{_PREFIX}eager_service_impl\.cc:\d+\] SessionOptions: ")
+_FIELD = re.compile(r" *(?:\w+ \{|\w+: .+|\})?$")
+
+
+class BoilerplateFilter:
+    """Recognizes these messages in the output of one process, given line by line."""
+
+    def __init__(self) -> None:
+        self._is_in_options = False
+
+    def is_boilerplate(self, line: str) -> bool:
+        """Return whether the next line belongs to such a message."""
+        if _OPTIONS.match(line):
+            self._is_in_options = True
+            return True
+        if self._is_in_options and _FIELD.match(line):
+            self._is_in_options = bool(line)
+            return True
+        self._is_in_options = False
+        return _LINE.match(line) is not None

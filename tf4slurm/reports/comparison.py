@@ -1,0 +1,93 @@
+"""The comparison of two jobs: their facts side by side, and the curves of both in the same charts."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tf4slurm.jobs.formatting import format_bytes, format_number
+from tf4slurm.reports.charts import Chart, make_charts
+from tf4slurm.reports.report import describe_job, describe_outcome, describe_versions, make_page, read_template, render
+from tf4slurm.reports.summary import JobSummary, measured
+
+_COLORS = ("first", "second")
+
+
+def make_comparison(first: JobSummary, second: JobSummary) -> str:
+    """Return an HTML page that compares two jobs."""
+    jobs = (first, second)
+    names = [job.run.path.name for job in jobs]
+    if names[0] == names[1]:
+        names = [str(job.run.path) for job in jobs]
+    charts = [make_charts(job, max_lines=1) for job in jobs]
+    body = render(
+        "comparison.html",
+        names=names,
+        rows=[*_rows([_facts(job, each) for job, each in zip(jobs, charts, strict=True)])],
+        options=[*_rows([_options(job) for job in jobs], is_different=True)],
+        charts=_merge(names, charts),
+    )
+    return make_page(f"{names[0]} and {names[1]}", body, read_template("page.js"))
+
+
+def _rows(jobs: Sequence[dict[str, str]], *, is_different: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """Yield each name with the value of each job; with `is_different`, only if the values differ."""
+    for name in dict.fromkeys(itertools.chain(*jobs)):
+        values = [job.get(name, "–") for job in jobs]
+        if not is_different or values[0] != values[1]:
+            yield name, values
+
+
+def _facts(job: JobSummary, charts: Sequence[Chart]) -> dict[str, str]:
+    """Return the rows of a job by name: outcome, speed, metrics and resource usage."""
+    usage = job.usage
+    speeds = measured([task.steps_per_second for task in usage.tasks])
+    facts = {"outcome": describe_outcome(job)[0], **{name: str(value) for name, value in describe_job(job)}}
+    if speeds:
+        facts["steps per second, mean"] = format_number(max(speeds))
+    facts |= {chart.title: chart.reading for chart in charts if chart.reading}
+    if usage.cores is not None:
+        facts["cores in use, mean"] = format_number(usage.cores)
+    sent, received = [task.sent_bytes for task in usage.tasks], [task.received_bytes for task in usage.tasks]
+    totals = {"bytes sent": measured(sent), "bytes received": measured(received)}
+    peaks = {"memory, peak": usage.memory_bytes, "GPU memory, peak": usage.gpu_memory_bytes}
+    facts |= {name: format_bytes(value) for name, value in peaks.items() if value is not None}
+    facts |= {name: format_bytes(sum(values)) for name, values in totals.items() if values}
+    if job.reason:
+        facts["end"] = job.reason
+    return facts
+
+
+def _options(job: JobSummary) -> dict[str, str]:
+    """Return the command, the versions and the options of a job."""
+    command = {"command": shlex.join(job.job.command)}
+    return {**command, **describe_versions(job.job), **dict(_flatten(job.job.options))}
+
+
+def _flatten(options: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name} ")
+        else:
+            yield prefix + name, ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _merge(names: Sequence[str], jobs: Sequence[Sequence[Chart]]) -> list[Chart]:
+    """Return one chart for all charts of the same title and axis; the color of a line is its job."""
+    found: dict[tuple[str, bool], list[tuple[int, Chart]]] = {}
+    for number, charts in enumerate(jobs):
+        for chart in charts:
+            found.setdefault((chart.title, chart.end is None), []).append((number, chart))
+    merged = []
+    for group in found.values():
+        lines = [
+            replace(line, name=f"{names[number]}: {line.name}", role=_COLORS[number], dash=dash)
+            for number, chart in group
+            for dash, line in enumerate(chart.lines)
+        ]
+        ends = [chart.end for _, chart in group if chart.end is not None]
+        merged.append(replace(group[0][1], lines=lines, end=max(ends, default=None), reading=""))
+    return merged

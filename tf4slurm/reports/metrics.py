@@ -1,0 +1,155 @@
+"""The metrics that the scripts of a job reported over steps and time, and steps per second from the reported steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tf4slurm.control.script_reports import ScriptReport
+
+MAX_METRICS = 24
+_MAX_NAME_LENGTH = 80
+_MAX_RATES = 240  # per task
+_MIN_RATE_SECONDS = 1.0
+_LOWER_IS_BETTER = {"loss", "error", "err", "mse", "rmse", "mae", "mape", "cost", "nll", "crossentropy", "perplexity"}
+_HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "score", "reward", "bleu", "r2"}
+
+
+class MetricPoint(NamedTuple):
+    """A reported value, or the last of several consecutive values that were merged.
+
+    Attributes:
+        seconds: When it was reported, in seconds since the start of the job.
+        step: The training step; None if no step was reported.
+        value: The value; None for NaN and infinity.
+        low, high: The lowest and highest of these consecutive values; None if one was NaN or infinite.
+        attempt: Number of the attempt.
+    """
+
+    seconds: float
+    step: int | None
+    value: float | None
+    low: float | None
+    high: float | None
+    attempt: int = 1
+
+
+class MetricSeries(NamedTuple):
+    """All points of one metric of one task, in the order of time.
+
+    A restarted script reports the steps since its checkpoint again, so steps may decrease.
+    """
+
+    metric: str
+    task: str
+    points: list[MetricPoint]
+
+    @property
+    def last(self) -> MetricPoint | None:
+        """The last point that is a finite number."""
+        return next((point for point in reversed(self.points) if point.value is not None), None)
+
+    @property
+    def lowest(self) -> MetricPoint | None:
+        """The point with the lowest `low`."""
+        return min((point for point in self.points if point.low is not None), key=_low, default=None)
+
+    @property
+    def highest(self) -> MetricPoint | None:
+        """The point with the highest `high`."""
+        return max((point for point in self.points if point.high is not None), key=_high, default=None)
+
+    @property
+    def best(self) -> float | None:
+        """The lowest value of a loss or error, the highest of an accuracy or score; None for other metrics.
+
+        The kind of a metric is derived from the words in its name: "val_loss" is a loss.
+        """
+        words = set(re.findall(r"[a-z]+\d*", self.metric.lower()))
+        lowest, highest = self.lowest, self.highest
+        if words & _LOWER_IS_BETTER:
+            return lowest.low if lowest is not None else None
+        if words & _HIGHER_IS_BETTER:
+            return highest.high if highest is not None else None
+        return None
+
+
+def _low(point: MetricPoint) -> float:
+    return point.low or 0.0
+
+
+def _high(point: MetricPoint) -> float:
+    return point.high or 0.0
+
+
+class ReportedMetrics:
+    """The metrics and steps that all tasks of a job reported.
+
+    Attributes:
+        series: The series of each metric, by name of the metric and task (such as "worker/0"); at most 24 metrics.
+        num_metrics_left_out: Number of metrics beyond these 24.
+        step_rates: Steps per second of each task that reported steps, by task. `value` is the mean rate since the point
+            before; the first point and points after a restart have none, and are left out.
+        not_finite: First time in seconds at which a metric was NaN or infinite, by name of the metric and task.
+    """
+
+    def __init__(
+        self, reports: Mapping[tuple[str, int], Iterable[ScriptReport]], names: Sequence[str], launched: float
+    ) -> None:
+        """Collect the reports.
+
+        Args:
+            reports: The reports by task and attempt, as `RunDirectory.read_reports` returns them.
+            names: The tasks by rank; reports of other tasks are ignored.
+            launched: Start of the job, in seconds since 1970.
+        """
+        self.series: dict[str, dict[str, MetricSeries]] = {}
+        self.not_finite: dict[tuple[str, str], float] = {}
+        ranks = {name: rank for rank, name in enumerate(names)}
+        left_out: set[str] = set()
+        steps: dict[str, list[MetricPoint]] = {}
+        for task, attempt in sorted(reports.keys(), key=lambda key: (ranks.get(key[0], -1), key[1])):
+            for report in reports[task, attempt] if task in ranks else ():
+                if report.time is None:
+                    continue
+                seconds = report.time - launched
+                if report.step is not None:
+                    steps.setdefault(task, []).append(MetricPoint(seconds, report.step, None, None, None, attempt))
+                for metric, point in _points(report, seconds, attempt):
+                    self._add(task, metric[:_MAX_NAME_LENGTH], point, left_out)
+        self.step_rates = {task: rates for task, points in steps.items() if (rates := _step_rates(points))}
+        self.num_metrics_left_out = len(left_out)
+
+    def _add(self, task: str, metric: str, point: MetricPoint, left_out: set[str]) -> None:
+        if metric not in self.series and len(self.series) >= MAX_METRICS:
+            left_out.add(metric)
+            return
+        series = self.series.setdefault(metric, {}).setdefault(task, MetricSeries(metric, task, []))
+        series.points.append(point)
+        if point.low is None or point.value is None:
+            self.not_finite.setdefault((metric, task), point.seconds)
+
+
+def _points(report: ScriptReport, seconds: float, attempt: int) -> Iterable[tuple[str, MetricPoint]]:
+    for metric, value in report.metrics.items():
+        low, high = report.low.get(metric, value), report.high.get(metric, value)
+        yield metric, MetricPoint(seconds, report.step, value, low, high, attempt)
+
+
+def _step_rates(steps: Sequence[MetricPoint]) -> list[MetricPoint]:
+    """Return at most 240 points with the steps per second since the point before, each over at least 1 s."""
+    rates: list[MetricPoint] = []
+    interval = max(_MIN_RATE_SECONDS, (steps[-1].seconds - steps[0].seconds) / _MAX_RATES)
+    before = steps[0]
+    for point in steps:
+        assert point.step is not None
+        assert before.step is not None
+        seconds, increase = point.seconds - before.seconds, point.step - before.step
+        if increase < 0 or point.attempt != before.attempt:  # the script was restarted
+            before = point
+        elif seconds >= interval:
+            rate = increase / seconds
+            rates.append(point._replace(value=rate, low=rate, high=rate))
+            before = point
+    return rates

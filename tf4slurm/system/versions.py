@@ -1,0 +1,74 @@
+"""The versions of a script's software, read from package metadata, and the git commit of a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+COMMIT_FILE = ".tf4slurm-commit"
+"""The file of a snapshot that names the commit."""
+
+_TIMEOUT_SECONDS = 20.0
+_VERSIONS = """
+import importlib.metadata, json, platform
+found = {"python": platform.python_version()}
+packages = {
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "tensorflow-macos"),
+    "keras": ("keras",),
+    "tf_keras": ("tf_keras",),
+}
+for name, candidates in packages.items():
+    for candidate in candidates:
+        try:
+            found.setdefault(name, importlib.metadata.version(candidate))
+        except importlib.metadata.PackageNotFoundError:
+            pass
+print(json.dumps(found))
+"""
+
+
+def read_versions(python: str) -> dict[str, str]:
+    """Return the versions of a Python, its TensorFlow and its Keras, by name; empty if this Python does not answer.
+
+    TensorFlow is not imported.
+    """
+    with contextlib.suppress(ValueError):
+        found: dict[str, str] = json.loads((python and _run(python, "-c", _VERSIONS)) or "{}")
+        return found
+    return {}
+
+
+class Commit(NamedTuple):
+    """The git commit of a directory, and whether tracked files have uncommitted changes."""
+
+    name: str
+    is_dirty: bool
+
+
+def read_commit(directory: Path) -> Commit | None:
+    """Return the commit of a directory, or of the directory that a snapshot was taken from.
+
+    The result is None if git tracks no file of the directory.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        name, is_dirty = json.loads((directory / COMMIT_FILE).read_text(encoding="utf-8"))
+        return Commit(str(name), bool(is_dirty))
+    git = ("git", "--no-optional-locks", "-C", str(directory))
+    commit = _run(*git, "rev-parse", "HEAD")
+    changes = _run(*git, "status", "--porcelain", "--untracked-files=no")
+    if commit is None or changes is None or not _run(*git, "ls-files"):
+        return None
+    return Commit(commit.strip(), bool(changes))
+
+
+def _run(*command: str) -> str | None:
+    """Return the output of a command; None if it fails, does not exist or takes longer than 20 s."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_SECONDS
+        )
+        return done.stdout.decode(errors="replace")
+    return None

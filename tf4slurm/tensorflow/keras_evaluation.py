@@ -1,0 +1,183 @@
+"""`evaluate` and `predict` for Keras 3 models, on parameter servers or without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras  # type: ignore[import-untyped]  # it ships no types
+import numpy as np
+import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+
+from tf4slurm.errors import TrainingError
+from tf4slurm.tensorflow.checkpoints import check_integer
+from tf4slurm.tensorflow.keras_checks import check_callbacks, check_model, describe_data, make_callback_list
+from tf4slurm.tensorflow.keras_execution import InThisProcess, OnWorkers, make_execution
+from tf4slurm.tensorflow.keras_step import KerasStep, build
+
+_BATCH_SIZE = 32  # of arrays, as in Keras
+
+
+def evaluate(
+    model: keras.Model,
+    data: Any,
+    *,
+    coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None,
+    steps: int | None = None,
+    on: str | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    verbose: str | int = "auto",
+    timeout_seconds: float = 600.0,
+) -> dict[str, float]:
+    """Return loss and metrics of a compiled Keras 3 model over a dataset, by name.
+
+    Every batch counts once, even if a worker is lost. For this, each worker calls the function and takes every n-th
+    batch, so all calls must return the same batches in the same order.
+
+    Args:
+        model: The model; with a coordinator, created in its strategy's scope.
+        data: Function that returns a finite dataset, a dataset, or arrays such as (inputs, targets).
+        coordinator: The chief's ClusterCoordinator; None without parameter servers.
+        steps: Number of batches; by default the whole dataset.
+        on: "workers" (default for a function) or "chief" (default for a dataset or arrays); only with a coordinator.
+        callbacks: Keras's callbacks, or your own.
+        verbose: As for `fit`.
+        timeout_seconds: Timeout in seconds for the evaluation (default 600).
+
+    Raises:
+        TypeError, ValueError: An argument is invalid; nothing was started.
+        ParameterServerLostError, TrainingTimeoutError, TrainingError: As for `run_steps`.
+    """
+    check_model(model, coordinator)
+    execution = make_execution(model, coordinator, timeout_seconds)
+    evaluation = Evaluation(execution, data, steps, on)
+    own = check_callbacks(callbacks)
+    return evaluation.run(make_callback_list(model, own, verbose, add_history=False, epochs=1, steps=None))
+
+
+def predict(
+    model: keras.Model,
+    data: Any,
+    *,
+    coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None,
+    steps: int | None = None,
+    on: str | None = None,
+    timeout_seconds: float = 600.0,
+) -> Any:
+    """Return the model's outputs for all batches of a dataset, in their order, as numpy arrays.
+
+    Arguments and exceptions are those of `evaluate`; the model need not be compiled.
+    """
+    check_model(model, coordinator, needs_compile=False)
+    execution = make_execution(model, coordinator, timeout_seconds)
+    return _Prediction(execution, data, steps, on).run()
+
+
+class _Shards:
+    """A dataset that `evaluate` or `predict` reads in shards."""
+
+    def __init__(self, execution: OnWorkers | InThisProcess, data: Any, steps: int | None, on: str | None) -> None:
+        if on not in (None, "workers", "chief"):
+            raise ValueError(f'The place of the evaluation is {on!r}: expected "workers" or "chief".')
+        self._on = on or ("workers" if callable(data) or isinstance(execution, InThisProcess) else "chief")
+        if self._on == "workers" and isinstance(execution, OnWorkers) and not callable(data):
+            raise TypeError(
+                f"data is {describe_data(data)}, which workers cannot read: give a function that returns a dataset, "
+                'or evaluate on="chief" (in fit: validation_on="chief").'
+            )
+        self._execution = execution
+        self._make_dataset = _dataset_function(data)
+        self._steps = None if steps is None else check_integer("steps", steps, at_least=1)
+        dataset = self._make_dataset()
+        if self._steps is None and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            raise ValueError("The dataset never ends: give the number of steps (in fit: validation_steps).")
+        self._spec = dataset.element_spec
+
+    def _shard(self, index: Any) -> Any:
+        dataset = self._make_dataset()
+        dataset = dataset if self._steps is None else dataset.take(self._steps)
+        return iter(dataset.shard(self._execution.count_shards(self._on), index))
+
+
+class Evaluation(_Shards):
+    """Evaluates a model on a dataset; used by `evaluate` once, and by `fit` after each epoch."""
+
+    _function: Any = None
+
+    def run(self, callbacks: Any) -> dict[str, float]:
+        callbacks.on_test_begin()
+        callbacks.on_test_batch_begin(0)
+        if self._function is None:
+            with self._execution.strategy.scope():
+                build(self._execution.model, self._spec)
+            self._execution.model.reset_metrics()
+            self._function = self._make_function()
+        sums = self._execution.total(self._execution.run_shards(self._function, self._on))
+        steps = int(sums.pop("batches"))
+        if not steps:
+            raise TrainingError("The dataset of the evaluation has no batch.")
+        logs = self._step_fn.logs(sums, steps)
+        callbacks.on_test_batch_end(steps - 1, logs)
+        callbacks.on_test_end(logs)
+        return logs
+
+    def _make_function(self) -> Any:
+        step_fn = self._step_fn = KerasStep(self._execution.model, self._execution.model.test_step)
+        results = tf.function(step_fn).get_concrete_function(self._spec).structured_outputs
+
+        def evaluate_shard(index: Any) -> dict[str, Any]:
+            sums = {name: tf.zeros(result.shape, tf.float64) for name, result in results.items()}
+            batches = tf.constant(0.0, tf.float64)
+            for batch in self._shard(index):
+                latest = step_fn(batch)
+                sums = {name: total + latest[name] for name, total in sums.items()}
+                batches += 1.0
+            return sums | {"batches": batches}
+
+        return tf.function(evaluate_shard).get_concrete_function(tf.TensorSpec([], tf.int64))
+
+
+class _Prediction(_Shards):
+    """Computes a model's outputs for a dataset."""
+
+    def run(self) -> Any:
+        shards = self._execution.run_shards(self._make_function(), self._on)
+        parts = [[np.split(rows, np.cumsum(shard["sizes"])[:-1]) for rows in shard["outputs"]] for shard in shards]
+        count = sum(len(shard["sizes"]) for shard in shards)
+        if not count:
+            raise TrainingError("The dataset of the prediction has no batch.")
+        order = [(position % len(shards), position // len(shards)) for position in range(count)]
+        outputs = range(len(shards[0]["outputs"]))
+        flat = [np.concatenate([parts[shard][output][batch] for shard, batch in order]) for output in outputs]
+        return tf.nest.pack_sequence_as(self._structure, flat)
+
+    def _make_function(self) -> Any:
+        step = self._execution.model.predict_step
+        with self._execution.strategy.scope():
+            self._structure = tf.function(step).get_concrete_function(self._spec).structured_outputs
+        results = tf.nest.flatten(self._structure)
+
+        def predict_shard(index: Any) -> dict[str, Any]:
+            sizes = tf.TensorArray(tf.int64, 0, dynamic_size=True, element_shape=())
+            outputs = [
+                tf.TensorArray(
+                    each.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=[None, *each.shape[1:]]
+                )
+                for each in results
+            ]
+            for batch in self._shard(index):
+                latest = tf.nest.flatten(step(batch))
+                position = sizes.size()
+                outputs = [array.write(position, each) for array, each in zip(outputs, latest, strict=True)]
+                sizes = sizes.write(position, tf.shape(latest[0], tf.int64)[0])
+            return {"outputs": [array.concat() for array in outputs], "sizes": sizes.stack()}
+
+        return tf.function(predict_shard).get_concrete_function(tf.TensorSpec([], tf.int64))
+
+
+def _dataset_function(data: Any) -> Callable[[], Any]:
+    if callable(data):
+        return data  # type: ignore[no-any-return]
+    if isinstance(data, tf.data.Dataset):
+        return lambda: data
+    return lambda: tf.data.Dataset.from_tensor_slices(data).batch(_BATCH_SIZE)

@@ -1,0 +1,226 @@
+"""Where `fit`, `evaluate` and `predict` run a model: on the workers of a ps strategy, or in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+
+from tf4slurm.errors import TrainingTimeoutError
+from tf4slurm.script_api import should_stop
+from tf4slurm.tensorflow.checkpoints import Checkpoints
+from tf4slurm.tensorflow.keras_step import KerasStep
+from tf4slurm.tensorflow.step_closure import make_closure
+from tf4slurm.tensorflow.training import count_tasks, run_closures, translate_errors
+
+_POLL_SECONDS = 0.02
+_MAX_FETCHES = 3  # attempts to run a shard of an evaluation whose worker was lost
+_FLAGS = "flags"
+"""The name under which workers in step add up whether to stop or to end, so that all leave at the same step."""
+
+_WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard")
+"""Callbacks of Keras that write files: of workers in step, only the first calls them."""
+
+
+def make_execution(model: Any, coordinator: Any, timeout_seconds: float) -> OnWorkers | InThisProcess:
+    """Return where the model runs: on the coordinator's workers, or without a coordinator in this process."""
+    return InThisProcess(model) if coordinator is None else OnWorkers(model, coordinator, timeout_seconds)
+
+
+class OnWorkers:
+    """Runs steps and evaluations on the workers of a ParameterServerStrategy."""
+
+    is_first = True
+
+    def __init__(self, model: Any, coordinator: Any, timeout_seconds: float) -> None:
+        self.model = model
+        self.strategy = coordinator.strategy
+        self._coordinator = coordinator
+        self._timeout_seconds = timeout_seconds
+        self._iterator: Any = None
+
+    def open(self, dataset_fn: Callable[[], Any]) -> Any:
+        """Create the datasets of the workers; return the specification of a batch."""
+
+        def repeated() -> Any:
+            if count_tasks("worker") > 1:  # with the seed of keras.utils.set_random_seed, all would shuffle alike
+                tf.compat.v1.set_random_seed(None)  # of this function's graph
+            return dataset_fn().repeat()
+
+        datasets = self._coordinator.create_per_worker_dataset(tf.function(repeated))
+        self._iterator = iter(datasets)
+        return datasets.element_spec
+
+    def select(self, callbacks: list[Any]) -> list[Any]:
+        return callbacks
+
+    def train(
+        self, step_fn: KerasStep, counter: Any, target: int, checkpoints: Checkpoints | None, observe: Any
+    ) -> bool:
+        """Train until the counter reaches `target`; return whether the job was asked to stop."""
+        steps_per_call = self.model.steps_per_execution
+        done = run_closures(
+            self._coordinator,
+            make_closure(self.strategy, step_fn, counter.ref(), step_fn.reduce),
+            target,
+            dataset=self._iterator,
+            step=counter,
+            checkpoints=checkpoints,
+            steps_per_call=steps_per_call if steps_per_call > 1 else None,
+            timeout_seconds=self._timeout_seconds,
+            observe=observe,
+        )
+        return done.is_stopped
+
+    def assign_metrics(self, step_fn: KerasStep, sums: dict[str, Any]) -> None:
+        step_fn.assign_metrics(sums)
+
+    def count_shards(self, on: str) -> int:
+        """Return the number of shards in which "workers" or the "chief" read a dataset."""
+        return count_tasks("worker") if on == "workers" else 1
+
+    def run_shards(self, function: Any, on: str) -> list[Any]:
+        """Call `function(index)` for each shard of a dataset, on the workers or on the chief."""
+        count = self.count_shards(on)
+        with translate_errors():
+            if on == "chief":
+                return [_to_numpy(function(tf.constant(0, tf.int64)))]
+            results: dict[int, Any] = {}
+            for attempt in range(1, _MAX_FETCHES + 1):
+                pending = {
+                    index: self._coordinator.schedule(function, args=(tf.constant(index, tf.int64),))
+                    for index in range(count)
+                    if index not in results
+                }
+                self._wait()
+                for index, result in pending.items():
+                    with contextlib.suppress(*([tf.errors.UnavailableError] if attempt < _MAX_FETCHES else [])):
+                        results[index] = result.fetch()
+                if len(results) == count:
+                    break
+            return [results[index] for index in range(count)]
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + self._timeout_seconds
+        while not self._coordinator.done():
+            if time.monotonic() > deadline:
+                raise TrainingTimeoutError(
+                    f"The evaluation did not end within {self._timeout_seconds:g} s. See the logs of the workers, or "
+                    "raise timeout_seconds."
+                )
+            time.sleep(_POLL_SECONDS)
+        self._coordinator.join()
+
+    def total(self, sums: list[Any]) -> Any:
+        return tf.nest.map_structure(lambda *each: sum(each), *sums)
+
+
+class InThisProcess:
+    """Runs steps and evaluations in this process; with MultiWorkerMirroredStrategy in all workers at the same time."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.strategy = model.distribute_strategy
+        resolver = getattr(self.strategy, "cluster_resolver", None)
+        tasks = resolver.cluster_spec().num_tasks("worker") if resolver is not None and resolver.task_type else 1
+        self._shard = (tasks, resolver.task_id if resolver is not None and tasks > 1 else 0)
+        self.is_first = self._shard[1] == 0
+        self._train: Any = None
+        self._iterator: Any = None
+        self._mean = tf.function(self._mean_of_replicas)
+
+    def open(self, dataset_fn: Any) -> Any:
+        """Create the dataset; return the specification of a batch."""
+        make = dataset_fn if callable(dataset_fn) else lambda: dataset_fn
+        spec: list[Any] = []
+        for _ in range(self._shard[1]):  # with the same global seed, all workers would shuffle alike
+            tf.random.uniform(())  # changes the next seed
+
+        def repeated(_: Any) -> Any:
+            dataset = make().repeat()
+            spec.append(dataset.element_spec)
+            return dataset
+
+        self._iterator = iter(self.strategy.distribute_datasets_from_function(repeated))
+        return spec[0]
+
+    def select(self, callbacks: list[Any]) -> list[Any]:
+        """Return the callbacks of this process: of workers in step, only the first writes files."""
+        if self._shard[0] > 1 and any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
+            raise ValueError("BackupAndRestore cannot restore several workers: give fit(…, checkpoints=DIRECTORY).")
+        return [each for each in callbacks if self.is_first or type(each).__name__ not in _WRITERS]
+
+    def train(
+        self, step_fn: KerasStep, counter: Any, target: int, checkpoints: Checkpoints | None, observe: Any
+    ) -> bool:
+        """Train until the counter reaches `target`; return whether the job was asked to stop."""
+        if self._train is None:
+            self._train = self._make_function(step_fn)
+        step = first = int(counter.numpy())
+        sums: dict[str, Any] = {}
+        is_stopped = is_ended = is_done = False
+        while step < target and not (is_stopped or is_done):
+            count = min(self.model.steps_per_execution, target - step)
+            flags = tf.constant([should_stop(), is_ended], tf.float64)
+            latest = _to_numpy(self._train(self._iterator, count, flags))
+            stops, ends = latest.pop(_FLAGS)
+            sums = {name: sums.get(name, 0.0) + total for name, total in latest.items()}
+            step += count
+            counter.assign(step)
+            is_ended = observe(step, step - first, sums)
+            is_alone = self._shard[0] == 1
+            is_stopped = should_stop() if is_alone else stops > 0
+            is_done = is_ended if is_alone else ends > 0
+            if checkpoints is not None and self.is_first and not is_stopped:
+                due = checkpoints.next_due(step - count)
+                if step == target or checkpoints.is_due() or (due is not None and step >= due):
+                    checkpoints.save()
+        if checkpoints is not None and self.is_first and (is_stopped or is_done):
+            checkpoints.save()
+        return is_stopped
+
+    def _make_function(self, step_fn: KerasStep) -> Any:
+        run = tf.function(step_fn, jit_compile=True) if self.model.jit_compile is True else step_fn
+
+        def train(iterator: Any, count: int, flags: Any) -> dict[str, Any]:
+            sums = step_fn.reduce(self.strategy, self.strategy.run(run, args=(next(iterator),)))
+            for _ in range(count - 1):
+                more = step_fn.reduce(self.strategy, self.strategy.run(run, args=(next(iterator),)))
+                sums = {name: total + more[name] for name, total in sums.items()}
+            each_flags = self.strategy.run(lambda: flags)
+            return sums | {_FLAGS: self.strategy.reduce(tf.distribute.ReduceOp.SUM, each_flags, axis=None)}
+
+        return train if self.model.run_eagerly else tf.function(train)
+
+    def assign_metrics(self, step_fn: KerasStep, sums: dict[str, Any]) -> None:
+        if self._shard[0] == 1:
+            step_fn.assign_metrics(sums)
+
+    def count_shards(self, on: str) -> int:
+        """Return the number of shards in which all "workers", or each "chief", read a dataset."""
+        return self._shard[0] if on == "workers" else 1
+
+    def run_shards(self, function: Any, on: str) -> list[Any]:
+        """Call `function(index)` for this process's shard of a dataset."""
+        return [_to_numpy(function(tf.constant(self._shard[1] if on == "workers" else 0, tf.int64)))]
+
+    def total(self, sums: list[Any]) -> Any:
+        """Add up the sums of all workers."""
+        if self._shard[0] == 1:
+            return sums[0]
+        means = _to_numpy(self._mean(tf.nest.map_structure(tf.convert_to_tensor, sums[0])))
+        return {name: self._shard[0] * value for name, value in means.items()}
+
+    def _mean_of_replicas(self, values: dict[str, Any]) -> dict[str, Any]:
+        each = self.strategy.run(lambda: values)
+        return {
+            name: self.strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None) for name, value in each.items()
+        }
+
+
+def _to_numpy(structure: Any) -> Any:
+    return tf.nest.map_structure(lambda each: each.numpy() if tf.is_tensor(each) else each, structure)

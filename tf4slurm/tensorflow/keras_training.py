@@ -1,0 +1,205 @@
+"""`fit`: train a compiled Keras 3 model, on parameter servers or without them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+
+from tf4slurm.script_api import report
+from tf4slurm.tensorflow.checkpoints import Checkpoints, check_integer
+from tf4slurm.tensorflow.keras_checks import (
+    check_callbacks,
+    check_data,
+    check_model,
+    check_ps_options,
+    make_callback_list,
+)
+from tf4slurm.tensorflow.keras_evaluation import Evaluation
+from tf4slurm.tensorflow.keras_execution import InThisProcess, OnWorkers, make_execution
+from tf4slurm.tensorflow.keras_step import KerasStep, build
+
+_REPORT_SECONDS = 0.5
+
+
+def fit(
+    model: keras.Model,
+    dataset_fn: Callable[[], tf.data.Dataset],
+    *,
+    coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None,
+    epochs: int = 1,
+    steps_per_epoch: int | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    validation_data: Any = None,
+    validation_steps: int | None = None,
+    validation_freq: int = 1,
+    validation_on: str | None = None,
+    checkpoints: Checkpoints | str | os.PathLike[str] | None = None,
+    initial_epoch: int = 0,
+    verbose: str | int = "auto",
+    timeout_seconds: float = 600.0,
+) -> keras.callbacks.History:
+    """Train a compiled Keras 3 model, as `model.fit` does where it works; return Keras's History.
+
+    With a coordinator, the steps run on the workers of its ParameterServerStrategy, as in `run_steps`: asynchronously,
+    and again if a worker is lost. Without one, they run in this process, or with MultiWorkerMirroredStrategy in all
+    workers at the same time. The model's own loss, metrics, optimizer and `train_step` are used. All callbacks run in
+    this process.
+
+    With a coordinator, callbacks get `on_train_batch_begin` and `on_train_batch_end` for a group of steps, about 20
+    times a second, as with Keras's `steps_per_execution`. If the model is compiled with `steps_per_execution`, each
+    scheduled closure has that number of steps. Steps, loss and metrics are reported to the job (`tf4slurm.report`).
+    After a stop request, fit saves a checkpoint and returns without `on_epoch_end` for the unfinished epoch.
+
+    Args:
+        model: The model, created and compiled in `with strategy.scope():`.
+        dataset_fn: Function that returns a tf.data.Dataset of batches; every worker calls it and repeats its dataset.
+            Give `shuffle` no seed, so that each worker shuffles in its own order, also after set_random_seed. Without
+            a coordinator, a dataset is accepted too.
+        coordinator: The chief's ClusterCoordinator; None without parameter servers.
+        epochs: The epoch at which to end, including the epochs of a restored checkpoint.
+        steps_per_epoch: Steps of all workers together in an epoch. With a coordinator it is required; else the
+            default is the length of the dataset.
+        callbacks: Keras's callbacks, or your own.
+        validation_data: Function that returns a finite dataset, a dataset, or arrays such as (inputs, targets).
+        validation_steps: Batches of the validation; by default the whole dataset.
+        validation_freq: Validate after every so many epochs (default 1).
+        validation_on: "workers" (default for a function) or "chief" (default for a dataset or arrays).
+        checkpoints: A `Checkpoints` object, or a directory. fit restores the newest checkpoint of a directory, and
+            saves after every epoch and on a stop request; a Checkpoints object may save more often.
+        initial_epoch: The first epoch without a restored checkpoint (default 0).
+        verbose: 0 (silent), 1 (progress bar), 2 (a line per epoch) or "auto": 1 in a terminal or notebook, else 2.
+        timeout_seconds: Timeout in seconds for a closure, including tracing (default 600).
+
+    Returns:
+        Keras's History. Its attribute `history` has a list per metric, with one value per epoch of this call.
+
+    Raises:
+        TypeError, ValueError: An argument is invalid, or the model does not belong to the coordinator's strategy;
+            nothing was started.
+        KerasError: The model cannot be trained by several workers, such as one with a metric that keeps a maximum.
+        ParameterServerLostError, TrainingTimeoutError, TrainingError, CheckpointError: As for `run_steps`.
+    """
+    epochs = check_integer("epochs", epochs, at_least=0)
+    initial_epoch = check_integer("initial_epoch", initial_epoch, at_least=0)
+    check_model(model, coordinator)
+    check_ps_options(model, coordinator)
+    callbacks = check_callbacks(callbacks)
+    steps = check_data(dataset_fn, coordinator, steps_per_epoch)
+    execution = make_execution(model, coordinator, timeout_seconds)
+    validate = None
+    if validation_data is not None:
+        validate = Evaluation(execution, validation_data, validation_steps, validation_on)
+    with execution.strategy.scope():
+        build(model, execution.open(dataset_fn))
+        counter = (
+            checkpoints.step
+            if isinstance(checkpoints, Checkpoints)
+            else tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        )
+    if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
+        optimizer = {} if model.optimizer is None else {"optimizer": model.optimizer}
+        checkpoints = Checkpoints(checkpoints, step=counter, model=model, **optimizer)
+    if checkpoints is None or checkpoints.restored is None:
+        counter.assign(initial_epoch * steps)
+    if not execution.is_first and verbose == "auto":
+        verbose = 0
+    training = _Training(execution, counter, steps, execution.select(callbacks), checkpoints, validate)
+    return training.run(epochs, verbose, check_integer("validation_freq", validation_freq, at_least=1))
+
+
+class _Training:
+    """One call of `fit`: epochs, callbacks, validation and checkpoints."""
+
+    def __init__(
+        self,
+        execution: OnWorkers | InThisProcess,
+        counter: tf.Variable,
+        steps_per_epoch: int,
+        callbacks: list[Any],
+        checkpoints: Checkpoints | None,
+        validation: Evaluation | None,
+    ) -> None:
+        self._execution = execution
+        self._model = execution.model
+        self._counter = counter
+        self._steps = steps_per_epoch
+        self._callbacks = callbacks
+        self._checkpoints = checkpoints
+        self._validation = validation
+        self._reported_at = float("-inf")
+
+    def run(self, epochs: int, verbose: str | int, validation_freq: int) -> Any:
+        model = self._model
+        listed = make_callback_list(model, self._callbacks, verbose, True, epochs=epochs, steps=self._steps)
+        model.stop_training = False
+        model.reset_metrics()
+        step_fn = KerasStep(model, model.train_step)
+        listed.on_train_begin()
+        if int(self._counter.numpy()) == 0 and getattr(model, "_initial_epoch", None):  # set by BackupAndRestore
+            self._counter.assign(model._initial_epoch * self._steps)
+        logs: dict[str, float] = {}
+        is_stopped = False
+        for epoch in range(int(self._counter.numpy()) // self._steps, epochs):
+            listed.on_epoch_begin(epoch)
+            is_stopped, logs = self._train_epoch(step_fn, epoch, listed)
+            if is_stopped:
+                break
+            if self._validation is not None and (epoch + 1) % validation_freq == 0:
+                found = self._validation.run(listed)
+                validated = {f"val_{name}": value for name, value in found.items()}
+                self._report(validated)
+                logs |= validated
+            listed.on_epoch_end(epoch, logs)
+            if model.stop_training:
+                break
+        if is_stopped:  # BackupAndRestore would delete its files, as after a complete training
+            listed.callbacks = [
+                each for each in listed.callbacks if not isinstance(each, keras.callbacks.BackupAndRestore)
+            ]
+        elif isinstance(model.optimizer, keras.optimizers.Optimizer):
+            with self._execution.strategy.scope():
+                model.optimizer.finalize_variable_values(model.trainable_variables)
+        listed.on_train_end(logs)
+        return model.history
+
+    def _train_epoch(self, step_fn: KerasStep, epoch: int, callbacks: Any) -> tuple[bool, dict[str, float]]:
+        """Train to the end of an epoch; return whether the job was asked to stop, and the epoch's logs."""
+        first, target = int(self._counter.numpy()), (epoch + 1) * self._steps
+        seen = first - epoch * self._steps
+        reported: tuple[int, dict[str, Any]] = (0, {})
+        last: tuple[int, dict[str, Any]] = (0, {})
+
+        def report_latest(step: int) -> None:
+            nonlocal reported
+            latest = {name: total - reported[1].get(name, 0.0) for name, total in last[1].items()}
+            self._report(step_fn.logs(latest, last[0] - reported[0]), step)
+            self._reported_at, reported = time.monotonic(), last
+
+        def observe(step: int, completed: int, sums: dict[str, Any]) -> bool:
+            nonlocal seen, last
+            last = completed, sums
+            if time.monotonic() - self._reported_at >= _REPORT_SECONDS:
+                report_latest(step)
+            callbacks.on_train_batch_begin(seen)
+            seen = first + completed - epoch * self._steps
+            callbacks.on_train_batch_end(seen - 1, step_fn.logs(sums, completed))
+            return bool(self._model.stop_training)
+
+        is_stopped = self._execution.train(step_fn, self._counter, target, self._checkpoints, observe)
+        completed, sums = last
+        if not completed:
+            return is_stopped, {}
+        if completed > reported[0]:
+            report_latest(first + completed)
+        self._execution.assign_metrics(step_fn, sums)
+        return is_stopped, step_fn.logs(sums, completed)
+
+    def _report(self, logs: dict[str, float], step: int | None = None) -> None:
+        if self._execution.is_first and logs:
+            numbers = {name: value for name, value in logs.items() if name != "step"}
+            report(step=int(self._counter.numpy()) if step is None else step, **numbers)

@@ -1,0 +1,117 @@
+"""`ShardedEmbedding`: a Keras 3 layer with an embedding table that is split over the ps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras  # type: ignore[import-untyped]  # it ships no types
+import numpy as np
+import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+
+from tf4slurm.tensorflow.training import count_tasks
+
+_TABLE = "table"
+
+
+class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
+    """Turns integer ids into vectors, as keras.layers.Embedding, with a table that is split over the ps.
+
+    Each ps holds some contiguous rows, and looks up and updates them there: a worker receives only the rows of its
+    batch. (`keras.layers.Embedding` sends the whole table to the worker in every step.) A model with this layer is
+    saved with the whole table as one variable, so a process without ps loads it, and so does a job with another number
+    of ps. A `tf.train.Checkpoint`, and so `Checkpoints`, saves the shards: give `shards` to restore it on another
+    number of ps.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        *,
+        shards: int | None = None,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        **options: Any,
+    ) -> None:
+        """Store the arguments; the variables are created when the layer is first used.
+
+        Args:
+            input_dim: Number of rows: ids are 0 to input_dim - 1.
+            output_dim: Numbers per row.
+            shards: Number of parts; by default the number of ps of the current strategy, and 1 without ps.
+            embeddings_initializer: Initializer of each part.
+            embeddings_regularizer: Regularizer of each part. It reads the whole table in every step.
+            options: Further arguments of keras.layers.Layer, such as name.
+
+        Raises:
+            ValueError: There are fewer rows than shards.
+        """
+        super().__init__(**options)
+        self.input_dim = input_dim
+        self.output_dim = output_dim
+        self.shards = _count_ps() if shards is None else shards
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+        self._parts: list[Any] = []
+        if not 1 <= self.shards <= input_dim:
+            raise ValueError(f"shards is {self.shards}: expected 1 to {input_dim}, the number of rows.")
+
+    def build(self, input_shape: Any = None) -> None:
+        """Create one variable per shard."""
+        rows = [len(part) for part in np.array_split(np.arange(self.input_dim), self.shards)]
+        self._parts = [
+            self.add_weight(
+                shape=(count, self.output_dim),
+                initializer=self.embeddings_initializer,
+                regularizer=self.embeddings_regularizer,
+                name=f"embeddings_{index}",
+            )
+            for index, count in enumerate(rows)
+        ]
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        """Return the rows of these ids: a tensor with the shape of the ids and one more axis of length output_dim."""
+        parts = [part.value for part in self._parts]
+        ids = tf.cast(inputs, tf.int64)
+        return tf.cast(tf.nn.embedding_lookup(parts, ids), self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """Return the shape of the rows for ids of this shape."""
+        return (*input_shape, self.output_dim)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save the table as one variable, in a `.keras` or `.weights.h5` file."""
+        store[_TABLE] = np.concatenate([np.asarray(part.numpy()) for part in self._parts])
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load the table, whatever its number of shards was.
+
+        Raises:
+            ValueError: The table has another shape.
+        """
+        table = np.asarray(store[_TABLE])
+        if table.shape != (self.input_dim, self.output_dim):
+            expected = (self.input_dim, self.output_dim)
+            raise ValueError(f"The saved table of {self.name} has the shape {table.shape}: expected {expected}.")
+        for part, rows in zip(self._parts, np.array_split(table, self.shards), strict=True):
+            part.assign(rows)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments, from which Keras creates the layer again."""
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "shards": self.shards,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
+        }
+
+
+def _count_ps() -> int:
+    is_on_ps = isinstance(tf.distribute.get_strategy(), tf.distribute.ParameterServerStrategy)
+    return count_tasks("ps") if is_on_ps else 1
+
+
+keras.saving.register_keras_serializable("tf4slurm")(ShardedEmbedding)
