@@ -284,7 +284,9 @@ def main() -> None:
             results.append(train(name, seed, arguments.epochs, *options))
             text = "{model} {seed} accuracy {accuracy:.4f} iterations {iterations} of {steps}"
             print(text.format(**results[-1]), flush=True)
-    if arguments.json is not None:
+    resolver = place[0].cluster_resolver
+    is_first = resolver is None or not resolver.task_id  # of workers in step, each has the result
+    if arguments.json is not None and is_first:
         arguments.json.write_text(json.dumps(results if len(results) > 1 else results[0]))
 
 

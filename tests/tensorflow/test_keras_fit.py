@@ -48,6 +48,23 @@ data = lambda: tf.data.Dataset.from_tensor_slices((rows, rows)).shuffle(1000).ba
 fit(model, data, coordinator=coordinator, steps_per_epoch=200, verbose=0)
 """
 
+IN_ONE_PROCESS = """
+import keras, numpy as np, tensorflow as tf
+from tf4slurm.tensorflow import fit
+
+rows = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
+data = lambda: tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(8)
+for option in ("run_eagerly", "jit_compile"):
+    histories = []
+    for train in (lambda model: fit(model, data, epochs=2), lambda model: model.fit(data(), epochs=2)):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"], **{option: True})
+        histories.append(train(model).history)
+    ours, expected = histories
+    print(option, len(ours["mae"]), all(np.allclose(ours[name], expected[name], rtol=1e-4) for name in expected))
+"""
+
 
 def run(*command: str, directory: Path, timeout_seconds: float = 150) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
@@ -96,6 +113,12 @@ def test_one_process_trains_exactly_as_keras(tmp_path: Path, model: str) -> None
     assert ours["iterations"] == keras["iterations"]
 
 
+def test_one_process_trains_without_a_graph_and_with_xla(tmp_path: Path) -> None:
+    ran = run(sys.executable, "-c", IN_ONE_PROCESS, directory=tmp_path)
+    lines = [line for line in ran.stdout.splitlines() if line.startswith(("run_eagerly", "jit_compile"))]
+    assert lines == ["run_eagerly 2 True", "jit_compile 2 True"], ran.stdout + ran.stderr
+
+
 @pytest.mark.parametrize(
     "model", ["outputs", *(pytest.param(name, marks=pytest.mark.long) for name in ("cnn", "text"))]
 )
@@ -138,31 +161,30 @@ def test_evaluator_sees_the_metrics_of_the_model(tmp_path: Path) -> None:
 
 
 def test_killed_worker_costs_no_step_and_no_epoch(job: Job, tmp_path: Path) -> None:
-    ours = follow(job, tmp_path, "worker/0", ["--ps", "1", "--workers", "2"])
-    assert ours["steps"] <= ours["iterations"] <= ours["steps"] + 4 * 64
-    assert ours["epoch"] == list(range(20))
-    assert ours["accuracy"] > 0.9
+    assert_trains_after_kill(job, tmp_path, "worker/0")
 
 
 def test_killed_ps_resumes_at_the_saved_epoch(job: Job, tmp_path: Path) -> None:
-    ours = follow(job, tmp_path, "ps/0", ["--ps", "1", "--workers", "2", "--max-attempts", "2"])
-    assert ours["steps"] <= ours["iterations"] <= ours["steps"] + 4 * 64
-    assert 0 < ours["epoch"][0] < 19
-    assert ours["epoch"] == list(range(ours["epoch"][0], 20))
-    assert all(len(values) == len(ours["epoch"]) for values in ours["history"].values())
-    assert ours["accuracy"] > 0.9
+    assert_trains_after_kill(job, tmp_path, "ps/0")
 
 
-def follow(job: Job, directory: Path, task: str, options: list[str]) -> dict[str, Any]:
-    """Train 20 epochs, and send a task a signal after the fourth; return what the script wrote."""
+def assert_trains_after_kill(job: Job, directory: Path, task: str, prefix: tuple[str, ...] = ()) -> None:
+    """Train 20 epochs, kill a task after the fourth, and check what the script wrote at its end."""
     path = directory / "result.json"
     script = [sys.executable, str(MODELS), "mlp", "--epochs", "20", "--json", str(path)]
-    job.start(*options, command=[*script, "--checkpoints", str(directory / "saved")])
+    options = ("--ps", "1", "--workers", "2", "--max-attempts", "2")
+    job.start(*options, command=[*script, "--checkpoints", str(directory / "saved")], prefix=prefix)
     assert wait_until(lambda: (directory / "saved").exists() and saved_steps(directory / "saved") >= 4 * 44, 90)
     os.kill(child_of(task), signal.SIGKILL)
     assert job.wait(150) == 0, job.stdout
     assert "retracing" not in job.stdout
-    return dict(json.loads(path.read_text()))
+    ours = json.loads(path.read_text())
+    first = ours["epoch"][0]
+    assert 0 < first < 19 if task == "ps/0" else first == 0
+    assert ours["epoch"] == list(range(first, 20))
+    assert all(len(values) == len(ours["epoch"]) for values in ours["history"].values())
+    assert ours["steps"] <= ours["iterations"] <= ours["steps"] + 4 * 64
+    assert ours["accuracy"] > 0.9
 
 
 def saved_steps(directory: Path) -> int:

@@ -123,14 +123,13 @@ class Evaluation(_Shards):
 
     def _make_function(self) -> Any:
         step_fn = self._step_fn = KerasStep(self._execution.model, self._execution.model.test_step)
-        results = tf.function(step_fn).get_concrete_function(self._spec).structured_outputs
+        results = tf.function(step_fn).get_concrete_function({}, self._spec).structured_outputs
 
         def evaluate_shard(index: Any) -> dict[str, Any]:
-            sums = {name: tf.zeros(result.shape, tf.float64) for name, result in results.items()}
+            sums = {name: tf.zeros(result.shape, result.dtype) for name, result in results.items()}
             batches = tf.constant(0.0, tf.float64)
             for batch in self._shard(index):
-                latest = step_fn(batch)
-                sums = {name: total + latest[name] for name, total in sums.items()}
+                sums = step_fn(sums, batch)
                 batches += 1.0
             return sums | {"batches": batches}
 

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import keras  # type: ignore[import-untyped]  # it ships no types
+import numpy as np
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
 from tf4slurm.errors import TrainingTimeoutError
 from tf4slurm.script_api import should_stop
 from tf4slurm.tensorflow.checkpoints import Checkpoints
 from tf4slurm.tensorflow.keras_step import KerasStep
-from tf4slurm.tensorflow.step_closure import make_closure
+from tf4slurm.tensorflow.step_closure import StepClosure
 from tf4slurm.tensorflow.training import count_tasks, run_closures, translate_errors
 
 _POLL_SECONDS = 0.02
@@ -42,6 +43,7 @@ class OnWorkers:
         self._coordinator = coordinator
         self._timeout_seconds = timeout_seconds
         self._iterator: Any = None
+        self._closure: StepClosure | None = None
 
     def open(self, dataset_fn: Callable[[], Any]) -> Any:
         """Create the datasets of the workers; return the specification of a batch."""
@@ -63,9 +65,10 @@ class OnWorkers:
     ) -> bool:
         """Train until the counter reaches `target`; return whether the job was asked to stop."""
         steps_per_call = self.model.steps_per_execution
+        self._closure = self._closure or StepClosure(self.strategy, step_fn, counter)
         done = run_closures(
             self._coordinator,
-            make_closure(self.strategy, step_fn, counter.ref(), step_fn.reduce),
+            self._closure,
             target,
             dataset=self._iterator,
             step=counter,
@@ -168,7 +171,7 @@ class InThisProcess:
             flags = tf.constant([should_stop(), is_ended], tf.float64)
             latest = _to_numpy(self._train(self._iterator, count, flags))
             stops, ends = latest.pop(_FLAGS)
-            sums = {name: sums.get(name, 0.0) + total for name, total in latest.items()}
+            sums = {name: sums.get(name, 0.0) + np.float64(total) for name, total in latest.items()}
             step += count
             counter.assign(step)
             is_ended = observe(step, step - first, sums)
@@ -187,12 +190,12 @@ class InThisProcess:
         run = tf.function(step_fn, jit_compile=True) if self.model.jit_compile is True else step_fn
 
         def train(iterator: Any, count: int, flags: Any) -> dict[str, Any]:
-            sums = step_fn.reduce(self.strategy, self.strategy.run(run, args=(next(iterator),)))
-            for _ in range(count - 1):
-                more = step_fn.reduce(self.strategy, self.strategy.run(run, args=(next(iterator),)))
-                sums = {name: total + more[name] for name, total in sums.items()}
+            sums: dict[str, Any] = {}
+            for _ in range(count):
+                sums = self.strategy.run(run, args=(sums, next(iterator)))
             each_flags = self.strategy.run(lambda: flags)
-            return sums | {_FLAGS: self.strategy.reduce(tf.distribute.ReduceOp.SUM, each_flags, axis=None)}
+            flags_of_all = self.strategy.reduce(tf.distribute.ReduceOp.SUM, each_flags, axis=None)
+            return step_fn.reduce(self.strategy, sums) | {_FLAGS: flags_of_all}
 
         return train if self.model.run_eagerly else tf.function(train)
 

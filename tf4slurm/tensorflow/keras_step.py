@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +12,8 @@ import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 from tf4slurm.errors import TrainingError
 from tf4slurm.tensorflow.keras_limits import add_if_sum, refuse_metric
 
-STATE = "metric variables"
-"""The name under which a step returns what it adds to the metrics' variables, in one tensor."""
+_ADDED = "added to metric variable "
+"""With a number, the name under which a step returns what it adds to a variable of a metric."""
 
 
 def build(model: Any, element_spec: Any) -> None:
@@ -33,10 +32,10 @@ def build(model: Any, element_spec: Any) -> None:
 
 
 class KerasStep:
-    """Calls `train_step` or `test_step` of a model, and returns what the step adds to the metrics.
+    """Calls `train_step` or `test_step` of a model, and returns the sums of what the steps add to the metrics.
 
     The metrics' variables are replaced by tensors on the worker, which start at zero. So a step needs no ps for its
-    metrics; the chief adds up the results of all steps. The model's other variables are changed in place.
+    metrics; the chief adds up the sums of all closures. The model's other variables are changed in place.
     """
 
     def __init__(self, model: Any, method: Callable[[Any], Any]) -> None:
@@ -45,16 +44,16 @@ class KerasStep:
         self._method = method
         self._variables = list(model.metrics_variables)
         self._initial = [np.asarray(variable.numpy(), np.float64) for variable in self._variables]
-        size = sum(math.prod(value.shape) for value in self._initial)
+        self._added = [f"{_ADDED}{number}" for number in range(len(self._variables))]
         # a concrete function: TensorFlow would warn of each new tf.function in a loop that calls evaluate()
-        self._results = tf.function(self._compute_results).get_concrete_function(tf.TensorSpec([size], tf.float64))
+        specs = [tf.TensorSpec(value.shape, tf.float64) for value in self._initial]
+        self._results = tf.function(self._compute_results).get_concrete_function(specs)
 
-    def __call__(self, batch: Any) -> dict[str, Any]:
-        """Run the step; return the additions to the metrics, and the step's own results that are not metrics."""
+    def __call__(self, sums: dict[str, Any], batch: Any) -> dict[str, Any]:
+        """Run a step; return the sums of the additions to the metrics, and of its results that are not metrics."""
         model = self._model
         with _StepScope(model.variables, self._variables) as scope:
             logs = self._method(batch)
-            is_of_metrics = not isinstance(logs, dict) or set(logs) == set(model.get_metrics_result())
         if len(model.metrics_variables) != len(self._variables):
             names = ", ".join(metric.name for metric in model.metrics)
             raise TrainingError(
@@ -62,39 +61,41 @@ class KerasStep:
                 "__init__, or call it once before training."
             )
         scope.check_sums()
-        additions = [tf.reshape(tf.cast(scope.get_current_value(each), tf.float64), [-1]) for each in self._variables]
-        results = {STATE: tf.concat([tf.zeros([0], tf.float64), *additions], axis=0)}
-        return results if is_of_metrics else results | {name: tf.cast(logs[name], tf.float64) for name in sorted(logs)}
+        values = [scope.get_current_value(each) for each in self._variables]
+        numbers = dict(zip(self._added, values, strict=True))
+        if isinstance(logs, dict) and set(logs) != set(self._results.structured_outputs):
+            numbers |= {name: tf.cast(logs[name], tf.float64) for name in sorted(logs)}
+        return {name: sums[name] + number if sums else number for name, number in numbers.items()}
 
-    def reduce(self, strategy: Any, results: Any) -> dict[str, Any]:
-        """Combine the results of the replicas: sums for the metrics, means for other numbers."""
+    def reduce(self, strategy: Any, sums: dict[str, Any]) -> dict[str, Any]:
+        """Combine the sums of the replicas: sums for the metrics, means for other numbers."""
         reduce = tf.distribute.ReduceOp
         return {
-            name: strategy.reduce(reduce.SUM if name == STATE else reduce.MEAN, results[name], axis=None)
-            for name in results
+            name: strategy.reduce(reduce.SUM if name.startswith(_ADDED) else reduce.MEAN, total, axis=None)
+            for name, total in sums.items()
         }
 
     def logs(self, sums: dict[str, Any], steps: int) -> dict[str, float]:
-        """Return Keras's logs for the sums of the results of some steps."""
-        if len(sums) > 1:
-            return {name: float(total) / steps for name, total in sums.items() if name != STATE}
-        return {name: float(value) for name, value in self._results(tf.constant(sums[STATE])).items()}
+        """Return Keras's logs for the sums of some steps."""
+        if len(sums) > len(self._added):
+            return {name: float(total) / steps for name, total in sums.items() if not name.startswith(_ADDED)}
+        results = self._results([tf.constant(sums[name], tf.float64) for name in self._added])
+        return {name: float(value) for name, value in results.items()}
 
     def assign_metrics(self, sums: dict[str, Any]) -> None:
         """Assign the metrics' variables, for callbacks that read the metrics."""
-        for variable, value in self._mapping(sums[STATE]):
+        for variable, value in self._mapping([sums[name] for name in self._added]):
             variable.assign(value)
 
-    def _compute_results(self, state: Any) -> dict[str, Any]:
-        with keras.StatelessScope(self._mapping(state)):
+    def _compute_results(self, added: list[Any]) -> dict[str, Any]:
+        with keras.StatelessScope(self._mapping(added)):
             return dict(self._model.get_metrics_result())
 
-    def _mapping(self, state: Any) -> list[tuple[Any, Any]]:
+    def _mapping(self, added: list[Any]) -> list[tuple[Any, Any]]:
         """Return each metric variable with its value after these additions."""
-        parts = tf.split(state, [math.prod(value.shape) for value in self._initial])
         return [
-            (variable, tf.cast(initial + tf.reshape(part, initial.shape), variable.dtype))
-            for variable, initial, part in zip(self._variables, self._initial, parts, strict=True)
+            (variable, tf.cast(initial + total, variable.dtype))
+            for variable, initial, total in zip(self._variables, self._initial, added, strict=True)
         ]
 
 
@@ -133,6 +134,6 @@ def _is_sum(tensor: Any, start: Any) -> bool:
     if tensor is start:
         return True
     if not tf.is_symbolic_tensor(tensor):
-        return False
+        return bool(tf.executing_eagerly())  # with run_eagerly, which operation made the value is not known
     inputs = tensor.op.inputs if tensor.op.type == "AddV2" else tensor.op.inputs[:1]
     return tensor.op.type in ("AddV2", "Sub", "Identity", "Cast") and any(_is_sum(each, start) for each in inputs)

@@ -50,7 +50,7 @@ def fit(
     workers at the same time. The model's own loss, metrics, optimizer and `train_step` are used. All callbacks run in
     this process.
 
-    With a coordinator, callbacks get `on_train_batch_begin` and `on_train_batch_end` for a group of steps, about 20
+    With a coordinator, callbacks get `on_train_batch_begin` and `on_train_batch_end` for a group of steps, about 10
     times a second, as with Keras's `steps_per_execution`. If the model is compiled with `steps_per_execution`, each
     scheduled closure has that number of steps. Steps, loss and metrics are reported to the job (`tf4slurm.report`).
     After a stop request, fit saves a checkpoint and returns without `on_epoch_end` for the unfinished epoch.

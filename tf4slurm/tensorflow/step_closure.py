@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
 
@@ -14,11 +14,19 @@ from tf4slurm.errors import TrainingError
 
 logger = logging.getLogger(__name__)
 
-ReduceNumbers = Callable[[Any, Any], dict[str, Any]]
-"""Combines what the replicas of a worker returned: (strategy, result of strategy.run) -> tensors by name."""
-
+_READS = ("ReadVariableOp", "ResourceGather")
 _MAX_STEPS = 64
-_MAX_OPERATIONS = 4_000  # without constants; a graph of this size takes 1 to 2 s to trace and send
+_MAX_OPERATIONS = 5_000  # without constants; a graph of this size takes 2 to 3 s to trace and send
+
+
+class Step(Protocol):
+    """A training step with the sums of its numbers, such as the loss, over the steps of a closure."""
+
+    def __call__(self, sums: dict[str, Any], *batch: Any) -> dict[str, Any]:
+        """Run one step on a replica; return the sums, tensors by name, with its numbers. `sums` is empty at first."""
+
+    def reduce(self, strategy: Any, sums: dict[str, Any]) -> dict[str, Any]:
+        """Combine the sums of all replicas of a worker."""
 
 
 class StepClosure:
@@ -35,25 +43,26 @@ class StepClosure:
         last_steps: The steps per closure that the last `run_steps` chose.
     """
 
-    def __init__(
-        self, strategy: Any, step_fn: Callable[..., Any], counter_reference: Any, reduce_numbers: ReduceNumbers
-    ) -> None:
+    def __init__(self, strategy: Any, step: Step, counter: tf.Variable) -> None:
         self.max_steps = 1
         self.last_steps = 1
-        self._shapes: dict[str, tuple[int, ...]] | None = None  # of the numbers by name, in their order in the result
-        self._reduce_numbers = reduce_numbers
+        self._shapes: dict[str, tuple[int, ...]] | None = None  # of the sums by name, in their order in the result
         self._has_warned = False
         self._strategy = strategy
-        self._step_fn = step_fn
-        self._counter = counter_reference.deref()
+        self._step = step
+        self._counter = counter
         self.function = tf.function(self._trace)
 
     def _trace(self, count: int, *iterators: Any) -> Any:
         graph = tf.compat.v1.get_default_graph()
         sums: dict[str, Any] = {}
         for _ in range(count):
-            numbers = self._trace_step(graph, iterators)
-            sums = {name: sums.get(name, 0.0) + tf.cast(number, tf.float64) for name, number in numbers.items()}
+            sums = self._trace_step(graph, sums, iterators)
+        sums = self._step.reduce(self._strategy, sums)
+        if self._shapes is not None and list(self._shapes) != list(sums):
+            names, others = tuple(sums), tuple(self._shapes)
+            raise TrainingError(f"step_fn returned {names}, but {others} before. Always return the same.")
+        self._shapes = {name: tuple(total.shape) for name, total in sums.items()}
         # AutoGraph would warn that it cannot convert the logger
         tf.autograph.experimental.do_not_convert(self._warn_of_variables_outside)(graph)
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -67,21 +76,18 @@ class StepClosure:
             sums[name], rest = rest[:size].reshape(shape) if shape else float(rest[0]), rest[size:]
         return worker, sums
 
-    def _trace_step(self, graph: Any, iterators: Any) -> dict[str, Any]:
-        """Add one step to the graph, then an increment of the step counter; return the results of `step_fn`."""
+    def _trace_step(self, graph: Any, sums: dict[str, Any], iterators: Any) -> dict[str, Any]:
+        """Add one step to the graph, then an increment of the step counter; return the sums with the step's numbers."""
         before = len(graph.get_operations())
         batch = [next(iterator) for iterator in iterators]
-        numbers = self._reduce_numbers(self._strategy, self._strategy.run(self._step_fn, args=batch))
-        if self._shapes is not None and list(self._shapes) != list(numbers):
-            names, others = tuple(numbers), tuple(self._shapes)
-            raise TrainingError(f"step_fn returned {names}, but {others} before. Always return the same.")
-        self._shapes = {name: tuple(number.shape) for name, number in numbers.items()}
+        sums = self._strategy.run(self._step, args=(sums, *batch))
         operations = graph.get_operations()[before:]
-        with tf.control_dependencies([each for each in operations if each.op_def.is_stateful]):
-            self._counter.assign_add(1)  # without the dependencies the ps could count steps before they are applied
-        size = sum(each.type != "Const" for each in operations)
+        updates = [each for each in operations if each.op_def.is_stateful and each.type not in _READS]
+        with tf.control_dependencies(updates):  # else the ps could count steps before they are applied
+            self._counter.assign_add(1)
+        size = sum(each.type not in ("Const", "Placeholder") for each in operations)
         self.max_steps = max(1, min(_MAX_OPERATIONS // max(size, 1), _MAX_STEPS))
-        return numbers
+        return sums
 
     def _warn_of_variables_outside(self, graph: Any) -> None:
         """Warn once about variables that are not on a ps."""
@@ -97,29 +103,38 @@ class StepClosure:
 
 
 @functools.lru_cache(maxsize=8)
-def make_closure(
-    strategy: Any, step_fn: Callable[..., Any], counter_reference: Any, reduce_numbers: ReduceNumbers | None = None
-) -> StepClosure:
-    """Return the closure for these arguments; cached, so that the workers need not get its graphs again."""
-    return StepClosure(strategy, step_fn, counter_reference, reduce_numbers or _reduce_scalars)
+def make_closure(strategy: Any, step_fn: Callable[..., Any], counter_reference: Any) -> StepClosure:
+    """Return the closure for a `step_fn` of run_steps; cached, so that the workers need not get its graphs again."""
+    return StepClosure(strategy, _FunctionStep(step_fn), counter_reference.deref())
 
 
-def _reduce_scalars(strategy: Any, result: Any) -> dict[str, Any]:
-    """Return the mean of step_fn's numbers over the worker's replicas; raise TrainingError for an invalid result."""
-    numbers = result if isinstance(result, dict) else {} if result is None else {"loss": result}
-    for name, number in numbers.items():
-        if not isinstance(name, str) or name == "step":
-            raise TrainingError(f"step_fn returned a number named {name!r}: expected a str other than 'step'.")
-        tensors = strategy.experimental_local_results(number)
-        if not all(tf.is_tensor(each) and (each.dtype.is_floating or each.dtype.is_integer) for each in tensors):
-            raise TrainingError(
-                f"step_fn returned {number!r} as {name}, which is not a numeric tensor: return tf.reduce_mean(loss), a "
-                "dict of such tensors by name, or None."
-            )
-    means = {name: strategy.reduce("MEAN", numbers[name], axis=None) for name in sorted(numbers)}
-    for name, mean in means.items():
-        if mean.shape.rank != 0:
-            raise TrainingError(
-                f"step_fn returned a {name} of shape {mean.shape}, not one number: return tf.reduce_mean(loss)."
-            )
-    return means
+class _FunctionStep:
+    """A step that calls the `step_fn` of run_steps."""
+
+    def __init__(self, step_fn: Callable[..., Any]) -> None:
+        self._step_fn = step_fn
+
+    def __call__(self, sums: dict[str, Any], *batch: Any) -> dict[str, Any]:
+        """Run one step; raise TrainingError if it returned something other than numbers."""
+        result = self._step_fn(*batch)
+        numbers = result if isinstance(result, dict) else {} if result is None else {"loss": result}
+        for name, number in numbers.items():
+            if not isinstance(name, str) or name == "step":
+                raise TrainingError(f"step_fn returned a number named {name!r}: expected a str other than 'step'.")
+            if not (tf.is_tensor(number) and (number.dtype.is_floating or number.dtype.is_integer)):
+                raise TrainingError(
+                    f"step_fn returned {number!r} as {name}, which is not a numeric tensor: return "
+                    "tf.reduce_mean(loss), a dict of such tensors by name, or None."
+                )
+            if number.shape.rank != 0:
+                raise TrainingError(
+                    f"step_fn returned a {name} of shape {number.shape}, not one number: return tf.reduce_mean(loss)."
+                )
+        names = sorted(numbers)
+        if sums and names != list(sums):
+            raise TrainingError(f"step_fn returned {tuple(names)}, but {tuple(sums)} before. Always return the same.")
+        return {name: sums.get(name, 0.0) + tf.cast(numbers[name], tf.float64) for name in names}
+
+    def reduce(self, strategy: Any, sums: dict[str, Any]) -> dict[str, Any]:
+        """Return the means of the replicas."""
+        return {name: strategy.reduce("MEAN", total, axis=None) for name, total in sums.items()}

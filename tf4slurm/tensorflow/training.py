@@ -27,7 +27,7 @@ from tf4slurm.tensorflow.strategy import allow_exit_without_workers
 logger = logging.getLogger(__name__)
 
 _CLOSURES_PER_WORKER = 2  # one runs while the next waits
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0  # leaves the rest of the grace period to the last checkpoint if a worker hangs
 _MAX_FETCHES = 3  # attempts to fetch a closure's result; each retry runs the closure again
 _threads: weakref.WeakKeyDictionary[Any, list[Future[None]]] = weakref.WeakKeyDictionary()
@@ -151,7 +151,7 @@ def run_closures(
 ) -> StepsDone:
     """Run closures until the step counter reaches `steps`. Arguments and exceptions are those of `run_steps`.
 
-    `observe(step, completed, sums)` is called in this thread about every 50 ms if steps have completed: with the step
+    `observe(step, completed, sums)` is called in this thread about every 100 ms if steps have completed: with the step
     counter, the number of completed steps, and the sums of their numbers. If it returns True, no more closures are
     scheduled.
     """
