@@ -275,10 +275,15 @@ def test_scancel_ends_everything(tmp_path: Path, lab: SlurmLab, process_mark: st
     assert wait_until_gone(process_mark, timeout_seconds=5) == []
 
 
-def test_interactive_shell_in_a_step_does_not_delay_job(job: Job) -> None:
-    """`srun --pty bash` is itself a step that holds the CPUs; our step shares them."""
-    job.start(*ROLES, prefix=("salloc", "-Q", "-N4", "-n4", "srun", "-N1", "-n1", "env", "-u", "SLURM_NTASKS"))
-    assert sorted(children_by_host(job).values())
+@pytest.mark.parametrize("shell", [("srun", "-N1", "-n1"), ("srun", "-N1", "-n1", "-c1", "-m", "block", "--pty")])
+def test_job_in_a_shell_in_a_step_has_the_tasks_of_the_allocation(
+    job: Job, lab: SlurmLab, shell: tuple[str, ...]
+) -> None:
+    """`srun --pty bash` is itself a step, which has one task and holds the CPUs."""
+    job.start(*ROLES, prefix=(*SALLOC, *shell))
+    assert sorted(children_by_host(job).values()) == sorted(lab.nodes)
+    found = job.wait_for_child("worker-1")["environ"]
+    assert found["SLURM_STEP_NUM_TASKS"] == "4"
     job.end_child("chief-0")
     assert job.wait() == 0
 

@@ -14,7 +14,7 @@ from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.commands import exited_tasks, layout_of, query_layout, srun_command, srun_on_each_node_command
 from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
 
-ALWAYS = ("--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
+ALWAYS = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
 ARBITRARY = {
     "SLURM_JOB_ID": "999999",
     "SLURM_STEP_ID": "0",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.captures import OUTSIDE_OF_STEPS, capture_of
 from tf4slurm.errors import LayoutError, SlurmEnvironmentError
-from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep, is_in_step
+from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep, is_in_step, without_step
 
 DATA = Path(__file__).parent.parent / "data"
 BATCH: dict[str, str] = json.loads((DATA / "batch-3-nodes-7-tasks.json").read_text())["environments"][0]
@@ -299,3 +299,10 @@ def test_invalid_count_is_refused(variable: str, value: str) -> None:
     with pytest.raises(SlurmEnvironmentError, match=f"^{variable} is ") as caught:
         SlurmAllocation.from_environ({**BATCH, variable: value})
     assert (caught.value.variable, caught.value.value) == (variable, value)
+
+
+def test_variables_of_the_own_step_are_removed() -> None:
+    kept = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURMD_NODENAME": "n1", "PATH": "/bin"}
+    step = {"SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_CPU_BIND_LIST": "0x1", "SLURM_STEP_NODELIST": "n1"}
+    assert without_step({**kept, **step, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}) == kept
+    assert without_step({**kept, **step}) == {**kept, **step}

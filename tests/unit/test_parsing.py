@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.slurm.parsing import Partition, SlurmResources, SlurmSite, parse_resources, parse_site, parse_time_limit
+from tf4slurm.slurm.environ import SlurmAllocation
+from tf4slurm.slurm.parsing import (
+    Partition,
+    SlurmResources,
+    SlurmSite,
+    parse_allocation,
+    parse_resources,
+    parse_site,
+    parse_time_limit,
+)
 
 DATA = Path(__file__).parent.parent / "data"
 CONFIG = (DATA / "scontrol-show-config.txt").read_text()
@@ -75,6 +84,18 @@ def test_resources_are_parsed(tres: str, memory: int | None) -> None:
     started = at("2026-11-21 07:27:59")
     expected = SlurmResources(at("2026-11-21 07:27:00"), started, 8, memory, 86400 + 600)
     assert parse_resources(ANSWER.replace("{tres}", tres)) == expected
+
+
+@pytest.mark.parametrize(("text", "cpus_per_task"), [("2", 2), ("1", None), ("N/A", None)])
+def test_tasks_of_job_replace_those_of_a_step(text: str, cpus_per_task: int | None) -> None:
+    answer = f"JobId=7 NumNodes=2 NumCPUs=8 NumTasks=4 CPUs/Task={text} ReqB:S:C:T=0:0:*:*"
+    expected = SlurmAllocation("7", 4, cpus_per_task, num_nodes=2)
+    assert parse_allocation(SlurmAllocation("7", 1, 1, num_nodes=2), answer) == expected
+
+
+def test_job_without_number_of_tasks_is_refused() -> None:
+    with pytest.raises(ValueError, match="no number NumTasks"):
+        parse_allocation(SlurmAllocation("7", 1, None), "JobId=7 NumNodes=2")
 
 
 def test_missing_fields_are_none() -> None:

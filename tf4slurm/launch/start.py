@@ -23,7 +23,8 @@ from tf4slurm.launch.result import Reporter, Result
 from tf4slurm.launch.spawners import LocalSpawner, Spawner, SrunSpawner
 from tf4slurm.network.interfaces import interface_address, isolate
 from tf4slurm.network.ports import format_ports
-from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name
+from tf4slurm.slurm.commands import query_allocation
+from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name, without_step
 from tf4slurm.spec import JobSpec
 
 logger = logging.getLogger(__name__)
@@ -34,9 +35,9 @@ def find_allocation(environ: Mapping[str, str], *, local: bool = False) -> Slurm
 
     Raises:
         SlurmEnvironmentError: This process is one of several tasks, or a heterogeneous job lacks a number of tasks.
+        LaunchError: This process is in a step, and Slurm does not answer how many tasks the job has.
     """
-    allocation = None if local else SlurmAllocation.from_environ(environ)
-    if allocation is None:
+    if local or SlurmAllocation.from_environ(environ) is None:
         return None
     if is_in_step(environ) and SlurmStep.from_environ(environ).num_tasks > 1:
         raise SlurmEnvironmentError(
@@ -44,6 +45,8 @@ def find_allocation(environ: Mapping[str, str], *, local: bool = False) -> Slurm
             'run" starts, or use "srun tf4slurm task".',
             variable="SLURM_STEP_NUM_TASKS",
         )
+    allocation = query_allocation(environ)
+    assert allocation is not None
     if allocation.components and allocation.num_tasks is None:
         raise SlurmEnvironmentError(
             "A component of this heterogeneous job did not request a number of tasks, so the role of each rank is "
@@ -126,7 +129,7 @@ def _make_spawner(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAl
         return LocalSpawner(spec.num_tasks, spec.command, environ)
     pairs = parse_pairs("srun", spec.srun).items()
     options = tuple(f"--{name}={value}" if value else f"--{name}" for name, value in pairs)
-    return SrunSpawner(allocation, spec.num_tasks, spec.command, environ, options)
+    return SrunSpawner(allocation, spec.num_tasks, spec.command, without_step(environ), options)
 
 
 def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tf4slurm.errors import LaunchError, LayoutError
-from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
+from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep, is_in_step
 from tf4slurm.slurm.nodelist import expand_nodelist
 from tf4slurm.slurm.parsing import (
     SQUEUE_FORMAT,
@@ -24,6 +24,7 @@ from tf4slurm.slurm.parsing import (
     SlurmJob,
     SlurmResources,
     SlurmSite,
+    parse_allocation,
     parse_exit_code,
     parse_fields,
     parse_job,
@@ -85,10 +86,11 @@ def srun_command(
     """Return the srun command that runs `command` in each task of one step over all components of the allocation.
 
     When one task ends, srun must not end the step, whatever the site's default is, because the launcher decides what
-    happens then. --overlap lets the step start while an interactive shell runs in the allocation.
+    happens then. --overlap lets the step start while an interactive shell runs in the allocation. The site's default of
+    --mpi may wait for an MPI library that no task has.
     `options` come last and override the other options.
     """
-    always = ("--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
+    always = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
     line = ["srun"]
     whole = HetComponent(num_tasks, allocation.cpus_per_task)
     for number, component in enumerate(allocation.components or (whole,)):
@@ -154,6 +156,22 @@ def query_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Slur
     job = _query(("scontrol", "show", "job", job_id), parse_job, timeout_seconds)
     partition = parse_fields(_read(("scontrol", "show", "partition", job.partition), timeout_seconds))
     return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
+
+
+def query_allocation(environ: Mapping[str, str]) -> SlurmAllocation | None:
+    """Return the allocation of this process; None outside of an allocation.
+
+    In a step, such as `srun --pty bash`, SLURM_NTASKS and other variables describe the step. Slurm then knows the job's
+    own numbers; heterogeneous jobs have variables for them.
+    """
+    allocation = SlurmAllocation.from_environ(environ)
+    if allocation is None or allocation.components or not is_in_step(environ):
+        return allocation
+    return _query(
+        ("scontrol", "show", "job", allocation.job_id),
+        lambda text: parse_allocation(allocation, text),
+        _TIMEOUT_SECONDS,
+    )
 
 
 def query_resources(job_id: str) -> SlurmResources:

@@ -40,6 +40,32 @@ _GROUP_NODELIST = "SLURM_JOB_NODELIST_PACK_GROUP_"
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 """The variables with which Slurm assigns GPUs to a task: one each for CUDA, ROCm, OpenCL on ROCm, and oneAPI."""
 
+# srun sets these for the tasks of a step, and takes some of them as options of a step that a task starts
+_STEP_VARIABLES = (
+    "SLURM_CPUS_ON_NODE",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_DISTRIBUTION",
+    "SLURM_GTIDS",
+    "SLURM_LAUNCH_NODE_IPADDR",
+    "SLURM_LOCALID",
+    "SLURM_NNODES",
+    "SLURM_NODEID",
+    "SLURM_NPROCS",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_TASK_PID",
+    "SLURM_TASKS_PER_NODE",
+)
+_STEP_PREFIXES = (
+    "SLURM_CPU_BIND",
+    "SLURM_DIST_",
+    "SLURM_MEM_BIND",
+    "SLURM_PTY_",
+    "SLURM_SRUN_",
+    "SLURM_STEP",
+    "SLURM_TRES_PER_TASK",
+)
+
 _MAX_STEP_ID = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID; larger ids, also written as -1 to -15, are reserved
 _SIGNED_NUMBER = re.compile(r"-?[0-9]{1,10}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -341,6 +367,17 @@ def own_node_name(environ: Mapping[str, str]) -> str:
 def is_in_step(environ: Mapping[str, str]) -> bool:
     """Return whether this process is a task of a Slurm step; a batch script and an interactive shell are not."""
     return _STEP_ID in environ and _RANK in environ and not _is_reserved(environ[_STEP_ID])
+
+
+def without_step(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the variables of the step that this process is a task of."""
+    if not is_in_step(environ):
+        return dict(environ)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _STEP_VARIABLES and not name.startswith(_STEP_PREFIXES)
+    }
 
 
 def _is_reserved(step_id: str) -> bool:

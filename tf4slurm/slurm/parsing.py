@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tf4slurm.errors import COMPLETED, FAILED, STOPPED
+from tf4slurm.slurm.environ import SlurmAllocation
 
 SQUEUE_FORMAT = "%i|%T|%r|%M|%l|%S|%N"
 ENDED_STATES = {
@@ -173,6 +176,28 @@ def parse_job(text: str) -> SlurmJob:
         exit_code=parse_exit_code(fields.get("ExitCode", "")),
         output=fields.get("StdOut", ""),
     )
+
+
+def parse_allocation(allocation: SlurmAllocation, text: str) -> SlurmAllocation:
+    """Return the allocation with the numbers in the output of `scontrol show job ID`.
+
+    Raises:
+        ValueError: The text is not the output of this command.
+    """
+    fields = parse_fields(text)
+    cpus_per_task = fields.get("CPUs/Task", "")
+    return dataclasses.replace(
+        allocation,
+        num_tasks=_required_number(fields, "NumTasks"),
+        num_nodes=_required_number(fields, "NumNodes"),
+        cpus_per_task=int(cpus_per_task) if cpus_per_task.isdigit() and cpus_per_task != "1" else None,
+    )
+
+
+def _required_number(fields: Mapping[str, str], name: str) -> int:
+    if not fields.get(name, "").isdigit():
+        raise ValueError(f"scontrol show job has no number {name}: {fields.get(name)!r}.")
+    return int(fields[name])
 
 
 def parse_resources(text: str) -> SlurmResources:
