@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 _READS = ("ReadVariableOp", "ResourceGather")
 _MAX_STEPS = 64
-_MAX_OPERATIONS = 5_000  # without constants; a graph of this size takes 2 to 3 s to trace and send
+_MAX_OPERATIONS = 5_000  # without constants and placeholders; a graph of this size takes 2 to 3 s to trace and send
 
 
 class Step(Protocol):
@@ -59,9 +59,7 @@ class StepClosure:
         for _ in range(count):
             sums = self._trace_step(graph, sums, iterators)
         sums = self._step.reduce(self._strategy, sums)
-        if self._shapes is not None and list(self._shapes) != list(sums):
-            names, others = tuple(sums), tuple(self._shapes)
-            raise TrainingError(f"step_fn returned {names}, but {others} before. Always return the same.")
+        _check_names(sums, self._shapes)
         self._shapes = {name: tuple(total.shape) for name, total in sums.items()}
         # AutoGraph would warn that it cannot convert the logger
         tf.autograph.experimental.do_not_convert(self._warn_of_variables_outside)(graph)
@@ -130,11 +128,16 @@ class _FunctionStep:
                 raise TrainingError(
                     f"step_fn returned a {name} of shape {number.shape}, not one number: return tf.reduce_mean(loss)."
                 )
-        names = sorted(numbers)
-        if sums and names != list(sums):
-            raise TrainingError(f"step_fn returned {tuple(names)}, but {tuple(sums)} before. Always return the same.")
-        return {name: sums.get(name, 0.0) + tf.cast(numbers[name], tf.float64) for name in names}
+        added = {name: sums.get(name, 0.0) + tf.cast(numbers[name], tf.float64) for name in sorted(numbers)}
+        _check_names(added, sums or None)
+        return added
 
     def reduce(self, strategy: Any, sums: dict[str, Any]) -> dict[str, Any]:
         """Return the means of the replicas."""
         return {name: strategy.reduce("MEAN", total, axis=None) for name, total in sums.items()}
+
+
+def _check_names(names: Iterable[str], before: Iterable[str] | None) -> None:
+    """Raise TrainingError if a step returned numbers of other names than the steps before."""
+    if before is not None and list(names) != list(before):
+        raise TrainingError(f"step_fn returned {tuple(names)}, but {tuple(before)} before. Always return the same.")
