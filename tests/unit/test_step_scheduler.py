@@ -17,7 +17,7 @@ def closure_sizes(scheduler: StepScheduler, step_seconds: float, closures: int, 
 
 
 def test_closures_grow_to_their_target_duration() -> None:
-    scheduler = StepScheduler(1)
+    scheduler = StepScheduler(1, expected_steps=10_000)
     scheduler.set_limit(10_000)
     taken = closure_sizes(scheduler, CLOSURE_SECONDS / 40, 12)
     assert taken[0] == 1
@@ -26,20 +26,30 @@ def test_closures_grow_to_their_target_duration() -> None:
     assert scheduler.completed == sum(taken) == scheduler.sums["loss"] / 2
 
 
+def test_closures_of_a_short_training_stay_small() -> None:
+    """The closures of 500 steps would take longer to trace than they save."""
+    sizes = {}
+    for steps in (50, 500, 5_000):
+        scheduler = StepScheduler(1, expected_steps=steps)
+        scheduler.set_limit(10_000)
+        sizes[steps] = closure_sizes(scheduler, CLOSURE_SECONDS / 40, 12)[-1]
+    assert sizes == {50: 1, 500: 4, 5_000: 32}
+
+
 def test_long_steps_get_closures_of_one_step() -> None:
-    scheduler = StepScheduler(1)
+    scheduler = StepScheduler(1, expected_steps=10_000)
     scheduler.set_limit(100)
     assert set(closure_sizes(scheduler, 3 * CLOSURE_SECONDS, 8)) == {1}
 
 
 def test_closures_have_at_most_max_steps() -> None:
-    scheduler = StepScheduler(1)
+    scheduler = StepScheduler(1, expected_steps=10_000)
     scheduler.set_limit(10_000)
     assert max(closure_sizes(scheduler, 1e-6, 10, max_steps=5)) == 4
 
 
 def test_last_closures_have_the_remaining_steps() -> None:
-    scheduler = StepScheduler(2, steps_per_call=4)
+    scheduler = StepScheduler(2, steps_per_call=4, expected_steps=100)
     scheduler.set_limit(11)
     assert [scheduler.take(1) for _ in range(5)] == [4, 4, 2, 1, 0]
     scheduler.set_limit(13)
@@ -49,7 +59,7 @@ def test_last_closures_have_the_remaining_steps() -> None:
 
 
 def test_stopped_scheduler_schedules_nothing() -> None:
-    scheduler = StepScheduler(1, steps_per_call=4)
+    scheduler = StepScheduler(1, steps_per_call=4, expected_steps=100)
     scheduler.set_limit(10)
     assert scheduler.take(1) == 4
     scheduler.stop()
@@ -57,9 +67,9 @@ def test_stopped_scheduler_schedules_nothing() -> None:
 
 
 def test_scheduler_starts_with_the_size_of_an_earlier_one() -> None:
-    scheduler = StepScheduler(1)
+    scheduler = StepScheduler(1, expected_steps=10_000)
     scheduler.set_limit(10_000)
     closure_sizes(scheduler, CLOSURE_SECONDS / 40, 12)
-    later = StepScheduler(1, closure_steps=scheduler.closure_steps)
+    later = StepScheduler(1, closure_steps=scheduler.closure_steps, expected_steps=100)
     later.set_limit(100)
     assert later.take(1_000) == 32

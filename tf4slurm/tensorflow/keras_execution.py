@@ -61,9 +61,18 @@ class OnWorkers:
         return callbacks
 
     def train(
-        self, step_fn: KerasStep, counter: Any, target: int, checkpoints: Checkpoints | None, observe: Any
+        self,
+        step_fn: KerasStep,
+        counter: Any,
+        target: int,
+        checkpoints: Checkpoints | None,
+        observe: Any,
+        last_step: int,
     ) -> bool:
-        """Train until the counter reaches `target`; return whether the job was asked to stop."""
+        """Train until the counter reaches `target`; return whether the job was asked to stop.
+
+        `last_step` is the step at which the whole training will end.
+        """
         steps_per_call = self.model.steps_per_execution
         self._closure = self._closure or StepClosure(self.strategy, step_fn, counter)
         done = run_closures(
@@ -76,6 +85,7 @@ class OnWorkers:
             steps_per_call=steps_per_call if steps_per_call > 1 else None,
             timeout_seconds=self._timeout_seconds,
             observe=observe,
+            last_step=last_step,
         )
         return done.is_stopped
 
@@ -158,9 +168,18 @@ class InThisProcess:
         return [each for each in callbacks if self.is_first or type(each).__name__ not in _WRITERS]
 
     def train(
-        self, step_fn: KerasStep, counter: Any, target: int, checkpoints: Checkpoints | None, observe: Any
+        self,
+        step_fn: KerasStep,
+        counter: Any,
+        target: int,
+        checkpoints: Checkpoints | None,
+        observe: Any,
+        last_step: int,
     ) -> bool:
-        """Train until the counter reaches `target`; return whether the job was asked to stop."""
+        """Train until the counter reaches `target`; return whether the job was asked to stop.
+
+        `last_step` is the step at which the whole training will end.
+        """
         if self._train is None:
             self._train = self._make_function(step_fn)
         step = first = int(counter.numpy())

@@ -146,7 +146,7 @@ class _Training:
         is_stopped = False
         for epoch in range(int(self._counter.numpy()) // self._steps, epochs):
             listed.on_epoch_begin(epoch)
-            is_stopped, logs = self._train_epoch(step_fn, epoch, listed)
+            is_stopped, logs = self._train_epoch(step_fn, epoch, listed, epochs * self._steps)
             if is_stopped:
                 break
             if self._validation is not None and (epoch + 1) % validation_freq == 0:
@@ -167,7 +167,9 @@ class _Training:
         listed.on_train_end(logs)
         return model.history
 
-    def _train_epoch(self, step_fn: KerasStep, epoch: int, callbacks: Any) -> tuple[bool, dict[str, float]]:
+    def _train_epoch(
+        self, step_fn: KerasStep, epoch: int, callbacks: Any, last_step: int
+    ) -> tuple[bool, dict[str, float]]:
         """Train to the end of an epoch; return whether the job was asked to stop, and the epoch's logs."""
         first, target = int(self._counter.numpy()), (epoch + 1) * self._steps
         seen = first - epoch * self._steps
@@ -190,7 +192,7 @@ class _Training:
             callbacks.on_train_batch_end(seen - 1, step_fn.logs(sums, completed))
             return bool(self._model.stop_training)
 
-        is_stopped = self._execution.train(step_fn, self._counter, target, self._checkpoints, observe)
+        is_stopped = self._execution.train(step_fn, self._counter, target, self._checkpoints, observe, last_step)
         completed, sums = last
         if not completed:
             return is_stopped, {}

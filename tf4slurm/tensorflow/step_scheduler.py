@@ -19,6 +19,9 @@ worker; a killed worker loses at most two.
 # short until the speed is known.
 _MAX_GROWTH = 8
 
+_STEPS_PER_COPY = 100
+"""Steps that must be expected for each step in a closure: in fewer, tracing it takes longer than it saves."""
+
 
 class StepScheduler:
     """Schedules the steps of one `run_steps` call. Thread-safe.
@@ -30,17 +33,20 @@ class StepScheduler:
         changed_at: Monotonic time at which a closure last completed.
     """
 
-    def __init__(self, num_workers: int, steps_per_call: int | None = None, closure_steps: int = 1) -> None:
+    def __init__(
+        self, num_workers: int, steps_per_call: int | None = None, closure_steps: int = 1, *, expected_steps: int
+    ) -> None:
         """Schedule nothing yet.
 
         Without `steps_per_call`, the first closures have `closure_steps` steps each. The number of steps in later
-        closures adapts to the speed of the training.
+        closures adapts to the speed of the training, and to the number of steps that it is expected to take.
         """
         self.steps_by_worker = [0] * num_workers
         self.sums: dict[str, Any] = {}
         self.changed_at = time.monotonic()
         self.closure_steps = closure_steps
         self._steps_per_call = steps_per_call
+        self._max_closure_steps = max(closure_steps, _round_down_to_power(expected_steps // _STEPS_PER_COPY), 1)
         self._scheduled = 0
         self._limit = 0
         self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=2 * num_workers + 1)
@@ -96,8 +102,8 @@ class StepScheduler:
         seconds = self._recent[-1][0] - self._recent[0][0]
         if len(self._recent) > num_workers and seconds > 0:
             steps_per_second = sum(steps for _, steps in list(self._recent)[1:]) / seconds / num_workers
-            steps = max(1, min(int(steps_per_second * CLOSURE_SECONDS), _MAX_GROWTH * self.closure_steps))
-            self.closure_steps = _round_down_to_power(steps)
+            steps = min(int(steps_per_second * CLOSURE_SECONDS), _MAX_GROWTH * self.closure_steps)
+            self.closure_steps = _round_down_to_power(max(1, min(steps, self._max_closure_steps)))
 
 
 def _round_down_to_power(number: int) -> int:

@@ -101,8 +101,8 @@ def run_steps(
             `checkpoints.step`, else a new variable that starts at 0.
         checkpoints: The checkpoints to save when due, on a stop request, and at the end.
         steps_per_call: Steps per scheduled closure. By default a closure takes about 0.25 s, less if the step is a
-            large graph. The chief's work is then negligible, and a stop or a lost worker costs little. Tracing time
-            grows with the number of steps.
+            large graph or the training is short. The chief's work is then negligible, and a stop or a lost worker costs
+            little. Tracing time grows with the number of steps.
         timeout_seconds: Timeout in seconds for a closure, including tracing (default 600); TensorFlow sets no limit.
 
     Raises:
@@ -134,6 +134,7 @@ def run_steps(
         steps_per_call=steps_per_call,
         timeout_seconds=timeout_seconds,
         observe=_Reporter().observe,
+        last_step=steps,
     )
 
 
@@ -148,8 +149,12 @@ def run_closures(
     steps_per_call: int | None,
     timeout_seconds: float,
     observe: Callable[[int, int, dict[str, Any]], bool],
+    last_step: int,
 ) -> StepsDone:
     """Run closures until the step counter reaches `steps`. Arguments and exceptions are those of `run_steps`.
+
+    `last_step` is the step at which the training will end, after this call and later ones. If it is not known and more
+    calls follow, the training is expected to take as many steps as it already has.
 
     `observe(step, completed, sums)` is called in this thread about every 100 ms if steps have completed: with the step
     counter, the number of completed steps, and the sums of their numbers. If it returns True, no more closures are
@@ -163,9 +168,13 @@ def run_closures(
     allow_exit_without_workers(coordinator)
     install_keras_limits()
     inputs = () if dataset is None else (dataset,)
-    scheduler = StepScheduler(count_tasks("worker"), steps_per_call, closure.last_steps)
-    run = _Run(coordinator, closure, inputs, step, checkpoints, scheduler, timeout_seconds, observe)
     with translate_errors():
+        first_step = int(step.numpy())
+        expected_steps = max(last_step - first_step, first_step)
+        scheduler = StepScheduler(
+            count_tasks("worker"), steps_per_call, closure.last_steps, expected_steps=expected_steps
+        )
+        run = _Run(coordinator, closure, inputs, step, checkpoints, scheduler, timeout_seconds, observe)
         return run.run(steps)
 
 
