@@ -10,7 +10,7 @@ from tests.jobs import Job
 from tests.slurm.lab import SlurmLab
 from tests.tensorflow.test_keras_fit import assert_trains_after_kill
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(400)]
 
 
 @pytest.mark.long
