@@ -20,7 +20,7 @@ ROLES = ("--ps", "1", "--workers", "2")
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
-pytestmark = pytest.mark.keras
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(400)]
 
 
 def start(job: Job, *arguments: str) -> None:
