@@ -52,7 +52,7 @@ class Verb(_WithExamples):
 
 
 class VerbGroup(_WithExamples, click.Group):
-    """A command with verbs of its own. Without a verb it prints its help, and exits with 2."""
+    """A command with subcommands. Without one it prints its help, and exits with 2."""
 
     command_class = Verb
 

@@ -37,7 +37,8 @@ def find_allocation(environ: Mapping[str, str], *, local: bool = False) -> Slurm
         SlurmEnvironmentError: This process is one of several tasks, or a heterogeneous job lacks a number of tasks.
         LaunchError: This process is in a step, and Slurm does not answer how many tasks the job has.
     """
-    if local or SlurmAllocation.from_environ(environ) is None:
+    allocation = None if local else SlurmAllocation.from_environ(environ)
+    if allocation is None:
         return None
     if is_in_step(environ) and SlurmStep.from_environ(environ).num_tasks > 1:
         raise SlurmEnvironmentError(
@@ -45,8 +46,8 @@ def find_allocation(environ: Mapping[str, str], *, local: bool = False) -> Slurm
             'run" starts, or use "srun tf4slurm task".',
             variable="SLURM_STEP_NUM_TASKS",
         )
-    allocation = query_allocation(environ)
-    assert allocation is not None
+    if is_in_step(environ) and not allocation.components:  # a heterogeneous job has variables for its own numbers
+        allocation = query_allocation(allocation)
     if allocation.components and allocation.num_tasks is None:
         raise SlurmEnvironmentError(
             "A component of this heterogeneous job did not request a number of tasks, so the role of each rank is "

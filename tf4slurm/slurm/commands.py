@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tf4slurm.errors import LaunchError, LayoutError
-from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep, is_in_step
+from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
 from tf4slurm.slurm.nodelist import expand_nodelist
 from tf4slurm.slurm.parsing import (
     SQUEUE_FORMAT,
@@ -158,20 +158,13 @@ def query_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Slur
     return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
 
 
-def query_allocation(environ: Mapping[str, str]) -> SlurmAllocation | None:
-    """Return the allocation of this process; None outside of an allocation.
+def query_allocation(allocation: SlurmAllocation) -> SlurmAllocation:
+    """Return the allocation with the job's own numbers.
 
-    In a step, such as `srun --pty bash`, SLURM_NTASKS and other variables describe the step. Slurm then knows the job's
-    own numbers; heterogeneous jobs have variables for them.
+    In a step, such as `srun --pty bash`, SLURM_NTASKS and other variables describe the step.
     """
-    allocation = SlurmAllocation.from_environ(environ)
-    if allocation is None or allocation.components or not is_in_step(environ):
-        return allocation
-    return _query(
-        ("scontrol", "show", "job", allocation.job_id),
-        lambda text: parse_allocation(allocation, text),
-        _TIMEOUT_SECONDS,
-    )
+    command = ("scontrol", "show", "job", allocation.job_id)
+    return _query(command, lambda text: parse_allocation(allocation, text), _TIMEOUT_SECONDS)
 
 
 def query_resources(job_id: str) -> SlurmResources:
