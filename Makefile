@@ -15,7 +15,7 @@ PYTHONS := 3.10 3.13
 # Further versions of TensorFlow with which `make test-long` trains Keras models.
 TENSORFLOWS := 2.16 2.18
 
-.PHONY: demo test test-long test-pythons test-tensorflows check slurm browser bench bench-quick peers faults notebooks docs docs-links dist soak fuzz clean
+.PHONY: demo test test-long test-faults slurm-versions test-pythons test-tensorflows check slurm browser bench bench-quick peers faults notebooks docs docs-links dist soak fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
@@ -23,9 +23,20 @@ demo: $(VENV)/installed
 test: $(VENV)/installed slurm browser check
 	$(PYTEST) --cov --cov-report=
 
-# The slow tests: most of the fault matrix, most notebooks, and all variants but the first. Half an hour.
-test-long: $(VENV)/installed slurm browser test-pythons test-tensorflows
+# The slow tests: most of the fault matrix, most notebooks, and all variants but the first. Hours.
+test-long: $(VENV)/installed slurm browser test-pythons test-tensorflows slurm-versions
 	$(PYTEST) -m long
+
+# The fault matrix only: a third of an hour.
+test-faults: $(VENV)/installed slurm
+	$(PYTEST) -m long tests/faults
+
+# The Slurm tests on each version of Slurm that Debian has, as a table in tf4slurm/doctor/slurm_tests.json. The other
+# versions are in root directories below ~/.cache/tf4slurm-tests. Two hours.
+slurm-versions: $(VENV)/installed slurm
+	@if command -v debootstrap >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then :; else \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends debootstrap >/dev/null; fi
+	$(BIN)/python -m tests.slurm.versions
 
 # The unit tests and some local jobs on other versions of Python, without TensorFlow.
 test-pythons: $(PYTHONS:%=$(VENV)-%/tested)

@@ -129,7 +129,6 @@ class BatchSpec(JobSpec):
     )
     prologue: str = option("", "Lines of bash before the job.", group="Environment")
     epilogue: str = option("", "Lines of bash after the job.", group="Environment")
-    container: str = option("", "Container for the tasks, in the format of srun --container.", group="Environment")
     python: str = option(
         "",
         "Python with tf4slurm in the job. [default: this one; with --module, --load-env, --venv or --conda: "
@@ -145,7 +144,7 @@ class BatchSpec(JobSpec):
     single: bool = option(
         False,
         "One task that runs COMMAND alone: no ps, no cluster.",
-        excludes=("ps", "workers", "evaluators", "data_workers", "chief", "placement", "het", "requeue"),
+        excludes=("ps", "workers", "evaluators", "data_workers", "chief", "placement", "het", "requeue", "container"),
         group="Roles",
     )
     directory: Path | None = None
@@ -170,9 +169,8 @@ class BatchSpec(JobSpec):
 
     @property
     def srun_options(self) -> dict[str, str]:
-        """The requested options of srun, such as {"container": "image"}."""
-        container = {"container": self.container} if self.container else {}
-        return {**container, **parse_pairs("srun", self.srun)}
+        """The requested options of srun, such as {"cpu-bind": "cores"}."""
+        return parse_pairs("srun", self.srun)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -56,6 +56,12 @@ class JobSpec:
     data_python: str | None = option(
         None, "Python with TensorFlow for the tf.data service. [default: the command's]", group="Environment"
     )
+    container: str | None = option(
+        None,
+        "Image for Apptainer or Singularity in which the command runs; tf4slurm itself runs outside.",
+        metavar="IMAGE",
+        group="Environment",
+    )
     chief: bool = option(True, "Start a chief. With --no-chief, worker 0 leads. [default: chief]", group="Roles")
     placement: str = option(
         PACK,

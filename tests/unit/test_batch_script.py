@@ -33,7 +33,7 @@ ARGUMENTS = str(GOLDEN / "arguments.txt")
 SCRIPTS = {
     "plain": ("-N", "4", "--workers", "2", "-t", "1:00:00", *TRAIN),
     "single": ("--single", "--gpus-per-node", "1", "--module", "python/3.10", *TRAIN),
-    "single-srun": ("--single", "--srun", "cpu-bind=cores", "--container", "/images/tf.oci", *TRAIN),
+    "single-srun": ("--single", "--srun", "cpu-bind=cores", "--srun", "container=/images/tf.oci", *TRAIN),
     "het": (
         *("--het", "-N", "2", "--workers", "3", "--gpus-per-worker", "2", "-p", "gpu", "-c", "8", "--mem", "64G"),
         *("--ps-sbatch", "partition=cpu", "--ps-sbatch", "mem-per-cpu=2G", "--gpu-flag", "gres", "--gpu-type", "a100"),

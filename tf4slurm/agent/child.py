@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tf4slurm.agent.child_log import ChildLog
+from tf4slurm.agent.container import container_command
 from tf4slurm.agent.gpu_usage import GpuUsage, watch_gpus
 from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage
 from tf4slurm.agent.rendezvous import Rendezvous
@@ -265,9 +266,14 @@ class OwnedChild(TaskProcess):
         A program of tf4slurm is started by its path, because the script's Python, which runs the program, may lack
         tf4slurm.
         """
-        if not role.program:
-            return fill_in(self._spec.command, cluster.to_dictionary(), task)
-        return (self._spec.data_service_python, str(_HOME / role.program), str(self._run_directory.work(task, attempt)))
+        command: Sequence[str] = fill_in(self._spec.command, cluster.to_dictionary(), task)
+        if role.program:
+            work = self._run_directory.work(task, attempt)
+            command = (self._spec.data_service_python, str(_HOME / role.program), str(work))
+        if not self._spec.container:
+            return command
+        paths = (self._run_directory.path, *([_HOME] if role.program else ()))
+        return container_command(self._spec.container, command, paths, self._environ, sees_gpus=role.sees_gpus)
 
     def _child_environment(self, cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
         """Return the agent's environment without the job's credentials, plus the task, its cluster and its GPUs."""

@@ -18,9 +18,15 @@ _SCRIPT_ENDINGS = (".py", ".sh")
 def check_command(spec: JobSpec) -> None:
     """Check that the command's program exists and is executable, and after Python or a shell, that the script exists.
 
+    What is in a container is not checked, only that its image exists.
+
     Raises:
-        CommandError: The program or script does not exist, or the program is not executable.
+        CommandError: The program, script or image does not exist, or the program is not executable.
     """
+    if spec.container:
+        if "://" not in spec.container and not os.path.exists(spec.container):
+            raise CommandError(f"The image {spec.container!r} of --container does not exist.", command=spec.command)
+        return
     _check_program(spec.command)
     if spec.data_workers:
         _check_program((spec.data_service_python,))

@@ -1,0 +1,38 @@
+"""Run a task's command in a container of Apptainer or Singularity."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tf4slurm.errors import CommandError
+
+_PROGRAMS = ("apptainer", "singularity")
+_GPU_OPTIONS = {"/dev/nvidiactl": "--nv", "/dev/kfd": "--rocm"}
+"""The option that brings a vendor's driver into the container, by the vendor's device."""
+
+
+def container_command(
+    image: str, command: Sequence[str], paths: Sequence[Path], environ: Mapping[str, str], *, sees_gpus: bool
+) -> tuple[str, ...]:
+    """Return the command that runs `command` in a container.
+
+    The container shares the host's network and the environment; it sees these paths, the working directory and what
+    the site's configuration adds, usually the home directory and /tmp.
+
+    Raises:
+        CommandError: Neither program is on PATH.
+    """
+    program = next(filter(None, (shutil.which(name, path=environ.get("PATH")) for name in _PROGRAMS)), None)
+    if program is None:
+        raise CommandError(
+            f"--container {image} needs Apptainer or Singularity on PATH of {os.uname().nodename}. Load its module, "
+            "or start the job without --container.",
+            command=command,
+        )
+    gpus = [option for device, option in _GPU_OPTIONS.items() if sees_gpus and os.path.exists(device)]
+    directory = os.getcwd()
+    binds = [word for path in (*paths, directory) for word in ("--bind", str(path))]
+    return (program, "exec", *gpus, *binds, "--pwd", directory, image, *command)
