@@ -21,6 +21,7 @@ _CLUSTERS = {
     "2 workers": ("--ps", "1", "--workers", "2"),
     "3 workers": ("--ps", "1", "--workers", "3"),
     "2 workers in step": ("--ps", "0", "--no-chief", "--workers", "2"),
+    "3 workers in step": ("--ps", "0", "--no-chief", "--workers", "3"),
 }
 _SECONDS = 4.0
 

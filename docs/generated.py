@@ -17,6 +17,7 @@ from tf4slurm import errors, shutdown
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.main import _VERBS as VERBS
 from tf4slurm.control.records import EVENT_KINDS
+from tf4slurm.doctor.scheduler import SubjectTests, read_tests
 from tf4slurm.jobs.schema import FILE_NAMES, SCHEMA_VERSION, Event, Process, TaskStatus
 from tf4slurm.options import Group, Option, options_of
 from tf4slurm.spec import JobSpec
@@ -164,6 +165,24 @@ def make_verbs() -> str:
     return "\n\n".join(["```{eval-rst}", *sections, "```"])
 
 
+def make_slurm_tests() -> str:
+    """Return the table of the tests that ran on each version of Slurm."""
+    by_version = read_tests()
+    rows = ["", *(f"Slurm {version}" for version in by_version)], ["---"] * (len(by_version) + 1)
+    table = [f"| {' | '.join(cells)} |" for cells in rows]
+    for subject in sorted({subject for subjects in by_version.values() for subject in subjects}):
+        cells = [_count_tests(subjects.get(subject)) for subjects in by_version.values()]
+        table.append(f"| {subject} | {' | '.join(cells)} |")
+    return "\n".join(table)
+
+
+def _count_tests(tests: SubjectTests | None) -> str:
+    if tests is None:
+        return "not run"
+    counts = [f"{tests[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped") if tests[outcome]]  # type: ignore[literal-required]
+    return ", ".join(counts)
+
+
 GENERATORS = {
     "verbs": make_verbs,
     "options": make_options,
@@ -171,6 +190,7 @@ GENERATORS = {
     "files": make_files,
     "version": lambda: str(SCHEMA_VERSION),
     "errors": make_errors,
+    "slurm_tests": make_slurm_tests,
 }
 
 

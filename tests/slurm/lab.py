@@ -66,8 +66,12 @@ class SlurmLab:
         host_suffix: Host name = node name + suffix.
         resolve_names: Whether /etc/hosts has the node names.
         proctrack: "linuxproc", or "cgroup" (cgroup v1 only), which also ends daemonised children of a job.
+        constrain: With proctrack "cgroup", whether tasks are limited to their CPUs, memory and GPUs.
         accounting: Whether slurmdbd runs, with the lab's own database, so that sacct shows all jobs.
-        extra_conf: Lines added to slurm.conf.
+        configless: Whether nodes have no slurm.conf, but fetch it from slurmctld.
+        ip_version: 4, or 6 for hosts without IPv4 addresses.
+        programs: Directory of programs that hide those of the same name on PATH, as a site's wrapper of srun does.
+        extra_conf: Lines of slurm.conf; each replaces the lab's own line with the same key.
     """
 
     def __init__(
@@ -81,11 +85,16 @@ class SlurmLab:
         host_suffix: str = "",
         resolve_names: bool = True,
         proctrack: str = "linuxproc",
+        constrain: bool = False,
         accounting: bool = False,
+        configless: bool = False,
+        ip_version: int = 4,
+        programs: str | Path | None = None,
         extra_conf: str = "",
     ) -> None:
         self.nodes = tuple(nodes)
         self.directory = Path()
+        self._programs = programs
         self._settings = {
             "NODES": " ".join(nodes),
             "CPUS": str(cpus),
@@ -95,7 +104,10 @@ class SlurmLab:
             "HOST_SUFFIX": host_suffix,
             "RESOLVE": str(int(resolve_names)),
             "PROCTRACK": proctrack,
+            "CONSTRAIN": str(int(constrain)),
             "ACCOUNTING": str(int(accounting)),
+            "CONFIGLESS": str(int(configless)),
+            "IP_VERSION": str(ip_version),
             "EXTRA_CONF": extra_conf,
         }
         self._holder: subprocess.Popen[str] | None = None
@@ -320,7 +332,10 @@ class SlurmLab:
                 raise LabError(f"{' '.join(arguments)!r} exited with {_exit(done.returncode)}.\n{output.read()}")
 
     def _environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
-        return {**os.environ, **(env or {}), "LAB": str(self.directory)}
+        environ = {**os.environ, **(env or {}), "LAB": str(self.directory)}
+        if self._programs is not None:
+            environ["PATH"] = f"{self._programs}{os.pathsep}{environ['PATH']}"
+        return environ
 
     def _daemon_environment(self) -> dict[str, str]:
         environment = self._environment()

@@ -10,24 +10,30 @@
 #   LAB=DIRECTORY lab.sh down             stop the lab and leave nothing, even if `up` failed
 #   LAB=DIRECTORY lab.sh hold             up, wait for the end of stdin, down: the lab ends with the holder of the pipe
 #
-# Each host has its own network, UTS, PID and mount namespaces: eth0 SUBNET.i and ib0 IBNET.i (two bridges, both in
+# Each host has its own network, UTS, PID and mount namespaces: eth0 SUBNET+i and ib0 IBNET+i (two bridges, both in
 # ctl's namespace), host name, /etc/hosts, /etc/slurm, /run, /sys. Everything else is shared: / is the shared file system.
 # Nothing has a name outside of the namespaces, so simultaneous labs need different values of LAB only.
 set -Eeu
 trap 'echo "lab.sh: code $? of line $LINENO: $BASH_COMMAND" >&2' ERR
 LAB=${LAB:?is the directory of the lab}
 NODES=${NODES:-"r1-n2 r1-n9 r1-n10 gpu-09"}      # in the order of slurm.conf
-SUBNET=${SUBNET:-10.78.0} IBNET=${IBNET:-172.29.0}
+IP_VERSION=${IP_VERSION:-4}                      # 6: hosts have IPv6 addresses only
+case $IP_VERSION in
+  4) SUBNET=${SUBNET:-10.78.0.} IBNET=${IBNET:-172.29.0.} ETH_BITS=24 IB_BITS=16 NODAD= ;;
+  6) SUBNET=${SUBNET:-fd00:78::} IBNET=${IBNET:-fd00:172::} ETH_BITS=64 IB_BITS=64 NODAD=nodad ;;
+esac
 CPUS=${CPUS:-8} GPUS=${GPUS:-4}                  # per node, simulated; GPUS >= 1
 KILLWAIT=${KILLWAIT:-5} SLURMD_TIMEOUT=${SLURMD_TIMEOUT:-15}
 HOST_SUFFIX=${HOST_SUFFIX:-}                     # host name = node name + suffix
 RESOLVE=${RESOLVE:-1}                            # 0: node names do not resolve
 PROCTRACK=${PROCTRACK:-linuxproc}                # cgroup (v1 only): also ends daemonised children of a job
+CONSTRAIN=${CONSTRAIN:-0}                        # 1, with cgroup: tasks are limited to their CPUs, memory and GPUs
+CONFIGLESS=${CONFIGLESS:-0}                      # 1: nodes have no slurm.conf, slurmd fetches it from slurmctld
 ACCOUNTING=${ACCOUNTING:-0}                      # 1: slurmdbd with the lab's own MariaDB, on ctl, for sacct
-EXTRA_CONF=${EXTRA_CONF:-}                       # lines added to slurm.conf
+EXTRA_CONF=${EXTRA_CONF:-}                       # lines of slurm.conf, in place of those below with the same key
 UP_SECONDS=${UP_SECONDS:-40}
-SETTINGS="NODES SUBNET IBNET CPUS GPUS KILLWAIT SLURMD_TIMEOUT HOST_SUFFIX PROCTRACK"
-FREEZER=/sys/fs/cgroup/freezer
+SETTINGS="NODES SUBNET IBNET CPUS GPUS KILLWAIT SLURMD_TIMEOUT HOST_SUFFIX PROCTRACK CONFIGLESS ETH_BITS IB_BITS NODAD"
+CGROUPS="freezer cpuset memory devices cpuacct"
 
 fail() { echo "lab.sh: $*" >&2; exit 1; }
 
@@ -64,26 +70,36 @@ power_on() {  # HOST HOSTNAME
   setsid unshare -m -u -n -p --fork --kill-child sh -c 'while sleep 1000; do :; done' "$LAB" </dev/null >/dev/null 2>&1 &
   echo $! >"$LAB/run/$1"
   within 20 init "$1" || fail "host $1 did not start"
-  local freezer=
-  if [ "$PROCTRACK" = cgroup ] && [ "$1" != ctl ]; then freezer=$FREEZER/$(basename "$LAB")-$1; mkdir -p "$freezer"; fi
+  local cgroups=
+  if [ "$PROCTRACK" = cgroup ] && [ "$1" != ctl ]; then cgroups=$CGROUPS; make_cgroups "$1"; fi
   (enter "$1" sh -euc '
     hostname "$3"
     mount -t tmpfs tmpfs /run
-    mkdir /run/munge
+    mkdir /run/munge /run/slurm /run/slurmctld /run/slurmd
     mount --bind "$1/munge" /run/munge   # the only path that munge and unmunge use
     mount --bind "$1/hosts" /etc/hosts
-    mount --bind "$1/etc" /etc/slurm
+    [ "$2" != ctl ] && [ "$5" = 1 ] || mount --bind "$1/etc" /etc/slurm
     # Without a name server an unknown name fails at once; the name server outside would time out.
     [ ! -e /etc/resolv.conf ] || mount --bind /dev/null /etc/resolv.conf
-    [ -z "$4" ] || mount --bind "$4" "$1/freezer"
+    for cgroup in $4; do mount --bind "/sys/fs/cgroup/$cgroup/$(basename "$1")-$2" "$1/cgroup/$cgroup"; done
     mount -t sysfs sysfs /sys            # /sys/class/net shows the interfaces of the namespace that mounted /sys
-    if [ -n "$4" ]; then
-      mount -t tmpfs tmpfs /sys/fs/cgroup
-      mkdir /sys/fs/cgroup/freezer
-      mount --move "$1/freezer" /sys/fs/cgroup/freezer
-    fi
+    [ -z "$4" ] || mount -t tmpfs tmpfs /sys/fs/cgroup
+    for cgroup in $4; do
+      mkdir "/sys/fs/cgroup/$cgroup"
+      mount --move "$1/cgroup/$cgroup" "/sys/fs/cgroup/$cgroup"
+    done
     [ "$2" = ctl ] || mount -t proc proc /proc   # on ctl, commands outside of the PID namespace need the old /proc
-  ' sh "$LAB" "$1" "$2" "$freezer")
+  ' sh "$LAB" "$1" "$2" "$cgroups" "$CONFIGLESS")
+}
+
+# Each node has its own part of each hierarchy of control groups.
+make_cgroups() {  # HOST
+  local cgroup directory file
+  for cgroup in $CGROUPS; do
+    directory=/sys/fs/cgroup/$cgroup/$(basename "$LAB")-$1
+    mkdir -p "$directory" "$LAB/cgroup/$cgroup"
+    [ $cgroup != cpuset ] || for file in cpuset.cpus cpuset.mems; do cat "$directory/../$file" >"$directory/$file"; done
+  done
 }
 
 daemon() {  # HOST COMMAND...: the command becomes a daemon by itself
@@ -108,14 +124,17 @@ link set ib-$i master ib-switch up
 END
   nsenter -t "$node" -n ip -batch - <<END
 link set lo up
-addr add $SUBNET.$i/24 dev eth0
-addr add $IBNET.$i/16 dev ib0
+addr add $SUBNET$i/$ETH_BITS dev eth0 $NODAD
+addr add $IBNET$i/$IB_BITS dev ib0 $NODAD
 link set eth0 up
 link set ib0 up
-route add default via $SUBNET.254
+route add default via ${SUBNET}254
 END
   mkdir -p "$LAB/spool/$1"
-  daemon "$1" slurmd -N "$1"
+  local server=
+  [ "$CONFIGLESS" = 0 ] || server="--conf-server ctl"
+  # shellcheck disable=SC2086
+  daemon "$1" slurmd -N "$1" $server
 }
 
 cables() {  # NODE IP-LINK-ARGUMENTS: both interfaces, at ctl's end
@@ -149,22 +168,25 @@ configure() {
   local node i=0 storage=none gather=none
   [ "$ACCOUNTING" = 0 ] || { storage=slurmdbd gather=linux; }
   { echo "127.0.0.1 localhost"
-    echo "$SUBNET.254 ctl"
+    echo "${SUBNET}254 ctl"
     for node in $NODES; do
       i=$((i + 1))
-      [ "$RESOLVE" = 0 ] || echo "$SUBNET.$i $node$HOST_SUFFIX $node"
-      echo "$IBNET.$i $node-ib"
+      [ "$RESOLVE" = 0 ] || echo "$SUBNET$i $node$HOST_SUFFIX $node"
+      echo "$IBNET$i $node-ib"
     done
   } >"$LAB/hosts"
   dd if=/dev/urandom of="$LAB/munge/key" bs=128 count=1 status=none
   chmod 600 "$LAB/munge/key"
+  cp -p "$LAB/munge/key" "$LAB/etc/slurm.key"   # for AuthType=auth/slurm
   # Slurm counts plain files too, but sets CUDA_VISIBLE_DEVICES for character devices only.
   for ((i = 0; i < GPUS; i++)); do mknod "$LAB/dev/nvidia$i" c 195 $i; done
   echo "Name=gpu File=$LAB/dev/nvidia[0-$((GPUS - 1))]" >"$LAB/etc/gres.conf"
-  printf 'CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n' >"$LAB/etc/cgroup.conf"
+  { printf 'CgroupPlugin=cgroup/v1\n'
+    [ "$CONSTRAIN" = 0 ] || printf 'Constrain%s=yes\n' Cores RAMSpace Devices
+  } >"$LAB/etc/cgroup.conf"
   cat >"$LAB/etc/slurm.conf" <<END
 ClusterName=lab
-SlurmctldHost=ctl($SUBNET.254)
+SlurmctldHost=ctl(${SUBNET}254)
 AuthType=auth/munge
 AuthInfo=socket=$LAB/munge/munge.socket.2,cred_expire=10
 CredType=cred/munge
@@ -207,7 +229,7 @@ END
   i=0
   for node in $NODES; do
     i=$((i + 1))
-    echo "NodeName=$node NodeAddr=$SUBNET.$i CPUs=$CPUS Boards=1 SocketsPerBoard=1 CoresPerSocket=$CPUS" \
+    echo "NodeName=$node NodeAddr=$SUBNET$i CPUs=$CPUS Boards=1 SocketsPerBoard=1 CoresPerSocket=$CPUS" \
       "ThreadsPerCore=1 RealMemory=16000 Gres=gpu:$GPUS State=UNKNOWN"
   done >>"$LAB/etc/slurm.conf"
   cat >>"$LAB/etc/slurm.conf" <<END
@@ -217,6 +239,11 @@ PartitionName=lowc  Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime=8
 PartitionName=high  Nodes=ALL PriorityTier=20 PreemptMode=OFF
 $EXTRA_CONF
 END
+  # Of lines with the same key the last one stays, in the place of the first.
+  awk '{ key = $1; if (key !~ /^(Node|Partition)Name=/) sub(/=.*/, "", key)
+         if (!(key in line)) keys[++n] = key; line[key] = $0 }
+       END { for (i = 1; i <= n; i++) print line[keys[i]] }' "$LAB/etc/slurm.conf" >"$LAB/etc/new"
+  mv "$LAB/etc/new" "$LAB/etc/slurm.conf"
 }
 
 # The database listens on its socket only, at the path that Slurm's plugin uses; /run is private to ctl. At its start
@@ -235,11 +262,12 @@ StorageUser=root
 StorageLoc=slurm_acct_db
 END
   chmod 600 "$LAB/etc/slurmdbd.conf"
-  local tables=/usr/share/mysql/mysql_system_tables.sql socket=/run/mysqld/mysqld.sock log=$LAB/log/mariadbd.ctl.log
+  local socket=/run/mysqld/mysqld.sock log=$LAB/log/mariadbd.ctl.log
   local server="mariadbd --no-defaults --user=root --datadir=$LAB/database --tmpdir=$LAB/tmp --innodb-log-file-size=8M"
   mkdir "$LAB/database" "$LAB/tmp"
-  { printf 'create database mysql;\nuse mysql;\n'; cat $tables; } | $server --bootstrap >"$log" 2>&1 ||
+  { printf 'create database mysql;\nuse mysql;\n'; cat /usr/share/{mysql/mysql,mariadb/mariadb}_system_tables.sql 2>/dev/null; } | $server --bootstrap >"$log" 2>&1 ||
     fail "no database: $(tail -n 10 "$log")"
+  on_ctl ln -s mysqld /run/mariadbd   # the path of later versions
   on_ctl mkdir /run/mysqld
   # shellcheck disable=SC2086
   (cd / && enter ctl setsid $server --socket=$socket --skip-networking --skip-grant-tables >>"$log" 2>&1 </dev/null) &
@@ -261,8 +289,11 @@ all_idle() {
 
 up() {
   local setting node
-  if [ "$PROCTRACK" = cgroup ] && [ ! -d $FREEZER ]; then fail "PROCTRACK=cgroup needs $FREEZER (cgroup v1)"; fi
-  mkdir -p "$LAB"/{dev,etc,freezer,log,munge,run,spool,state}
+  local cgroup
+  for cgroup in $CGROUPS; do
+    [ "$PROCTRACK" != cgroup ] || [ -d "/sys/fs/cgroup/$cgroup" ] || fail "PROCTRACK=cgroup needs /sys/fs/cgroup/$cgroup"
+  done
+  mkdir -p "$LAB"/{dev,etc,log,munge,run,spool,state}
   chmod 755 "$LAB" "$LAB/munge"
   for setting in $SETTINGS; do echo "$setting=${!setting@Q}"; done >"$LAB/settings"
   configure
@@ -271,7 +302,7 @@ up() {
 link set lo up
 link add eth0 address $(mac 1 254) type bridge
 link add ib-switch type bridge
-addr add $SUBNET.254/24 dev eth0
+addr add ${SUBNET}254/$ETH_BITS dev eth0 $NODAD
 link set eth0 up
 link set ib-switch up
 END
@@ -287,9 +318,12 @@ END
 }
 
 down() {
-  local host
+  local host cgroup
   for host in $NODES ctl; do [ ! -e "$LAB/run/$host" ] || power_off "$host"; done
-  [ ! -d $FREEZER ] || find $FREEZER -depth -type d -path "$FREEZER/$(basename "$LAB")-*" -delete 2>/dev/null || true
+  for cgroup in $CGROUPS; do
+    cgroup=/sys/fs/cgroup/$cgroup
+    [ ! -d $cgroup ] || find $cgroup -depth -type d -path "$cgroup/$(basename "$LAB")-*" -delete 2>/dev/null || true
+  done
   rm -rf --one-file-system "$LAB"
 }
 

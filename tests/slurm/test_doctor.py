@@ -64,7 +64,8 @@ def changed(lab: SlurmLab, node: str, *commands: str) -> Iterator[None]:
 def test_intact_cluster(lab: SlurmLab, tmp_path: Path) -> None:
     done = doctor(lab, tmp_path, "--quick")
     assert done.returncode == 0, done.stdout
-    assert findings(done, "slurm")[0]["text"] == "Slurm 22.05.8"
+    version = lab.run("srun", "--version").stdout.split()[-1]
+    assert findings(done, "slurm")[0]["text"].startswith(f"Slurm {version}; tf4slurm was tested with")
     assert findings(done, "step ports")[0]["text"].startswith("Slurm reserves ports of 23000-23999")
     assert findings(done, "kill wait", "warn"), "the lab kills after 5 s, the grace period is 25 s"
     assert findings(done, "shared", "ok")
@@ -242,3 +243,19 @@ def test_smoke_test_refuses_too_few_tasks(lab: SlurmLab, tmp_path: Path, tasks: 
     done = lab.run(*command, check=False)
     assert done.returncode == 2
     assert f"Slurm gives {tasks} tasks" in done.stderr
+
+
+def test_maintenance_and_drained_nodes_are_named(lab: SlurmLab, tmp_path: Path) -> None:
+    reservation = "reservationname=weekly starttime=now+2hours duration=60 flags=maint nodes=r1-n2,r1-n9 users=root"
+    lab.run("scontrol", "create", "reservation", *reservation.split())
+    lab.run("scontrol", "update", "nodename=gpu-09", "state=drain", "reason=test")
+    try:
+        done = doctor(lab, tmp_path, "--quick", prefix=())
+    finally:
+        lab.run("scontrol", "update", "nodename=gpu-09", "state=resume")
+        lab.run("scontrol", "delete", "reservationname=weekly")
+    (maintenance,) = findings(done, "maintenance", "warn")
+    assert maintenance["text"].startswith("weekly reserves r1-n[2,9] from 20")
+    assert any("1 of 4 nodes are drained" in finding["text"] for finding in findings(done, "partition"))
+    (settings,) = findings(done, "settings")
+    assert "SelectType=select/cons_tres" in settings["text"]

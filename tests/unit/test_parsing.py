@@ -10,6 +10,7 @@ import pytest
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.slurm.parsing import (
     Partition,
+    Reservation,
     SlurmResources,
     SlurmSite,
     parse_allocation,
@@ -45,6 +46,18 @@ def test_recorded_site() -> None:
 def test_changed_setting(line: str, other: str, field: str, value: object) -> None:
     assert CONFIG.count(line) == 1
     assert getattr(parse_site(CONFIG.replace(line, other), PARTITIONS), field) == value
+
+
+def test_unavailable_nodes_and_maintenance() -> None:
+    """Recorded from `sinfo` and `scontrol show reservation` of Slurm 22.05.8."""
+    line = (
+        "ReservationName={} StartTime=2026-11-24T00:04:44 EndTime=2026-11-24T01:04:44 Nodes=r1-n[2,9] Flags={} State=I"
+    )
+    reservations = f"{line.format('weekly', 'MAINT,SPEC_NODES')}\n{line.format('course', 'SPEC_NODES')}\n"
+    site = parse_site(CONFIG, PARTITIONS, "debug|0/3/1/4\nlow|0/4/0/4\n", reservations)
+    assert [(each.num_unavailable, each.num_nodes) for each in site.partitions[:3]] == [(1, 4), (0, 4), (0, 0)]
+    assert site.maintenance == (Reservation("weekly", "2026-11-24T00:04:44", "2026-11-24T01:04:44", "r1-n[2,9]"),)
+    assert site.settings["SelectType"] == "select/cons_tres"
 
 
 def test_other_output_is_refused() -> None:

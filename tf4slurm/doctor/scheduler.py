@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from importlib import resources
+from typing import TypedDict
 
 from tf4slurm.doctor.finding import Finding, warn_unless
 from tf4slurm.errors import LaunchError
@@ -16,11 +19,39 @@ from tf4slurm.spec import JobSpec
 _TIMEOUT_SECONDS = 15.0  # the controller itself gives up after MessageTimeout, 10 s by default
 _OLDEST_VERSION = (20, 11)  # the first version whose srun has --overlap
 _MAX_PARTITIONS = 12
+SETTINGS = {
+    "AuthType": "auth/munge",
+    "CommunicationParameters": "",
+    "LaunchParameters": "",
+    "MpiDefault": "none",
+    "PrologFlags": "",
+    "SelectType": "select/cons_tres",
+    "SlurmctldParameters": "",
+    "TaskPlugin": "task/none",
+}
+"""Settings that affect how steps start, with the values that most tests have."""
+
+
+class SubjectTests(TypedDict):
+    """Numbers of tests of one subject, and the settings of slurm.conf with which they ran."""
+
+    passed: int
+    failed: int
+    skipped: int
+    settings: dict[str, str]
 
 
 def check_slurm(environ: Mapping[str, str]) -> list[Finding]:
     """Run all checks of Slurm from this host."""
     allocation = SlurmAllocation.from_environ(environ)
+    if allocation is not None and allocation.num_nodes is None:
+        text = f"the environment names job {allocation.job_id} but not its nodes, as after ssh to a node of the job"
+        advice = f"Enter the job by srun --jobid={allocation.job_id} --overlap --pty bash, or start a new shell."
+        return [Finding("warn", "slurm variables", text, advice), *_check_slurm(allocation)]
+    return _check_slurm(allocation)
+
+
+def _check_slurm(allocation: SlurmAllocation | None) -> list[Finding]:
     if shutil.which("srun") is None and allocation is None:
         return [Finding("ok", "slurm", "Slurm is not installed: jobs run as local processes")]
     if missing := commands.missing_programs():
@@ -47,7 +78,16 @@ def check_version(client: str, controller: str) -> Finding:
         text += f", programs of {client} on this host"
     if tuple(map(int, re.findall(r"\d+", client)[:2])) < _OLDEST_VERSION:
         return Finding("fail", "slurm", f"{text}: its srun has no --overlap", "Use programs of Slurm 20.11 or newer.")
-    return Finding("ok", "slurm", text)
+    tests = read_tests()
+    same = [version for version in tests if version.split(".")[:2] == controller.split(".")[:2]]
+    return Finding("ok", "slurm", f"{text}; tf4slurm was tested with {', '.join(same or sorted(tests))}")
+
+
+def read_tests() -> dict[str, dict[str, SubjectTests]]:
+    """Return the results of tf4slurm's tests by version of Slurm and subject: a test file, or a kind of site."""
+    text = resources.files("tf4slurm.doctor").joinpath("slurm_tests.json").read_text(encoding="utf-8")
+    found: dict[str, dict[str, SubjectTests]] = json.loads(text)
+    return found
 
 
 def _check_accounting(site: SlurmSite) -> Finding:
@@ -62,6 +102,25 @@ def _check_accounting(site: SlurmSite) -> Finding:
     return Finding("ok", "sacct", "sacct answers")
 
 
+def _check_settings(site: SlurmSite) -> Finding:
+    """Name the settings that affect the start of steps, and those with which no test ran."""
+    tested = {f"{name}={part}" for name, value in SETTINGS.items() for part in value.split(",")}
+    for subjects in read_tests().values():
+        for each in subjects.values():
+            if not each["failed"]:
+                tested |= {f"{name}={part}" for name, value in each["settings"].items() for part in value.split(",")}
+    shown = {name: site.settings.get(name, "").replace("(null)", "") for name in SETTINGS}
+    present = [f"{name}={part}" for name, value in shown.items() for part in value.split(",") if part]
+    untested = [each for each in present if each not in tested]
+    text = f"{', '.join(present) or 'nothing special'}"
+    if not untested:
+        return Finding("ok", "settings", f"{text}: tested")
+    advice = (
+        "Run salloc -N 2 -n 4 tf4slurm test. If a job fails, tell the cluster's administrators about these settings."
+    )
+    return Finding("ok", "settings", f"{text}; not tested: {', '.join(untested)}", advice)
+
+
 def check_site(site: SlurmSite, grace_period_seconds: float = JobSpec.grace_period_seconds) -> Iterator[Finding]:
     """Check the site's settings for a job that needs `grace_period_seconds` to save and stop."""
     text, advice = f"Slurm reserves ports of {site.reserved_ports} for each step", ""
@@ -69,6 +128,7 @@ def check_site(site: SlurmSite, grace_period_seconds: float = JobSpec.grace_peri
         text = "Slurm reserves no ports (MpiParams), so jobs use any free ports"
         advice = "If a firewall allows only some ports, give --ports FIRST-LAST."
     yield Finding("ok", "step ports", text, advice)
+    yield _check_settings(site)
 
     yield warn_unless(
         site.kill_wait_seconds >= grace_period_seconds,
@@ -93,6 +153,13 @@ def check_site(site: SlurmSite, grace_period_seconds: float = JobSpec.grace_peri
         advice="tf4slurm ends all processes that its tasks started, unless it is killed itself: start no daemons in "
         "scripts. The cluster's administrators could set ProctrackType=proctrack/cgroup.",
     )
+    for reservation in site.maintenance:
+        yield Finding(
+            "warn",
+            "maintenance",
+            f"{reservation.name} reserves {reservation.nodes} from {reservation.start} to {reservation.end}",
+            "A job whose --time reaches into it does not start on these nodes: give less --time, or wait for its end.",
+        )
     for partition in site.partitions[:_MAX_PARTITIONS]:
         yield _check_partition(partition, grace_period_seconds)
 
@@ -104,6 +171,10 @@ def _check_partition(partition: Partition, grace_period_seconds: float) -> Findi
     if partition.state != "UP":
         text += f", is {partition.state}"
         return Finding("warn", "partition", text, "No job starts in it: use another partition.")
+    if partition.num_unavailable:
+        text += f"; {partition.num_unavailable} of {partition.num_nodes} nodes are drained, down or reserved"
+        if partition.num_unavailable == partition.num_nodes:
+            return Finding("warn", "partition", text, "No job starts in it now: see sinfo -R, or use another.")
     if partition.preempt_mode in ("OFF", ""):
         return Finding("ok", "partition", text)
     text += f"; preemption: {partition.preempt_mode} after {partition.grace_period_seconds} s (GraceTime)"

@@ -19,6 +19,7 @@ from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
 from tf4slurm.slurm.nodelist import expand_nodelist
 from tf4slurm.slurm.parsing import (
+    NODE_COUNTS_FORMAT,
     SQUEUE_FORMAT,
     QueueEntry,
     SlurmJob,
@@ -136,9 +137,15 @@ def query_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
 
 
 def query_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
-    """Return the configuration of this Slurm site."""
+    """Return the configuration of this Slurm site, and which of its nodes are unavailable now or soon."""
     partitions = _read(("scontrol", "--oneliner", "show", "partition"), timeout_seconds)
-    return _query(("scontrol", "show", "config"), lambda config: parse_site(config, partitions), timeout_seconds)
+    counts = _read(("sinfo", "--noheader", f"--format={NODE_COUNTS_FORMAT}"), timeout_seconds)
+    reservations = _read(("scontrol", "--oneliner", "show", "reservation"), timeout_seconds)
+    return _query(
+        ("scontrol", "show", "config"),
+        lambda config: parse_site(config, partitions, counts, reservations),
+        timeout_seconds,
+    )
 
 
 def query_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:

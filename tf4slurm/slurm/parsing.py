@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from tf4slurm.errors import COMPLETED, FAILED, STOPPED
 from tf4slurm.slurm.environ import SlurmAllocation
 
 SQUEUE_FORMAT = "%i|%T|%r|%M|%l|%S|%N"
+NODE_COUNTS_FORMAT = "%R|%F"  # partition, and numbers of allocated/idle/other/all nodes
 ENDED_STATES = {
     "COMPLETED": COMPLETED,
     **dict.fromkeys(("CANCELLED", "DEADLINE", "PREEMPTED", "TIMEOUT"), STOPPED),
@@ -125,6 +126,8 @@ class Partition:
     Attributes:
         preempt_mode: Effect of preemption on jobs in this partition: "OFF", "REQUEUE", "CANCEL" or "SUSPEND".
         grace_period_seconds: Seconds from the preemption of a job until Slurm kills it (GraceTime).
+        num_nodes: Number of nodes; 0 if unknown.
+        num_unavailable: Number of nodes that are neither idle nor allocated: drained, down or reserved.
     """
 
     name: str
@@ -134,6 +137,18 @@ class Partition:
     default_time: str
     preempt_mode: str
     grace_period_seconds: int
+    num_nodes: int = 0
+    num_unavailable: int = 0
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A reservation of nodes for maintenance; times such as "2026-11-24T00:04:44", in the time zone of this host."""
+
+    name: str
+    start: str
+    end: str
+    nodes: str
 
 
 @dataclass(frozen=True)
@@ -147,6 +162,8 @@ class SlurmSite:
         requeues: Whether Slurm may requeue a batch job by default (JobRequeue).
         kill_wait_seconds: Seconds from SIGTERM to SIGKILL after a time limit or scancel (KillWait).
         process_tracking: How Slurm finds the processes of a job, such as "cgroup" or "linuxproc".
+        settings: All settings by their names in slurm.conf; "(null)" if not set.
+        maintenance: Current and future reservations for maintenance.
     """
 
     version: str
@@ -156,6 +173,8 @@ class SlurmSite:
     kill_wait_seconds: int
     process_tracking: str
     partitions: tuple[Partition, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    maintenance: tuple[Reservation, ...] = ()
 
 
 def parse_job(text: str) -> SlurmJob:
@@ -218,8 +237,14 @@ def parse_queue(text: str) -> list[QueueEntry]:
     return [QueueEntry(*(field.strip() for field in row)) for row in rows if len(row) == 7]
 
 
-def parse_site(config: str, partitions: str) -> SlurmSite:
-    """Parse the output of `scontrol show config` and `scontrol --oneliner show partition`.
+def parse_site(config: str, partitions: str, node_counts: str = "", reservations: str = "") -> SlurmSite:
+    """Parse what Slurm tells about a site.
+
+    Args:
+        config: Output of `scontrol show config`.
+        partitions: Output of `scontrol --oneliner show partition`.
+        node_counts: Output of sinfo in `NODE_COUNTS_FORMAT`.
+        reservations: Output of `scontrol --oneliner show reservation`.
 
     Raises:
         ValueError: `config` is not the output of `scontrol show config`.
@@ -228,6 +253,7 @@ def parse_site(config: str, partitions: str) -> SlurmSite:
     if "SLURM_VERSION" not in values:
         raise ValueError(f"{config[:200]!r} is not the output of scontrol show config")
     ports = _PORTS.search(values.get("MpiParams", ""))
+    counts = dict(line.partition("|")[::2] for line in node_counts.splitlines())
     return SlurmSite(
         version=values["SLURM_VERSION"],
         has_accounting=values.get("AccountingStorageType", "") == "accounting_storage/slurmdbd",
@@ -235,8 +261,18 @@ def parse_site(config: str, partitions: str) -> SlurmSite:
         requeues=values.get("JobRequeue") == "1",
         kill_wait_seconds=_leading_number(values.get("KillWait", "")),
         process_tracking=values.get("ProctrackType", "").rpartition("/")[2],
-        partitions=tuple(_parse_partition(line) for line in partitions.splitlines() if "PartitionName=" in line),
+        partitions=tuple(
+            _parse_partition(line, counts) for line in partitions.splitlines() if "PartitionName=" in line
+        ),
+        settings=values,
+        maintenance=tuple(_parse_maintenance(reservations)),
     )
+
+
+def _parse_maintenance(text: str) -> Iterator[Reservation]:
+    for fields in map(parse_fields, text.splitlines()):
+        if "MAINT" in fields.get("Flags", "").split(","):
+            yield Reservation(*(fields.get(name, "") for name in ("ReservationName", "StartTime", "EndTime", "Nodes")))
 
 
 def parse_layout(text: str) -> list[str]:
@@ -261,8 +297,10 @@ def parse_layout(text: str) -> list[str]:
     return [nodes[rank] for rank in range(num_tasks)]
 
 
-def _parse_partition(line: str) -> Partition:
+def _parse_partition(line: str, node_counts: Mapping[str, str]) -> Partition:
     fields = parse_fields(line)
+    counts = node_counts.get(fields["PartitionName"], "").split("/")  # allocated, idle, other, total
+    other, total = (int(each) if each.isdigit() else 0 for each in (counts[2:4] if len(counts) == 4 else ("", "")))
     return Partition(
         name=fields["PartitionName"],
         is_default=fields.get("Default") == "YES",
@@ -271,6 +309,8 @@ def _parse_partition(line: str) -> Partition:
         default_time=fields.get("DefaultTime", ""),
         preempt_mode=fields.get("PreemptMode", ""),
         grace_period_seconds=_leading_number(fields.get("GraceTime", "")),
+        num_nodes=total,
+        num_unavailable=other,
     )
 
 
