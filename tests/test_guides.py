@@ -29,7 +29,11 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*(page for name in ("start", "guides", "sites", "concepts") for page in (DOCS / name).glob("*.md"))])
 PAGES += [DOCS / "administrators.md", ROOT / "README.md"]
-QUICK = ("docs/administrators.md", *(f"docs/sites/{name}.md" for name in ("finisterrae", "lumi", "nersc")), "README.md")
+QUICK = (
+    "docs/administrators.md",
+    *(f"docs/sites/{name}.md" for name in ("finisterrae", "leonardo", "lumi", "marenostrum5", "nersc")),
+    "README.md",
+)
 """The pages whose sessions `make test` runs; `make test-long` runs the others."""
 NOT_RUN = 8
 """The number of blocks that no test runs. Raise it only for a block that needs something that a test cannot have."""

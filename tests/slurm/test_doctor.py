@@ -259,3 +259,9 @@ def test_maintenance_and_drained_nodes_are_named(lab: SlurmLab, tmp_path: Path) 
     assert any("1 of 4 nodes are drained" in finding["text"] for finding in findings(done, "partition"))
     (settings,) = findings(done, "settings")
     assert "SelectType=select/cons_tres" in settings["text"]
+
+
+def test_profile_is_compared_with_slurm(lab: SlurmLab, tmp_path: Path) -> None:
+    done = doctor(lab, tmp_path, "--quick", "--site", "leonardo", prefix=())
+    texts = [finding["text"] for finding in findings(done, "profile")]
+    assert any("--partition boost_usr_prod" in text and "there is debug, high, low, lowc" in text for text in texts)

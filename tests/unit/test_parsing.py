@@ -54,9 +54,12 @@ def test_unavailable_nodes_and_maintenance() -> None:
         "ReservationName={} StartTime=2026-11-24T00:04:44 EndTime=2026-11-24T01:04:44 Nodes=r1-n[2,9] Flags={} State=I"
     )
     reservations = f"{line.format('weekly', 'MAINT,SPEC_NODES')}\n{line.format('course', 'SPEC_NODES')}\n"
-    site = parse_site(CONFIG, PARTITIONS, "debug|0/3/1/4\nlow|0/4/0/4\n", reservations)
+    nodes = "debug|0/2/1/3|gpu:a100:4(S:0-1)|icelake,ib\ndebug|0/1/0/1|(null)|(null)\nlow|0/4/0/4|gpu:4|(null)\n"
+    site = parse_site(CONFIG, PARTITIONS, nodes, reservations)
     assert [(each.num_unavailable, each.num_nodes) for each in site.partitions[:3]] == [(1, 4), (0, 4), (0, 0)]
     assert site.maintenance == (Reservation("weekly", "2026-11-24T00:04:44", "2026-11-24T01:04:44", "r1-n[2,9]"),)
+    assert sorted(site.gpu_types) == ["a100"]
+    assert sorted(site.features) == ["ib", "icelake"]
     assert site.settings["SelectType"] == "select/cons_tres"
 
 

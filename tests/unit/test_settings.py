@@ -159,7 +159,8 @@ def test_config_show_prints_settings_and_origins(home: Path) -> None:
 
 def test_config_prints_profiles_and_files(home: Path) -> None:
     listed = tf4slurm(home, "config", "profiles").stdout
-    assert {line.split()[0] for line in listed.splitlines()} == {"cesga-ft3", "generic"}
+    shipped = {"cesga-ft3", "generic", "leonardo", "lumi", "marenostrum5", "nersc-perlmutter"}
+    assert {line.split()[0] for line in listed.splitlines()} == shipped
     assert f"{home}/config/tf4slurm/config.toml  (does not exist)" in tf4slurm(home, "config", "path").stdout
 
 

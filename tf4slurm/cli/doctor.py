@@ -20,16 +20,18 @@ from tf4slurm.doctor.finding import Level, exit_code_of_findings, format_finding
 from tf4slurm.doctor.host import check_host
 from tf4slurm.doctor.nodes import check_nodes, run_node
 from tf4slurm.doctor.scheduler import check_slurm
+from tf4slurm.settings import fill_in, read_settings
 from tf4slurm.spec import JobSpec
 
 _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command(
-    cls=Verb, examples=("tf4slurm doctor", "salloc -N 2 tf4slurm doctor --on-nodes", "tf4slurm doctor --report")
+    cls=Verb, examples=("tf4slurm doctor", "salloc -N 2 tf4slurm doctor --on-nodes", "tf4slurm doctor --site lumi")
 )
 @click.option("--on-nodes", is_flag=True, help="Check each node of the Slurm allocation in which this runs.")
 @job_options("doctor", names=HOST_OPTIONS)
+@click.option("--site", help="Check this profile too: its partition, time limit, GPUs and network.")
 @click.option("--quick", is_flag=True, help="Skip the checks that start TensorFlow and pip, which take seconds.")
 @click.option("--report", "as_report", is_flag=True, help="Write plain text to paste into an issue.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
@@ -39,6 +41,7 @@ def doctor(
     environ: dict[str, str],
     /,
     on_nodes: bool,
+    site: str | None,
     quick: bool,
     as_report: bool,
     as_json: bool,
@@ -53,8 +56,10 @@ def doctor(
     if as_node:
         run_node(environ)
         return
-    spec = JobSpec(**given(options))
-    findings = check_slurm(environ)
+    settings = {} if site is None else read_settings(environ, site)
+    hosts = {name: setting for name, setting in settings.items() if name in HOST_OPTIONS}
+    spec = JobSpec(**fill_in(JobSpec, given(options), hosts))
+    findings = check_slurm(environ, settings)
     if on_nodes:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # exit normally, to end the step too
         findings += asyncio.run(check_nodes(environ, spec, is_quick=quick, on_progress=_show_progress))

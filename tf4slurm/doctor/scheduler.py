@@ -10,7 +10,9 @@ from importlib import resources
 from typing import TypedDict
 
 from tf4slurm.doctor.finding import Finding, warn_unless
+from tf4slurm.doctor.profile import check_profile
 from tf4slurm.errors import LaunchError
+from tf4slurm.settings import Setting
 from tf4slurm.slurm import commands
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.slurm.parsing import Partition, SlurmSite
@@ -41,17 +43,17 @@ class SubjectTests(TypedDict):
     settings: dict[str, str]
 
 
-def check_slurm(environ: Mapping[str, str]) -> list[Finding]:
-    """Run all checks of Slurm from this host."""
+def check_slurm(environ: Mapping[str, str], settings: Mapping[str, Setting] | None = None) -> list[Finding]:
+    """Run all checks of Slurm from this host, also of `settings` if a profile is to be checked."""
     allocation = SlurmAllocation.from_environ(environ)
     if allocation is not None and allocation.num_nodes is None:
         text = f"the environment names job {allocation.job_id} but not its nodes, as after ssh to a node of the job"
         advice = f"Enter the job by srun --jobid={allocation.job_id} --overlap --pty bash, or start a new shell."
-        return [Finding("warn", "slurm variables", text, advice), *_check_slurm(allocation)]
-    return _check_slurm(allocation)
+        return [Finding("warn", "slurm variables", text, advice), *_check_slurm(allocation, settings)]
+    return _check_slurm(allocation, settings)
 
 
-def _check_slurm(allocation: SlurmAllocation | None) -> list[Finding]:
+def _check_slurm(allocation: SlurmAllocation | None, settings: Mapping[str, Setting] | None) -> list[Finding]:
     if shutil.which("srun") is None and allocation is None:
         return [Finding("ok", "slurm", "Slurm is not installed: jobs run as local processes")]
     if missing := commands.missing_programs():
@@ -68,7 +70,8 @@ def _check_slurm(allocation: SlurmAllocation | None) -> list[Finding]:
     except LaunchError as error:
         advice = "Try again; if it fails again, ask the cluster's administrators: no job starts without the controller."
         return [Finding("fail", "slurm", _one_line(error), advice)]
-    return [check_version(client, site.version), _check_accounting(site), *check_site(site)]
+    findings = [check_version(client, site.version), _check_accounting(site), *check_site(site)]
+    return findings + list(check_profile(settings or {}, site))
 
 
 def check_version(client: str, controller: str) -> Finding:

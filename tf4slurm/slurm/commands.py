@@ -19,7 +19,7 @@ from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
 from tf4slurm.slurm.nodelist import expand_nodelist
 from tf4slurm.slurm.parsing import (
-    NODE_COUNTS_FORMAT,
+    NODES_FORMAT,
     SQUEUE_FORMAT,
     QueueEntry,
     SlurmJob,
@@ -139,11 +139,11 @@ def query_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
 def query_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
     """Return the configuration of this Slurm site, and which of its nodes are unavailable now or soon."""
     partitions = _read(("scontrol", "--oneliner", "show", "partition"), timeout_seconds)
-    counts = _read(("sinfo", "--noheader", f"--format={NODE_COUNTS_FORMAT}"), timeout_seconds)
+    nodes = _read(("sinfo", "--noheader", f"--format={NODES_FORMAT}"), timeout_seconds)
     reservations = _read(("scontrol", "--oneliner", "show", "reservation"), timeout_seconds)
     return _query(
         ("scontrol", "show", "config"),
-        lambda config: parse_site(config, partitions, counts, reservations),
+        lambda config: parse_site(config, partitions, nodes, reservations),
         timeout_seconds,
     )
 

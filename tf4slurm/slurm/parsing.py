@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tf4slurm.errors import COMPLETED, FAILED, STOPPED
 from tf4slurm.slurm.environ import SlurmAllocation
 
 SQUEUE_FORMAT = "%i|%T|%r|%M|%l|%S|%N"
-NODE_COUNTS_FORMAT = "%R|%F"  # partition, and numbers of allocated/idle/other/all nodes
+NODES_FORMAT = "%R|%F|%G|%f"  # partition, numbers of allocated/idle/other/all nodes, GPUs, features
 ENDED_STATES = {
     "COMPLETED": COMPLETED,
     **dict.fromkeys(("CANCELLED", "DEADLINE", "PREEMPTED", "TIMEOUT"), STOPPED),
@@ -22,6 +22,7 @@ ENDED_STATES = {
 _FIELD = re.compile(r"(?:^|\s)(?P<name>[A-Z][\w/:]*)=(?P<value>\S*)")
 _SETTING = re.compile(r"^(?P<name>\S+)\s*= ?(?P<value>.*?)\s*$", re.MULTILINE)
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
+_GPU_TYPE = re.compile(r"\bgpu:([A-Za-z]\w*)")
 _PORTS = re.compile(r"\bports=([\d,-]+)")
 _REASONS = {
     "AssocGrpCPUMinutesLimit": "your group has used all its CPU time",
@@ -164,6 +165,8 @@ class SlurmSite:
         process_tracking: How Slurm finds the processes of a job, such as "cgroup" or "linuxproc".
         settings: All settings by their names in slurm.conf; "(null)" if not set.
         maintenance: Current and future reservations for maintenance.
+        gpu_types: Types of GPUs, such as "a100".
+        features: Features of nodes, which --constraint requests.
     """
 
     version: str
@@ -175,6 +178,8 @@ class SlurmSite:
     partitions: tuple[Partition, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
     maintenance: tuple[Reservation, ...] = ()
+    gpu_types: frozenset[str] = frozenset()
+    features: frozenset[str] = frozenset()
 
 
 def parse_job(text: str) -> SlurmJob:
@@ -237,13 +242,13 @@ def parse_queue(text: str) -> list[QueueEntry]:
     return [QueueEntry(*(field.strip() for field in row)) for row in rows if len(row) == 7]
 
 
-def parse_site(config: str, partitions: str, node_counts: str = "", reservations: str = "") -> SlurmSite:
+def parse_site(config: str, partitions: str, nodes: str = "", reservations: str = "") -> SlurmSite:
     """Parse what Slurm tells about a site.
 
     Args:
         config: Output of `scontrol show config`.
         partitions: Output of `scontrol --oneliner show partition`.
-        node_counts: Output of sinfo in `NODE_COUNTS_FORMAT`.
+        nodes: Output of sinfo in `NODES_FORMAT`.
         reservations: Output of `scontrol --oneliner show reservation`.
 
     Raises:
@@ -253,7 +258,7 @@ def parse_site(config: str, partitions: str, node_counts: str = "", reservations
     if "SLURM_VERSION" not in values:
         raise ValueError(f"{config[:200]!r} is not the output of scontrol show config")
     ports = _PORTS.search(values.get("MpiParams", ""))
-    counts = dict(line.partition("|")[::2] for line in node_counts.splitlines())
+    rows = [row for row in (line.split("|") for line in nodes.splitlines()) if len(row) == 4]
     return SlurmSite(
         version=values["SLURM_VERSION"],
         has_accounting=values.get("AccountingStorageType", "") == "accounting_storage/slurmdbd",
@@ -261,11 +266,11 @@ def parse_site(config: str, partitions: str, node_counts: str = "", reservations
         requeues=values.get("JobRequeue") == "1",
         kill_wait_seconds=_leading_number(values.get("KillWait", "")),
         process_tracking=values.get("ProctrackType", "").rpartition("/")[2],
-        partitions=tuple(
-            _parse_partition(line, counts) for line in partitions.splitlines() if "PartitionName=" in line
-        ),
+        partitions=tuple(_parse_partition(line, rows) for line in partitions.splitlines() if "PartitionName=" in line),
         settings=values,
         maintenance=tuple(_parse_maintenance(reservations)),
+        gpu_types=frozenset(match[1] for row in rows for match in _GPU_TYPE.finditer(row[2])),
+        features=frozenset(name for row in rows for name in row[3].split(",") if name not in ("", "(null)")),
     )
 
 
@@ -297,10 +302,9 @@ def parse_layout(text: str) -> list[str]:
     return [nodes[rank] for rank in range(num_tasks)]
 
 
-def _parse_partition(line: str, node_counts: Mapping[str, str]) -> Partition:
+def _parse_partition(line: str, nodes: Sequence[Sequence[str]]) -> Partition:
     fields = parse_fields(line)
-    counts = node_counts.get(fields["PartitionName"], "").split("/")  # allocated, idle, other, total
-    other, total = (int(each) if each.isdigit() else 0 for each in (counts[2:4] if len(counts) == 4 else ("", "")))
+    counts = [row[1].split("/") for row in nodes if row[0] == fields["PartitionName"]]
     return Partition(
         name=fields["PartitionName"],
         is_default=fields.get("Default") == "YES",
@@ -309,8 +313,8 @@ def _parse_partition(line: str, node_counts: Mapping[str, str]) -> Partition:
         default_time=fields.get("DefaultTime", ""),
         preempt_mode=fields.get("PreemptMode", ""),
         grace_period_seconds=_leading_number(fields.get("GraceTime", "")),
-        num_nodes=total,
-        num_unavailable=other,
+        num_nodes=sum(_leading_number(each[-1]) for each in counts),
+        num_unavailable=sum(_leading_number(each[-2]) for each in counts if len(each) == 4),
     )
 
 
