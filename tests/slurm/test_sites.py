@@ -150,6 +150,7 @@ def test_tasks_have_what_slurm_granted(
         directory = tmp_path / name
         directory.mkdir()
         show = (sys.executable, str(SHOW_GRANTS), str(directory), str(site.directory / "dev"))
+        site.wait_idle()  # so that both get the same nodes
         site.run(*allocate, *start, *show, timeout_seconds=120)
         grants = [json.loads(path.read_text()) for path in directory.glob("[0-9].json")]
         assert len(grants) == 4
@@ -193,6 +194,7 @@ def test_cancelled_batch_job_ends_on_all_hosts(site: SlurmLab, job: Job, process
 
 @pytest.mark.parametrize("site", [pytest.param(LIMITS, marks=pytest.mark.long)], indirect=True)
 def test_job_beyond_the_limits_of_the_site_is_refused(site: SlurmLab, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
     command = (
         TF4SLURM,
         "submit",

@@ -149,3 +149,24 @@ def test_unreachable_controller_means_no_requeue(
         assert not Requeue("7", 1).requeue()
     assert caplog.text.count("busy") == 2
     assert "busy" in (Requeue("7", 1).find_obstacle() or "")
+
+
+@pytest.mark.parametrize(("restart_count", "forbidden"), [(0, []), (1, ["7"])])
+def test_job_that_was_requeued_and_ends_is_not_requeued_again(
+    monkeypatch: pytest.MonkeyPatch, restart_count: int, forbidden: list[str]
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(requeue, "forbid_requeue", found.append)
+    Requeue("7", 1, restart_count=restart_count).end()
+    assert found == forbidden
+
+
+def test_job_ends_even_if_slurm_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(job_id: str) -> None:
+        raise LaunchError("the controller is down", command=(), returncode=1)
+
+    monkeypatch.setattr(requeue, "forbid_requeue", fail)
+    Requeue("7", 1, restart_count=1).end()
+    assert "Slurm may run the job again: the controller is down" in caplog.text

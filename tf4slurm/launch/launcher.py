@@ -26,6 +26,7 @@ from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import (
     EXIT_PREFLIGHT,
     EXIT_TASK_LOST,
+    REQUEUED,
     STOPPED,
     InterfaceError,
     LaunchError,
@@ -272,8 +273,11 @@ class Launcher:
         self._recorder.write()
         self._events.close()
         try:
-            if self._requeue is not None and file.state == STOPPED:
-                file = await self._requeue_job(file, self._requeue)
+            if self._requeue is not None:
+                if file.state == STOPPED:
+                    file = await self._requeue_job(file, self._requeue)
+                if file.state != REQUEUED:
+                    await self._in_time(self._requeue.end)
             await self._in_time(save_result, file, directory)  # last: all other files exist then
             report = await self._in_time(write_report, directory)
         except RunDirectoryError as error:  # a full or stalled disk does not change the outcome

@@ -11,7 +11,7 @@ from pathlib import Path
 from tf4slurm.errors import EXIT_REQUEUED, REQUEUED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
-from tf4slurm.slurm.commands import query_job, requeue_job
+from tf4slurm.slurm.commands import forbid_requeue, query_job, requeue_job
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +23,13 @@ class Requeue:
     """Requeues a job when it is preempted, and up to `limit` times when its time limit is near.
 
     `array_element` is the id of this one job in a job array. Requests to Slurm use this id, because with the id of the
-    array Slurm would requeue all jobs of the array.
+    array Slurm would requeue all jobs of the array. `restart_count` is the number of requeues until now.
     """
 
     job_id: str
     limit: int
     array_element: str | None = None
+    restart_count: int = 0
 
     @property
     def _slurm_id(self) -> str:
@@ -77,6 +78,19 @@ class Requeue:
             logger.error("the job is not requeued: %s", error)
             return False
         return True
+
+    def end(self) -> None:
+        """Make sure that the job, which is about to end, is not requeued.
+
+        A job that has requeued itself at a preemption counts as preempted for ever in Slurm 24.11, which therefore
+        requeues the job once more when it ends.
+        """
+        if self.restart_count == 0:
+            return
+        try:
+            forbid_requeue(self._slurm_id)
+        except LaunchError as error:
+            logger.warning("Slurm may run the job again: %s", error)
 
     def _count_requeues(self, run_directory: RunDirectory) -> int:
         """Count this job's requeues at the time limit, from the run directories NAME-ID, NAME-ID-2 and so on."""

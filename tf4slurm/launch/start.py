@@ -96,7 +96,7 @@ def run_job(
         Path(answer).write_bytes(os.fsencode(run_directory.path))
     requeue = None
     if allocation is not None and spec.requeue is not None:
-        requeue = Requeue(allocation.job_id, spec.requeue, allocation.array_element)
+        requeue = Requeue(allocation.job_id, spec.requeue, allocation.array_element, allocation.restart_count)
     spawner = _make_spawner(spec, environ, allocation)
     reporter = start_reporter(spec.num_tasks)  # last: a reporter may start a thread, which forks do not copy
     try:

@@ -218,6 +218,11 @@ def requeue_job(job_id: str) -> None:
     _read(("scontrol", "requeue", job_id))
 
 
+def forbid_requeue(job_id: str) -> None:
+    """Tell Slurm not to requeue a job."""
+    _read(("scontrol", "update", f"JobId={job_id}", "Requeue=0"))
+
+
 def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
     """Return the node of each rank. Slurm is queried only if the environment does not determine the layout.
 
