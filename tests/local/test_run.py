@@ -618,3 +618,15 @@ def test_log_file_that_cannot_be_closed_is_reported(tmp_path: Path) -> None:
     writer.close()
     assert "worker/0 | [tf4slurm: the log file may be incomplete: [Errno 9] Bad file descriptor]" in "".join(shown)
     assert (tmp_path / "logs" / "worker-0.1.log").read_text() == "one line\n"
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "4"), ({"TF_NUM_INTEROP_THREADS": "2"}, "2")])
+def test_task_that_is_bound_to_one_cpu_has_enough_threads(
+    job: Job, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: str
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    job.start(*ROLES, prefix=("taskset", "-c", str(min(os.sched_getaffinity(0)))))
+    assert job.wait_for_child("worker-0")["environ"]["TF_NUM_INTEROP_THREADS"] == expected
+    job.end_child("chief-0")
+    assert job.wait() == 0

@@ -108,7 +108,6 @@ def process_of(mark: str, program: str, task: str) -> int:
 @pytest.mark.keras
 @pytest.mark.timeout(300)
 def test_training_in_containers(lab: SlurmLab, image: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
     train = (sys.executable, str(ROOT / "TUTORIALS" / "train_digits.py"), "--epochs", "1")
     options = ("--runs-directory", str(tmp_path / "runs"), "--container", str(image))
     command = (TF4SLURM, "run", *options, *ROLES, "--", *train)

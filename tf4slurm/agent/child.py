@@ -8,8 +8,10 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,6 +55,8 @@ _HOME = Path(__file__).parents[1]
 _KILL_SECONDS = 2.0
 _WRITE_SECONDS = 2.0
 _DRAIN_SECONDS = 0.5
+_MIN_INTEROP_THREADS = 4
+"""TensorFlow starts a thread per CPU that it may use. With a single one, closures on parameter servers never end."""
 _CANNOT_START = 126  # also the exit code of exec_child.py
 _PAGES_OF_A_VARIABLE = 32  # linux/binfmts.h: MAX_ARG_STRLEN
 # By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker.
@@ -287,6 +291,9 @@ class OwnedChild(TaskProcess):
         result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
         result.setdefault("PYTHONUNBUFFERED", "1")
         result.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
+        cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        if cpus < _MIN_INTEROP_THREADS:
+            result.setdefault("TF_NUM_INTEROP_THREADS", str(_MIN_INTEROP_THREADS))
         result.update(self._gpu_environ(cluster, task))
         result.update(bypass_proxies(result, (member.address.host for member in cluster.members)))
         return result
