@@ -194,7 +194,7 @@ def test_cancelled_batch_job_ends_on_all_hosts(site: SlurmLab, job: Job, process
     assert wait_until_gone(process_mark, timeout_seconds=30) == []
 
 
-@pytest.mark.parametrize("site", [pytest.param(LIMITS, marks=pytest.mark.long)], indirect=True)
+@pytest.mark.parametrize("site", [pytest.param(LIMITS, marks=pytest.mark.long, id=site_id(LIMITS))], indirect=True)
 def test_job_beyond_the_limits_of_the_site_is_refused(site: SlurmLab, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     command = (

@@ -110,7 +110,7 @@ def _check_settings(site: SlurmSite) -> Finding:
     tested = {f"{name}={part}" for name, value in SETTINGS.items() for part in value.split(",")}
     for subjects in read_tests().values():
         for each in subjects.values():
-            if not each["failed"]:
+            if each["passed"] and not each["failed"]:
                 tested |= {f"{name}={part}" for name, value in each["settings"].items() for part in value.split(",")}
     shown = {name: site.settings.get(name, "").replace("(null)", "") for name in SETTINGS}
     present = [f"{name}={part}" for name, value in shown.items() for part in value.split(",") if part]
