@@ -179,8 +179,8 @@ def make_slurm_tests() -> str:
 def _count_tests(tests: SubjectTests | None) -> str:
     if tests is None:
         return "not run"
-    counts = [f"{tests[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped") if tests[outcome]]  # type: ignore[literal-required]
-    return ", ".join(counts)
+    counts = {"passed": tests["passed"], "failed": tests["failed"], "skipped": tests["skipped"]}
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
 
 
 GENERATORS = {

@@ -65,8 +65,5 @@ def lean_tensorflow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     """One job on this host."""
-    job = Job(tmp_path)
-    yield job
-    if job.process is not None and job.process.poll() is None:  # the test has failed
-        job.process.kill()
-        job.process.wait()
+    with Job(tmp_path) as job:
+        yield job

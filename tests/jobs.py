@@ -52,7 +52,7 @@ def know_secret(patch: pytest.MonkeyPatch, directory: Path) -> str:
 
 
 class Job:
-    """One job of test children (child.py) in its own directory."""
+    """One job of test children (child.py) in its own directory; as a context manager it kills a job that still runs."""
 
     def __init__(self, directory: Path, start: Callable[..., subprocess.Popen[str]] = subprocess.Popen) -> None:
         """`start` is subprocess.Popen, or starts the command on a host of the lab with the same arguments."""
@@ -61,6 +61,14 @@ class Job:
         self.children.mkdir()
         self._start = start
         self.process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process is not None and self.process.poll() is None:  # the test has failed
+            self.process.kill()
+            self.process.wait()
 
     def start(self, *options: str, command: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
         """Start `tf4slurm run` with these options; `prefix` is put before it, such as salloc and its options."""

@@ -16,9 +16,10 @@ import pytest
 from tests.jobs import CHILD, NAMES, ROLES, TF4SLURM, Job
 from tests.processes import marked_processes, read_process, wait_until_gone
 from tests.slurm.lab import SlurmLab
+from tests.slurm.test_run import SALLOC, make_job
 
 ROOT = Path(__file__).parents[2]
-SALLOC = ("salloc", "-Q", "-N4", "-n4", "--mem=4000")
+ALLOCATE = (*SALLOC, "--mem=4000")
 ASK = """
 import os, tf4slurm
 tf4slurm.report(step=1, loss=0.5)
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An image as a directory: with a mark of its own, and with this host's programs by Apptainer's variable of binds.
+    """A directory as the image, with /etc/marker, which this host lacks, and this host's programs bound in.
 
     The lab's root user lacks privileges that Apptainer uses for root, so it makes a user namespace, as for other users.
     """
@@ -50,19 +51,14 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path, lab: SlurmLab) -> Iterator[Job]:
-    job = Job(
-        tmp_path, lambda command, **options: lab.popen(*command, stdout=options["stdout"], stderr=options["stderr"])
-    )
-    yield job
-    if job.process is not None and job.process.poll() is None:  # the test has failed
-        job.process.kill()
-        job.process.wait()
+    with make_job(tmp_path, lab) as job:
+        yield job
 
 
 def test_command_runs_inside_with_its_environment_and_the_run_directory(job: Job, image: Path) -> None:
     command = (sys.executable, "-c", ASK)
     roles = ("--ps", "0", "--no-chief", "--workers", "4")
-    job.start(*roles, "--container", str(image), prefix=SALLOC, command=command)
+    job.start(*roles, "--container", str(image), prefix=ALLOCATE, command=command)
     assert job.wait(60) == 0, job.stderr
     logs = [path.read_text() for path in sorted((job.run_directory / "logs").iterdir())]
     assert [re.findall(r"^inside worker/\d True$", log, re.MULTILINE) != [] for log in logs] == [True] * 4
@@ -70,7 +66,7 @@ def test_command_runs_inside_with_its_environment_and_the_run_directory(job: Job
 
 
 def test_cluster_forms_and_exit_code_of_the_chief_is_the_jobs(job: Job, image: Path) -> None:
-    job.start(*ROLES, "--container", str(image), prefix=SALLOC)
+    job.start(*ROLES, "--container", str(image), prefix=ALLOCATE)
     children = [job.wait_for_child(name, timeout_seconds=60) for name in NAMES]
     assert len({child["host"] for child in children}) == 4
     assert len({json.dumps(child["config"]["cluster"]) for child in children}) == 1
@@ -80,7 +76,7 @@ def test_cluster_forms_and_exit_code_of_the_chief_is_the_jobs(job: Job, image: P
 
 @pytest.mark.parametrize("ending", ["killed ps", "stopped job"])
 def test_no_process_survives_in_a_container(job: Job, image: Path, process_mark: str, ending: str) -> None:
-    job.start(*ROLES, "--container", str(image), "--grace-period", "0", prefix=SALLOC)
+    job.start(*ROLES, "--container", str(image), "--grace-period", "0", prefix=ALLOCATE)
     for name in NAMES:
         job.wait_for_child(name, timeout_seconds=60)
     if ending == "killed ps":
@@ -111,6 +107,6 @@ def test_training_in_containers(lab: SlurmLab, image: Path, tmp_path: Path) -> N
     train = (sys.executable, str(ROOT / "TUTORIALS" / "train_digits.py"), "--epochs", "1")
     options = ("--runs-directory", str(tmp_path / "runs"), "--container", str(image))
     command = (TF4SLURM, "run", *options, *ROLES, "--", *train)
-    done = lab.run(*SALLOC, *command, cwd=tmp_path, timeout_seconds=280, check=False)
+    done = lab.run(*ALLOCATE, *command, cwd=tmp_path, timeout_seconds=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"accuracy: 0\.\d+", done.stdout), done.stdout

@@ -31,8 +31,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.long
 @pytest.mark.timeout(240)
 def test_stall_of_a_minute_costs_no_task_and_no_line(slurm: None, tmp_path: Path) -> None:
-    with freezable_disk(tmp_path / "runs"), SlurmLab() as lab:
-        job = make_job(tmp_path, lab)
+    with freezable_disk(tmp_path / "runs"), SlurmLab() as lab, make_job(tmp_path, lab) as job:
         job.start(*ROLES, prefix=SALLOC, command=(sys.executable, "-c", PRINT_AND_RUN, str(CHILD), str(job.children)))
         for name in NAMES:
             job.wait_for_child(name)
@@ -52,13 +51,13 @@ def test_stall_of_a_minute_costs_no_task_and_no_line(slurm: None, tmp_path: Path
 
 
 def test_job_ends_as_usual_when_its_run_directory_disappears(lab: SlurmLab, tmp_path: Path) -> None:
-    job = make_job(tmp_path, lab)
-    job.start(*ROLES, prefix=SALLOC)
-    for name in NAMES:
-        job.wait_for_child(name)
-    (tmp_path / "runs").rename(tmp_path / "elsewhere")
-    job.end_child("chief-0", 3)
-    assert job.wait() == 3
-    assert re.search(r"ERROR: '.*result\.json' cannot be written: No such file or directory", job.stderr)
-    assert "FAILED with exit code 3" in job.stderr
-    assert not (tmp_path / "runs").exists()
+    with make_job(tmp_path, lab) as job:
+        job.start(*ROLES, prefix=SALLOC)
+        for name in NAMES:
+            job.wait_for_child(name)
+        (tmp_path / "runs").rename(tmp_path / "elsewhere")
+        job.end_child("chief-0", 3)
+        assert job.wait() == 3
+        assert re.search(r"ERROR: '.*result\.json' cannot be written: No such file or directory", job.stderr)
+        assert "FAILED with exit code 3" in job.stderr
+        assert not (tmp_path / "runs").exists()

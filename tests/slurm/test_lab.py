@@ -163,7 +163,7 @@ def test_sacct_shows_an_ended_job_with_accounting(accounting_lab: SlurmLab) -> N
 
 @pytest.mark.long
 def test_sacct_shows_the_memory_of_a_job(accounting_lab: SlurmLab) -> None:
-    code = "import time; x = b'x' * 50_000_000; time.sleep(2)"
+    code = "import time; x = b'x' * 50_000_000; time.sleep(2)"  # until slurmstepd has sampled its memory
     job = submit(accounting_lab, "--wrap", f"exec {shlex.join([sys.executable, '-c', code])}")
     assert accounting_lab.wait_for_job(job) == ("COMPLETED", "0:0")
     command = ("sacct", "-n", "-P", "--units=K", "-o", "MaxRSS", "-j", f"{job}.batch")

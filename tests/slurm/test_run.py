@@ -30,11 +30,8 @@ def make_job(directory: Path, lab: SlurmLab) -> Job:
 
 @pytest.fixture
 def job(tmp_path: Path, lab: SlurmLab) -> Iterator[Job]:
-    job = make_job(tmp_path, lab)
-    yield job
-    if job.process is not None and job.process.poll() is None:  # the test has failed
-        job.process.kill()
-        job.process.wait()
+    with make_job(tmp_path, lab) as job:
+        yield job
 
 
 def submit(lab: SlurmLab, directory: Path, *lines: str, options: tuple[str, ...] = ("-N4", "-n4")) -> str:

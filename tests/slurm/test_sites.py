@@ -86,11 +86,8 @@ def site(request: pytest.FixtureRequest, slurm: None) -> Iterator[SlurmLab]:
 
 @pytest.fixture
 def job(site: SlurmLab, tmp_path: Path) -> Iterator[Job]:
-    job = make_job(tmp_path, site)
-    yield job
-    if job.process is not None and job.process.poll() is None:  # the test has failed
-        job.process.kill()
-        job.process.wait()
+    with make_job(tmp_path, site) as job:
+        yield job
     site.cancel_all()
 
 

@@ -12,7 +12,7 @@ from tf4slurm.slurm.parsing import SlurmSite, parse_time_limit
 def check_profile(settings: Mapping[str, Setting], site: SlurmSite) -> Iterator[Finding]:
     """Check the partition, the time limit, the type of GPU and the constraint that the settings request.
 
-    `settings` are those of `read_settings`. Slurm does not tell which QOS and accounts a user has.
+    `settings` are those of `read_settings`. QOS and account are not checked: Slurm lists them only with accounting.
     """
 
     def value(name: str) -> str:
@@ -43,5 +43,5 @@ def check_profile(settings: Mapping[str, Setting], site: SlurmSite) -> Iterator[
         )
     for name in ("qos", "account"):
         if value(name):
-            text = f"--{name} {value(name)} of {settings[name].origin} was not checked: sbatch --test-only tells"
+            text = f"--{name} {value(name)} of {settings[name].origin} was not checked; sbatch --test-only checks it"
             yield Finding("ok", "profile", text)

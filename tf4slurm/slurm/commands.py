@@ -219,7 +219,7 @@ def requeue_job(job_id: str) -> None:
 
 
 def forbid_requeue(job_id: str) -> None:
-    """Tell Slurm not to requeue a job."""
+    """Forbid Slurm to requeue a job."""
     _read(("scontrol", "update", f"JobId={job_id}", "Requeue=0"))
 
 

@@ -243,7 +243,7 @@ def parse_queue(text: str) -> list[QueueEntry]:
 
 
 def parse_site(config: str, partitions: str, nodes: str = "", reservations: str = "") -> SlurmSite:
-    """Parse what Slurm tells about a site.
+    """Parse the configuration of a site, and the state of its nodes.
 
     Args:
         config: Output of `scontrol show config`.
