@@ -60,7 +60,7 @@ def test_command_runs_inside_with_its_environment_and_the_run_directory(job: Job
     roles = ("--ps", "0", "--no-chief", "--workers", "4")
     job.start(*roles, "--container", str(image), prefix=ALLOCATE, command=command)
     assert job.wait(60) == 0, job.stderr
-    logs = [path.read_text() for path in sorted((job.run_directory / "logs").iterdir())]
+    logs = [path.read_text() for path in (job.run_directory / "logs").glob("*.log")]
     assert [re.findall(r"^inside worker/\d True$", log, re.MULTILINE) != [] for log in logs] == [True] * 4
     assert "first_step" in {event["kind"] for event in job.events}  # the report came through the agent's socket
 
