@@ -1180,7 +1180,7 @@ async def test_service_that_sends_foreign_messages_counts_as_unreachable() -> No
         await context.read()
 
     async with grpc_server(handle) as address:
-        member = make_client(address, heartbeat_timeout_seconds=1, rendezvous_timeout_seconds=1)
+        member = make_client(address, heartbeat_timeout_seconds=5, rendezvous_timeout_seconds=1)
         with pytest.raises(RendezvousConnectionError, match="is not a control message of this version"):
             await asyncio.wait_for(member.run(), 10)
 
