@@ -72,6 +72,8 @@ check: $(VENV)/installed
 
 # All figures with bounds and peers, as a table and in benchmarks/results: 90 minutes; Ctrl-C keeps the results so far.
 bench: $(VENV)/installed slurm peers
+	@command -v fusermount3 >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
+	  apt-get install -y -qq --no-install-recommends fuse3 >/dev/null
 	$(BIN)/python -m benchmarks
 
 # Some of the figures, with few repetitions, not stored: under 5 minutes.

@@ -31,8 +31,10 @@ _PYTHON = re.compile(r"python[\d.]*")
 _HEARTBEATS_PER_SECOND = 100
 _MAX_INTERVAL = 0.4  # of the heartbeat timeout, for large jobs
 _NOT_TASK = ("run", "submit", "script")
-SLURM_OPTIONS = ("requeue", "srun")
+SLURM_OPTIONS = ("requeue", "srun", "stage_env", "stage_directory")
 """The fields that only a Slurm job may have; a local job ignores settings of these options."""
+ACTIVE_ENVIRONMENT = "active"
+"""The value of --stage-env for the environment that the script's Python is in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,20 @@ class JobSpec:
         None,
         "Image for Apptainer or Singularity in which the command runs; tf4slurm itself runs outside.",
         metavar="IMAGE",
+        group="Environment",
+    )
+    stage_env: str | None = option(
+        None,
+        'Start from a copy on each node\'s local disk: "active" for the active environment, or an archive of one.',
+        metavar="active|ARCHIVE",
+        excludes=("container",),
+        verbs=_NOT_TASK,
+        group="Environment",
+    )
+    stage_directory: Path = option(
+        Path("/tmp"),  # noqa: S108 - the copy is in a directory there that only this user can enter
+        "Directory on each node's local disk for --stage-env.",
+        verbs=_NOT_TASK,
         group="Environment",
     )
     chief: bool = option(True, "Start a chief. With --no-chief, worker 0 leads. [default: chief]", group="Roles")

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from tf4slurm.cli.options import JobVerb, given, job_options, read_options, site_option
+from tf4slurm.options import key_of
 from tf4slurm.spec import SLURM_OPTIONS, JobSpec
 from tf4slurm.system.variables import ANSWER_VARIABLE
 
@@ -47,7 +48,7 @@ def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any)
     allocation = find_allocation(environ, local=local)
     for option in SLURM_OPTIONS:
         if allocation is None and option in given(options):
-            raise click.UsageError(f"--{option} is for jobs of Slurm, and this is not one.")
+            raise click.UsageError(f"--{key_of(option)} is for jobs of Slurm, and this is not one.")
     spec = JobSpec(**read_options(JobSpec, environ, options))
     answer = environ.pop(ANSWER_VARIABLE, None)  # not for the tasks
     result = run_job(spec, environ, allocation, make_reporter, isolated=isolated, arguments=sys.argv, answer=answer)

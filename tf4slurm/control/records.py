@@ -118,6 +118,7 @@ EVENT_KINDS = {
     "lost": EventKind("The agent is lost, and with it the task.", True, True),
     "terminated": EventKind("The agent has terminated its child process, and exits."),
     # of the job
+    "staging": EventKind("The environment is copied to the nodes' local disks (--stage-env).", True, True),
     "rendezvous": EventKind("A new attempt begins: every task registers again."),
     "checking": EventKind("All tasks have registered, and check that they reach each other's addresses.", True),
     "training": EventKind("All addresses are reachable, and the child processes start.", True),

@@ -99,6 +99,10 @@ class JobState:
         self._idle_check_at = now
         self._barriers = Barriers(self.records, self._changed)
 
+    def postpone_start(self, until: float) -> None:
+        """Count the start timeout from `until`; from `math.inf` on, it does not expire."""
+        self._phase_deadline = until + self.spec.start_timeout_seconds
+
     # Read by the service and the launcher
 
     def desired_state_of(self, rank: int) -> DesiredState:

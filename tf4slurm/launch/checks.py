@@ -7,8 +7,8 @@ import re
 import shutil
 from collections.abc import Sequence
 
-from tf4slurm.errors import CommandError
-from tf4slurm.spec import JobSpec
+from tf4slurm.errors import CommandError, OptionError
+from tf4slurm.spec import ACTIVE_ENVIRONMENT, JobSpec
 
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 _NO_SCRIPT_FOLLOWS = re.compile(r"-[A-Za-z]*[cms]|-$")  # -c CODE, -m MODULE, bash -lc, or - for standard input
@@ -22,7 +22,13 @@ def check_command(spec: JobSpec) -> None:
 
     Raises:
         CommandError: The program, script or image does not exist, or the program is not executable.
+        OptionError: The archive of --stage-env does not exist.
     """
+    if spec.stage_env not in (None, ACTIVE_ENVIRONMENT) and not os.path.isfile(spec.stage_env):
+        raise OptionError(
+            f"The archive {spec.stage_env!r} of --stage-env does not exist. Give its path, or {ACTIVE_ENVIRONMENT!r}.",
+            option="stage-env",
+        )
     if spec.container:
         if "://" not in spec.container and not os.path.exists(spec.container):
             raise CommandError(f"The image {spec.container!r} of --container does not exist.", command=spec.command)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import signal
 import socket
@@ -157,6 +158,11 @@ class Launcher:
         await ending
 
     # Calls of the spawner
+
+    def on_staging(self, text: str | None) -> None:
+        self._state.postpone_start(time.monotonic() if text is None else math.inf)
+        if text is not None:
+            self._on_event("staging", None, text)
 
     def on_output(self, line: str) -> None:
         self._reporter.on_output(line)

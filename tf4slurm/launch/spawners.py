@@ -18,8 +18,10 @@ from typing import IO, Protocol
 from tf4slurm import errors
 from tf4slurm.agent.agent import run_agent
 from tf4slurm.errors import LaunchError
+from tf4slurm.launch.staging import stage_environment
 from tf4slurm.slurm.commands import srun_command
 from tf4slurm.slurm.environ import SlurmAllocation
+from tf4slurm.spec import JobSpec
 from tf4slurm.system.output import LineSplitter
 from tf4slurm.system.proc import kill_descendants
 from tf4slurm.system.threads import in_thread
@@ -43,6 +45,9 @@ _SIGNAL_SECONDS = 1.0  # after each signal; only SIGKILL ends an srun that waits
 
 class SpawnerListener(Protocol):
     """Receives the reports of a spawner."""
+
+    def on_staging(self, text: str | None) -> None:
+        """Handle that the environment is being copied to the nodes, which `text` describes; None when that is over."""
 
     def on_output(self, line: str) -> None:
         """Handle a line that an agent has printed."""
@@ -152,22 +157,32 @@ class SrunSpawner:
 
     def __init__(
         self,
+        spec: JobSpec,
         allocation: SlurmAllocation,
-        num_tasks: int,
-        command: Sequence[str],
         environ: Mapping[str, str],
         srun_options: Sequence[str] = (),
     ) -> None:
+        self._spec = spec
+        self._allocation = allocation
         self._environ = environ
-        self._command = srun_command(allocation, num_tasks, (*_AGENT, *command), srun_options)
+        self._srun_options = tuple(srun_options)
         self._srun: subprocess.Popen[bytes] | None = None
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
+        agent: tuple[str, ...] = (*_AGENT, *self._spec.command)
+        environ = {**self._environ, **environment}
+        if self._spec.stage_env is not None:
+            staged = await stage_environment(self._spec, self._allocation, self._environ, listener.on_staging)
+            listener.on_staging(None)
+            if staged is not None:
+                agent, environ = staged.command(agent), staged.environ(environ)
+        command = srun_command(self._allocation, self._spec.num_tasks, agent, self._srun_options)
+
         def start_srun() -> subprocess.Popen[bytes]:
             return subprocess.Popen(
-                self._command,
-                env={**self._environ, **environment},
+                command,
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -185,7 +200,7 @@ class SrunSpawner:
             raise LaunchError(
                 f"srun cannot be started ({error}), but SLURM_JOB_ID is set: this is a Slurm allocation. "
                 "Put Slurm's programs on PATH, or use --local for local processes.",
-                command=self._command,
+                command=command,
             ) from error
         self._watching = asyncio.create_task(self._watch(self._srun, listener))
 

@@ -130,7 +130,7 @@ def _make_spawner(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAl
         return LocalSpawner(spec.num_tasks, spec.command, environ)
     pairs = parse_pairs("srun", spec.srun).items()
     options = tuple(f"--{name}={value}" if value else f"--{name}" for name, value in pairs)
-    return SrunSpawner(allocation, spec.num_tasks, spec.command, without_step(environ), options)
+    return SrunSpawner(spec, allocation, without_step(environ), options)
 
 
 def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:

@@ -114,7 +114,7 @@ def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[s
     each part a line that starts with the rank of its task.
     """
     options = ("--label", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
-    return ("srun", *options, "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
+    return ("srun", *options, "--mpi=none", "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
 
 
 def exited_tasks(line: str) -> frozenset[int]:
