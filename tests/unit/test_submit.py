@@ -47,10 +47,11 @@ def test_output_without_a_job_id_is_an_error(sbatch: Path) -> None:
         submit_script("", os.environ)
 
 
-def test_sbatch_times_out(sbatch: Path) -> None:
+def test_sbatch_times_out(sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tf4slurm.submission.submit._TIMEOUT_SECONDS", 0.5)
     (sbatch / "does").write_text("exec sleep 60")
     with pytest.raises(RefusedError, match=r"after 0\.5 s") as refused:
-        submit_script("", os.environ, timeout_seconds=0.5)
+        submit_script("", os.environ)
     assert refused.value.returncode < 0
 
 

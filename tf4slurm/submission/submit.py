@@ -37,7 +37,7 @@ _SBATCH_PREFIX = re.compile(r"^(sbatch: )?(error: )?", re.MULTILINE)
 
 
 def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
-    """Submit a job with the environment `environ`, without the variables of an outer job; see `api.submit`."""
+    """Submit a job in `environ` without the variables of an outer job; see `api.submit`."""
     spec = place_snapshot(spec)
     text, environ = _prepare(spec, environ)
     draft = _write_draft(spec, text)
@@ -67,8 +67,7 @@ def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str]) -> 
 
     Raises:
         UntrustedFileError: Another user could have written the script.
-        RefusedError: sbatch refused the job.
-        LaunchError: sbatch is not installed.
+        RefusedError, LaunchError: As `submit_script`.
     """
     script = job.batch_script
     check_trusted(script, "Start the job again with the command you used.")
@@ -100,9 +99,8 @@ def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str
 def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str]:
     """Return the environment for sbatch and the job, without the variables of an outer job.
 
-    SBATCH_* variables override the options in a batch script. Inside a job, all SBATCH_* variables and the variables
-    that assign GPUs are removed. Outside of a job, only the SBATCH_* variables of options that the script sets are
-    removed.
+    SBATCH_* variables override the options in a batch script: inside a job all are removed, with the variables that
+    assign GPUs; outside of a job only those of options that the script sets.
     """
     if SlurmAllocation.from_environ(environ) is not None:
         removed = {name for name in environ if name.startswith("SBATCH_")} | set(VISIBLE_DEVICES)
@@ -119,16 +117,14 @@ def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str
     }
 
 
-def submit_script(
-    text: str, environ: Mapping[str, str], directory: Path | None = None, *, timeout_seconds: float = _TIMEOUT_SECONDS
-) -> str:
-    """Submit a batch script from a directory, by default the current one; log sbatch's warnings, return the job's id.
+def submit_script(text: str, environ: Mapping[str, str], directory: Path | None = None) -> str:
+    """Submit a batch script; log sbatch's warnings, return the job's id.
 
     Raises:
         RefusedError: sbatch refused the script or timed out.
         LaunchError: sbatch cannot be started, or printed no job id.
     """
-    done = _run(("sbatch", "--parsable"), text, environ, timeout_seconds, directory)
+    done = _run(("sbatch", "--parsable"), text, environ, directory)
     match = _JOB_ID.fullmatch(done.stdout.strip())
     if match is None:
         message = f"sbatch exited with code 0 but printed no job id: {done.stdout[-300:]!r}."
@@ -139,7 +135,7 @@ def submit_script(
 
 
 def _check_known(job_ids: Iterable[str], environ: Mapping[str, str]) -> None:
-    """Refuse jobs that Slurm does not have, because sbatch treats a dependency on an unknown job as satisfied."""
+    """Refuse unknown jobs, because sbatch treats a dependency on them as satisfied."""
     for job_id in job_ids:
         try:
             _run(("scontrol", "--oneliner", "show", "job", job_id), "", environ)
@@ -156,15 +152,11 @@ def _check_known(job_ids: Iterable[str], environ: Mapping[str, str]) -> None:
 
 
 def _run(
-    command: tuple[str, ...],
-    text: str,
-    environ: Mapping[str, str],
-    timeout_seconds: float = _TIMEOUT_SECONDS,
-    directory: Path | None = None,
+    command: tuple[str, ...], text: str, environ: Mapping[str, str], directory: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a program; raise RefusedError if it fails or times out, LaunchError if it cannot be started."""
     try:
-        return run_program(command, timeout_seconds, environ=environ, text=text, directory=directory)
+        return run_program(command, _TIMEOUT_SECONDS, environ=environ, text=text, directory=directory)
     except LaunchError as error:
         if isinstance(error.__cause__, OSError):
             kind: type[LaunchError] = LaunchError
@@ -179,14 +171,14 @@ def _run(
 
 
 def _make_output_directory(spec: BatchSpec) -> None:
-    """Create the directory of --output, because without it the job fails and prints no message."""
+    """Create the directory of --output: without it the job fails without a message."""
     directory = Path(spec.sbatch_options.get("output", "")).parent
     if "%" not in str(directory):
         directory.mkdir(parents=True, exist_ok=True)
 
 
 def _write_draft(spec: BatchSpec, text: str) -> Path:
-    """Write the script (0700) before the submission, so that each submitted job has a kept script."""
+    """Write the script before the submission, so that each submitted job has one."""
     draft = spec.runs_directory / f"{spec.name}-{secrets.token_hex(4)}.draft"
     try:
         make_parent(spec.runs_directory)
