@@ -1,4 +1,4 @@
-"""The timeline and the charts of a job as an SVG or PNG picture, drawn by matplotlib (the extra tf4slurm[plot])."""
+"""The timeline and the charts of a job as a picture, drawn by matplotlib (the extra tf4slurm[plot])."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ _DASHES = ("solid", "dashed", "dotted", "dashdot", (0, (1, 2)), (0, (8, 3)))
 _CSS = Path(__file__).parent / "templates" / "page.css"
 
 
-def make_picture(summary: JobSummary, suffix: str, dots_per_inch: int = 150, *, is_short: bool = False) -> bytes:
+def make_picture(summary: JobSummary, suffix: str, *, is_short: bool = False) -> bytes:
     """Return the timeline and the charts of a job as a picture in light colors.
 
     Args:
         summary: The job.
         suffix: "svg" or "png".
-        dots_per_inch: Resolution of a PNG.
-        is_short: Draw only the charts of metrics and of steps per second, and the timeline.
+        is_short: Omit the charts of resources.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -60,7 +59,7 @@ def make_picture(summary: JobSummary, suffix: str, dots_per_inch: int = 150, *, 
         for axes in figure.axes:
             axes.spines[["top", "right"]].set_visible(False)
         picture = io.BytesIO()
-        figure.savefig(picture, format=suffix, dpi=dots_per_inch, metadata={"Date": None} if suffix == "svg" else None)
+        figure.savefig(picture, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
     return picture.getvalue()
 
 
@@ -100,7 +99,7 @@ def _draw_timeline(axes: Any, summary: JobSummary, colors: dict[str, str]) -> No
 
 def _draw_chart(axes: Any, chart: Chart, colors: dict[str, str]) -> None:
     for line in chart.lines:
-        color = colors.get(line.role, colors["other"])
+        color = colors.get(line.role, colors["soft"])
         ys = _to_numbers(line.values)
         marker = "o" if sum(not math.isnan(y) for y in ys) == 1 else ""
         style = _DASHES[line.dash % len(_DASHES)]

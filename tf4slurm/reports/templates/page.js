@@ -32,9 +32,7 @@ function formatTime(seconds, step) {
   return step < 10 ? Number(seconds.toFixed(1)) + " s" : seconds + " s";
 }
 
-function colorOf(role) {
-  return color(["chief", "ps", "worker", "evaluator", "first", "second"].includes(role) ? role : "other");
-}
+const colorOf = (role) => color(role) || color("soft");
 
 // Returns the series and bands of uPlot for the lines of a chart, and its data with a common x axis.
 function readChart(chart) {
@@ -91,7 +89,7 @@ function makeOptions(chart, series, bands, width) {
     ticks: { stroke: () => color("line"), width: 1, size: 4 },
   };
   const time = (plot, ticks) => ticks.map((x) => formatTime(x, ticks[1] - ticks[0]));
-  const step = (plot, ticks) => ticks.map((x) => formatNumber(x, 12));
+  const step = (plot, ticks) => ticks.map((x) => formatX(chart, x));
   series[0].value = (plot, x, number, index) => (index == null ? "last" : formatX(chart, x));
   const isMetric = chart.end === null;
   return {
