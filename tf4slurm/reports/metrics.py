@@ -1,9 +1,10 @@
-"""The metrics that the scripts of a job reported over steps and time, and steps per second from the reported steps."""
+"""The metrics that scripts reported, and steps per second from the reported steps."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from tf4slurm.control.script_reports import ScriptReport
@@ -20,11 +21,9 @@ class MetricPoint(NamedTuple):
     """A reported value, or the last of several consecutive values that were merged.
 
     Attributes:
-        seconds: When it was reported, in seconds since the start of the job.
-        step: The training step; None if no step was reported.
-        value: The value; None for NaN and infinity.
-        low, high: The lowest and highest of these consecutive values; None if one was NaN or infinite.
-        attempt: Number of the attempt.
+        seconds: Time of the report since the start of the job.
+        value: None for NaN and infinity.
+        low, high: The lowest and highest of these values; None if one was NaN or infinite.
     """
 
     seconds: float
@@ -38,7 +37,7 @@ class MetricPoint(NamedTuple):
 class MetricSeries(NamedTuple):
     """All points of one metric of one task, in the order of time.
 
-    A restarted script reports the steps since its checkpoint again, so steps may decrease.
+    Steps may decrease: a restarted script repeats those since its checkpoint.
     """
 
     metric: str
@@ -47,24 +46,22 @@ class MetricSeries(NamedTuple):
 
     @property
     def last(self) -> MetricPoint | None:
-        """The last point that is a finite number."""
+        """The last finite point."""
         return next((point for point in reversed(self.points) if point.value is not None), None)
 
     @property
     def lowest(self) -> MetricPoint | None:
-        """The point with the lowest `low`."""
-        return min((point for point in self.points if point.low is not None), key=_low, default=None)
+        return min((point for point in self.points if point.low is not None), key=attrgetter("low"), default=None)
 
     @property
     def highest(self) -> MetricPoint | None:
-        """The point with the highest `high`."""
-        return max((point for point in self.points if point.high is not None), key=_high, default=None)
+        return max((point for point in self.points if point.high is not None), key=attrgetter("high"), default=None)
 
     @property
     def best(self) -> float | None:
         """The lowest value of a loss or error, the highest of an accuracy or score; None for other metrics.
 
-        The kind of a metric is derived from the words in its name: "val_loss" is a loss.
+        The words in the name decide: "val_loss" is a loss.
         """
         words = set(re.findall(r"[a-z]+\d*", self.metric.lower()))
         lowest, highest = self.lowest, self.highest
@@ -75,35 +72,21 @@ class MetricSeries(NamedTuple):
         return None
 
 
-def _low(point: MetricPoint) -> float:
-    return point.low or 0.0
-
-
-def _high(point: MetricPoint) -> float:
-    return point.high or 0.0
-
-
 class ReportedMetrics:
     """The metrics and steps that all tasks of a job reported.
 
     Attributes:
-        series: The series of each metric, by name of the metric and task (such as "worker/0"); at most 24 metrics.
-        num_metrics_left_out: Number of metrics beyond these 24.
-        step_rates: Steps per second of each task that reported steps, by task. `value` is the mean rate since the point
-            before; the first point and points after a restart have none, and are left out.
-        not_finite: First time in seconds at which a metric was NaN or infinite, by name of the metric and task.
+        series: The series by metric and task (such as "worker/0"); at most 24 metrics.
+        num_metrics_left_out: Number of further metrics.
+        step_rates: Steps per second by task, as mean rates since the point before; the first point, and points after
+            a restart, have none and are left out.
+        not_finite: First time in seconds at which a metric was NaN or infinite, by metric and task.
     """
 
     def __init__(
         self, reports: Mapping[tuple[str, int], Iterable[ScriptReport]], names: Sequence[str], launched: float
     ) -> None:
-        """Collect the reports.
-
-        Args:
-            reports: The reports by task and attempt, as `RunDirectory.read_reports` returns them.
-            names: The tasks by rank; reports of other tasks are ignored.
-            launched: Start of the job, in seconds since 1970.
-        """
+        """Collect the reports of the tasks `names`, by rank; `launched` is in seconds since 1970."""
         self.series: dict[str, dict[str, MetricSeries]] = {}
         self.not_finite: dict[tuple[str, str], float] = {}
         ranks = {name: rank for rank, name in enumerate(names)}
@@ -138,7 +121,7 @@ def _points(report: ScriptReport, seconds: float, attempt: int) -> Iterable[tupl
 
 
 def _step_rates(steps: Sequence[MetricPoint]) -> list[MetricPoint]:
-    """Return at most 240 points with the steps per second since the point before, each over at least 1 s."""
+    """Return at most 240 rates, each over at least 1 s."""
     rates: list[MetricPoint] = []
     interval = max(_MIN_RATE_SECONDS, (steps[-1].seconds - steps[0].seconds) / _MAX_RATES)
     before = steps[0]

@@ -31,8 +31,6 @@ from tf4slurm.reports.timeline_chart import MARK_MEANINGS, TimelineChart, choose
 _UPLOT = "vendor/uPlot-1.6.32"
 _TEMPLATES = Path(__file__).parent / "templates"
 _SHORT_START = 0.15  # a start that takes a smaller share of the job gets a second timeline
-_MAX_WAITS = 8
-_MAX_LOGS = 100
 _SOFTWARE = {"python": "Python", "tensorflow": "TensorFlow", "keras": "Keras"}
 _ACTIVITIES = {
     "rendezvous": "Forming the cluster",
@@ -53,13 +51,9 @@ def make_report(summary: JobSummary, directory: Path | None = None) -> str:
 
 
 def make_page(title: str, body: Markup, script: str, live_note: str = "") -> str:
-    """Return a page that may run only this script and connect only to its own server.
+    """Return a page that may run only this script (and uPlot) and connect only to its own server.
 
-    Args:
-        title: Title of the page.
-        body: Content of the page.
-        script: JavaScript, after uPlot's.
-        live_note: First line of a live page.
+    `live_note` is the first line of a live page.
     """
     script = f"/*!\n{read_template(f'{_UPLOT}.LICENSE')}\n*/\n{read_template(f'{_UPLOT}.min.js')}{script}"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -80,13 +74,13 @@ def make_page(title: str, body: Markup, script: str, live_note: str = "") -> str
 
 
 def load_templates() -> None:
-    """Compile the templates, so that the next report takes 20 ms less."""
+    """Compile the templates: the next report takes 20 ms less."""
     for name in ("page.html", "report.html", "charts.html"):
         _environment().get_template(name)
 
 
 def make_title(summary: JobSummary) -> str:
-    """Return the title of the page: the name of the job and its outcome."""
+    """Return the title of the page."""
     return f"{summary.run.path.name}: {describe_outcome(summary)[0]}"
 
 
@@ -95,6 +89,7 @@ def make_body(summary: JobSummary, directory: Path | None = None) -> Markup:
     timeline, result = summary.timeline, summary.result
     chart, rows = TimelineChart(timeline, timeline.start, timeline.end), choose_rows(timeline.tasks, summary.cause)
     marks = {kind for task in rows[0] for kind, _, _ in chart.marks(task)}
+    waits = sorted(timeline.waits, key=lambda wait: wait.seconds, reverse=True)
     outcome, style = describe_outcome(summary)
     job, path = summary.job, summary.run.path
     job_id = f"job {job.job_id}" if job.job_id else None
@@ -114,29 +109,27 @@ def make_body(summary: JobSummary, directory: Path | None = None) -> Markup:
         rows=rows,
         states=STATES,
         mark_meanings={kind: meaning for kind, meaning in MARK_MEANINGS.items() if kind in marks},
-        grouping=describe_grouping(timeline.tasks, summary.cause),
-        waits=sorted(timeline.waits, key=lambda wait: wait.seconds, reverse=True),
+        grouping=describe_grouping(*rows),
+        waits=[(wait.task, wait.what, format_seconds(wait.seconds), format_seconds(wait.until)) for wait in waits],
         charts=make_charts(summary),
         usage_table=[*_make_usage_table(summary.usage)],
         advice=give_advice(summary.usage, timeline, summary.metrics.not_finite) if summary.has_ended else [],
-        max_waits=_MAX_WAITS,
         missing=[*summary.list_missing_files()],
         versions=" · ".join(f"{name} {version}" for name, version in describe_versions(job).items()),
         logs=_link_logs(summary.run, directory) if directory is not None else [],
         cause_log=_link_cause(summary, directory) if directory is not None else "",
-        max_logs=_MAX_LOGS,
     )
 
 
 def _link_logs(run: RunDirectory, directory: Path) -> list[tuple[str, str]]:
-    """Return the names of the logs, and links to them that are relative to this directory."""
+    """Return the names of the logs, and relative links to them."""
     links = [(str(log.task), log.attempt, os.path.relpath(log.path, directory)) for log in find_logs([run])]
     has_attempts = len({attempt for _, attempt, _ in links}) > 1
     return [(f"{name}, attempt {attempt}" if has_attempts else name, quote(path)) for name, attempt, path in links]
 
 
 def _link_cause(summary: JobSummary, directory: Path) -> str:
-    """Return a relative link to the log of the task that failed; empty if the run directory has no such log."""
+    """Return a relative link to the log of the task that failed; empty if there is none."""
     log = summary.run.path / "logs" / Path(summary.result.log or "").name if summary.result is not None else None
     return quote(os.path.relpath(log, directory)) if log is not None and log.is_file() else ""
 
@@ -147,7 +140,7 @@ def render(template: str, **values: Any) -> Markup:
 
 
 def read_template(name: str) -> str:
-    """Return the text of a file in `templates`."""
+    """Return a file in `templates`."""
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
@@ -167,7 +160,7 @@ def _environment() -> jinja2.Environment:
 
 
 def describe_outcome(summary: JobSummary) -> tuple[str, str]:
-    """Return one word for the outcome, or the phase of a running job, and the CSS class of its color."""
+    """Return the outcome, or the phase of a running job, and the CSS class of its color."""
     result = summary.result
     if summary.is_lost:
         return "LOST", "bad"
@@ -179,7 +172,7 @@ def describe_outcome(summary: JobSummary) -> tuple[str, str]:
 
 
 def describe_job(summary: JobSummary) -> Iterator[tuple[str, object]]:
-    """Yield the names and values in the head of the report."""
+    """Yield the facts in the head of the report."""
     result, status = summary.result, summary.status
     yield ("duration" if summary.has_ended or summary.is_lost else "running for"), format_seconds(summary.timeline.end)
     if summary.timeline.start < 0:
@@ -196,7 +189,7 @@ def describe_job(summary: JobSummary) -> Iterator[tuple[str, object]]:
 
 
 def describe_versions(job: JobFile) -> dict[str, str]:
-    """Return the versions of the software of a job, and the git commit of its code, by name."""
+    """Return the versions of a job's software, and the git commit of its code."""
     versions = {_SOFTWARE.get(name, name): version for name, version in job.versions.items()}
     if job.commit:
         versions["git commit"] = job.commit[:10] + (" with uncommitted changes" if job.is_dirty else "")
@@ -204,26 +197,32 @@ def describe_versions(job: JobFile) -> dict[str, str]:
 
 
 def _start_of(timeline: Timeline) -> TimelineChart | None:
-    """Return the time until the first step if it is a small part of the timeline, else None."""
+    """Return the time until the first step if it is a small part of the timeline."""
     end = (timeline.first_step_at or 0.0) * 1.25
     return TimelineChart(timeline, 0.0, end) if 0 < end < _SHORT_START * (timeline.end - timeline.start) else None
 
 
 def _make_usage_table(usage: JobUsage) -> Iterator[list[str]]:
-    """Yield the rows, the header first; with columns for GPUs if the use of one was measured."""
+    """Yield the rows, the header first."""
     gpus = ["GPU use, mean", "GPU memory, peak"] if usage.has_gpus else []
+
+    def row(
+        name: str, tasks: Sequence[TaskUsage], cores: float | None, busiest: str, *peaks: float | None
+    ) -> Iterator[str]:
+        memory, gpu_memory = (_format(each, format_bytes) for each in peaks)
+        yield from (name, f"{len(tasks):,}", _format(cores, format_number), busiest, memory)
+        if gpus:
+            yield from (_format(mean([task.gpu_percent for task in tasks]), "{:.0f} %".format), gpu_memory)
+        for counts in ([task.sent_bytes for task in tasks], [task.received_bytes for task in tasks]):
+            yield _format(sum(measured(counts)) if measured(counts) else None, format_bytes)
+
     yield ["role", "tasks", "cores, mean", "cores, busiest task", "memory, peak", *gpus, "sent", "received"]
     for role in usage.roles:
         tasks = usage.of_role(role)
         cores = [task.cores for task in tasks]
-        memory, gpu_memory = (
-            peak([task.memory_bytes for task in tasks]),
-            peak([task.gpu_memory_bytes for task in tasks]),
-        )
-        busiest = _format(peak(cores), format_number)
-        yield [role, *_usage_cells(tasks, mean(cores), busiest, memory, gpu_memory, has_gpus=usage.has_gpus)]
-    totals = (usage.cores, "", usage.memory_bytes, usage.gpu_memory_bytes)
-    yield ["job", *_usage_cells(usage.tasks, *totals, has_gpus=usage.has_gpus)]
+        peaks = peak([task.memory_bytes for task in tasks]), peak([task.gpu_memory_bytes for task in tasks])
+        yield [*row(role, tasks, mean(cores), _format(peak(cores), format_number), *peaks)]
+    yield [*row("job", usage.tasks, usage.cores, "", usage.memory_bytes, usage.gpu_memory_bytes)]
     allocated = usage.allocation
     if allocated.cpus or allocated.memory_bytes:
         memory_text = format_bytes(allocated.memory_bytes) if allocated.memory_bytes else "not limited"
@@ -231,30 +230,10 @@ def _make_usage_table(usage: JobUsage) -> Iterator[list[str]]:
         yield [*cells, *[""] * (len(gpus) + 2)]
 
 
-def _usage_cells(
-    tasks: Sequence[TaskUsage],
-    cores: float | None,
-    busiest: str,
-    memory: float | None,
-    gpu_memory: float | None,
-    *,
-    has_gpus: bool,
-) -> Iterator[str]:
-    yield f"{len(tasks):,}"
-    yield _format(cores, format_number)
-    yield busiest
-    yield _format(memory, format_bytes)
-    if has_gpus:
-        yield _format(mean([task.gpu_percent for task in tasks]), "{:.0f} %".format)
-        yield _format(gpu_memory, format_bytes)
-    for counts in ([task.sent_bytes for task in tasks], [task.received_bytes for task in tasks]):
-        yield _format(sum(measured(counts)) if measured(counts) else None, format_bytes)
-
-
 def _format(value: float | None, write: Callable[[float], str]) -> str:
     return "–" if value is None else write(value)
 
 
 def _describe_start(started: str | None) -> str | None:
-    """Return the time in job.json with spaces: "2026-11-23 08:08:42 +0000"."""
+    """Return the time in job.json as "2026-11-23 08:08:42 +0000"."""
     return re.sub(r"^([\d-]{10})T([\d:]{8})(?=[+-])", r"\1 \2 ", started) if started else None

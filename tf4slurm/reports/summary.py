@@ -1,8 +1,7 @@
-"""Summarize the run directory of a job for the report and the live page: timeline, curves over time, and usage.
+"""Summarize the run directory of a job: timeline, curves over time, and usage.
 
 The curve of a counter (steps, processor seconds, bytes) is its rate from one change to the next, because agents report
-counters less often than samples are taken. If a counter decreases, its script was restarted. If there are more than
-240 samples, only every nth sample is used.
+counters less often than samples are taken. Of more than 240 samples, only every nth is used.
 """
 
 from __future__ import annotations
@@ -32,48 +31,44 @@ Values = list[float | None]
 
 
 class Curves:
-    """The curves of all tasks. Each list has the `Values` of each rank.
+    """The curves of all tasks: for each rank its `Values`.
 
     Attributes:
         seconds: The times of all curves, in seconds since the start of the job.
-        total_sent, total_received: Bytes sent and received by each rank, over all its starts; None if not measured.
-        peak_memory, peak_gpu_memory: Peak memory of each rank in bytes, over all samples; None if not measured.
+        total_sent, total_received: Bytes of each rank, over all its starts.
+        peak_memory, peak_gpu_memory: Peak of each rank in bytes, over all samples.
         peak_job_memory, peak_job_gpu_memory: Peak of the sum over all ranks.
         num_samples_left_out: Number of samples that have no point on a curve.
     """
 
     def __init__(self, samples: Iterable[Sample], num_tasks: int) -> None:
-        """Make the curves of these samples; samples without a time or out of order are ignored."""
+        """Make the curves of these samples; those without a time or out of order are ignored."""
         valid: list[tuple[float, Sample]] = []
         for sample in samples:
             if sample.seconds is not None and (not valid or sample.seconds > valid[-1][0]):
                 valid.append((sample.seconds, sample))
         stride = max(1, math.ceil(len(valid) / MAX_POINTS))
         chosen = valid[::-1][::stride][::-1]  # contains the last sample
-        self.seconds, shown = [at for at, _ in chosen], [sample for _, sample in chosen]
-        self.num_samples_left_out = len(valid) - len(shown)
+        self.seconds = [at for at, _ in chosen]
+        self.num_samples_left_out = len(valid) - len(chosen)
 
-        def columns(rows: Iterable[Sequence[float | None]]) -> list[Values]:
-            return _columns([*rows], num_tasks)
+        def columns(name: str, rows: Sequence[tuple[float, Sample]] = chosen) -> list[Values]:
+            return _columns([getattr(sample, name) for _, sample in rows], num_tasks)
 
-        def rates(counters: list[Values], timeout: float = _USAGE_TIMEOUT_SECONDS) -> list[Values]:
-            return [_rate(counter, self.seconds, timeout) for counter in counters]
+        def rates(name: str, timeout: float = _USAGE_TIMEOUT_SECONDS) -> list[Values]:
+            return [_rate(counter, self.seconds, timeout) for counter in columns(name)]
 
-        all_memory = columns(each.memory_bytes for _, each in valid)
-        all_gpu_memory = columns(each.gpu_memory_bytes for _, each in valid)
-        self.steps = rates(columns(each.step for each in shown), _STEPS_TIMEOUT_SECONDS)
-        self.memory = columns(each.memory_bytes for each in shown)
-        self.cores = rates(columns(each.cpu_seconds for each in shown))
-        self.gpu_percent = columns(each.gpu_percent for each in shown)
-        self.gpu_memory = columns(each.gpu_memory_bytes for each in shown)
-        self.sent = rates(columns(each.sent_bytes for each in shown))
-        self.received = rates(columns(each.received_bytes for each in shown))
-        self.total_sent = [_total(column) for column in columns(each.sent_bytes for _, each in valid)]
-        self.total_received = [_total(column) for column in columns(each.received_bytes for _, each in valid)]
-        self.peak_memory, self.peak_gpu_memory = [*map(peak, all_memory)], [*map(peak, all_gpu_memory)]
-        self.peak_job_memory, self.peak_job_gpu_memory = (
-            peak(combine(each, sum)) for each in (all_memory, all_gpu_memory)
-        )
+        memory, gpu_memory = columns("memory_bytes", valid), columns("gpu_memory_bytes", valid)
+        self.steps = rates("step", _STEPS_TIMEOUT_SECONDS)
+        self.memory = columns("memory_bytes")
+        self.cores = rates("cpu_seconds")
+        self.gpu_percent = columns("gpu_percent")
+        self.gpu_memory = columns("gpu_memory_bytes")
+        self.sent, self.received = rates("sent_bytes"), rates("received_bytes")
+        self.total_sent = [_total(column) for column in columns("sent_bytes", valid)]
+        self.total_received = [_total(column) for column in columns("received_bytes", valid)]
+        self.peak_memory, self.peak_gpu_memory = [*map(peak, memory)], [*map(peak, gpu_memory)]
+        self.peak_job_memory, self.peak_job_gpu_memory = peak(combine(memory, sum)), peak(combine(gpu_memory, sum))
 
 
 def measured(values: Sequence[float | None]) -> list[float]:
@@ -82,29 +77,29 @@ def measured(values: Sequence[float | None]) -> list[float]:
 
 
 def peak(values: Sequence[float | None]) -> float | None:
-    """Return the highest of the measured values; None if there is none."""
+    """Return the highest of the measured values."""
     return max(measured(values), default=None)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the measured values; None if there is none."""
+    """Return the mean of the measured values."""
     found = measured(values)
     return sum(found) / len(found) if found else None
 
 
 def combine(columns: Sequence[Values], function: Callable[[list[float]], float]) -> Values:
-    """Apply a function to the values of all tasks at each time; the result is None where no task has a value."""
+    """Apply a function to the measured values of all tasks at each time."""
     return [function(found) if (found := measured(row)) else None for row in zip(*columns, strict=True)]
 
 
 def _columns(rows: Sequence[Sequence[float | None]], num_tasks: int) -> list[Values]:
-    """Transpose rows, one per time, into columns, one per task; missing values are None."""
+    """Transpose rows, one per time, into columns, one per task."""
     padded = [row if len(row) == num_tasks else (*row, *[None] * num_tasks)[:num_tasks] for row in rows]
     return [list(column) for column in zip(*padded, strict=True)] or [[] for _ in range(num_tasks)]
 
 
 def _rate(column: Values, seconds: list[float], timeout: float) -> Values:
-    """Return the increase per second between changes of a counter; None before the first value and after a restart."""
+    """Return the increase per second between changes; None before the first value and after a restart."""
     result: Values = [None] * len(column)
     first: int | None = None
     for number, value in enumerate(column):
@@ -119,7 +114,7 @@ def _rate(column: Values, seconds: list[float], timeout: float) -> Values:
 
 
 def _total(column: Values) -> float | None:
-    """Return the total of a counter that begins again at 0 whenever the script is restarted; None if not measured."""
+    """Return the total of a counter that begins again at 0 with each restart."""
     values = measured(column)
     if not values:
         return None
@@ -132,11 +127,9 @@ class TaskUsage:
 
     Attributes:
         cores: Mean processor seconds per second during training.
-        memory_bytes: Peak memory.
+        memory_bytes, gpu_memory_bytes: Peaks.
         sent_bytes, received_bytes: Bytes on the connections to the task's port.
-        steps_per_second: Mean of the reported steps per second during training.
-        gpu_percent: Mean use of its GPUs during training.
-        gpu_memory_bytes: Peak of its GPU memory.
+        steps_per_second, gpu_percent: Means during training.
     """
 
     name: str
@@ -163,12 +156,10 @@ class JobUsage:
 
     Attributes:
         cores: Mean number of cores in use during training.
-        memory_bytes: Peak of the total memory; None if not measured.
-        allocation: The content of slurm.json; default values without Slurm.
+        memory_bytes, gpu_memory_bytes: Peaks of the total memory.
         seconds: Duration of the job.
         num_samples: Number of samples during training.
-        seconds_after_last_step: Time from the last reported step to the outcome; None without steps.
-        gpu_memory_bytes: Peak of the total GPU memory; None if not measured.
+        seconds_after_last_step: Time from the last reported step to the outcome.
     """
 
     tasks: tuple[TaskUsage, ...]
@@ -182,7 +173,6 @@ class JobUsage:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether the use of a GPU was measured."""
         return any((task.gpu_percent, task.gpu_memory_bytes) != (None, None) for task in self.tasks)
 
     def of_role(self, role: str) -> list[TaskUsage]:
@@ -194,7 +184,7 @@ class JobUsage:
 
 
 class JobSummary(JobFiles):
-    """A running or ended job, as its run directory describes it; missing and damaged files are left out."""
+    """A running or ended job, as its run directory describes it, without missing and damaged files."""
 
     @functools.cached_property
     def _allocation(self) -> SlurmResources:
@@ -212,7 +202,6 @@ class JobSummary(JobFiles):
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the tasks by rank."""
         return tuple(task.name for task in self.timeline.tasks)
 
     @functools.cached_property
@@ -235,7 +224,6 @@ class JobSummary(JobFiles):
 
     @property
     def cause(self) -> str | None:
-        """The task that failed first."""
         return self.result.cause if self.result is not None else None
 
     @property
@@ -249,7 +237,7 @@ class JobSummary(JobFiles):
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines that the failed task printed, from the result or else from its log."""
+        """The last lines of the task that failed first, from the result or else from its log."""
         result = self.result
         if result is None or result.exit_code == 0:
             return ()
@@ -264,7 +252,7 @@ class JobSummary(JobFiles):
             return ()
 
     def list_missing_files(self) -> Iterator[str]:
-        """Yield the missing files of the run directory, in sentences."""
+        """Yield sentences about missing files and old information."""
         if not self.job.command:
             yield "job.json is missing or cannot be read: the command of the job is unknown."
         if not self.run.events.exists():
@@ -284,7 +272,7 @@ def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, al
     training = [number for number, at in enumerate(curves.seconds) if start <= at <= end]
 
     def mean_in_training(column: Values) -> float | None:
-        """Return the mean over time: each sample counts for the time since the sample before it."""
+        """Each sample counts for the time since the sample before it."""
         found = [(column[n], curves.seconds[n] - (curves.seconds[n - 1] if n else 0.0)) for n in training]
         weighted = [(value, seconds) for value, seconds in found if value is not None]
         total = sum(seconds for _, seconds in weighted)
@@ -325,5 +313,5 @@ def _queue_times(allocation: SlurmResources, events: Sequence[Event]) -> tuple[f
 
 
 def _find_launch(events: Sequence[Event]) -> float | None:
-    """Return when the launcher started, in seconds since 1970."""
+    """Return the start of the launcher, in seconds since 1970."""
     return next((e.time - e.seconds for e in events if e.time is not None and e.seconds is not None), None)

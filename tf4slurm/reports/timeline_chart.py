@@ -1,13 +1,10 @@
-"""The chart of a timeline: a row per task, or in large jobs a band per role with the share of tasks in each state.
-
-report.html draws it as elements whose positions are percent of the time shown.
-"""
+"""The chart of a timeline: a row per task, or in large jobs a band per role with the share of tasks in each state."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tf4slurm.jobs.formatting import format_seconds
@@ -37,18 +34,17 @@ _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10
 
 @dataclass(frozen=True)
 class TimelineChart:
-    """The part of a timeline from `start` to `end` (seconds), with positions in percent of this time."""
+    """The part of a timeline between two times (seconds); positions are percent of this time."""
 
     timeline: Timeline
     start: float
     end: float
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return the position and label of round times."""
         return [(self.percent(seconds), label) for seconds, label in find_ticks(self.start, self.start + self._span)]
 
     def marks(self, task: TaskTimeline) -> Iterator[tuple[str, float, str]]:
-        """Yield the kind, position and title of a task's marks; marks of different kinds do not overlap."""
+        """Yield kind, position and title of a task's marks; those of different kinds do not overlap."""
         last: dict[str, float] = {}
         for event in task.events:
             kind = "cross" if event.is_failure else _MARKS.get(event.kind, "square")
@@ -58,9 +54,9 @@ class TimelineChart:
                 yield kind, round(left, 2), f"{format_seconds(event.seconds)}: {event.text}"
 
     def moments(self) -> Iterator[tuple[float, str]]:
-        """Yield the position and label of the job's events; a label that does not fit is empty.
+        """Yield position and label of the job's events; a label that does not fit is empty.
 
-        At 30 % of the timeline, for example, 30 % of the label is left of the position.
+        At 30 % of the timeline, 30 % of the label is left of the position.
         """
         free_from = 0.0
         for event in self.timeline.events:
@@ -73,10 +69,7 @@ class TimelineChart:
                     free_from = start + width + 1
 
     def areas(self, role: str, tasks: Sequence[TaskTimeline]) -> Iterator[tuple[str, str, str]]:
-        """Yield each state, the SVG path of its area in a box of 240 x 100, and its title.
-
-        The areas are stacked, the last state at the bottom. Their heights are shares of tasks.
-        """
+        """Yield state, SVG path in a box of 240 x 100, and title of stacked areas, the last state at the bottom."""
         bottom = [0.0] * _BINS
         for state in reversed(self.timeline.states):
             shares = self.share_of_tasks(tasks, state)
@@ -88,7 +81,7 @@ class TimelineChart:
                 bottom = top
 
     def share_of_tasks(self, tasks: Sequence[TaskTimeline], state: str) -> list[float]:
-        """Return the share of tasks in this state for each time bin."""
+        """Return the share for each time bin."""
         changes = [0] * (_BINS + 1)
         step = self._span / _BINS
         for task in tasks:
@@ -105,7 +98,7 @@ class TimelineChart:
         return min(max(self.end - self.start, 0.001), 1e300)  # damaged records must not make it infinite
 
     def percent(self, seconds: float) -> float:
-        """Return the position of a time; times outside of the timeline are at its ends."""
+        """Return the position of a time, at most that of an end."""
         return round(100 * min(1.0, max(0.0, (seconds - self.start) / self._span)), 2)
 
     def contains(self, seconds: float) -> bool:
@@ -113,7 +106,7 @@ class TimelineChart:
 
 
 def find_ticks(start: float, end: float) -> list[tuple[int, str]]:
-    """Return at most 9 round times in seconds, with their labels."""
+    """Return at most 9 round times in seconds, and their labels."""
     raw = (end - start) / 8
     step = next((each for each in _TIME_STEPS if raw <= each), 86400 * math.ceil(raw / 86400))
     times = range(math.ceil(start / step) * step, math.floor(end) + 1, step)
@@ -121,7 +114,7 @@ def find_ticks(start: float, end: float) -> list[tuple[int, str]]:
 
 
 def _format_time(seconds: int, step: int) -> str:
-    """Return a time on an axis whose ticks are `step` seconds apart: "90 s", "2 min", "2:00 h" or "3 d"."""
+    """Return a time on an axis whose ticks are `step` seconds apart."""
     if step >= 86400:
         return f"{seconds / 86400:g} d"
     if step >= 3600 or abs(seconds) >= 7200:
@@ -131,7 +124,7 @@ def _format_time(seconds: int, step: int) -> str:
 
 
 def _thin_out(shares: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the points of a line through the middles of the bins, without inner points of horizontal parts."""
+    """Return the points of a line through the middles of the bins, without those inside horizontal parts."""
     rounded = [round(share, 3) for share in shares]
     xs = [0.0, *(number + 0.5 for number in range(1, _BINS - 1)), float(_BINS)]
     ends = (0, len(rounded) - 1)
@@ -147,7 +140,7 @@ def choose_rows(
 ) -> tuple[list[TaskTimeline], dict[str, list[TaskTimeline]]]:
     """Return the tasks with a row of their own, and the others by role.
 
-    Of more than 40 tasks, at most 20 have rows: the cause, tasks of small roles, and tasks with the most events.
+    Of more than 40 tasks, at most 20 have rows: the cause, tasks of small roles, and those with the most events.
     """
     by_role: dict[str, list[TaskTimeline]] = {}
     for task in tasks:
@@ -165,14 +158,14 @@ def choose_rows(
     return [task for task in tasks if task.name in chosen], {role: each for role, each in others.items() if each}
 
 
-def describe_grouping(tasks: Sequence[TaskTimeline], cause: str | None) -> str:
-    """Return a note about tasks that are grouped by role; empty if there are none."""
-    rows, bands = choose_rows(tasks, cause)
-    if not bands:
-        return ""
+def describe_grouping(rows: Sequence[TaskTimeline], bands: Mapping[str, Sequence[TaskTimeline]]) -> str:
+    """Return a note about the tasks without a row."""
     grouped = [task for each in bands.values() for task in each]
+    if not grouped:
+        return ""
     note = (
-        f"{len(rows)} of {len(tasks):,} tasks have a row of their own: small roles, and tasks with the most events. "
+        f"{len(rows)} of {len(rows) + len(grouped):,} tasks have a row of their own: small roles, and tasks with the "
+        "most events. "
         f"The other {len(grouped):,} are grouped by role: the height of a color is the share of tasks in that state."
     )
     with_events = sum(bool(task.events) for task in grouped)
