@@ -55,7 +55,6 @@ class BoilerplateFilter:
         self._is_in_options = False
 
     def is_boilerplate(self, line: str) -> bool:
-        """Return whether the next line belongs to such a message."""
         if _OPTIONS.match(line):
             self._is_in_options = True
             return True

@@ -14,7 +14,7 @@ _LATEST_TIME = 1e11  # in seconds since 1970; time.localtime fails for much late
 
 
 def make_visible(text: object) -> str:
-    """Return text with U+FFFD in place of control characters, text direction marks and unpaired surrogates."""
+    """Return text with U+FFFD for control characters, text direction marks and unpaired surrogates."""
     return _INVISIBLE.sub("\ufffd", str(text))
 
 
@@ -75,10 +75,16 @@ def format_count(count: int, role: str) -> str:
     return f"{count:,} {role}{'s' if count != 1 and not role.endswith('s') else ''}"
 
 
+def format_list(words: Sequence[str], most: int) -> str:
+    """Return "a, b", or the first words as "a, b and 1,000 more"."""
+    more = f" and {len(words) - most:,} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more
+
+
 def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines with aligned columns.
 
-    The library rich is not used here, because it takes 0.4 s for 1,000 tasks, too long for `tf4slurm status`.
+    The library rich takes 0.4 s for 1,000 tasks, too long for `tf4slurm status`.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,9 +1,8 @@
 """Read the logs of a job's tasks over all attempts and runs: all lines, the last lines, or new lines as they appear.
 
-Log lines have no times. So that lines can be selected and sorted by time, the agent writes an index beside each log,
-with at most one entry a second. Each entry has a byte offset and a time. Output from this offset on was printed at
-this time or later. So line times are accurate to about a second, and lines that different tasks print within one second
-may be out of order.
+Log lines have no times. The agent writes an index beside each log, with at most one entry a second: the output from a
+byte offset on was printed at this time or later. So line times are accurate to about a second, and lines that different
+tasks print within one second may be out of order.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from pathlib import Path
 from tf4slurm.cluster import Task
 from tf4slurm.errors import LaunchError, NoLogsError, UnknownTaskError
 from tf4slurm.jobs.boilerplate import BoilerplateFilter
+from tf4slurm.jobs.formatting import format_list
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory
 from tf4slurm.jobs.status import JobStatus, StatusReader
@@ -68,10 +68,7 @@ def omit_boilerplate(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 
 def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> list[LogFile]:
-    """Return the logs of the tasks that match a pattern such as "worker/*", sorted by run, attempt and task.
-
-    Without patterns, return the logs of all tasks.
-    """
+    """Return the logs of the tasks that match a pattern such as "worker/*", or of all tasks, in order."""
     found = []
     for number, run in enumerate(runs, start=1):
         with contextlib.suppress(OSError):
@@ -127,7 +124,7 @@ class LogReader:
     """Reads the new lines of one growing log at each call."""
 
     def __init__(self, log: LogFile, *, tail: int | None = None, since: float | None = None) -> None:
-        """Skip lines that are certainly older than `since` or, without `since`, all but the last `tail` lines."""
+        """Skip lines that are certainly older than `since` or, without it, all but the last `tail` lines."""
         self.log = log
         self._offset = 0
         self._index: tuple[list[int], list[float]] = ([], [])
@@ -144,7 +141,6 @@ class LogReader:
         self._offset = offsets[place] if place < len(offsets) else self.log.path.stat().st_size
 
     def _skip_to_tail(self, num_lines: int) -> None:
-        """Skip all but the last lines: read ever larger parts of the file's end until the lines are found."""
         tail_bytes = _TAIL_BYTES
         lines: list[bytes] = []
         with self.log.path.open("rb") as file:
@@ -193,8 +189,7 @@ def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
     if found:
         tasks, roles = tuple(map(str, found)), dict.fromkeys(f"{task.task_type}/*" for task in found)
         similar = did_you_mean(nearest(patterns[0], (*roles, *tasks)))
-        more = f" and {len(tasks) - _MOST_LISTED:,} more" if len(tasks) > _MOST_LISTED else ""
-        listed = ", ".join(tasks[:_MOST_LISTED]) + more
+        listed = format_list(tasks, _MOST_LISTED)
         text = f"No task of {job.name} matches {' '.join(patterns)}.{similar} It has: {listed}."
         return UnknownTaskError(text, tasks=tasks)
     (status,) = StatusReader([job]).read()
@@ -203,7 +198,7 @@ def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
 
 
 def _advise_without_logs(job: KnownJob, state: str) -> str:
-    """Return advice about a job without logs: a batch script that failed early has only Slurm's output."""
+    """Return advice; a batch script that failed early has only Slurm's output."""
     if state in ("PENDING", "RUNNING"):
         return f"To wait for them: tf4slurm logs -f {job.job_id or job.name}"
     if job.job_id is None:

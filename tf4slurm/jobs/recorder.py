@@ -10,7 +10,7 @@ import asyncio
 import collections
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 _STATUS_SECONDS = 2.0
 _TASKS_PER_SECOND = 100  # limit of the sampling rate: 1,000 tasks are sampled every 10 s
 _RATE_SECONDS = 20.0  # averaging period of steps per second
+_COUNTERS = ("memory_bytes", "cpu_seconds", "sent_bytes", "received_bytes")  # in a sample null if 0
 
 
 class EventLog:
@@ -86,15 +87,18 @@ class Recorder:
         self._is_failing = False
 
     async def run(self) -> None:
-        """Write the files repeatedly until cancelled. Each interval starts when the previous write has ended."""
+        """Write the files until cancelled. Each interval starts when the previous write has ended."""
         while True:
-            await asyncio.wrap_future(self._files.submit(self._write, self._status(), self._sample()))
+            await asyncio.wrap_future(self._queue_write())
             await asyncio.sleep(self._interval_seconds)
 
     def write(self) -> None:
-        """Queue one more write of the current state."""
+        """Queue one more write, with a sample."""
         self._sampled_at = float("-inf")
-        self._files.submit(self._write, self._status(), self._sample())
+        self._queue_write()
+
+    def _queue_write(self) -> Future[None]:
+        return self._files.submit(self._write, self._status(), self._sample())
 
     def _write(self, status: StatusFile, sample: Sample | None) -> None:
         try:
@@ -131,20 +135,16 @@ class Recorder:
         if now - self._sampled_at < self._sample_seconds:
             return None
         self._sampled_at = now
-        statuses = [record.observed for record in self._state.records]
-        reports = [status.script for status in statuses]
-        usages = [status.usage for status in statuses]
-        has_gpus = any(usage.gpu_percent is not None or usage.gpu_memory_bytes is not None for usage in usages)
+        states = [record.observed for record in self._state.records]
+        usages = [vars(state.usage) for state in states]
+        gpus = {name: tuple(usage[name] for usage in usages) for name in ("gpu_percent", "gpu_memory_bytes")}
+        has_gpus = any(value is not None for column in gpus.values() for value in column)
         return Sample(
             seconds=round(now - self._started_at, 2),
             attempt=self._state.attempt,
-            step=tuple(report.step for report in reports),
-            memory_bytes=tuple(usage.memory_bytes or None for usage in usages),
-            cpu_seconds=tuple(usage.cpu_seconds or None for usage in usages),
-            sent_bytes=tuple(usage.sent_bytes or None for usage in usages),
-            received_bytes=tuple(usage.received_bytes or None for usage in usages),
-            gpu_percent=tuple(usage.gpu_percent for usage in usages) if has_gpus else (),
-            gpu_memory_bytes=tuple(usage.gpu_memory_bytes for usage in usages) if has_gpus else (),
+            step=tuple(state.script.step for state in states),
+            **{name: tuple(usage[name] or None for usage in usages) for name in _COUNTERS},
+            **(gpus if has_gpus else {}),
         )
 
 
@@ -168,21 +168,19 @@ class Progress:
             self._steps.popleft()
 
     def rate(self, now: float) -> float | None:
-        """Return the steps per second; None before the second measurement."""
         if not self._steps or now <= self._steps[0][0]:
             return None
         return round((self._steps[-1][1] - self._steps[0][1]) / (now - self._steps[0][0]), 2)
 
     def seconds_since_step(self, now: float) -> float | None:
-        """Return the seconds since the last new step; None without steps."""
         return None if self._changed_at is None else round(now - self._changed_at, 1)
 
 
 def describe_task(record: TaskRecord, started_at: float, now: float, progress: Progress | None = None) -> TaskStatus:
-    """Return the state of a task for status.json and result.json; without `progress`, its speed is unknown."""
+    """Return the state of a task for status.json and result.json; without `progress`, no speed."""
     progress = progress or Progress()
     observed = record.observed
-    usage, script = observed.usage, observed.script
+    script = observed.script
 
     def since_start(at: float | None) -> float | None:
         return None if at is None else round(at - started_at, 3)
@@ -204,10 +202,5 @@ def describe_task(record: TaskRecord, started_at: float, now: float, progress: P
         steps_per_second=progress.rate(now),
         seconds_since_step=progress.seconds_since_step(now),
         metrics=dict(script.metrics),
-        memory_bytes=usage.memory_bytes,
-        cpu_seconds=usage.cpu_seconds,
-        sent_bytes=usage.sent_bytes,
-        received_bytes=usage.received_bytes,
-        gpu_percent=usage.gpu_percent,
-        gpu_memory_bytes=usage.gpu_memory_bytes,
+        **vars(observed.usage),
     )

@@ -48,7 +48,7 @@ class KnownJob:
 
     @property
     def batch_script(self) -> Path:
-        """The path where `submit` keeps the job's batch script."""
+        """Where `submit` keeps the batch script."""
         return Path(self.runs_directory) / f"{self.name}.sh"
 
     @property
@@ -68,7 +68,7 @@ class KnownJob:
 
 
 def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], job_id: str | None = None) -> KnownJob:
-    """Register the job with run directory `runs_directory`/`name`, which need not exist yet; return its entry."""
+    """Register the job with run directory `runs_directory`/`name`, which need not exist; return its entry."""
     job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 6))
     directory = _directory(environ)
     try:
@@ -90,7 +90,7 @@ def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], jo
 
 
 def registered_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
-    """Return all registered jobs, latest first; leave out entries that another user could have written."""
+    """Return all registered jobs, latest first, without entries that another user could have written."""
     jobs, refused = [], []
     with contextlib.suppress(OSError):
         for path in _directory(environ).glob("*.json"):
@@ -113,7 +113,7 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     """Return the job with this Slurm job id, name or run directory path; the latest job if None.
 
     Raises:
-        UnknownJobError: No job matches; the message names similar jobs.
+        UnknownJobError: No job matches.
     """
     path = Path(text or "").absolute()
     may_be_half_gone = ("logs", "job.json", "events.jsonl", "result.json")
@@ -146,7 +146,7 @@ def latest_run(job: KnownJob) -> RunDirectory:
     """Return the latest run directory of a job.
 
     Raises:
-        RunDirectoryError: The job has no run directory.
+        RunDirectoryError: There is none.
     """
     runs = job.run_directories
     if runs:

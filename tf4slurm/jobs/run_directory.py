@@ -25,7 +25,7 @@ import contextlib
 import dataclasses
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -89,9 +89,7 @@ class RunDirectory:
     def open(cls, path: Path, *, reserve_result: bool = True) -> RunDirectory:
         """Create the run directory at exactly this path, or open the existing one if this user owns it.
 
-        Args:
-            path: The run directory.
-            reserve_result: Reserve disk space for result.json; False if this process does not write it.
+        A process that does not write result.json gives `reserve_result=False`.
 
         Raises:
             RunDirectoryError: The directory cannot be created, belongs to another user, or is a link.
@@ -119,20 +117,20 @@ class RunDirectory:
         return self.path / "control.json"
 
     def log(self, task: Task, attempt: int) -> Path:
-        return self.path / "logs" / f"{task.task_type}-{task.task_index}.{attempt}.log"
+        return self.path / "logs" / f"{_name(task, attempt)}.log"
 
     def metrics(self, task: Task, attempt: int) -> Path:
-        return self.path / "metrics" / f"{task.task_type}-{task.task_index}.{attempt}.jsonl"
+        return self.path / "metrics" / f"{_name(task, attempt)}.jsonl"
 
     def work(self, task: Task, attempt: int) -> Path:
-        return self.path / "work" / f"{task.task_type}-{task.task_index}.{attempt}"
+        return self.path / "work" / _name(task, attempt)
 
     def read(self, kind: type[_T]) -> _T | None:
-        """Read a file of the schema, such as `StatusFile`; return None if it is missing or not JSON."""
+        """Read a file such as `StatusFile`; return None if it is missing or not JSON."""
         return read_file(self.path / FILE_NAMES[kind], kind)
 
     def read_trusted_job(self) -> JobFile:
-        """Read job.json, to run its command or signal its process; if it is missing, return a JobFile of defaults.
+        """Read job.json, to run its command or signal its process.
 
         Raises:
             UntrustedFileError: Another user could have written the file.
@@ -143,11 +141,11 @@ class RunDirectory:
         return self.read(JobFile) or JobFile()
 
     def read_lines(self, kind: type[_T]) -> list[_T]:
-        """Read events.jsonl (`Event`) or samples.jsonl (`Sample`); damaged lines are left out."""
+        """Read events.jsonl (`Event`) or samples.jsonl (`Sample`), without damaged lines."""
         return read_lines(self.path / FILE_NAMES[kind], kind)
 
     def read_reports(self) -> dict[tuple[str, int], list[ScriptReport]]:
-        """Return the reports of the scripts, by task (such as "worker/0") and attempt."""
+        """Return the reports of the scripts, by task and attempt."""
         found = {}
         for path in (self.path / "metrics").glob("*-*.*.jsonl"):
             task, _, attempt = path.name.removesuffix(".jsonl").rpartition(".")
@@ -161,7 +159,6 @@ class RunDirectory:
         return {state.task: state for state in states if state is not None}
 
     def write(self, content: JobFile | StatusFile | SlurmResources | LastState) -> None:
-        """Write a file of the schema atomically."""
         path = self.path / FILE_NAMES[type(content)]
         if isinstance(content, LastState):
             path = path.with_name(f"{content.task.replace('/', '-')}.json")
@@ -174,9 +171,7 @@ class RunDirectory:
         _write(self.control, to_json(content, indent=2).encode() + b"\n")
 
     def write_result(self, content: ResultFile) -> None:
-        """Write result.json. On a full disk, write only state, exit code and reason, into the reserved space.
-
-        A second call on a full disk overwrites the existing result.json.
+        """Write result.json; on a full disk, only state, exit code and reason, into the reserved or existing file.
 
         Raises:
             RunDirectoryError: The file is not written, or has only the state, the exit code and the reason.
@@ -204,31 +199,30 @@ class RunDirectory:
 
     def append_sample(self, sample: Sample) -> None:
         path = self.path / FILE_NAMES[Sample]
-        try:
-            with open_to_append(path) as file:
-                file.write(to_json(sample).encode() + b"\n")
-        except OSError as error:
-            raise _cannot_write(path, error) from error
+        with _writing(path), open_to_append(path) as file:
+            file.write(to_json(sample).encode() + b"\n")
 
     def write_reports(self, task: Task, attempt: int, reports: Sequence[ScriptReport], *, is_appended: bool) -> None:
-        """Append reports of a task's script to the file of this attempt, or replace the file atomically."""
+        """Append reports to the file of this attempt, or replace the file atomically."""
         path = self.metrics(task, attempt)
         lines = b"".join(to_json(changed_fields(report)).encode() + b"\n" for report in reports)
-        try:
+        with _writing(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             if is_appended:
                 with open_to_append(path) as file:
                     file.write(lines)
-        except OSError as error:
-            raise _cannot_write(path, error) from error
         if not is_appended:
             _write(path, lines)
 
     def write_report(self, content: bytes, path: Path | None = None) -> Path:
-        """Write the report atomically, by default as report.html; return its path."""
+        """Write the report, by default as report.html; return its path."""
         path = path or self.path / "report.html"
         _write(path, content)
         return path
+
+
+def _name(task: Task, attempt: int) -> str:
+    return f"{task.task_type}-{task.task_index}.{attempt}"
 
 
 def _reserve_result(path: Path) -> None:
@@ -243,24 +237,27 @@ def open_to_append(path: Path) -> BinaryIO:
 
 
 def make_parent(path: Path) -> None:
-    """Create the parent of run directories if it is missing; other users cannot write to it, whatever the umask."""
+    """Create the parent of run directories; other users cannot write to it, whatever the umask."""
     path.mkdir(mode=0o755, parents=True, exist_ok=True)
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file atomically: readers on other hosts never see a partial file."""
+    """Replace a file atomically, so that readers on other hosts never see a part."""
     draft = path.with_name(f".{path.name}.draft")
-    try:
+    with _writing(path):
         draft.unlink(missing_ok=True)
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
         draft.replace(path)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise a `RunDirectoryError` about this file in place of an `OSError`."""
+    try:
+        yield
     except OSError as error:
-        raise _cannot_write(path, error) from error
-
-
-def _cannot_write(path: Path, error: OSError) -> RunDirectoryError:
-    return RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path))
+        raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
 
 
 def _cannot_create(path: Path, reason: str | None) -> RunDirectoryError:

@@ -41,7 +41,7 @@ class Process:
 
     @classmethod
     def of(cls, process_id: int) -> Process:
-        """Return the process of this host with this ID, running or a zombie."""
+        """Return the process of this host with this ID, which may be a zombie."""
         try:
             start_ticks = read_stat(process_id).start_ticks
         except OSError:
@@ -49,7 +49,6 @@ class Process:
         return cls(os.uname().nodename, process_id, start_ticks)
 
     def is_alive(self) -> bool:
-        """Return whether the process runs on this host."""
         return self.host == os.uname().nodename and is_running(self.id, self.start_ticks)
 
 
@@ -293,7 +292,7 @@ FILE_NAMES: dict[type[Any], str] = {
 
 
 def to_versioned_json(value: Any, indent: int | None = None) -> str:
-    """Return the JSON text of one of the dataclasses above, with the schema version."""
+    """Return the JSON text of a file, with the schema version."""
     return to_json({_VERSION_KEY: SCHEMA_VERSION, **vars(value)}, indent) + "\n"
 
 
@@ -304,7 +303,9 @@ def read_file(path: Path, kind: type[_T]) -> _T | None:
         SchemaVersionError: A newer version of tf4slurm wrote the file.
     """
     content = read_object(path)
-    version = content.get(_VERSION_KEY, SCHEMA_VERSION) if content is not None else None
+    if content is None:
+        return None
+    version = content.get(_VERSION_KEY)
     if type(version) is int and version > SCHEMA_VERSION:
         raise SchemaVersionError(
             f"{str(path)!r} has schema version {version}; this tf4slurm reads versions up to {SCHEMA_VERSION}. "
@@ -312,4 +313,4 @@ def read_file(path: Path, kind: type[_T]) -> _T | None:
             path=str(path),
             version=version,
         )
-    return from_json(kind, content) if content is not None else None
+    return from_json(kind, content)

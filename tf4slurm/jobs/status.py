@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tf4slurm.errors import COMPLETED, REQUEUED, LaunchError, SchemaVersionError, describe_end
-from tf4slurm.jobs.formatting import format_elapsed, format_time
+from tf4slurm.jobs.formatting import format_elapsed, format_list, format_time
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, StatusFile, TaskStatus
@@ -84,9 +84,10 @@ class JobStatus:
 
 
 class JobFiles:
-    """The JSON files of a run directory. Each is read once, when first needed; a missing file has default values.
+    """The JSON files of a run directory, each read once, when first needed; a missing file has default values.
 
-    Reading a file that a newer version of tf4slurm wrote raises a `SchemaVersionError`.
+    Raises:
+        SchemaVersionError: A newer version of tf4slurm wrote a file.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -111,7 +112,7 @@ class JobFiles:
 
     @property
     def tasks(self) -> tuple[TaskStatus, ...]:
-        """The tasks by rank, from result.json if it lists them, else from status.json."""
+        """The tasks by rank, of result.json or else of status.json."""
         return (self.result.tasks if self.result is not None else ()) or self.status.tasks
 
     @functools.cached_property
@@ -122,8 +123,7 @@ class JobFiles:
     def is_lost(self) -> bool:
         """Whether the launcher certainly ended without a result.
 
-        This is certain if the launcher ran on this host and its process no longer exists, or if agents recorded its
-        loss. It is not certain if a launcher on another host writes nothing, because that launcher may be suspended.
+        A launcher on another host that writes nothing may be suspended; it is lost if agents recorded its loss.
         """
         return self._has_lost_launcher and self.result is None
 
@@ -136,7 +136,7 @@ class JobFiles:
 
     @property
     def has_orphans(self) -> bool:
-        """Whether the launcher is lost, and agents may not have terminated their tasks yet."""
+        """Whether the launcher is lost, but agents may still have to terminate their tasks."""
         age, limit = self.status_age_seconds, self.status.heartbeat_timeout_seconds + LATE_SECONDS
         is_recent = age is not None and age < limit
         return self.is_lost and is_recent and len(self.last_states) < len(self.status.tasks)
@@ -146,7 +146,6 @@ class JobFiles:
         return self.result is not None or (self.is_lost and not self.has_orphans)
 
     def describe_loss(self) -> str:
-        """Return sentences about the loss of the launcher and the last recorded state."""
         sentences = ["The launcher was killed, or its host failed: it wrote no result.", self.describe_last_state()]
         if self.has_orphans:
             seconds = self.status.heartbeat_timeout_seconds
@@ -154,7 +153,7 @@ class JobFiles:
         return " ".join(filter(None, sentences))
 
     def describe_last_state(self) -> str:
-        """Return the last recorded state of the job in sentences: phase, step, and how tasks ended."""
+        """Return phase, step, and how tasks ended, in sentences."""
         status, states = self.status, list(self.last_states.values())
         sentences = []
         if status.time is not None:
@@ -163,8 +162,7 @@ class JobFiles:
             sentences.append(f"Last recorded state, at {format_time(status.time)}: {status.phase}{step}.")
         ends = [f"{state.task} {describe_end(state.returncode)}" for state in states if state.returncode is not None]
         if ends:
-            more = f" and {len(ends) - _MOST_ENDS:,} more" if len(ends) > _MOST_ENDS else ""
-            sentences.append(f"These tasks ended by themselves: {', '.join(ends[:_MOST_ENDS])}{more}.")
+            sentences.append(f"These tasks ended by themselves: {format_list(ends, _MOST_ENDS)}.")
         ended = [state.time for state in states if state.state == "ended"]
         if ended:
             sentences.append(f"Agents terminated the scripts of {len(ended):,} tasks, at {format_time(ended[0])}.")
@@ -172,15 +170,12 @@ class JobFiles:
 
 
 class StatusReader:
-    """Reads the state of jobs repeatedly. Each call reads the files of the jobs, but queries Slurm less often."""
+    """Reads the state of jobs repeatedly: their files in each call, Slurm's queue less often."""
 
     def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0, refuse_newer: bool = True) -> None:
-        """Create a reader; read nothing yet.
+        """Query Slurm at most every `ask_seconds`.
 
-        Args:
-            jobs: The jobs.
-            ask_seconds: Minimum seconds between two queries to Slurm.
-            refuse_newer: Raise an error for files of a newer tf4slurm, instead of showing the job as UNKNOWN.
+        With `refuse_newer` raise an error for files of a newer tf4slurm, else show the job as UNKNOWN.
         """
         self._jobs = jobs
         self._refuse_newer = refuse_newer
@@ -190,11 +185,6 @@ class StatusReader:
         self._warnings: list[str] = []
 
     def read(self) -> list[JobStatus]:
-        """Return the current state of each job.
-
-        Raises:
-            SchemaVersionError: A newer version of tf4slurm wrote a job's files.
-        """
         job_ids = [job.job_id for job in self._jobs if job.job_id is not None]
         if job_ids and time.monotonic() - self._asked_at >= self._ask_seconds:
             self._ask_slurm(job_ids)
@@ -224,12 +214,7 @@ class StatusReader:
 
 
 def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str] = ()) -> JobStatus:
-    """Return the state of a job.
-
-    Args:
-        job: The job.
-        entry: Its entry in Slurm's queue; None if it has none.
-        warnings: Warnings about missing answers from Slurm.
+    """Return the state of a job with this entry in Slurm's queue; `warnings` are about missing answers from Slurm.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the job's files.
@@ -272,7 +257,7 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
 def _find_state(
     job: KnownJob, entry: QueueEntry | None, files: JobFiles, warnings: list[str]
 ) -> tuple[str, int | None, str]:
-    """Return the job's state, exit code (None until it has ended) and reason; append to `warnings`."""
+    """Return the job's state, exit code (None until it has ended) and reason; add to `warnings`."""
     result, file, age = files.result, files.status, files.status_age_seconds
     earlier = f"The last attempt was {result.state}: {result.reason}" if result is not None else ""
     if entry is not None and entry.is_pending:
@@ -301,10 +286,7 @@ def _find_state(
 
 
 def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -> tuple[str, int, str]:
-    """Return the state and exit code of a Slurm job whose launcher wrote no result, and a sentence about their source.
-
-    The source is the accounting database or, if it does not have the end of the job, the job's entry in the queue.
-    """
+    """Return the state and exit code of a Slurm job without a result, and a sentence about their source."""
     with contextlib.suppress(LaunchError):
         accounted = query_accounting(job_id, timeout_seconds=_SLURM_SECONDS)
         if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
@@ -319,13 +301,12 @@ def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -
 
 
 def _end_of(slurm_state: str, exit_code: int) -> tuple[str, int]:
-    """Return tf4slurm's state and exit code of a job that ended in a state of Slurm; only COMPLETED has code 0."""
+    """Return the state and exit code for a final state of Slurm; only COMPLETED has code 0."""
     state = ENDED_STATES[slurm_state]
     return state, exit_code or int(state != COMPLETED)
 
 
 def _find_end_of_local_job(job: KnownJob, files: JobFiles) -> tuple[str, int | None, str]:
-    """Return the state of a local job without a result, from its launcher's process."""
     if not files.run.path.is_dir():
         return "UNKNOWN", 1, f"Its run directory under {files.run.path.parent} does not exist."
     process = files.job.process
@@ -339,7 +320,7 @@ def _find_end_of_local_job(job: KnownJob, files: JobFiles) -> tuple[str, int | N
 
 
 def _find_tasks(files: JobFiles, *, has_ended: bool) -> tuple[TaskStatus, ...]:
-    """Return the recorded tasks, with states and ages corrected for the age of status.json."""
+    """Return the tasks, with states and ages corrected for the age of status.json."""
     tasks, age = files.status.tasks, files.status_age_seconds or 0.0
     if has_ended and files.result is None:
         tasks = tuple(_with_last_state(task, files) for task in tasks)
