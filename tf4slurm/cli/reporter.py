@@ -19,13 +19,10 @@ _DRAW_SECONDS = 0.1
 
 
 class PlainReporter(Reporter):
-    """Prints plain lines, for files and pipes, without routine events of each task."""
+    """Prints plain lines: the tasks' output to `output`; events, but no routine ones, and the summary to `notes`."""
 
     def __init__(self, num_tasks: int, output: LineWriter | None, notes: LineWriter) -> None:
-        """Create a reporter that prints task output to `output`, and events and the summary to `notes`.
-
-        Without `output`, it omits the tasks' output, and the summary of a job that succeeded.
-        """
+        """Without `output`, omit the tasks' output, and the summary of a job that succeeded."""
         self._num_tasks = num_tasks
         self._output = output
         self._notes = notes
@@ -47,7 +44,6 @@ class PlainReporter(Reporter):
             self._summary = summary(result)
 
     def close(self) -> None:
-        """Print the queued lines, then the summary."""
         if self._output is not None and self._output is not self._notes:
             self._output.close()
         self._notes.close(self._summary)
@@ -57,9 +53,9 @@ class PlainReporter(Reporter):
 
 
 class LiveReporter(PlainReporter):
-    """Prints the same lines on a terminal, above a live line with the phase of the job.
+    """Prints the same lines above a live line with the phase of the job.
 
-    A thread of rich draws the live line, so that a paused terminal (Ctrl-S) does not block the launcher.
+    A thread of rich draws it, so that a paused terminal (Ctrl-S) does not block the launcher.
     """
 
     def __init__(self, num_tasks: int) -> None:
@@ -103,13 +99,12 @@ class LiveReporter(PlainReporter):
             done = sum(record.attempt == state.attempt for record in state.records)
         elif phase == "terminating":
             done = sum(record.is_gone for record in state.records)
+        elif phase == "ended":
+            done = self._num_tasks
         elif phase == "importing":
             done = state.count("running") - sum(record.is_importing(now) for record in state.records)
         else:
-            counted = (
-                "ready" if phase == "checking" else "running" if phase in ("running", "training", "stopping") else None
-            )
-            done = state.count(counted) if counted else self._num_tasks
+            done = state.count("ready" if phase == "checking" else "running")
         return f"{phase} {done}/{self._num_tasks}"
 
 
@@ -134,7 +129,7 @@ def make_reporter(num_tasks: int) -> PlainReporter:
 
 
 def summary(result: Result) -> list[str]:
-    """Return the lines of the summary: the tasks, the end of the job, the path of the logs, and last of the report."""
+    """Return the lines of the summary: tasks, end of the job, and last the paths of logs and report."""
     file = result.file
     rows = [("task", "node", "address", "started", "ended", "end"), *map(_row, file.tasks)]
     lines = ["", *format_table(rows), "", *_describe_end_of(file), *(f"WARNING: {text}" for text in file.warnings)]
@@ -143,7 +138,6 @@ def summary(result: Result) -> list[str]:
 
 
 def _describe_end_of(file: ResultFile) -> list[str]:
-    """Return lines about the job's final state and its reason; after a failure also about later failures."""
     if file.state == COMPLETED:
         return [f"{file.state} in {file.seconds:.1f} s. {file.reason}"]
     end = f"{file.state} with exit code {file.exit_code} after {file.seconds:.1f} s."
