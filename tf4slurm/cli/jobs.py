@@ -99,7 +99,6 @@ def _describe(job: JobStatus) -> list[str]:
 
 
 def _describe_job(job: JobStatus) -> str:
-    """Return the line about the job as a whole."""
     facts = [paint(job.state, _COLOURS.get(job.state, "red"))]
     if job.elapsed and job.state != "PENDING":
         facts.append(f"{job.elapsed} / {job.limit}" if job.limit else job.elapsed)

@@ -60,7 +60,7 @@ _OPTIONS = {
 
 
 def explain(error: click.UsageError) -> OptionError:
-    """Return the error to show for a usage error that click found, or that a verb raised."""
+    """Return the error to show for a usage error."""
     context, name = error.ctx, ""
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):

@@ -59,7 +59,7 @@ class _GroupedOption(click.Option):
 
 
 def verb_option(name: str, kind: type, help: str, default: Any = None, **declaration: Any) -> Decorator:
-    """Return a decorator that adds an option that only this verb has; `declaration` is as for `Option`."""
+    """Add an option that only this verb has; `declaration` is as for `Option`."""
     each = Option(name, kind, is_list=False, choices=(), default=default, help=help, **declaration)
     return _click_option(each, callback=lambda _context, _parameter, value: each.convert(value))
 

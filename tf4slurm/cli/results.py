@@ -43,7 +43,7 @@ def _split(words: Sequence[str]) -> tuple[KnownJob, Sequence[str]]:
 
 
 def _find_words(context: click.Context, parameter: click.Parameter, start: str) -> list[CompletionItem]:
-    """Complete an id, or a task of the job that the first word names (default: the latest job)."""
+    """Complete an id, or a task of the job that the first word names."""
     words = context.params.get("words") or ()
     try:
         job, _ = _split(words)
@@ -165,11 +165,7 @@ def tensorboard(environ: dict[str, str], /, job: KnownJob, logdir: Path | None, 
 
 
 def _find_event_files(run: RunDirectory) -> Path:
-    """Return the deepest directory that contains all event files of a job.
-
-    The run directory is searched first, and then the directory in which the job was started. The search ends after
-    10 s, and only the files found until then count.
-    """
+    """Return the deepest directory that contains all event files that are found within 10 s."""
     try:
         started = (run.path / "job.json").stat().st_mtime
     except OSError:

@@ -1,7 +1,4 @@
-"""`tf4slurm run` and `tf4slurm task`: a job that runs from here, and one task of a job.
-
-Each verb imports the modules that only it needs, so that the agent of `task` starts faster.
-"""
+"""`tf4slurm run` and `tf4slurm task`; each imports the modules that only it needs, so that agents start faster."""
 
 from __future__ import annotations
 

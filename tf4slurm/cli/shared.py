@@ -1,4 +1,4 @@
-"""Shared by several verbs: command classes, the argument ID, messages, tables, colours and completion."""
+"""What several verbs share: command classes, the argument ID, messages, tables and completion."""
 
 from __future__ import annotations
 
@@ -78,10 +78,7 @@ class VerbGroup(_WithExamples, click.Group):
 
 
 def job_argument(*, many: bool = False, is_optional: bool = True) -> Decorator:
-    """Add the argument `job` (a `KnownJob`), or `jobs` (a list) with `many`.
-
-    If `is_optional`, a missing argument selects the latest job.
-    """
+    """Add the argument `job`, or `jobs` with `many`; if `is_optional`, it is by default the latest job."""
     from tf4slurm import api
 
     def find(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
@@ -108,10 +105,7 @@ def paint(text: str, colour: str) -> str:
 
 
 def fit_table(rows: Sequence[Sequence[str]], optional: Iterable[str], stream: TextIO) -> list[str]:
-    """Return rows as lines with aligned columns, as `format_table`.
-
-    If the terminal is too narrow, the columns in `optional` are left out one by one, in that order.
-    """
+    """Return rows as `format_table` does; if the terminal is too narrow, leave out columns of `optional`, in order."""
     import shutil  # here, because it imports three compression libraries
 
     lines, width = format_table(rows), shutil.get_terminal_size().columns if stream.isatty() else math.inf
@@ -124,12 +118,12 @@ def fit_table(rows: Sequence[Sequence[str]], optional: Iterable[str], stream: Te
 
 
 def complete(find: Callable[[click.Context], Iterable[str]]) -> _Completion:
-    """Return a shell completion that offers the names that `find` returns."""
+    """Return a shell completion of the names that `find` returns."""
     return lambda context, _, start: [CompletionItem(name) for name in find(context) if name.startswith(start)]
 
 
 def find_jobs(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
-    """Complete an id, with the job's name as its help text, or a name, with the id."""
+    """Complete an id or a name; the other is the help text."""
     from tf4slurm.jobs.registry import registered_jobs
 
     found: dict[str, str] = {}

@@ -91,7 +91,6 @@ def nodes() -> None:
 
 
 def _one_nodelist(_context: click.Context, _parameter: click.Parameter, nodelists: tuple[str, ...]) -> str:
-    """Return the arguments as one nodelist, or without arguments the standard input."""
     if nodelists:
         return ",".join(nodelists)
     if sys.stdin.isatty():

@@ -67,7 +67,7 @@ def script(context: click.Context, /, **options: Any) -> None:
 
 
 def make_spec(context: click.Context, options: dict[str, Any]) -> BatchSpec:
-    """Return the job described by the options of a verb."""
+    """Return the job that a verb's options describe."""
     return BatchSpec(**read_options(BatchSpec, context.obj, options), made_by=_made_by(context))
 
 

@@ -29,7 +29,7 @@ _SLOW_WORKER_FACTOR = 0.7  # of the median
 
 @dataclass(frozen=True)
 class Advice:
-    """A finding from the measurements, and the recommended action."""
+    """What was measured, and what to do."""
 
     finding: str
     action: str
@@ -47,7 +47,7 @@ def give_advice(
 
 
 def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]:
-    """Return sentences that explain how a failed job ended and what to check next."""
+    """Return sentences about how a failed job ended and what to check next."""
     code, sentences = result.exit_code, list(result.meaning)
     cause = next((task for task in result.tasks if task.task == result.cause), None)
     returncode = cause.returncode if cause is not None else None

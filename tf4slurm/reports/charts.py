@@ -24,11 +24,9 @@ class Line:
     """One line of a chart.
 
     Attributes:
-        name: Its name in the legend.
         role: Selects the color.
         dash: Number of the dash pattern.
         xs: Steps, or seconds since the start of the job, in increasing order.
-        values: The value at each of `xs`.
         low, high: The bounds of a shaded band.
     """
 
@@ -46,9 +44,7 @@ class Chart:
     """Lines over one axis.
 
     Attributes:
-        title: Title of the chart.
-        unit: Unit of the values: "B", "B/s", or a word.
-        lines: The lines.
+        unit: "B", "B/s", or a word.
         end: End of the time axis in seconds; None if the x axis shows steps.
         reading: The last and the best value in words.
     """
@@ -60,7 +56,7 @@ class Chart:
     reading: str = ""
 
     def to_json(self) -> str:
-        """Return the JSON that page.js draws: tables of lines that have the same positions on the x axis."""
+        """Return the JSON for page.js: tables of lines that share their positions on the x axis."""
         tables: dict[int, tuple[Sequence[float], list[Line]]] = {}
         for line in self.lines:
             tables.setdefault(id(line.xs), (line.xs, []))[1].append(line)
@@ -83,16 +79,14 @@ def _line_to_json(line: Line) -> dict[str, object]:
 
 
 def _round(values: Iterable[float | None]) -> list[float | None]:
-    """Return the values with 6 significant digits; None for those that are not finite."""
+    """Return the values with 6 significant digits; None if not finite."""
     return [float(f"{value:.6g}") if value is not None and math.isfinite(value) else None for value in values]
 
 
 def make_charts(summary: JobSummary, max_lines: int = MAX_LINES_PER_ROLE) -> list[Chart]:
-    """Return the charts of a job that have values: metrics over steps first, then speed and resources over time.
+    """Return the charts of a job that have values: metrics over steps, then speed and resources over time.
 
-    Args:
-        summary: The job.
-        max_lines: Maximum number of lines for a role; more tasks have one line with their mean and range.
+    A role with more than `max_lines` tasks has one line, with their mean and range.
     """
     curves, end = summary.curves, summary.timeline.end
     roles = summary.usage.roles
@@ -117,10 +111,7 @@ def make_charts(summary: JobSummary, max_lines: int = MAX_LINES_PER_ROLE) -> lis
 def make_lines(
     seconds: Sequence[float], columns: Mapping[str, Values], max_lines: int = MAX_LINES_PER_ROLE
 ) -> list[Line]:
-    """Return a line for each task with values, which are measured at the same times.
-
-    A role with more than `max_lines` tasks has one line: their mean, with a band from the lowest to the highest.
-    """
+    """Return the lines of tasks that are measured at the same times."""
     lines = []
     for role, tasks in _by_role(task for task, column in columns.items() if measured(column)):
         if len(tasks) <= max_lines:
@@ -134,7 +125,7 @@ def make_lines(
 
 
 def make_point_lines(points: Mapping[str, Sequence[Point]], max_lines: int = MAX_LINES_PER_ROLE) -> list[Line]:
-    """Return lines as `make_lines`, for tasks measured at different times; many points are averaged in bins."""
+    """Return the lines of tasks that are measured at different times; many points are averaged in bins."""
     lines = []
     for role, tasks in _by_role(task for task, each in points.items() if each):
         if len(tasks) <= max_lines:
@@ -150,7 +141,7 @@ def make_point_lines(points: Mapping[str, Sequence[Point]], max_lines: int = MAX
 
 
 def describe_values(series: Iterable[MetricSeries]) -> str:
-    """Return the last and the best value of a metric; without a known direction, the lowest and the highest."""
+    """Return the last and the best value of a metric, or its lowest and highest."""
     tasks = [each for each in series if each.last is not None]
     last = max((each.last for each in tasks if each.last is not None), key=lambda point: point.seconds, default=None)
     if last is None:
@@ -179,7 +170,7 @@ def _metric_chart(name: str, series: Mapping[str, MetricSeries], end: float, max
 
 
 def _to_points(points: Iterable[MetricPoint], *, has_steps: bool) -> list[Point]:
-    """Return the finite points in the order of steps or seconds; after a restart, a step has its later value."""
+    """Return the finite points by step or seconds; after a restart, a step has its later value."""
     found: dict[float, Point] = {}
     for point in points:
         x = point.step if has_steps else point.seconds
@@ -190,7 +181,7 @@ def _to_points(points: Iterable[MetricPoint], *, has_steps: bool) -> list[Point]
 
 
 def _average(points: Sequence[Point]) -> list[Point]:
-    """Return the means of the points in at most 240 bins, with their lowest and highest values."""
+    """Return the mean, lowest and highest of the points in each of at most 240 bins."""
     start, end = min(point[0] for point in points), max(point[0] for point in points)
     width = (end - start) / (MAX_POINTS - 1) or 1.0
     bins: dict[int, list[Point]] = {}
@@ -207,7 +198,6 @@ def _make_line(name: str, role: str, dash: int, points: Sequence[Point]) -> Line
 
 
 def _by_role(tasks: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
-    """Return the tasks of each role."""
     found: dict[str, list[str]] = {}
     for task in tasks:
         found.setdefault(role_of_task(task), []).append(task)
@@ -215,7 +205,6 @@ def _by_role(tasks: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
 
 
 def _sum_by_role(summary: JobSummary, columns: Sequence[Values]) -> list[Values]:
-    """Return the sum of the columns of each role."""
     return [
         combine([columns[rank] for rank, name in enumerate(summary.names) if role_of_task(name) == role], sum)
         for role in summary.usage.roles

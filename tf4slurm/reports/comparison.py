@@ -34,7 +34,7 @@ def make_comparison(first: JobSummary, second: JobSummary) -> str:
 
 
 def _rows(jobs: Sequence[dict[str, str]], *, is_different: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """Yield each name with the value of each job; with `is_different`, only if the values differ."""
+    """Yield each name with the value of each job, or only those whose values differ."""
     for name in dict.fromkeys(itertools.chain(*jobs)):
         values = [job.get(name, "–") for job in jobs]
         if not is_different or values[0] != values[1]:
@@ -42,7 +42,6 @@ def _rows(jobs: Sequence[dict[str, str]], *, is_different: bool = False) -> Iter
 
 
 def _facts(job: JobSummary, charts: Sequence[Chart]) -> dict[str, str]:
-    """Return the rows of a job by name: outcome, speed, metrics and resource usage."""
     usage = job.usage
     speeds = measured([task.steps_per_second for task in usage.tasks])
     facts = {"outcome": describe_outcome(job)[0], **{name: str(value) for name, value in describe_job(job)}}
@@ -62,7 +61,6 @@ def _facts(job: JobSummary, charts: Sequence[Chart]) -> dict[str, str]:
 
 
 def _options(job: JobSummary) -> dict[str, str]:
-    """Return the command, the versions and the options of a job."""
     command = {"command": shlex.join(job.job.command)}
     return {**command, **describe_versions(job.job), **dict(_flatten(job.job.options))}
 
@@ -76,7 +74,7 @@ def _flatten(options: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _merge(names: Sequence[str], jobs: Sequence[Sequence[Chart]]) -> list[Chart]:
-    """Return one chart for all charts of the same title and axis; the color of a line is its job."""
+    """Return one chart for all of the same title and axis; the color of a line is its job."""
     found: dict[tuple[str, bool], list[tuple[int, Chart]]] = {}
     for number, charts in enumerate(jobs):
         for chart in charts:

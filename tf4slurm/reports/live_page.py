@@ -1,7 +1,6 @@
 """The live page of a job: its report, updated while the job runs, served on the loopback address.
 
-The URL contains a random token of 256 bits. Requests without it, and requests with a foreign host name (DNS rebinding),
-are answered with 403.
+The URL contains a random token of 256 bits. Requests without it, or with a foreign host name (DNS rebinding), get 403.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ _MAX_UNAUTHENTICATED = 64
 def serve_page(
     run: RunDirectory, on_ready: Callable[[str], None], should_stop: Callable[[], bool] = lambda: False
 ) -> str:
-    """Serve the live page until a browser has fetched the final page, the launcher stops writing, or Ctrl-C is pressed.
+    """Serve the live page until a browser has fetched the final page, the launcher stops writing, or Ctrl-C.
 
     Args:
         run: Run directory of the job.
-        on_ready: Called with the URL when the page is served.
-        should_stop: Called twice a second; serving ends when it returns True.
+        on_ready: Called with the URL.
+        should_stop: Called twice a second.
 
     Returns:
-        The reason why serving ended.
+        Why serving ended.
     """
     page = _Page(run)
     with _Server(page) as server:
@@ -97,7 +96,6 @@ class _Page:
         self._expires_at = 0.0
 
     def content(self) -> dict[str, Any]:
-        """Return the JSON that live.js fetches."""
         with self._lock:
             if time.monotonic() >= self._expires_at and not self._content.get("ended"):
                 self._content = self._make_content()
@@ -140,7 +138,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((_LOOPBACK, 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection. Of more than 64 unauthenticated connections, close the oldest."""
+        """Start a thread. Of more than 64 unauthenticated connections, close the oldest."""
         with self._lock:
             if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
                 self._close(next(iter(self._unauthenticated)))
@@ -154,19 +152,18 @@ class _Server(ThreadingHTTPServer):
             self.mark_authenticated(request)
 
     def mark_authenticated(self, request: socket.socket) -> None:
-        """Exempt a connection from the limits for unauthenticated clients."""
         with self._lock:
             self._unauthenticated.pop(request, None)
 
     def service_actions(self) -> None:
-        """Close connections whose request takes too long; the server's loop calls this method."""
+        """Close connections whose request takes too long; called by the server's loop."""
         with self._lock:
             latest = time.monotonic() - _REQUEST_SECONDS
             for request in [each for each, since in self._unauthenticated.items() if since < latest]:
                 self._close(request)
 
     def _close(self, request: socket.socket) -> None:
-        """Shut down a connection; its thread then closes it."""
+        """Shut down a connection, which its thread then closes."""
         del self._unauthenticated[request]
         with contextlib.suppress(OSError):  # the client has just closed it
             request.shutdown(socket.SHUT_RDWR)

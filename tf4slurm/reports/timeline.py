@@ -1,7 +1,6 @@
 """Derive a timeline of the states of each task from the events of the job.
 
-Times are seconds since the start of the job. The time at which a server answers may be up to 0.25 s late, because the
-agent notices it with this delay.
+Times are seconds since the start of the job. An agent may notice up to 0.25 s late that a server answers.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MIN_WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Span:
-    """A state of a task from `start` to `end`."""
+    """A state of a task."""
 
     state: str
     start: float
@@ -92,7 +91,7 @@ class Timeline:
 
 
 def role_of_task(name: str) -> str:
-    """Return the role in the name of a task, such as "worker" for "worker/0"."""
+    """Return "worker" for "worker/0"."""
     return name.partition("/")[0]
 
 
@@ -108,7 +107,7 @@ def make_timeline(
         events: The job's events.
         names: The tasks by rank; tasks that only events name are added.
         end: When the job ended or was last seen, if this is after its last event.
-        queued: When Slurm queued the job and when it started the job, both before 0.
+        queued: When Slurm queued and started the job, both before 0.
     """
     builder = _TimelineBuilder(names)
     names_by_rank = {f"rank {rank}": name for rank, name in enumerate(names)}
@@ -135,7 +134,6 @@ class _TimelineBuilder:
         self._is_stopping = False
 
     def add(self, now: float, event: Event, task: str | None) -> None:
-        """Add an event of a task, or of the job if `task` is None."""
         if task is None:
             self._add_job_event(now, event.kind)
         else:
@@ -223,7 +221,7 @@ class _TimelineBuilder:
         self._current[name] = (state, now)
 
     def _leave(self, name: str, now: float, *, has_imported: bool = False, has_succeeded: bool = False) -> None:
-        """End the current state of a task; if the last span has the same state, extend that span.
+        """End the current state of a task.
 
         A script without a server or a reported step was "running", not "importing", after 60 s or if it exited with 0.
         """
@@ -239,10 +237,7 @@ class _TimelineBuilder:
             spans.append(Span(state, since, now))
 
     def _add_wait(self, times: Mapping[str, float], since: float, what: str) -> None:
-        """Add the wait of the other tasks for the last task in `times`.
-
-        The wait starts at the time of the second-to-last task, but not before `since`.
-        """
+        """Add the wait for the last task, from the second-to-last one on, but not before `since`."""
         if len(times) < 2:
             return
         (_, before), (name, at) = sorted(times.items(), key=lambda item: item[1])[-2:]

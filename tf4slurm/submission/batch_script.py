@@ -27,9 +27,7 @@ _STOP = "exit 3"  # EXIT_PREFLIGHT
 
 
 def make_script(spec: BatchSpec) -> str:
-    """Return the batch script of a job.
-
-    The script contains all options of the job that differ from their defaults, because the job reads no settings files.
+    """Return the batch script, with all options that differ from their defaults: the job reads no settings files.
 
     Raises:
         OptionError: The options contradict the roles, or each other.
@@ -50,7 +48,7 @@ def make_script(spec: BatchSpec) -> str:
 
 
 def quote(words: Sequence[str]) -> str:
-    """Quote words as one line of bash, which bash splits into the same words."""
+    """Quote words as one line of bash."""
     return " ".join(map(_quote, words))
 
 
@@ -108,7 +106,7 @@ def _array(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _filled_in(spec: BatchSpec) -> str:
-    """Return a comment with the command of one task, as an example of the placeholders' values."""
+    """Return a comment with the command of one task."""
     if not placeholders_in(spec.command):
         return ""
     task = Task("worker" if spec.counts.get("worker") else "chief", 0)
@@ -128,9 +126,9 @@ def _command(spec: BatchSpec) -> str:
 
 
 def _end(command: str, epilogue: str) -> str:
-    """Return the last lines, which run the command with exec, so that the command receives Slurm's signals.
+    """Return the last lines, which run the command with exec, so that it receives Slurm's signals.
 
-    With an epilogue, bash runs the command without exec, forwards the signals by traps, and then runs the epilogue.
+    With an epilogue, bash forwards the signals by traps, and then runs the epilogue.
     """
     if not epilogue:
         return f"exec {command}"
@@ -167,7 +165,7 @@ def make_sbatch_options(spec: BatchSpec) -> tuple[dict[str, str], ...]:
 
 
 def place_by_component(spec: BatchSpec) -> str:
-    """Return the placement of a heterogeneous job: the role of each rank, with the ps first.
+    """Return the role of each rank of a heterogeneous job, with the ps first.
 
     Raises:
         OptionError: The job's placement does not put the ps first, or a component has no tasks.
@@ -188,7 +186,7 @@ def place_by_component(spec: BatchSpec) -> str:
 
 
 def _split(options: dict[str, str], spec: BatchSpec) -> tuple[dict[str, str], ...]:
-    """Return the options of a heterogeneous job for the component of the ps, then for the other component."""
+    """Return the options for the component of the ps, and for the other one."""
     place_by_component(spec)
     if "array" in options:
         raise OptionError("Slurm has no arrays of heterogeneous jobs: omit --array or --het.", option="array")
@@ -213,7 +211,7 @@ def _add_tasks(options: dict[str, str], num_tasks: int) -> dict[str, str]:
 
 
 def _add_gpus(options: dict[str, str], spec: BatchSpec) -> dict[str, str]:
-    """Request the GPUs that the workers of each node need, with the tasks spread evenly over the nodes."""
+    """Request the GPUs of the workers of each node, with tasks spread evenly."""
     workers = spec.counts.get("worker", 0)
     if spec.gpus_per_worker is None or not workers or set(_GPU_OPTIONS) & set(options):
         return options
@@ -232,7 +230,7 @@ def _add_gpus(options: dict[str, str], spec: BatchSpec) -> dict[str, str]:
 
 
 def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
-    """Add the options for a requeue; let --signal send its signal to the launcher only, except with --single."""
+    """Add the options for a requeue; except with --single, let --signal reach the launcher only."""
     if spec.requeue is not None:
         options.setdefault("requeue", "")
         options.setdefault("signal", _SIGNAL_BEFORE_LIMIT)
@@ -253,7 +251,7 @@ def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
 
 
 def _check_warning(warning: str, limit: str) -> None:
-    """Refuse a --signal that comes so early that the job would be requeued repeatedly without training."""
+    """Refuse a --signal so early that the job would be requeued repeatedly without training."""
     before = int(warning.partition("@")[2] or _WARNING_SECONDS)
     seconds = parse_time_limit(limit)
     if seconds is not None and seconds <= before + _WARNING_SECONDS:

@@ -1,4 +1,4 @@
-"""Take a snapshot: copy the code at submission, because the job may stay in the queue for days."""
+"""Copy the code at submission: the job may stay in the queue for days."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ _COPY = "Use --snapshot copy."
 
 
 def place_snapshot(spec: BatchSpec) -> BatchSpec:
-    """Return the job with an unused directory for its snapshot, beside its run directories.
-
-    A job without a snapshot, or with a directory, is returned unchanged.
-    """
+    """Return the job with an unused directory, beside its run directories, for its snapshot if it has one."""
     if spec.snapshot == "none" or spec.directory is not None:
         return spec
     runs = spec.runs_directory.absolute()
@@ -39,17 +36,15 @@ def place_snapshot(spec: BatchSpec) -> BatchSpec:
 
 
 def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:
-    """Copy the files in `source` that git tracks ("git"), or all files except .git and the run directories ("copy").
+    """Copy the tracked files of `source` ("git"), or all files except .git and the run directories ("copy").
 
     In a git checkout "copy" omits the files that git ignores. Outside of a checkout, or if git ignores every file of
     the source (as in a repository of dotfiles), "copy" includes files with secrets, such as .env.
 
-    Args:
-        target: New directory; its parent contains the run directories.
-        command: Command of the job. The snapshot must contain each file of the command that is in `source`.
+    `target` is a new directory, whose parent contains the run directories.
 
     Raises:
-        OptionError: Git fails or tracks no file, a file of the command is missing, or the snapshot exceeds 1 GB.
+        OptionError: Git fails or tracks no file, a file of `command` is missing, or the snapshot exceeds 1 GB.
         RunDirectoryError: The snapshot cannot be written.
     """
     try:
@@ -90,7 +85,7 @@ def _tracked_files(source: Path) -> list[str]:
 
 
 def _ignored_files(source: Path) -> list[Path]:
-    """Return the files and directories that git ignores; empty outside of a checkout, or if git ignores all files."""
+    """Return what git ignores; empty outside of a checkout, or if git ignores all files."""
     if repository_of(source) is None or not _list_files(source, "--cached", "--others", "--exclude-standard"):
         return []
     options = ("--others", "--ignored", "--exclude-standard", "--directory")
@@ -117,7 +112,7 @@ def _list_files(source: Path, *options: str) -> list[str]:
 
 
 def _walk(source: Path, ignore: Callable[[str, list[str]], list[str]]) -> Iterator[Path]:
-    """Return the files that shutil.copytree would copy."""
+    """Return what shutil.copytree would copy."""
     for directory, directories, files in os.walk(source):
         left_out = ignore(directory, [*directories, *files])
         directories[:] = [name for name in directories if name not in left_out]
