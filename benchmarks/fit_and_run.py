@@ -18,9 +18,9 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import keras  # type: ignore[import-untyped]  # it ships no types
+import keras
 import numpy as np
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 from tf4slurm.tensorflow import fit, parameter_server_strategy, run_steps
 

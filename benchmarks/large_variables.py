@@ -14,7 +14,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 _FLOATS = 10_000_000
 

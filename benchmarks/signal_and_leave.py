@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 import tf4slurm
 

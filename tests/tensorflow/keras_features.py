@@ -39,13 +39,13 @@ def main() -> None:
 
 def whole_batch(*more: Any) -> Callable[[], Any]:
     """Return a function for a dataset of one batch, so that every step has the same one."""
-    import tensorflow as tf  # type: ignore[import-untyped]
+    import tensorflow as tf
 
     return lambda: tf.data.Dataset.from_tensors((INPUTS, TARGETS, *more))
 
 
 def dense(**options: Any) -> Any:
-    import keras  # type: ignore[import-untyped]
+    import keras
 
     keras.utils.set_random_seed(1)
     hidden = keras.layers.Dense(8, activation="tanh", **options)

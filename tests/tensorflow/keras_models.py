@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import keras  # type: ignore[import-untyped]
+import keras
 import numpy as np
-import tensorflow as tf  # type: ignore[import-untyped]
+import tensorflow as tf
 
 from tf4slurm.tensorflow import ShardedEmbedding, evaluate, evaluate_checkpoints, fit, job_strategy
 

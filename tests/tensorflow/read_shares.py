@@ -2,7 +2,7 @@
 
 import json
 
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 import tf4slurm
 from tf4slurm.tensorflow import worker_files

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 PS = "import json, sys, tensorflow as tf; tf.distribute.Server(json.loads(sys.argv[1]), 'ps', 0).join()"
 SERVERS: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 from tf4slurm.errors import CheckpointError, RendezvousConnectionError
 from tf4slurm.script_api import report, should_stop

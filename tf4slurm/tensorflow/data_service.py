@@ -17,7 +17,7 @@ _HEARTBEAT_MILLISECONDS = 1000
 def main(directory: str) -> None:
     """Serve until the process is killed; a restarted dispatcher resumes from the journal in `directory`."""
     try:
-        import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+        import tensorflow as tf
     except ImportError as error:
         sys.exit(
             f"The data service needs TensorFlow, which {sys.executable} cannot import ({error}). Name a Python that "

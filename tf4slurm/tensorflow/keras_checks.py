@@ -6,8 +6,8 @@ import difflib
 import sys
 from typing import Any
 
-import keras  # type: ignore[import-untyped]  # it ships no types
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import keras
+import tensorflow as tf
 
 from tf4slurm.tensorflow.checkpoints import check_integer
 

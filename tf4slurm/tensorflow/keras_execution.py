@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import keras  # type: ignore[import-untyped]  # it ships no types
+import keras
 import numpy as np
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 from tf4slurm.errors import TrainingTimeoutError
 from tf4slurm.script_api import should_stop

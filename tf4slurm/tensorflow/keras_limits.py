@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 from tf4slurm.errors import KerasError
 

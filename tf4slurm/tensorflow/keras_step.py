@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras  # type: ignore[import-untyped]  # it ships no types
+import keras
 import numpy as np
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 from tf4slurm.errors import TrainingError
 from tf4slurm.tensorflow.keras_limits import add_if_sum, refuse_metric

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras  # type: ignore[import-untyped]  # it ships no types
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import keras
+import tensorflow as tf
 
 from tf4slurm.script_api import report
 from tf4slurm.tensorflow.checkpoints import Checkpoints, check_integer

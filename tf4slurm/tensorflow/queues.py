@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.errors import ShutdownError, ShutdownTimeoutError

@@ -11,7 +11,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 from tf4slurm.errors import LayoutError, PlacementError
 from tf4slurm.roles import TASK_TYPES, role_of

@@ -40,7 +40,7 @@ def connect_parameter_server_strategy(
     Raises:
         RendezvousTimeoutError: As `parameter_server_strategy`.
     """
-    import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+    import tensorflow as tf
 
     deadline = time.monotonic() + timeout_seconds
     if missing := wait_for_servers(cluster, timeout_seconds):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras  # type: ignore[import-untyped]  # it ships no types
+import keras
 import numpy as np
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 from tf4slurm.tensorflow.training import count_tasks
 

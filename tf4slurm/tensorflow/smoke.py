@@ -20,7 +20,7 @@ def main(timeout_seconds: float) -> None:
     """Run the task that TF_CONFIG names; importing, connecting and training may each take `timeout_seconds`."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with exit_after(timeout_seconds, lambda: f"timed out after {timeout_seconds:g} s while importing TensorFlow"):
-        import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+        import tensorflow as tf
 
         from tf4slurm.tensorflow import parameter_server_strategy, run_steps
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 from tf4slurm.errors import TrainingError
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf  # type: ignore[import-untyped]  # it ships no types
+import tensorflow as tf
 
 from tf4slurm.errors import ParameterServerLostError, TrainingError, TrainingTimeoutError
 from tf4slurm.script_api import report, should_stop
