@@ -36,6 +36,7 @@ class OnWorkers:
     """Runs steps and evaluations on the workers of a ParameterServerStrategy."""
 
     is_first = True
+    is_alone = True  # no other process calls `fit`, `evaluate` or `predict`
 
     def __init__(self, model: Any, coordinator: Any, timeout_seconds: float) -> None:
         self.model = model
@@ -89,9 +90,6 @@ class OnWorkers:
         )
         return done.is_stopped
 
-    def assign_metrics(self, step_fn: KerasStep, sums: dict[str, Any]) -> None:
-        step_fn.assign_metrics(sums)
-
     def count_shards(self, on: str) -> int:
         """Return the number of shards in which "workers" or the "chief" read a dataset."""
         return count_tasks("worker") if on == "workers" else 1
@@ -142,6 +140,7 @@ class InThisProcess:
         tasks = resolver.cluster_spec().num_tasks("worker") if resolver is not None and resolver.task_type else 1
         self._shard = (tasks, resolver.task_id if resolver is not None and tasks > 1 else 0)
         self.is_first = self._shard[1] == 0
+        self.is_alone = tasks == 1
         self._train: Any = None
         self._iterator: Any = None
         self._mean = tf.function(self._mean_of_replicas)
@@ -176,10 +175,7 @@ class InThisProcess:
         observe: Any,
         last_step: int,
     ) -> bool:
-        """Train until the counter reaches `target`; return whether the job was asked to stop.
-
-        `last_step` is the step at which the whole training will end.
-        """
+        """Train as `OnWorkers.train`."""
         if self._train is None:
             self._train = self._make_function(step_fn)
         step = first = int(counter.numpy())
@@ -194,9 +190,8 @@ class InThisProcess:
             step += count
             counter.assign(step)
             is_ended = observe(step, step - first, sums)
-            is_alone = self._shard[0] == 1
-            is_stopped = should_stop() if is_alone else stops > 0
-            is_done = is_ended if is_alone else ends > 0
+            is_stopped = should_stop() if self.is_alone else stops > 0
+            is_done = is_ended if self.is_alone else ends > 0
             if checkpoints is not None and self.is_first and not is_stopped:
                 due = checkpoints.next_due(step - count)
                 if step == target or checkpoints.is_due() or (due is not None and step >= due):
@@ -218,10 +213,6 @@ class InThisProcess:
 
         return train if self.model.run_eagerly else tf.function(train)
 
-    def assign_metrics(self, step_fn: KerasStep, sums: dict[str, Any]) -> None:
-        if self._shard[0] == 1:
-            step_fn.assign_metrics(sums)
-
     def count_shards(self, on: str) -> int:
         """Return the number of shards in which all "workers", or each "chief", read a dataset."""
         return self._shard[0] if on == "workers" else 1
@@ -232,7 +223,7 @@ class InThisProcess:
 
     def total(self, sums: list[Any]) -> Any:
         """Add up the sums of all workers."""
-        if self._shard[0] == 1:
+        if self.is_alone:
             return sums[0]
         means = _to_numpy(self._mean(tf.nest.map_structure(tf.convert_to_tensor, sums[0])))
         return {name: self._shard[0] * value for name, value in means.items()}

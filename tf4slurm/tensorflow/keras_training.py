@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -112,45 +113,36 @@ def fit(
     return training.run(epochs, verbose, check_integer("validation_freq", validation_freq, at_least=1))
 
 
+@dataclass(eq=False)
 class _Training:
     """One call of `fit`: epochs, callbacks, validation and checkpoints."""
 
-    def __init__(
-        self,
-        execution: OnWorkers | InThisProcess,
-        counter: tf.Variable,
-        steps_per_epoch: int,
-        callbacks: list[Any],
-        checkpoints: Checkpoints | None,
-        validation: Evaluation | None,
-    ) -> None:
-        self._execution = execution
-        self._model = execution.model
-        self._counter = counter
-        self._steps = steps_per_epoch
-        self._callbacks = callbacks
-        self._checkpoints = checkpoints
-        self._validation = validation
-        self._reported_at = float("-inf")
+    execution: OnWorkers | InThisProcess
+    counter: tf.Variable
+    steps: int  # per epoch
+    callbacks: list[Any]
+    checkpoints: Checkpoints | None
+    validation: Evaluation | None
+    reported_at: float = float("-inf")
 
     def run(self, epochs: int, verbose: str | int, validation_freq: int) -> Any:
-        model = self._model
-        listed = make_callback_list(model, self._callbacks, verbose, True, epochs=epochs, steps=self._steps)
+        model = self.execution.model
+        listed = make_callback_list(model, self.callbacks, verbose, True, epochs=epochs, steps=self.steps)
         model.stop_training = False
         model.reset_metrics()
         step_fn = KerasStep(model, model.train_step)
         listed.on_train_begin()
-        if int(self._counter.numpy()) == 0 and getattr(model, "_initial_epoch", None):  # set by BackupAndRestore
-            self._counter.assign(model._initial_epoch * self._steps)
+        if int(self.counter.numpy()) == 0 and getattr(model, "_initial_epoch", None):  # set by BackupAndRestore
+            self.counter.assign(model._initial_epoch * self.steps)
         logs: dict[str, float] = {}
         is_stopped = False
-        for epoch in range(int(self._counter.numpy()) // self._steps, epochs):
+        for epoch in range(int(self.counter.numpy()) // self.steps, epochs):
             listed.on_epoch_begin(epoch)
-            is_stopped, logs = self._train_epoch(step_fn, epoch, listed, epochs * self._steps)
+            is_stopped, logs = self._train_epoch(step_fn, epoch, listed, epochs * self.steps)
             if is_stopped:
                 break
-            if self._validation is not None and (epoch + 1) % validation_freq == 0:
-                found = self._validation.run(listed)
+            if self.validation is not None and (epoch + 1) % validation_freq == 0:
+                found = self.validation.run(listed)
                 validated = {f"val_{name}": value for name, value in found.items()}
                 self._report(validated)
                 logs |= validated
@@ -162,7 +154,7 @@ class _Training:
                 each for each in listed.callbacks if not isinstance(each, keras.callbacks.BackupAndRestore)
             ]
         elif isinstance(model.optimizer, keras.optimizers.Optimizer):
-            with self._execution.strategy.scope():
+            with self.execution.strategy.scope():
                 model.optimizer.finalize_variable_values(model.trainable_variables)
         listed.on_train_end(logs)
         return model.history
@@ -171,37 +163,38 @@ class _Training:
         self, step_fn: KerasStep, epoch: int, callbacks: Any, last_step: int
     ) -> tuple[bool, dict[str, float]]:
         """Train to the end of an epoch; return whether the job was asked to stop, and the epoch's logs."""
-        first, target = int(self._counter.numpy()), (epoch + 1) * self._steps
-        seen = first - epoch * self._steps
+        first, target = int(self.counter.numpy()), (epoch + 1) * self.steps
+        seen = first - epoch * self.steps
         reported: tuple[int, dict[str, Any]] = (0, {})
-        last: tuple[int, dict[str, Any]] = (0, {})
+        last = reported
 
         def report_latest(step: int) -> None:
             nonlocal reported
             latest = {name: total - reported[1].get(name, 0.0) for name, total in last[1].items()}
             self._report(step_fn.logs(latest, last[0] - reported[0]), step)
-            self._reported_at, reported = time.monotonic(), last
+            self.reported_at, reported = time.monotonic(), last
 
         def observe(step: int, completed: int, sums: dict[str, Any]) -> bool:
             nonlocal seen, last
             last = completed, sums
-            if time.monotonic() - self._reported_at >= _REPORT_SECONDS:
+            if time.monotonic() - self.reported_at >= _REPORT_SECONDS:
                 report_latest(step)
             callbacks.on_train_batch_begin(seen)
-            seen = first + completed - epoch * self._steps
+            seen = first + completed - epoch * self.steps
             callbacks.on_train_batch_end(seen - 1, step_fn.logs(sums, completed))
-            return bool(self._model.stop_training)
+            return bool(self.execution.model.stop_training)
 
-        is_stopped = self._execution.train(step_fn, self._counter, target, self._checkpoints, observe, last_step)
+        is_stopped = self.execution.train(step_fn, self.counter, target, self.checkpoints, observe, last_step)
         completed, sums = last
         if not completed:
             return is_stopped, {}
         if completed > reported[0]:
             report_latest(first + completed)
-        self._execution.assign_metrics(step_fn, sums)
+        if self.execution.is_alone:
+            step_fn.assign_metrics(sums)
         return is_stopped, step_fn.logs(sums, completed)
 
     def _report(self, logs: dict[str, float], step: int | None = None) -> None:
-        if self._execution.is_first and logs:
+        if self.execution.is_first and logs:
             numbers = {name: value for name, value in logs.items() if name != "step"}
-            report(step=int(self._counter.numpy()) if step is None else step, **numbers)
+            report(step=int(self.counter.numpy()) if step is None else step, **numbers)
