@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf4slurm.cluster import Task, format_tasks
+from tf4slurm.cluster import Address, Task, format_tasks
 from tf4slurm.errors import ShutdownError, ShutdownTimeoutError
 from tf4slurm.script_channel import CompletionSignal, find_script_channel
 from tf4slurm.server_dictionary import ServerDictionary
@@ -97,9 +97,8 @@ def run_when_free(session: tf.compat.v1.Session, address: str, operation: Any, t
 
 
 def _refuses_connections(address: str) -> bool:
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+        socket.create_connection(Address.from_text(address), _ANSWER_SECONDS).close()
     except OSError as error:
         return isinstance(error, ConnectionRefusedError)
     return False
