@@ -324,21 +324,17 @@ def _wait_for_end(known: KnownJob, seconds: float) -> JobStatus:
 def _signal(known: KnownJob, launcher: Process | None, number: signal.Signals) -> None:
     """Ask a job to stop (SIGTERM; SIGINT for a local job), or end it at once (SIGKILL)."""
     if known.job_id is not None:
-        _signal_slurm_job(known.job_id, number)
+        if number == signal.SIGTERM:
+            with contextlib.suppress(LaunchError):  # not a batch job: with salloc, Slurm did not start the launcher
+                signal_batch(known.job_id, "INT")  # Slurm's preemption sends SIGTERM, and may requeue the job
+                return
+        cancel_job(known.job_id)
     elif launcher is not None and launcher.is_alive():  # its process ID may belong to another process by now
         with contextlib.suppress(ProcessLookupError):
             os.kill(launcher.id, number)  # the agents of a killed launcher terminate the tasks
     elif launcher is not None and launcher.host != os.uname().nodename:
         text = f"{known.name} runs on {launcher.host}: cancel it there."
         raise JobStateError(text, job=known.name, state="RUNNING")
-
-
-def _signal_slurm_job(job_id: str, number: signal.Signals) -> None:
-    if number == signal.SIGTERM:
-        with contextlib.suppress(LaunchError):  # not a batch job: with salloc, Slurm did not start the launcher
-            signal_batch(job_id, "INT")  # Slurm's preemption sends SIGTERM, after which the job may be requeued
-            return
-    cancel_job(job_id)
 
 
 def _read_trusted(known: KnownJob) -> JobFile:
