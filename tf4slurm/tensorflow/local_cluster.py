@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
@@ -77,11 +76,9 @@ class LocalCluster:
         self._job.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """End all tasks."""
-        self._job.__exit__(kind, error, trace)
+        self._job.__exit__(*error)
 
     def strategy(self, **options: Any) -> Any:
         """Return a tf.distribute.ParameterServerStrategy for this cluster; `options` are its further arguments.
