@@ -6,27 +6,20 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf4slurm.errors import TrainingError
+
+if TYPE_CHECKING:
+    from tf4slurm.tensorflow.keras_step import KerasStep
 
 logger = logging.getLogger(__name__)
 
 _READS = ("ReadVariableOp", "ResourceGather")
 _MAX_STEPS = 64
 _MAX_OPERATIONS = 5_000  # without constants and placeholders; a graph of this size takes 2 to 3 s to trace and send
-
-
-class Step(Protocol):
-    """A training step with the sums of its numbers, such as the loss, over the steps of a closure."""
-
-    def __call__(self, sums: dict[str, Any], *batch: Any) -> dict[str, Any]:
-        """Run one step on a replica; return the sums, tensors by name, with its numbers. `sums` is empty at first."""
-
-    def reduce(self, strategy: Any, sums: dict[str, Any]) -> dict[str, Any]:
-        """Combine the sums of all replicas of a worker."""
 
 
 class StepClosure:
@@ -43,7 +36,7 @@ class StepClosure:
         last_steps: The steps per closure that the last `run_steps` chose.
     """
 
-    def __init__(self, strategy: Any, step: Step, counter: tf.Variable) -> None:
+    def __init__(self, strategy: Any, step: KerasStep | _FunctionStep, counter: tf.Variable) -> None:
         self.max_steps = 1
         self.last_steps = 1
         self._shapes: dict[str, tuple[int, ...]] | None = None  # of the sums by name, in their order in the result
@@ -107,13 +100,13 @@ def make_closure(strategy: Any, step_fn: Callable[..., Any], counter_reference: 
 
 
 class _FunctionStep:
-    """A step that calls the `step_fn` of run_steps."""
+    """A step that calls the `step_fn` of run_steps, and adds up the numbers that `step_fn` returns."""
 
     def __init__(self, step_fn: Callable[..., Any]) -> None:
         self._step_fn = step_fn
 
     def __call__(self, sums: dict[str, Any], *batch: Any) -> dict[str, Any]:
-        """Run one step; raise TrainingError if it returned something other than numbers."""
+        """Run one step on a replica; return the sums, which are empty at first, with the numbers of this step."""
         result = self._step_fn(*batch)
         numbers = result if isinstance(result, dict) else {} if result is None else {"loss": result}
         for name, number in numbers.items():
