@@ -34,8 +34,6 @@ _NAMES = {
     ),
     "tf4slurm.tensorflow.training": "StepsDone run_steps",
 }
-"""The public names of each module. No module is named like them, because importing it would replace the public name."""
-
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 if not TYPE_CHECKING:  # for a type checker an unknown attribute is an error

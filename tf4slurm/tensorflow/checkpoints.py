@@ -30,7 +30,7 @@ _PS_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancel
 
 
 def _is_no_retracing_of_a_save(record: logging.LogRecord) -> bool:
-    """Filter TensorFlow's warning that it traces its own function for each checkpoint whose variables are on a ps."""
+    """Filter TensorFlow's warning that it traces its own function for each save of variables on a ps."""
     return "tf_function_save" not in record.getMessage()
 
 
@@ -45,8 +45,8 @@ class Checkpoints:
     Only the chief creates an instance. Each ps writes its own variables, so the directory must have the same path on
     the chief and on every ps. Variables that are split over several ps can be restored on a different number of ps.
 
-    Killing the chief or a ps at any moment never destroys a finished checkpoint: new files never overwrite its files,
-    the file `checkpoint` lists only complete checkpoints, and older ones are deleted only after a save. The files of an
+    Killing the chief or a ps never destroys a finished checkpoint: its files are never overwritten, the file
+    `checkpoint` lists only complete checkpoints, and older ones are deleted only after a save. The files of an
     unfinished save are removed when the directory is opened again.
 
     Attributes:
@@ -69,10 +69,10 @@ class Checkpoints:
 
         Args:
             directory: Directory of the checkpoints; it should hold no other files.
-            step: The step counter: a tf.Variable of an integer type that `run_steps` increments. Do not pass
-                `optimizer.iterations`, which the optimizer increments.
-            every_steps: Save whenever the counter reaches a multiple of this number (default: off). If repeated steps
-                of a lost worker skip a multiple, save at the next one.
+            step: The step counter: an integer tf.Variable that `run_steps` increments; not `optimizer.iterations`,
+                which the optimizer increments.
+            every_steps: Save whenever the counter reaches a multiple of this number (default: off), except for one that
+                repeated steps of a lost worker skip.
             every_minutes: Save this many minutes after the last save (default: off).
             keep: Number of newest checkpoints to keep (default 3).
             trackables: The variables, models and optimizers to save, by name.
@@ -160,17 +160,15 @@ def evaluate_checkpoints(
 ) -> None:
     """In an evaluator, evaluate checkpoints until training is over, then exit; in other tasks, return at once.
 
-    An evaluator, also a restarted one, always takes the newest checkpoint, so a slow evaluator skips some. The last
-    checkpoint is always evaluated.
-
-    After the chief has ended, the job waits at most `tf4slurm run --finish-timeout` seconds for the evaluator. After a
-    stop request the job does not wait.
+    An evaluator always takes the newest checkpoint, so a slow evaluator skips some, but never the last one. After the
+    chief has ended, the job waits at most `tf4slurm run --finish-timeout` seconds for the evaluator; after a stop
+    request it does not wait.
 
     Args:
         directory: The directory to which tf.train.CheckpointManager or tf4slurm.tensorflow.Checkpoints writes.
-        evaluate: Function that receives the path of a checkpoint, reads it with tf.train.Checkpoint(…).read, and
-            returns metrics to report, such as {"accuracy": 0.97}. It must create the model outside of any strategy. If
-            it fails because the checkpoint was deleted meanwhile, the next checkpoint is evaluated.
+        evaluate: Function that gets the path of a checkpoint, reads it with tf.train.Checkpoint(…).read into a model
+            that it creates outside of any strategy, and returns metrics to report, such as {"accuracy": 0.97}. If it
+            fails because the checkpoint was deleted meanwhile, the next checkpoint is evaluated.
         look_seconds: Interval in seconds between checks for a new checkpoint (default 1).
 
     Raises:
@@ -202,7 +200,7 @@ def evaluate_checkpoints(
 
 
 def check_integer(name: str, value: Any, *, at_least: int) -> int:
-    """Convert an argument of an integer type, such as numpy's, to int; raise TypeError or ValueError if invalid."""
+    """Return an argument of any integer type as int; raise TypeError or ValueError if it is invalid."""
     try:
         number = operator.index(value)
     except TypeError as error:
@@ -223,10 +221,7 @@ def _evaluate(evaluate: Callable[[str], Mapping[str, float] | None], checkpoint:
 
 
 def _finished(directory: Path) -> list[str]:
-    """Return the checkpoints that the file `checkpoint` lists, newest first.
-
-    If this file does not exist, return all checkpoints that have an index.
-    """
+    """Return the checkpoints that the file `checkpoint` lists, or without it all that have an index, newest first."""
     try:
         state = tf.train.get_checkpoint_state(str(directory))
     except ValueError:  # TensorFlow rejects the empty file that a power failure can leave
@@ -239,12 +234,8 @@ def _finished(directory: Path) -> list[str]:
 
 
 def _remove_unfinished(directory: Path) -> None:
-    """Remove the files of unfinished saves: temporary directories, data without an index, and truncated indexes.
-
-    TensorFlow writes an index under its final name, so an interrupted first save can leave a truncated index. Indexes
-    are checked only while the file `checkpoint` does not exist.
-    """
-    if not (directory / "checkpoint").exists():
+    """Remove the files of unfinished saves: temporary directories, data without an index, and truncated indexes."""
+    if not (directory / "checkpoint").exists():  # only the first save can leave a truncated index
         for index in directory.glob(f"{_NAME}-*.index"):
             if re.fullmatch(_NAME + r"-\d+", index.stem) and _is_truncated(index):
                 index.unlink()

@@ -1,8 +1,7 @@
 """Run a server of TensorFlow's tf.data service: `python data_service.py DIRECTORY`, started by an agent.
 
-The agent runs this file with the Python of the user's script. That Python has TensorFlow but not necessarily tf4slurm,
-so the file imports nothing from tf4slurm. See
-https://www.tensorflow.org/api_docs/python/tf/data/experimental/service.
+The Python of the user's script, which runs this file, has TensorFlow but not necessarily tf4slurm: import nothing from
+it. See https://www.tensorflow.org/api_docs/python/tf/data/experimental/service.
 """
 
 from __future__ import annotations

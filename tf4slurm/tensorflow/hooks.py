@@ -1,7 +1,4 @@
-"""Hooks for MonitoredTrainingSession: `StartBarrierHook` starts all workers together, `DoneHook` lets the ps exit.
-
-See https://www.tensorflow.org/api_docs/python/tf/compat/v1/train/MonitoredTrainingSession.
-"""
+"""Hooks for MonitoredTrainingSession: `StartBarrierHook` starts all workers together, `DoneHook` lets the ps exit."""
 
 from __future__ import annotations
 
@@ -22,26 +19,20 @@ from tf4slurm.tensorflow.queues import open_session, poll, queue_completion_sign
 
 logger = logging.getLogger(__name__)
 
-_EXIT_SECONDS = 60.0
-"""Seconds that a finished worker waits for others to create their sessions, for which they need its server."""
-
+_EXIT_SECONDS = 60.0  # a finished worker waits for the others' sessions, which need its server
 _CLOSE_MILLISECONDS = 5000
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.1
 
 
 class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Delays each task's session until the chief has created the variables and every ps is connected.
-
-    Without this delay, MonitoredTrainingSession could find no variables, and would check again only after 30 s.
-    """
+    """Delays each session until the chief has created the variables, which TensorFlow would check only every 30 s."""
 
     def __init__(self, cluster: ClusterAndTask | None = None, *, start_timeout_seconds: float = 300.0) -> None:
         """Prepare the hook without connecting.
 
         Args:
-            cluster: (cluster, task_type, task_index); default: the last result of get_server_dictionary(), else
-                TF_CONFIG.
+            cluster: As in `tf4slurm.shutdown.wait_for_workers`.
             start_timeout_seconds: Timeout in seconds for the other tasks (default 300).
 
         Raises:
@@ -70,7 +61,7 @@ class DoneHook(_StartHook):
 
     Add the hook in every worker and the chief; each ps calls `tf4slurm.shutdown.serve_until_done(server)`, with either
     method. A worker that raises is reported as failed when its process exits. With SyncReplicasOptimizer, the chief's
-    session closes at once, not after `stop_grace_period_secs`, and workers that wait for the chief's tokens end.
+    session closes without the wait of `stop_grace_period_secs`, and workers that wait for its tokens end.
     """
 
     def __init__(self, cluster: ClusterAndTask | None = None, *, start_timeout_seconds: float = 300.0) -> None:
@@ -83,15 +74,12 @@ class DoneHook(_StartHook):
             self._signal.send_at_exit()
 
     def begin(self) -> None:
-        """In the chief, find the token queue of SyncReplicasOptimizer. Then wait for the chief's session and all ps."""
+        """Wait as `_StartHook`; in the chief, first find the token queue of SyncReplicasOptimizer."""
         self._close_tokens = _close_token_queues() if self._current.is_chief else []
         super().begin()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Register at the start barrier, and arrange that the session closes before its threads are joined.
-
-        `end` is too early to close the session, because later hooks may still use it.
-        """
+        """Register at the start barrier, and arrange that the session closes after all hooks have used it."""
         super().after_create_session(session, coord)
         coord.join = functools.partial(self._close_and_join, session, coord.join)
 
@@ -100,11 +88,7 @@ class DoneHook(_StartHook):
         self._is_done = True
 
     def _close_and_join(self, session: Any, join: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Close the session, which cancels its pending operations, then join its threads.
-
-        If the session were still open, TensorFlow would wait 120 s for the chief's token thread, because this thread
-        waits for gradients that no worker sends.
-        """
+        """Close the session, then join its threads. An open one would wait 120 s for gradients that no worker sends."""
         if self._is_done:
             self._wait_for_all()
         recovers = isinstance(sys.exc_info()[1], (tf.errors.AbortedError, tf.errors.UnavailableError))
@@ -145,10 +129,7 @@ class StartBarrierHook(_StartHook):
 
 
 def _arrivals_table() -> tf.Tensor:
-    """Add a table on ps 0 to the current graph, which records the training tasks that have created a session.
-
-    The table exists for the rest of the job, so a restarted task does not wait again.
-    """
+    """Add a table on ps 0 to the current graph, which keeps the training tasks that have ever created a session."""
     with tf.device("/job:ps/task:0"):
         return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name="tf4slurm_arrivals")
 
@@ -177,14 +158,11 @@ def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout
 
 
 def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> bool:
-    """Connect every ps to this task before training starts; return whether all connections succeeded in time.
+    """Let every ps fetch a number from this task, in the chief also from every ps; return whether this succeeded.
 
-    For this, every ps fetches a number from this task, whose server must be running. In the chief, every ps also
-    fetches a number from every ps.
-
-    Without this, the first training step could fail: if a ps connects to a task whose server is not up yet, gRPC backs
-    off, and later connections fail for seconds. With SyncReplicasOptimizer, the session then ends without a step or an
-    error, because the session's recovery finds the token queue closed.
+    Otherwise the first training step could fail: after a ps has tried to connect to a task whose server is not up yet,
+    gRPC's later connections fail for seconds. With SyncReplicasOptimizer, the session would then end without an error,
+    because its recovery finds the token queue closed.
     """
     this_task = f"/job:{current.task_type}/task:{current.task_index}"
     every_ps = [f"/job:ps/task:{index}" for index in range(len(current.ps_addresses))]
@@ -211,10 +189,7 @@ def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> b
 
 
 def _close_token_queues() -> list[Any]:
-    """Add operations to the graph that close the token queue of SyncReplicasOptimizer, if any; return them.
-
-    Workers then take the remaining tokens and get an end-of-input error instead of waiting forever.
-    """
+    """Return new operations that close the token queue of SyncReplicasOptimizer, if any, so that no worker waits."""
     close = []
     for operation in tf.compat.v1.get_default_graph().get_operations():
         if operation.type == "FIFOQueueV2" and operation.get_attr("shared_name") == b"sync_token_q":

@@ -35,13 +35,10 @@ def evaluate(
     batch, so all calls must return the same batches in the same order.
 
     Args:
-        model: The model; with a coordinator, created in its strategy's scope.
+        model: As for `fit`, like `coordinator`, `callbacks` and `verbose`.
         data: Function that returns a finite dataset, a dataset, or arrays such as (inputs, targets).
-        coordinator: The chief's ClusterCoordinator; None without parameter servers.
         steps: Number of batches; by default the whole dataset.
         on: "workers" (default for a function) or "chief" (default for a dataset or arrays); only with a coordinator.
-        callbacks: Keras's callbacks, or your own.
-        verbose: As for `fit`.
         timeout_seconds: Timeout in seconds for the evaluation (default 600).
 
     Raises:

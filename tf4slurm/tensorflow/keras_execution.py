@@ -20,15 +20,12 @@ from tf4slurm.tensorflow.training import count_tasks, run_closures, translate_er
 
 _POLL_SECONDS = 0.02
 _MAX_FETCHES = 3  # attempts to run a shard of an evaluation whose worker was lost
-_FLAGS = "flags"
-"""The name under which workers in step add up whether to stop or to end, so that all leave at the same step."""
-
-_WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard")
-"""Callbacks of Keras that write files: of workers in step, only the first calls them."""
+_FLAGS = "flags"  # under this name, workers in step add up whether to stop or to end, so that all end at the same step
+_WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard")  # write files: of workers in step, only the first calls them
 
 
 def make_execution(model: Any, coordinator: Any, timeout_seconds: float) -> OnWorkers | InThisProcess:
-    """Return where the model runs: on the coordinator's workers, or without a coordinator in this process."""
+    """Return where the model runs."""
     return InThisProcess(model) if coordinator is None else OnWorkers(model, coordinator, timeout_seconds)
 
 
@@ -161,7 +158,7 @@ class InThisProcess:
         return spec[0]
 
     def select(self, callbacks: list[Any]) -> list[Any]:
-        """Return the callbacks of this process: of workers in step, only the first writes files."""
+        """Return the callbacks of this process."""
         if self._shard[0] > 1 and any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
             raise ValueError("BackupAndRestore cannot restore several workers: give fit(…, checkpoints=DIRECTORY).")
         return [each for each in callbacks if self.is_first or type(each).__name__ not in _WRITERS]

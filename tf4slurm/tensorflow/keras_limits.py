@@ -1,12 +1,11 @@
 """Raise clear errors for operations of Keras 3 that fail under a strategy of several processes.
 
-Otherwise Keras 3 fails late or with misleading errors (measured with Keras 3.15 and TensorFlow 2.21). Keras 3
-also miscounts variables on a ps: to add to a variable, Keras reads the variable and assigns the sum, so workers
-overwrite each other's counts. This module replaces the assignment of a sum with TensorFlow's atomic addition; other
-code that would miscount raises KerasError.
+Otherwise Keras 3 fails late or with misleading errors (measured with Keras 3.15 and TensorFlow 2.21). It also miscounts
+variables on a ps: Keras reads a variable and assigns the sum, so workers overwrite each other's counts. This module
+makes such additions atomic; other code that would miscount raises KerasError.
 
-The classes of Keras are patched when a process creates such a strategy, so that all models are covered. TensorFlow has
-imported Keras 3 by then, except with TF_USE_LEGACY_KERAS=1; a later import stays unpatched.
+The classes of Keras are patched when a process creates such a strategy. TensorFlow has imported Keras 3 by then, except
+with TF_USE_LEGACY_KERAS=1; a later import stays unpatched.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ _FAILING = {
     # predict_on_batch returns each row once per worker; predict is correct
     "MultiWorkerMirroredStrategy": ("fit", "evaluate", "train_on_batch", "test_on_batch", "predict_on_batch"),
 }
-_REPLACED = ("fit", "evaluate", "predict")
-"""Methods of a model that are functions of tf4slurm.tensorflow, too."""
-
+_REPLACED = ("fit", "evaluate", "predict")  # by functions of tf4slurm.tensorflow
 _OTHER_KERAS = (
     "or use Keras 2, where it works: pip install 'tf4slurm[tf-keras]', and set TF_USE_LEGACY_KERAS=1 "
     "before TensorFlow is imported."
@@ -43,7 +40,7 @@ _patched: set[int] = set()
 
 
 def install_keras_limits() -> None:
-    """Patch Keras 3: make its additions atomic on a ps, and raise KerasError where it would fail. Idempotent."""
+    """Patch the classes of Keras 3. Idempotent."""
     keras = sys.modules.get("keras")
     if keras is None or id(keras) in _patched or not keras.__version__.startswith("3."):
         return

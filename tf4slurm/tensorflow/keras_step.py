@@ -12,14 +12,13 @@ import tensorflow as tf
 from tf4slurm.errors import TrainingError
 from tf4slurm.tensorflow.keras_limits import add_if_sum, refuse_metric
 
-_ADDED = "added to metric variable "
-"""With a number, the name under which a step returns what it adds to a variable of a metric."""
+_ADDED = "added to metric variable "  # with a number, the name of an addition among the sums of a step
 
 
 def build(model: Any, element_spec: Any) -> None:
     """Create all variables of the model, its optimizer and its metrics in the current strategy's scope.
 
-    A worker can create none. Only the graphs of one batch's forward pass, loss and metrics are traced for this.
+    A worker cannot create variables. For this, only the forward pass, loss and metrics of one batch are traced.
     """
     scope = keras.StatelessScope(collect_losses=True)
     scope.state_mapping = {id(each): each.value for each in model.variables}
@@ -34,8 +33,8 @@ def build(model: Any, element_spec: Any) -> None:
 class KerasStep:
     """Calls `train_step` or `test_step` of a model, and returns the sums of what the steps add to the metrics.
 
-    The metrics' variables are replaced by tensors on the worker, which start at zero. So a step needs no ps for its
-    metrics; the chief adds up the sums of all closures. The model's other variables are changed in place.
+    Tensors on the worker, which start at zero, replace the metrics' variables; the chief adds up the sums of all
+    closures. So a step needs no ps for its metrics. The model's other variables are changed in place.
     """
 
     def __init__(self, model: Any, method: Callable[[Any], Any]) -> None:
@@ -50,7 +49,7 @@ class KerasStep:
         self._results = tf.function(self._compute_results).get_concrete_function(specs)
 
     def __call__(self, sums: dict[str, Any], batch: Any) -> dict[str, Any]:
-        """Run a step; return the sums of the additions to the metrics, and of its results that are not metrics."""
+        """Run a step; return the sums of its additions to the metrics, and of its other results."""
         model = self._model
         with _StepScope(model.variables, self._variables) as scope:
             logs = self._method(batch)

@@ -48,36 +48,31 @@ def fit(
 
     With a coordinator, the steps run on the workers of its ParameterServerStrategy, as in `run_steps`: asynchronously,
     and again if a worker is lost. Without one, they run in this process, or with MultiWorkerMirroredStrategy in all
-    workers at the same time. The model's own loss, metrics, optimizer and `train_step` are used. All callbacks run in
-    this process.
-
-    With a coordinator, callbacks get `on_train_batch_begin` and `on_train_batch_end` for a group of steps, about 10
-    times a second, as with Keras's `steps_per_execution`. If the model is compiled with `steps_per_execution`, each
-    scheduled closure has that number of steps. Steps, loss and metrics are reported to the job (`tf4slurm.report`).
-    After a stop request, fit saves a checkpoint and returns without `on_epoch_end` for the unfinished epoch.
+    workers at the same time. The model's own loss, metrics, optimizer and `train_step` are used. Callbacks run in this
+    process; with a coordinator, `on_train_batch_begin` and `on_train_batch_end` are called for a group of steps, about
+    10 times a second. Steps, loss and metrics are reported to the job (`tf4slurm.report`). After a stop request, fit
+    saves a checkpoint and returns without `on_epoch_end` for the unfinished epoch.
 
     Args:
-        model: The model, created and compiled in `with strategy.scope():`.
+        model: The model, created and compiled in `with strategy.scope():`. With a coordinator, each scheduled closure
+            has the model's `steps_per_execution`, if given.
         dataset_fn: Function that returns a tf.data.Dataset of batches; every worker calls it and repeats its dataset.
-            Give `shuffle` no seed, so that each worker shuffles in its own order, also after set_random_seed. Without
-            a coordinator, a dataset is accepted too.
+            Without a seed for `shuffle`, each worker shuffles in its own order, also after set_random_seed. Without a
+            coordinator, a dataset is accepted too.
         coordinator: The chief's ClusterCoordinator; None without parameter servers.
         epochs: The epoch at which to end, including the epochs of a restored checkpoint.
-        steps_per_epoch: Steps of all workers together in an epoch. With a coordinator it is required; else the
-            default is the length of the dataset.
+        steps_per_epoch: Steps of all workers together; required with a coordinator, else by default the length of the
+            dataset.
         callbacks: Keras's callbacks, or your own.
         validation_data: Function that returns a finite dataset, a dataset, or arrays such as (inputs, targets).
         validation_steps: Batches of the validation; by default the whole dataset.
         validation_freq: Validate after every so many epochs (default 1).
         validation_on: "workers" (default for a function) or "chief" (default for a dataset or arrays).
-        checkpoints: A `Checkpoints` object, or a directory. fit restores the newest checkpoint of a directory, and
-            saves after every epoch and on a stop request; a Checkpoints object may save more often.
+        checkpoints: A `Checkpoints` object, or a directory whose newest checkpoint is restored. Both save after every
+            epoch and on a stop request; the object may save more often.
         initial_epoch: The first epoch without a restored checkpoint (default 0).
         verbose: 0 (silent), 1 (progress bar), 2 (a line per epoch) or "auto": 1 in a terminal or notebook, else 2.
         timeout_seconds: Timeout in seconds for a closure, including tracing (default 600).
-
-    Returns:
-        Keras's History. Its attribute `history` has a list per metric, with one value per epoch of this call.
 
     Raises:
         TypeError, ValueError: An argument is invalid, or the model does not belong to the coordinator's strategy;

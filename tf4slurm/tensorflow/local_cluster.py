@@ -1,8 +1,8 @@
 """`LocalCluster`: ps and workers on this host, with a notebook as their chief.
 
 `python -m tf4slurm.tensorflow.local_cluster DIRECTORY` is the program of each task. A ps or worker runs a TensorFlow
-server until its agent terminates it. The chief's task represents the notebook: it writes DIRECTORY/cluster.json, and
-exits when the notebook creates DIRECTORY/end.
+server. The chief's task represents the notebook: it writes DIRECTORY/cluster.json, and exits when the notebook creates
+DIRECTORY/end.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ class LocalCluster:
         Args:
             ps: Number of ps (default 1).
             workers: Number of workers (default 2).
-            start_timeout_seconds: Timeout in seconds for the tasks, and again for their TensorFlow servers (default
-                120).
+            start_timeout_seconds: Timeout in seconds for the tasks (default 120), and again for their servers.
             runs_directory: Parent of the job's run directory.
         """
         self.cluster: dict[str, list[str]] = {}
@@ -69,8 +68,8 @@ class LocalCluster:
         """Start the tasks.
 
         Raises:
-            RendezvousError: The job could not be started. The message contains the launcher's output.
-            RendezvousTimeoutError: The job did not start within `start_timeout_seconds`.
+            RendezvousError: The job could not be started; the message has the launcher's output.
+            RendezvousTimeoutError: The job did not start in time.
         """
         self._job = self._run()
         self._job.__enter__()
@@ -85,7 +84,7 @@ class LocalCluster:
 
         Raises:
             RendezvousError: The `with` block has not been entered.
-            RendezvousTimeoutError: Servers did not start in time. The message names the servers and a log file.
+            RendezvousTimeoutError: Servers did not start in time; the message names them and a log file.
         """
         if not self.cluster:
             raise RendezvousError("The cluster is not running. Use it as: with LocalCluster() as cluster: …")

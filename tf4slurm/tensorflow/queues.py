@@ -25,8 +25,8 @@ _ANSWER_SECONDS = 5.0  # an idle ps answers within milliseconds; one that has ex
 _TAKE_SECONDS = 600.0
 _SIGNAL_SECONDS = 60.0
 _REPLY_SECONDS = 0.2
-"""Seconds that a ps keeps running after the last signal. If it exits at once, the sender often gets no reply (6 of 8
-times) and waits 5 s. The reply takes 0.01 s."""
+"""Seconds that a ps runs after the last signal. If it exits at once, the reply, which takes 0.01 s, is often lost (6 of
+8 times), and the sender waits 5 s."""
 
 _signals: dict[Task, CompletionSignal] = {}
 
@@ -41,7 +41,8 @@ def make_done_queue(ps_index: int, capacity: int) -> tf.queue.FIFOQueue:
 def open_session(current: ServerDictionary, ps_index: int) -> Iterator[tf.compat.v1.Session]:
     """Open a session of the current graph that uses only one ps, because all other tasks may have exited.
 
-    An operation times out after 5 s by default. Raises ShutdownError if the ps does not answer.
+    Raises:
+        ShutdownError: The ps does not answer, by default within 5 s.
     """
     device, target = f"/job:ps/task:{ps_index}", f"grpc://{current.ps_addresses[ps_index]}"
     milliseconds = int(1000 * _ANSWER_SECONDS)
@@ -64,12 +65,10 @@ def poll(
 ) -> Iterator[Any]:
     """Yield the value of `fetch` in intervals until the deadline. Wait for a ps that starts later, or is busy.
 
-    A ps may be busy for minutes with one long operation, such as a save, because with one CPU TensorFlow runs one
-    operation at a time. TensorFlow's error is the same for a busy ps and a ps that has exited, but only the busy ps
-    still accepts connections.
+    With one CPU, a ps is busy for minutes with one operation, such as a save. TensorFlow's error is the same for a ps
+    that has exited, but only the busy one still accepts connections.
 
-    The value is fetched repeatedly, because a single operation that waits on the ps would delay signal handlers, and
-    could lose an item at the operation's timeout.
+    A single operation that waits on the ps would delay signal handlers, and could lose an item at its timeout.
     """
     has_answered = False
     while True:
@@ -134,7 +133,7 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
 
 
 def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
-    """Return the signal to the queues that this process is done; hooks and `tf4slurm.shutdown` share the signal."""
+    """Return this process's completion signal to the queues, which hooks and `tf4slurm.shutdown` share."""
     is_sent = False
 
     def send(failed: bool) -> None:
@@ -171,7 +170,7 @@ def _put_in_queues(current: ServerDictionary, failed: bool) -> None:
 
 
 def _decode(number: int, tasks: Sequence[Task]) -> tuple[Task, bool]:
-    """Return the task at 1-based position abs(`number`) in `tasks`, and whether it failed (`number` is negative)."""
+    """Return the task at the 1-based position abs(`number`), and whether it failed (`number` is negative)."""
     if not 0 < abs(number) <= len(tasks):
         raise ShutdownError(
             f"The done queue holds {number}, but the cluster has {len(tasks)} training tasks. Give every process the "

@@ -38,14 +38,14 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
 
     Ranks are assigned to jobs in the order of the job names, as in TensorFlow's class. Unlike that class, this one
     supports every distribution of ranks over nodes, and raises an error if the node of a rank is unknown. Under an
-    agent of tf4slurm, the launcher's cluster spec is used. `get_task_info` and `master` are TensorFlow's.
+    agent of tf4slurm, the launcher's cluster spec is used.
 
     A subclass that gets ranks and hosts from another source overrides `_resolve_own_rank`, `_resolve_num_tasks`,
     `_resolve_hostlist` and `_resolve_task_configuration`. As in TensorFlow, its ranks must fill one host after the
     other, in the order of the sorted host names.
 
     Attributes:
-        task_type: The job name of this task; available before `cluster_spec` is called, unlike in TensorFlow.
+        task_type: The job name of this task; unlike in TensorFlow available before `cluster_spec` is called.
         task_id: The index of this task in its job.
         rpc_layer: The protocol of the addresses that `master` returns.
     """
@@ -70,13 +70,11 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
             port_base: Port of the first task on each node (default 8888); each further task has the next port. With
                 `interface` or `infiniband`, another value than 8888 is the first port of a range: one port for each
                 task and one for the control service.
-            gpus_per_node: Number of GPUs to use on each node; by default all GPUs that Slurm granted.
-            gpus_per_task: Number of GPUs for each task; by default an even share. In a job with ps, only workers get
-                GPUs.
-            tasks_per_node: Number of tasks on each node, as one number or by host name. Only needed by subclasses with
-                their own ranks.
+            gpus_per_node: Number of GPUs to use on each node; by default all that Slurm granted.
+            gpus_per_task: Number of GPUs for each task; by default an even share, with ps only of the workers.
+            tasks_per_node: Number of tasks on each node, as one number or by host name; for subclasses with own ranks.
             auto_set_gpu: Let `cluster_spec` set CUDA_VISIBLE_DEVICES and similar variables to this task's share of the
-                granted GPUs. If Slurm granted none, the share follows from `gpus_per_node` and `gpus_per_task`.
+                granted GPUs, or if Slurm granted none, of the GPUs that the other arguments name.
             interface: Network whose addresses are used, as for `get_server_dictionary`. The ports are held until
                 TensorFlow's server opens them.
             infiniband: Same as interface="infiniband".
@@ -167,9 +165,9 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         """In a ps or a worker under a chief, run the task's server until training is over, then exit; else return.
 
         Call it in every task before creating the strategy, instead of `tf.distribute.Server(…).join()`, which never
-        returns. Training is over when the chief has ended; without a chief, when all workers have ended. The exit code
-        is 1 if one of these tasks failed, else 0. Under plain srun, the tasks first form a cluster as in
-        `get_server_dictionary`. In a job without ps, every task trains and the call returns at once.
+        returns. Training is over when the chief, or without a chief every worker, has ended. The exit code is 1 if one
+        of these tasks failed, else 0. Under plain srun, the tasks first form a cluster as in `get_server_dictionary`.
+        In a job without ps, the call returns at once.
 
         Args:
             timeout_seconds: Timeout in seconds for all tasks to form a cluster (default 300).
@@ -215,23 +213,14 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
                 )
 
     def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
-        """Return the host of each rank.
-
-        * In a step, unless a subclass overrides the ranks: the host on which Slurm placed the rank.
-        * Else, if a subclass or the user determines ranks, hosts or numbers of tasks: as in TensorFlow's class, ranks
-          fill one host after the other, in the order of the sorted host names.
-        * Else: the host that follows from Slurm's variables.
-
-        Args:
-            has_own_configuration: Whether the user gave the number of tasks on each host by name.
-        """
+        """Return the host of each rank; `has_own_configuration`: the user gave the tasks on each host by name."""
         if not self._overrides("_resolve_own_rank") and is_in_step(os.environ):
             return rename_nodes(layout_of(self._step), self._step.nodes, self._task_configuration)
         if not has_own_configuration and not self._overrides(
             "_resolve_own_rank", "_resolve_hostlist", "_resolve_task_configuration"
         ):
             return deal_ranks(self._task_configuration, self._step.distribution, self._step.plane_size)
-        # sorted: known subclasses build the mapping from a set, whose order differs between processes
+        # As in TensorFlow. Sorted: known subclasses build the mapping from a set, whose order differs between processes
         found = [host for host, count in sorted(self._task_configuration.items()) for _ in range(count)]
         here = {socket.gethostname(), socket.gethostname().partition(".")[0]} & set(self._task_configuration)
         if here and found[self._rank] not in here:

@@ -1,7 +1,7 @@
 """Wait for the TensorFlow servers of a cluster with a timeout, and run this process's server.
 
-The servers are awaited before TensorFlow's constructors run, because the constructors wait in C++: no exception or
-signal handler interrupts them there. Other threads still run.
+The servers are awaited before TensorFlow's constructors run, because these wait in C++, where no exception or signal
+handler interrupts them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def connect_parameter_server_strategy(
 ) -> Any:
     """Return a tf.distribute.ParameterServerStrategy with this process as chief; `options` are its further arguments.
 
-    Raises:
-        RendezvousTimeoutError: As `parameter_server_strategy`.
+    Raises: as `parameter_server_strategy`.
     """
     import tensorflow as tf
 
@@ -64,7 +63,7 @@ def connect_parameter_server_strategy(
 def run_server(current: ServerDictionary, channel: ScriptChannel | None) -> NoReturn:
     """Run this task's TensorFlow server until training is over, then exit with 1 if training failed, else with 0.
 
-    Without a channel, the server runs until the process is terminated, usually by the agent.
+    Without a channel, the server runs until the agent terminates the process.
     """
     import tensorflow as tf
 

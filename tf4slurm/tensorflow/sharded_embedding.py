@@ -16,11 +16,10 @@ _TABLE = "table"
 class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
     """Turns integer ids into vectors, as keras.layers.Embedding, with a table that is split over the ps.
 
-    Each ps holds some contiguous rows, and looks up and updates them there: a worker receives only the rows of its
-    batch. (`keras.layers.Embedding` sends the whole table to the worker in every step.) A model with this layer is
-    saved with the whole table as one variable, so a process without ps loads it, and so does a job with another number
-    of ps. A `tf.train.Checkpoint`, and so `Checkpoints`, saves the shards: give `shards` to restore it on another
-    number of ps.
+    Each ps looks up and updates some contiguous rows: a worker receives only the rows of its batch, while
+    `keras.layers.Embedding` sends the whole table to the worker in every step. A model with this layer is saved with
+    the table as one variable, which a process without ps or a job with another number of ps loads, too. `Checkpoints`,
+    as any tf.train.Checkpoint, saves the shards: give `shards` to restore it on another number of ps.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        """Return the rows of these ids: a tensor with the shape of the ids and one more axis of length output_dim."""
+        """Return the rows of these ids, in a new last axis of length output_dim."""
         parts = [part.value for part in self._parts]
         ids = tf.cast(inputs, tf.int64)
         return tf.cast(tf.nn.embedding_lookup(parts, ids), self.compute_dtype)

@@ -1,8 +1,4 @@
-"""The script of `tf4slurm test`: a minimal training with ParameterServerStrategy.
-
-The workers' gradients move a variable on the ps to 2; each worker must compute some. The chief's last line of output
-describes the result.
-"""
+"""The script of `tf4slurm test`: the gradients of all workers move a variable on the ps to 2."""
 
 from __future__ import annotations
 

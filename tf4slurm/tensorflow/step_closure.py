@@ -25,10 +25,9 @@ _MAX_OPERATIONS = 5_000  # without constants and placeholders; a graph of this s
 class StepClosure:
     """A tf.function that runs several steps; it returns the worker's index and the sums of the steps' numbers.
 
-    To run fast, the graph contains copies of the step. A TensorFlow loop takes twice as long, because the ps takes part
-    in each iteration of the loop. Repeated calls of a function for one step also take twice as long.
-    Steps per second, measured with a 4-byte variable on a ps: 170 with one step per closure, 1,100 with 32 copies, 620
-    in a loop, 630 in 32 calls.
+    The graph contains copies of the step. Steps per second, measured with a 4-byte variable on a ps: 170 with one step
+    per closure, 1,100 with 32 copies, 630 in 32 calls of a function for one step, and 620 in a TensorFlow loop, because
+    the ps takes part in each of its iterations.
 
     Attributes:
         function: The tf.function; its arguments are the number of steps and the datasets.
@@ -95,7 +94,7 @@ class StepClosure:
 
 @functools.lru_cache(maxsize=8)
 def make_closure(strategy: Any, step_fn: Callable[..., Any], counter_reference: Any) -> StepClosure:
-    """Return the closure for a `step_fn` of run_steps; cached, so that the workers need not get its graphs again."""
+    """Return the closure for a `step_fn` of run_steps; cached, so that workers get its graphs once."""
     return StepClosure(strategy, _FunctionStep(step_fn), counter_reference.deref())
 
 

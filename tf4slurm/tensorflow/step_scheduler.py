@@ -15,12 +15,8 @@ The chief's work of some milliseconds per closure is then negligible. A stop req
 worker; a killed worker loses at most two.
 """
 
-# The maximum growth from one closure to the next. A large value means fewer sizes to trace; the limit keeps closures
-# short until the speed is known.
-_MAX_GROWTH = 8
-
-_STEPS_PER_COPY = 100
-"""Steps that must be expected for each step in a closure: in fewer, tracing it takes longer than it saves."""
+_MAX_GROWTH = 8  # from one closure to the next: few sizes to trace, but short closures until the speed is known
+_STEPS_PER_COPY = 100  # expected steps for each step in a closure; in fewer, tracing it takes longer than it saves
 
 
 class StepScheduler:
@@ -28,7 +24,7 @@ class StepScheduler:
 
     Attributes:
         steps_by_worker: Completed steps by worker index.
-        sums: For each number that step_fn returned, by name, its sum over all completed steps, a float or array.
+        sums: The sum over all completed steps of each number of a step, by name; a float or array.
         closure_steps: Steps of the next closure; unused with `steps_per_call`.
         changed_at: Monotonic time at which a closure last completed.
     """
@@ -38,8 +34,8 @@ class StepScheduler:
     ) -> None:
         """Schedule nothing yet.
 
-        Without `steps_per_call`, the first closures have `closure_steps` steps each. The number of steps in later
-        closures adapts to the speed of the training, and to the number of steps that it is expected to take.
+        Without `steps_per_call`, the first closures have `closure_steps` steps each; later ones adapt to the speed of
+        the training and to its expected number of steps.
         """
         self.steps_by_worker = [0] * num_workers
         self.sums: dict[str, Any] = {}
@@ -71,8 +67,8 @@ class StepScheduler:
     def take(self, max_steps: int) -> int:
         """Return the number of steps for the next closure; 0 at the limit.
 
-        The number is `steps_per_call`, or a power of two up to `max_steps`. If fewer steps are left, the number is a
-        power of two as well, because TensorFlow traces a graph for each number of steps.
+        The number is `steps_per_call`, or a power of two up to `max_steps`. Fewer remaining steps are also split into
+        powers of two, because TensorFlow traces a graph for each number of steps.
         """
         with self._lock:
             rest = self._limit - self._scheduled

@@ -37,32 +37,25 @@ def parameter_server_strategy(
     variable_partitioner: Any = None,
     timeout_seconds: float = 300.0,
 ) -> tuple[Any, Any]:
-    """Return strategy and coordinator in the chief; run the TensorFlow server in ps and workers.
+    """Return a ParameterServerStrategy and its ClusterCoordinator in the chief; run the server in ps and workers.
 
     In a ps or worker this function never returns: the process exits when training is over. Call it before work that
-    only the chief should do, such as loading data. In the `with` block of a `LocalCluster`, this process is the chief
-    of that cluster.
+    only the chief should do, such as loading data. In the `with` block of a `LocalCluster`, this process is its chief.
 
     Under "tf4slurm run", and after get_server_dictionary(exchange=True), each server belongs to this job: another host
-    has checked the address, and the agent holds the port, so other users cannot listen there. With any other TF_CONFIG,
-    or exchange=False, nothing is checked: TensorFlow uses any TensorFlow server of that role at the address.
+    has checked the address, and the agent holds the port. With any other TF_CONFIG, or exchange=False, TensorFlow uses
+    any TensorFlow server of that role at the address.
 
     Args:
-        tasks: Under plain srun the role of each rank, or the number of tasks of each role, as for
-            get_server_dictionary(). The default is the last result of get_server_dictionary() in this process, else
-            TF_CONFIG.
+        tasks: Under plain srun the tasks as for get_server_dictionary(). By default its last result in this process is
+            used, else TF_CONFIG.
         sharding: How variables are split over the ps along their first axis: "none" (default; required by Keras 3
             layers), "min-size" (variables of at least two times `min_shard_bytes`, such as embedding tables) or
             "fixed-shards" (all variables but scalars).
         min_shard_bytes: Minimum shard size in bytes with "min-size" (default 256 KiB).
         max_shards: Maximum number of shards of a variable; by default the number of ps.
-        variable_partitioner: A partitioner from tf.distribute.experimental.partitioners, or your own; replaces
-            `sharding`.
-        timeout_seconds: Timeout in seconds for the servers of ps and workers, including their import of TensorFlow
-            (default 300).
-
-    Returns:
-        A tf.distribute.ParameterServerStrategy and its ClusterCoordinator.
+        variable_partitioner: Replaces `sharding`: one of tf.distribute.experimental.partitioners, or your own.
+        timeout_seconds: Timeout in seconds for the other tasks, including their import of TensorFlow (default 300).
 
     Raises:
         RendezvousTimeoutError: Servers did not answer in time. The message names the servers and a log file. If all
@@ -108,13 +101,9 @@ def job_strategy(*, timeout_seconds: float = 300.0) -> tuple[Any, Any]:
 
     In a job with ps, and in the `with` block of a LocalCluster, this is `parameter_server_strategy`. In a job of
     several workers only it is `multi_worker_mirrored_strategy`, and in a job of one task or outside of a job
-    TensorFlow's default strategy, both without a coordinator.
-
-    Args:
-        timeout_seconds: Timeout in seconds for the other tasks, including their import of TensorFlow (default 300).
+    TensorFlow's default strategy, both without a coordinator. Timeout and exceptions are those of these functions.
 
     Raises:
-        RendezvousTimeoutError, PlacementError, BarrierError: As for these functions.
         SlurmEnvironmentError: A step of several tasks has no cluster spec, so that each would train alone.
     """
     if running_cluster() is None:
@@ -132,20 +121,18 @@ def job_strategy(*, timeout_seconds: float = 300.0) -> tuple[Any, Any]:
 
 
 def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options: Any) -> Any:
-    """Return a tf.distribute.MultiWorkerMirroredStrategy for the workers of this job.
+    """Return a tf.distribute.MultiWorkerMirroredStrategy for the workers of this job; `options` are its arguments.
 
     Call it in every worker of a job with "--ps 0 --no-chief". The strategy cannot replace a worker, so such a job never
     restarts a single worker. Model.fit of Keras 3 raises KerasError: train with `fit`, or in a loop of your own.
 
     Args:
         timeout_seconds: Timeout in seconds for all workers, including their import of TensorFlow (default 300).
-        options: Arguments of tf.distribute.MultiWorkerMirroredStrategy.
 
     Raises:
         PlacementError: The cluster has roles other than worker.
         SlurmEnvironmentError: This process has no cluster spec.
-        BarrierError: A worker did not arrive in time, or has ended. The message names the worker.
-        RendezvousConnectionError: This process has no agent.
+        BarrierError, RendezvousConnectionError: As for `tf4slurm.barrier`.
     """
     current = current_server_dictionary()
     if set(current.cluster) != {"worker"} or current.task_type != "worker":
@@ -173,7 +160,7 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
 
         fit(model, dataset_fn, coordinator=coordinator, epochs=10, steps_per_epoch=500)
 
-    Without ps, `fit` calls that function in each worker. Outside of a job, the dataset has all files.
+    Outside of a job, the dataset has all files.
 
     Args:
         files: Paths of all files, in any order.
@@ -204,9 +191,8 @@ def _workers_and_index() -> tuple[int, int | None]:
 def allow_exit_without_workers(coordinator: Any) -> None:
     """Let this process exit when its script ends, even while a worker is lost. Idempotent.
 
-    The coordinator's destructor waits for a lock. The thread that waits for the lost worker holds this lock, and Python
-    stops the thread at exit, so the chief would hang (seen in TensorFlow 2.21). Skipping the destructor's work is safe:
-    the process ends anyway. TensorFlow has no public option for this.
+    The coordinator's destructor waits for a lock of the thread that waits for the lost worker, but Python stops this
+    thread at exit (seen in TensorFlow 2.21). TensorFlow has no public option for this.
     """
     cluster = getattr(coordinator, "_cluster", None)
     if cluster is None or cluster in _exiting:

@@ -31,10 +31,9 @@ _POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0  # leaves the rest of the grace period to the last checkpoint if a worker hangs
 _MAX_FETCHES = 3  # attempts to fetch a closure's result; each retry runs the closure again
 _threads: weakref.WeakKeyDictionary[Any, list[Future[None]]] = weakref.WeakKeyDictionary()
-"""The threads of each coordinator's last run_steps call, which may still run after the call has returned.
+"""The threads of each coordinator's last run_steps call, which may still run; each sets its future at its end.
 
-Each future is set at the end of its thread. `Thread.join` is not used: after a Ctrl-C in it, Python before 3.13 counts
-a running thread as ended.
+`Thread.join` is not used: after a Ctrl-C in it, Python before 3.13 counts a running thread as ended.
 """
 
 
@@ -43,10 +42,8 @@ class StepsDone(NamedTuple):
 
     Attributes:
         step: The step counter at the end, including repeated steps.
-        steps_by_worker: Steps that each worker completed in this call, by worker index; closures lost with a worker do
-            not count.
-        means: For each number that step_fn returned, by name, its mean over these steps; {"loss": …} for a single
-            tensor.
+        steps_by_worker: Steps that each worker completed in this call, without closures lost with a worker.
+        means: The mean over these steps of each number that step_fn returned, by name; "loss" for a single tensor.
         is_stopped: Whether run_steps returned early because of a stop request.
         seconds: The duration, including tracing and saving.
     """
@@ -81,29 +78,29 @@ def run_steps(
 ) -> StepsDone:
     """Train until the step counter reaches `steps`, including the steps of a restored checkpoint.
 
-    The counter is incremented after all updates of a step, so it matches the variables even if a process is lost. A
-    step that a lost worker had begun may be partly applied without being counted. A lost worker's closures run again on
-    another worker, including the steps already applied: up to half a second of steps, or two times `steps_per_call`.
-    These steps count twice, so the counter may exceed `steps`. A restarted worker reads its dataset from the start.
+    The counter is incremented after all updates of a step, so it matches the variables even if a process is lost; only
+    a step that a lost worker had begun may be partly applied. A lost worker's closures run again on another worker,
+    including the steps already applied: up to half a second of steps, or two times `steps_per_call`. These steps count
+    twice, so the counter may exceed `steps`. A restarted worker reads its dataset from the start.
 
     run_steps reports step, loss and other numbers to the job (`tf4slurm.report`). After a stop request, it waits at
-    most 10 s for running closures, saves a checkpoint, and returns. On an error or Ctrl-C, it schedules no more
-    closures and waits at most 10 s for running ones; the next call waits for the rest.
+    most 10 s for running closures, saves a checkpoint, and returns. After an error or Ctrl-C, it also waits at most
+    10 s; the next call waits for the rest.
 
     Args:
         coordinator: The chief's ClusterCoordinator.
-        step_fn: Function of one step: `step_fn(batch)` with a dataset, else `step_fn()`. It runs on a worker, in
-            `strategy.run`, and returns a scalar loss tensor, a dict of scalar tensors by name, or None. Pass the same
-            function to later calls, so that it is traced only once.
+        step_fn: `step_fn(batch)`, or without a dataset `step_fn()`. It runs on a worker, in `strategy.run`, and returns
+            a scalar loss tensor, a dict of scalar tensors by name, or None. Pass the same function to later calls, so
+            that it is traced only once.
         steps: The value of the step counter at which to return.
         dataset: `iter(coordinator.create_per_worker_dataset(…))`. Each worker's dataset must not end: `repeat()` it.
-        step: The counter, a tf.Variable of an integer type created in the strategy's scope; by default
-            `checkpoints.step`, else a new variable that starts at 0.
+        step: The counter, an integer tf.Variable created in the strategy's scope; by default `checkpoints.step`, else a
+            new variable that starts at 0.
         checkpoints: The checkpoints to save when due, on a stop request, and at the end.
-        steps_per_call: Steps per scheduled closure. By default a closure takes about 0.25 s, less if the step is a
-            large graph or the training is short. The chief's work is then negligible, and a stop or a lost worker costs
-            little. Tracing time grows with the number of steps.
-        timeout_seconds: Timeout in seconds for a closure, including tracing (default 600); TensorFlow sets no limit.
+        steps_per_call: Steps per scheduled closure, whose tracing time grows with them. By default a closure takes
+            about 0.25 s, less if the step is a large graph or the training is short: the chief's work is then
+            negligible, and a stop or a lost worker costs little.
+        timeout_seconds: Timeout in seconds for a closure, including tracing (default 600).
 
     Raises:
         ParameterServerLostError: A ps and its variables are lost. Let the chief exit: another attempt (`tf4slurm run
@@ -153,12 +150,11 @@ def run_closures(
 ) -> StepsDone:
     """Run closures until the step counter reaches `steps`. Arguments and exceptions are those of `run_steps`.
 
-    `last_step` is the step at which the training will end, after this call and later ones. If it is not known and more
-    calls follow, the training is expected to take as many steps as it already has.
+    `last_step` is the step at which the training will end, after this call and later ones. A training without a known
+    end is expected to take as many steps as it already has.
 
-    `observe(step, completed, sums)` is called in this thread about every 100 ms if steps have completed: with the step
-    counter, the number of completed steps, and the sums of their numbers. If it returns True, no more closures are
-    scheduled.
+    `observe(step, completed, sums)` is called in this thread about every 100 ms if steps have completed, with the step
+    counter, their number, and the sums of their numbers. If it returns True, no more closures are scheduled.
     """
     if wait(_threads.get(coordinator, []), timeout_seconds).not_done:
         raise TrainingTimeoutError(
@@ -180,7 +176,7 @@ def run_closures(
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise tf4slurm's errors for TensorFlow's errors of a lost ps and of an ended dataset."""
+    """Translate TensorFlow's errors of a lost ps and of an ended dataset."""
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
@@ -341,7 +337,7 @@ class _Run:
             while steps := self.scheduler.take(self.closure.max_steps):
                 worker, sums = self.closure.split(self._run_closure(steps))
                 self.scheduler.add_completed(worker, steps, sums)
-        except BaseException as error:  # also sys.exit() in step_fn; run_steps raises the error in its caller's thread
+        except BaseException as error:  # also sys.exit() in step_fn; `_run_until` raises the error in its thread
             self.errors.append(error)
             self.scheduler.stop()
         finally:
@@ -350,8 +346,8 @@ class _Run:
     def _run_closure(self, steps: int) -> Any:
         """Run a closure of `steps` steps on a worker; return the result.
 
-        The result stays on the worker until it is fetched; if the worker is lost before that, the steps run again. If a
-        ps is lost, an error is raised when the step counter is read, or when the closure runs again.
+        If the worker is lost before its result is fetched, the steps run again. If a ps is lost, reading the counter or
+        running the closure again raises an error.
         """
         for fetches in range(1, _MAX_FETCHES + 1):
             with self.scheduling:
