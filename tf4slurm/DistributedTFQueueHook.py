@@ -15,27 +15,20 @@ from tf4slurm.tensorflow.queues import make_done_queue
 
 
 def create_done_queue(i: int, WorkersNumber: int) -> Any:
-    """Add the done queue of ps i to the current graph. Use `tf4slurm.shutdown.wait_for_workers` instead.
-
-    A ps may exit once it has taken one item per worker from its queue.
-    """
+    """Add the done queue of ps i, which gets one item per worker, to the current graph. Deprecated."""
     _warn("create_done_queue", "tf4slurm.shutdown.wait_for_workers")
     atexit.register(gc.freeze)  # as in wait_for_workers
     return make_done_queue(i, WorkersNumber)
 
 
 def create_done_queues(PSNumber: int, WorkersNumber: int) -> list[Any]:
-    """Add the done queues of all ps to the current graph. Use `tf4slurm.shutdown.signal_done` instead."""
+    """Add the done queues of all ps to the current graph. Deprecated."""
     _warn("create_done_queues", "tf4slurm.shutdown.signal_done")
     return [make_done_queue(index, WorkersNumber) for index in range(PSNumber)]
 
 
 def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | None = None) -> DoneHook:
-    """Return the hook that sends this worker's completion signal. Use `tf4slurm.tensorflow.hooks.DoneHook` instead.
-
-    Raises:
-        PlacementError: A number differs from the cluster spec.
-    """
+    """Return a `DoneHook`; raise PlacementError if a number differs from the cluster spec. Deprecated."""
     _warn("QueueManagementHook", "tf4slurm.tensorflow.hooks.DoneHook")
     current = current_server_dictionary()
     given = (len(current.ps_addresses), len(current.training_tasks))

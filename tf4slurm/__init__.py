@@ -1,25 +1,24 @@
 """tf4slurm runs TensorFlow parameter-server jobs on Slurm and on laptops, from the first process to the last exit.
 
 In notebooks and programs that start jobs:
-    Job                               one job: its options, run() or submit(), status(), wait(), logs(), report()
-    run, submit, script               start a job described by a JobSpec or BatchSpec, or return its batch script
+    Job                      one job: its options, run() or submit(), status(), wait(), logs(), report()
+    run, submit, script      start a job described by a JobSpec or BatchSpec, or return its batch script
     status, logs, wait, cancel, resume, list_jobs, make_report
-                                      watch and control jobs; they return JobStatus, LogLine and KnownJob
-    LocalCluster                      a cluster of local processes for a notebook
+                             watch and control jobs; they return JobStatus, LogLine and KnownJob
+    LocalCluster             a cluster of local processes for a notebook
 
 In training scripts:
-    get_server_dictionary             the cluster spec of this job, also without tf4slurm run
-    SlurmClusterResolver              the cluster resolver for tf.distribute
+    get_server_dictionary    the cluster spec of this job, also without tf4slurm run
+    SlurmClusterResolver     the cluster resolver for tf.distribute
     report, should_stop, on_stop, barrier
-                                      report a step, save before a stop, wait for the other tasks
-    data_service, share_of            the job's tf.data service; this worker's share of the input files
-    tensorflow                        strategies, checkpoints and hooks
-    shutdown                          completion signals, in scripts that start their own servers
+                             report a step, save before a stop, wait for the other tasks
+    data_service, share_of   the job's tf.data service; this worker's share of the input files
+    tensorflow               strategies, checkpoints and hooks
+    shutdown                 completion signals, in scripts that start their own servers
 
-    errors                            every error that tf4slurm raises
+    errors                   every error that tf4slurm raises
 
-Importing the package imports neither TensorFlow nor gRPC, reads no environment and installs no handlers. Each name is
-imported at its first use.
+Each name is imported at its first use; importing the package imports neither TensorFlow nor gRPC.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""The library behind the command line: run, submit, status, logs, wait, cancel, resume and report as functions.
+"""The library behind the command line: its verbs as functions that print nothing and return typed values.
 
 A job is given as Slurm's job id, its name, the path of its run directory, or a `KnownJob`; None is this user's latest
-job, and UnknownJobError is raised if there is no such job. The functions print nothing and return typed values.
+job, and UnknownJobError is raised if there is no such job.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def submit(spec: BatchSpec, *, environ: Mapping[str, str] | None = None) -> Know
     Raises:
         OptionError: The options cannot be written as a batch script.
         CommandError: The command does not exist here, and the job sets up no environment that may have it.
-        RunDirectoryError: The script or the snapshot cannot be written; nothing is submitted.
+        RunDirectoryError: The script or the snapshot cannot be written.
         RefusedError, LaunchError: sbatch refused the job, or cannot be started.
     """
     from tf4slurm.submission import submit as submission
@@ -85,14 +85,13 @@ def run(
 ) -> JobStatus:
     """Run a job to its end, as local processes or in the current allocation; return its last state.
 
-    The launcher runs in a child process, because it forks and handles signals. The launcher reads no settings; `Job`
-    adds settings to the options.
+    The launcher runs in a child process, because it forks and handles signals. It reads no settings, unlike `Job`.
 
     Args:
         spec: The job.
         local: Start local processes even inside a Slurm allocation.
         isolated: Run local processes in their own network, which has only loopback.
-        on_output: Called with each line of output; by default the lines go to this process's standard output.
+        on_output: Called with each line of output, which by default is printed.
 
     Raises:
         LaunchError: The launcher exited before it created a run directory; its output has the reason.
@@ -109,12 +108,12 @@ def resume(
     environ: Mapping[str, str] | None = None,
     replace_process: Callable[[list[str], Path], NoReturn] | None = None,
 ) -> JobStatus:
-    """Start a job again with the same options in the same directory; its script continues from its checkpoint.
+    """Start an ended job again with the same options in the same directory; return the new job's state.
 
-    A batch job is submitted again, and the new job's state returned. A local job runs to its end in a child process.
+    A batch job is submitted again. A local job runs to its end in a child process.
 
     Args:
-        job: The job, which has ended.
+        job: The job.
         environ: Environment of the new batch job, by default that of this process.
         replace_process: Called with the command and the directory of a local job, in place of a child process.
 
@@ -202,7 +201,7 @@ def watch(
 
     Args:
         jobs: The jobs.
-        interval_seconds: Seconds between two reads of their files; Slurm is queried every 10 s.
+        interval_seconds: Seconds between two reads of their files (default 1); Slurm is queried every 10 s.
         timeout_seconds: Timeout in seconds for the end of all jobs; None for no limit.
 
     Raises:
@@ -245,7 +244,7 @@ def logs(
 
     Args:
         job: The job.
-        tasks: The tasks, such as "chief/0" or "worker/*"; all if none is given.
+        tasks: The tasks, such as "chief/0" or "worker/*"; by default all.
         tail: Number of last lines of each log; None for all lines.
         since: Omit lines that are certainly older than this time, in seconds since 1970; overrides `tail`.
         merged: Sort the lines of all tasks by time, which is accurate to about a second.
@@ -271,13 +270,12 @@ def cancel(
 ) -> JobStatus:
     """Ask a job to save and stop, and kill it after its grace period; return its last state.
 
-    A job that has ended does not change. After a kill, this function waits at most 5 s for the end; Slurm may take
-    longer.
+    After a kill, this function waits at most 5 s for the end; Slurm may take longer.
 
     Args:
-        job: The job.
-        grace_period_seconds: Seconds that the script may take to save; 0 to kill the job at once. By default the job's
-            own grace period plus 10 s.
+        job: The job; nothing happens if it has ended.
+        grace_period_seconds: Seconds that the script may take to save (default: the job's own grace period plus 10); 0
+            to kill the job at once.
         on_progress: Called with a sentence at each step.
 
     Raises:
@@ -352,8 +350,8 @@ def make_report(
 
     Args:
         job: The job.
-        path: Output file, by default report.html in the run directory; comparison.html for a comparison. A .svg or .png
-            file is a picture of the timeline and the charts, which needs matplotlib.
+        path: Output file, by default report.html in the run directory, or comparison.html. A .svg or .png file is a
+            picture of the timeline and the charts.
         compare_with: Another job: the page compares both jobs.
 
     Raises:

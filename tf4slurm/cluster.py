@@ -78,18 +78,15 @@ class Cluster:
         return any(member.task.task_type == "chief" for member in self.members)
 
     def to_dictionary(self) -> dict[str, list[str]]:
-        """Return TensorFlow's cluster spec, such as {"chief": ["h1:4001"], "ps": ["h1:4002"], "worker": ["h2:4001"]}.
-
-        Evaluators and the data service are not part of the cluster spec.
-        """
+        """Return TensorFlow's cluster spec, such as {"ps": ["h1:4002"], "worker": ["h1:4001", "h2:4001"]}."""
         return self._addresses(lambda role: role.is_in_cluster)
 
     def to_services(self) -> dict[str, list[str]]:
-        """Return {role: ["host:port", …]} of the tf.data service, whose servers are not in the cluster spec."""
+        """Return {role: ["host:port", …]} of the tf.data service."""
         return self._addresses(lambda role: role.is_server and not role.is_in_cluster)
 
     def to_tf_config(self, task: Task) -> str:
-        """Return the TF_CONFIG of one task, as JSON: the cluster spec, and the task's type and index."""
+        """Return the TF_CONFIG of one task."""
         own = {"type": task.task_type, "index": task.task_index}
         return json.dumps({"cluster": self.to_dictionary(), "task": own})
 
@@ -102,7 +99,7 @@ class Cluster:
 
 
 def format_tasks(tasks: Iterable[object]) -> str:
-    """Return the tasks as text for a sentence, such as "worker/1, worker/3 and ps/0"."""
+    """Return the tasks as text, such as "worker/1, worker/3 and ps/0"."""
     names = [str(task) for task in tasks]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 

@@ -37,10 +37,7 @@ def describe_end(returncode: int) -> str:
 
 
 class Tf4SlurmError(Exception):
-    """Base class of all errors of tf4slurm. `exit_code` is the exit code of the command line.
-
-    The keyword arguments `facts` become attributes; each class declares its own, with their types.
-    """
+    """Base class of all errors. `exit_code` is that of the command line; the `facts` become attributes."""
 
     exit_code = EXIT_PREFLIGHT
 
@@ -65,7 +62,7 @@ class NodelistError(Tf4SlurmError, ValueError):
 
 
 class LayoutError(Tf4SlurmError):
-    """The node of each rank cannot be determined from the environment, or contradicts a task's own variables."""
+    """The node of a rank cannot be determined from the environment, or contradicts a task's own variables."""
 
 
 class InterfaceError(Tf4SlurmError):

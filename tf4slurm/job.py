@@ -44,7 +44,7 @@ class _JobOptions(BatchSpec):
 def _takes_options_of(
     spec: Callable[Concatenate[tuple[str, ...], _P], BatchSpec],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Job, str | Sequence[str], _P], None]]:
-    """Give a constructor the keyword arguments of a dataclass, with their types and help texts."""
+    """Give a constructor the keyword arguments of a dataclass, with types and help texts."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         options, own = options_of(BatchSpec), inspect.signature(function)
@@ -85,7 +85,7 @@ class Job:
 
     @classmethod
     def find(cls, job: str | None = None) -> Job:
-        """Return an existing job by its Slurm job id, its name or its run directory; the latest if None.
+        """Return an existing job by its Slurm job id, its name or its run directory; by default the latest.
 
         Raises:
             UnknownJobError: There is no such job.
@@ -109,14 +109,12 @@ class Job:
         return self
 
     def run(self, *, local: bool = False, isolated: bool = False, quiet: bool = False) -> int:
-        """Run the job to its end, as local processes or in the current allocation; return its exit code.
-
-        Print the output of the job as it appears, and ignore options for sbatch.
+        """Run the job to its end as `tf4slurm.run`, without its options for sbatch; return its exit code.
 
         Args:
             local: Start local processes even inside a Slurm allocation.
             isolated: Run local processes in their own network, which has only loopback.
-            quiet: Print the output only after the job has failed. `logs` returns it in any case.
+            quiet: Print the output only after the job has failed, not as it appears. `logs` returns it in any case.
 
         Raises:
             OptionError, PlacementError, SettingsError, UntrustedFileError: As `script`.
@@ -149,7 +147,7 @@ class Job:
         In a notebook without the package ipywidgets, lines of text replace the bar.
 
         Raises:
-            WaitTimeoutError: The job did not end in time (also TimeoutError).
+            WaitTimeoutError: The job did not end in time.
         """
         with _progress() as show:
             for (status,) in api.watch([self._started()], timeout_seconds=timeout_seconds):
@@ -159,7 +157,7 @@ class Job:
         return status.exit_code or 0
 
     def logs(self, *tasks: str) -> str:
-        """Return the output of tasks such as "chief/0" or "worker/*", or of all tasks, sorted by time.
+        """Return the output of tasks such as "chief/0" or "worker/*", by default of all tasks, sorted by time.
 
         Raises:
             UnknownTaskError: No task matches, or the job has no logs yet.
@@ -173,10 +171,7 @@ class Job:
         api.cancel(self._started(), grace_period_seconds=grace_period_seconds)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Write the job's report, by default as report.html in its run directory; return its path.
-
-        A .svg or .png file contains only the timeline and the charts.
-        """
+        """Write the job's report; return its path. See `tf4slurm.make_report`."""
         return api.make_report(self._started(), path)
 
     def plot(self) -> Picture:
@@ -219,7 +214,7 @@ class Job:
 
 @dataclass(frozen=True, repr=False)  # a notebook stores the repr beside the picture
 class Picture:
-    """A picture that a notebook shows; `png` contains the PNG file."""
+    """A picture that a notebook shows: the PNG file `png`."""
 
     png: bytes
 
@@ -245,7 +240,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 class _Lines:
-    """Prints a text if it has changed, at most every 5 s, and prints the last text at the end."""
+    """Prints a text if it has changed, at most every 5 s, and at the end the last one."""
 
     def __init__(self) -> None:
         self._shown = self._latest = ""

@@ -39,13 +39,11 @@ class Option:
     """One option: the declaration, name, type and default value of a dataclass field.
 
     Attributes:
+        choices: The valid texts, taken from a Literal type; empty if all texts are valid.
         help: Help text, one sentence. The default value is appended unless the text contains one.
         flags: Further flags, such as "-N".
         metavar: Placeholder of the value in help texts; by default derived from the type.
-        minimum: Smallest valid number.
-        maximum: Largest valid number.
-        exceeds: Exclusive lower bound.
-        choices: The valid texts, taken from a Literal type; empty if all texts are valid.
+        exceeds: Exclusive lower bound of a number; `minimum` and `maximum` are inclusive.
         parse: Function that reads the value from text; raises ValueError.
         format: Function that writes the value as text for `parse`.
         sbatch: Whether sbatch has an option of this name, which gets the value.
@@ -89,7 +87,7 @@ class Option:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """`key` and the other long names of the option, without dashes in front."""
+        """`key` and the other long names of the option."""
         return (self.key, *(flag[2:] for flag in self.flags if flag.startswith("--")))
 
     @property
@@ -206,7 +204,7 @@ def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by field name, given values by field name or by long name of an option, with _ for -.
 
     Raises:
-        OptionError: A name is unknown; the message contains the most similar known names.
+        OptionError: A name is unknown; the message has similar ones.
     """
     names = {key: each.name for key, each in options_by_key(cls).items()} | {name: name for name in options_of(cls)}
     found = {}
@@ -224,15 +222,12 @@ def unknown(name: str, names: Iterable[str], what: str) -> str:
 
 
 def did_you_mean(names: Sequence[str]) -> str:
-    """Return " Did you mean 'a' or 'b'?" to append to an error message; empty without names."""
+    """Return " Did you mean 'a' or 'b'?" for the end of an error message; empty without names."""
     return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Return at most three known names that `name` may be a misspelling of, the most similar first.
-
-    Names that are clearly less similar than the first are left out.
-    """
+    """Return at most three known names that `name` may be a misspelling of, about equally similar, the best first."""
     if len(name) < _SHORTEST:
         return []
     scores = {each: _similarity(name.lower().replace("_", "-"), each.lower().replace("_", "-")) for each in names}

@@ -1,7 +1,4 @@
-"""The table of roles: the properties of each role of a TensorFlow cluster.
-
-Other modules test these properties instead of comparing names of roles.
-"""
+"""The table of roles. Other modules test the properties of a role instead of comparing names."""
 
 from __future__ import annotations
 
@@ -14,13 +11,12 @@ class Role:
 
     Attributes:
         is_waited_for: The job is done only when every task of this role has exited with 0.
-        is_restarted: After a failure, the child is restarted in place, at the same address. Otherwise a failure ends
-            the attempt.
+        is_restarted: A failed child is restarted in place, at the same address; else a failure ends the attempt.
         is_server: The task only serves other tasks, and may exit when they no longer need it.
         is_in_cluster: The task has an entry in TensorFlow's cluster spec.
         is_wait_bounded: After the other tasks are done, the job waits at most `finish_timeout_seconds` for this role.
-        sees_gpus: The GPUs of the task are visible to the child; otherwise they are hidden.
-        program: The program of tf4slurm that the child runs instead of the user's command; empty for that command.
+        sees_gpus: The task's GPUs are visible to the child; else they are hidden.
+        program: The program of tf4slurm that the child runs; empty for the user's command.
     """
 
     is_waited_for: bool
@@ -58,7 +54,7 @@ SCRIPT_TASK_TYPES = tuple(name for name, role in _ROLES.items() if not role.prog
 
 
 def role_of(task_type: str, *, has_chief: bool) -> Role:
-    """Return the properties of a role. A worker's properties depend on whether the job has a chief."""
+    """Return the properties of a role; those of a worker depend on whether the job has a chief."""
     if task_type == "worker" and not has_chief:
         return _LEADING_WORKER
     return _ROLES[task_type]

@@ -1,7 +1,4 @@
-"""Functions for a running script: `report`, `should_stop`, `on_stop`, `barrier`, `data_service`, `share_of`.
-
-Most need an agent of tf4slurm. In a script without an agent, `report`, `should_stop` and `on_stop` have no effect.
-"""
+"""Functions for a running script. Without an agent, `report`, `should_stop` and `on_stop` have no effect."""
 
 from __future__ import annotations
 
@@ -31,12 +28,11 @@ _T = TypeVar("_T")
 def report(*, step: int | None = None, **metrics: float) -> None:
     """Report the training step, and metrics such as loss=0.2, to the job. Cheap enough for every step (about 10 µs).
 
-    The run directory and the report contain every value. Beyond many thousand, groups of neighbouring values are
-    merged: of each group, the last, the lowest and the highest value remain.
-
-    The job keeps at most 100 metrics per task, with names of at most 100 characters. Other metrics, and values that are
-    not numbers, are dropped with one RuntimeWarning, even without an agent. This function never raises. With `tf4slurm
-    run --stall-timeout SECONDS`, the job fails or starts another attempt if no task reports a new step within SECONDS.
+    The run directory and the report contain every value; beyond many thousand, the last, lowest and highest of each
+    group of neighbours. The job keeps at most 100 metrics per task, with names of at most 100 characters. Other
+    metrics, and values that are not numbers, are dropped with one RuntimeWarning, even without an agent. This function
+    never raises. With `tf4slurm run --stall-timeout SECONDS`, the job fails or starts another attempt if no task
+    reports a new step within SECONDS.
     """
     found, numbers, complaints = _check_report(step, metrics)
     for subject, text in complaints.items():
@@ -53,9 +49,9 @@ def should_stop() -> bool:
     """Return whether the job was asked to stop; if so, save and exit. Call this function at every step.
 
     The job has its grace period to save (`tf4slurm run --grace-period`). After the first call in the main thread,
-    SIGTERM, SIGUSR1 and SIGUSR2 no longer terminate this process: they are forwarded to the agent and stop the job.
-    Signals that the process handles, or ignores as ps and workers under a chief do, are not forwarded. The three
-    signals still terminate a forked process, such as one of multiprocessing, unless it calls this function too.
+    SIGTERM, SIGUSR1 and SIGUSR2 no longer terminate this process but stop the job, except signals that the process
+    handles, or ignores as ps and workers under a chief do. They still terminate a forked process, such as one of
+    multiprocessing, unless it calls this function too.
     """
     channel = find_script_channel()
     if channel is None:
@@ -67,8 +63,8 @@ def should_stop() -> bool:
 def on_stop(save: Callable[[], object]) -> None:
     """Call `save()` in a new thread when the job is asked to stop, or at once if it already was.
 
-    `save` must itself save, not only set a flag: the job ends when the callbacks of all tasks that the job waits for
-    have returned. Signals are forwarded as by `should_stop`.
+    The job ends when the callbacks of all tasks that it waits for have returned, so setting a flag is not enough.
+    Signals are handled as after `should_stop`.
     """
     channel = find_script_channel()
     if channel is not None:
@@ -84,11 +80,11 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
     Args:
         name: Name of the barrier, at most 1,000 characters.
         timeout_seconds: Timeout in seconds for the other tasks (default 300).
-        roles: Roles of the waiting tasks, such as ("worker",); by default all.
+        roles: Roles of the waiting tasks, such as ("worker",).
 
     Raises:
         ValueError: The name is too long.
-        BarrierError: A task did not arrive in time, or has ended. The message names the task.
+        BarrierError: A task, named in the message, did not arrive in time or has ended.
         RendezvousConnectionError: This process has no agent, or the agent has exited.
     """
     channel = find_script_channel()
@@ -113,8 +109,7 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
 def data_service() -> str:
     """Return the address of the job's tf.data service, such as "grpc://10.1.0.4:40123".
 
-    Pass it to `tf.data.experimental.service.distribute(processing_mode, service)`; see
-    https://www.tensorflow.org/api_docs/python/tf/data/experimental/service.
+    See https://www.tensorflow.org/api_docs/python/tf/data/experimental/service/distribute.
 
     Raises:
         SlurmEnvironmentError: The job has no data service.
@@ -130,13 +125,8 @@ def data_service() -> str:
 def share_of(files: Iterable[str | os.PathLike[str]], index: int, count: int) -> list[str]:
     """Return the files of worker `index`: every `count`-th file in the order of names, starting at position `index`.
 
-    Together, the workers read each file exactly once per epoch. All workers must pass the same files, in any order. A
-    restarted worker reads its share from the beginning again.
-
-    Args:
-        files: Paths of all files.
-        index: 0-based index of this worker.
-        count: Number of workers.
+    Together, `count` workers that pass the same files, in any order, read each file exactly once per epoch. A restarted
+    worker reads its share from the beginning again.
 
     Raises:
         ValueError: A file is named twice, `index` is out of range, or there are fewer files than workers.
@@ -184,7 +174,7 @@ def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[int | None, di
 
 
 def _convert(name: str, value: Any, convert: Callable[[Any], _T], complaints: dict[str, str]) -> _T | None:
-    """Return the number, or None after adding a complaint. No error of the conversion may end the training."""
+    """Return the number, or None after adding a complaint, so that no error ends the training."""
     try:
         return convert(value)
     except Exception:

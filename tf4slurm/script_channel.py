@@ -1,7 +1,6 @@
 """The script's end of the script channel: send the script's state to the agent, receive the desired state.
 
-The agent's end is `agent/script_channel_server.py`. The channel is a Unix socket; each message is one line of JSON. One
-field of the state is the completion signal, which reports that a training task is done or has failed.
+The agent's end is `agent/script_channel_server.py`. The channel is a Unix socket; each message is one line of JSON.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ class CompletionSignal:
     """Reports once that this process is done or has failed. A failure that follows "done" is reported, too."""
 
     def __init__(self, send: Callable[[bool], None]) -> None:
-        """Send nothing yet; `send` is later called with True if this process has failed, else with False."""
+        """Send nothing yet; `send(has_failed)` is called later."""
         self._send = send
         self._lock = threading.Lock()
         self._sent: bool | None = None
 
     def send(self, failed: bool = False) -> None:
-        """Send the signal, unless it has been sent; a failure that follows "done" is sent, too."""
+        """Send the signal, unless it has been sent."""
         with self._lock:
             is_new = self._sent is None or (failed and not self._sent)
             if is_new:
@@ -126,7 +125,7 @@ class ScriptChannel:
                 self.is_open = False  # the receiving thread wakes the waiting threads
 
     def report(self, step: int | None, metrics: Mapping[str, float]) -> None:
-        """Send a report and the state after it, at most once per 0.2 s; all reports until then are sent together."""
+        """Send a report and the state after it; reports of the same 0.2 s are sent together."""
         with self._changed:
             self._reports.append(ScriptReport(step, round(time.time(), 3), metrics=metrics))
             if self._delayed is not None:
@@ -219,10 +218,7 @@ def _state_after(reports: Sequence[ScriptReport], before: ScriptState) -> dict[s
 
 
 def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) -> None:
-    """Forward these signals to the agent.
-
-    A thread sends them. The signal handler cannot, because it may interrupt a send of the main thread.
-    """
+    """Forward these signals to the agent, from a thread: a signal handler may interrupt a send of the main thread."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
 
@@ -241,10 +237,7 @@ def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) 
 
 
 def _restore_in_forks(numbers: Sequence[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> None:
-    """In a forked process, restore the signals' default action, so that a signal ends this process, not the job.
-
-    The signals are blocked during the fork, so that no signal reaches the handler in the new process.
-    """
+    """Let a signal end a forked process, not the job. During the fork, signals are blocked, so none is forwarded."""
     held = threading.local()
 
     def block() -> None:

@@ -1,8 +1,4 @@
-"""`get_server_dictionary()`, for scripts that start their own servers, and the cluster spec of this process.
-
-Under an agent the cluster spec comes from TF_CONFIG. Under plain srun each script starts a sidecar, an agent beside the
-script (see `launch/plain_srun.py`).
-"""
+"""`get_server_dictionary()`, for scripts that start their own servers, and the cluster spec of this process."""
 
 from __future__ import annotations
 
@@ -85,26 +81,26 @@ def get_server_dictionary(
 ) -> ServerDictionary:
     """Return the cluster spec of this process's Slurm step, which is the same in all tasks of the step.
 
-    Under an agent this is the launcher's cluster spec. Under plain srun the tasks form the cluster: each task has a
-    sidecar process, which holds the task's port, and rank 0's sidecar runs the control service. The function sets
-    TF_GRPC_REUSE_PORT in the environment, so that TensorFlow's server can listen on the held port, and no_proxy if the
+    Under an agent this is the launcher's cluster spec, from TF_CONFIG. Under plain srun the tasks form the cluster:
+    each task starts a sidecar process, which holds the task's port, and rank 0's sidecar runs the control service. The
+    function sets TF_GRPC_REUSE_PORT, so that TensorFlow's server can listen on the held port, and no_proxy if the
     environment sets a proxy.
 
     Args:
         tasks: The role of each rank ("ps", "worker", "chief", "evaluator"), in rank order; or the number of tasks of
             each role, such as {"ps": 1, "worker": 3}.
         infiniband: Use the host's InfiniBand address; the same as interface="infiniband".
-        interface: Which address to use: a name, glob, network, "infiniband", "fastest", host name
-            pattern or list, as in the option "--interface". Default: the route to rank 0.
+        interface: Which address to use, as in the option "--interface": a name, glob, network, "infiniband",
+            "fastest", host name pattern or list. Default: the route to rank 0.
         ports: Ports to choose from: one for each task of a node, and one for the control service on rank 0's node.
             Default: the tasks use ports that Slurm reserves, or else any free port; the control service any free port.
         placement: With a number of tasks of each role: "pack" (default, rank by rank) or "spread" (ps over the nodes).
-        timeout_seconds: How long to wait for all tasks (default 300 s).
+        timeout_seconds: Timeout in seconds for all tasks to register (default 300).
         directory: A directory that all hosts share (default "runs"). Rank 0 writes its address to a file in it.
-        exchange: False computes the cluster spec from this task's environment alone. The host names are Slurm's node
-            names, changed by a host name pattern in `interface`, if any. The tasks of a node get the first ports of
-            `ports`, or of the ports that Slurm reserves, in the order of the ranks. No port is held, no address is
-            checked, and the function does not wait for other tasks.
+        exchange: False computes the cluster spec from this task's environment alone: no port is held, no address is
+            checked, and no task is awaited. The host names are Slurm's node names, changed by a host name pattern in
+            `interface`, if any. In the order of ranks, the tasks of a node get the first of `ports`, or of the ports
+            that Slurm reserves.
 
     Returns:
         The cluster spec without evaluators, such as `{"ps": ["10.1.0.4:40123"], "worker": […]}`, the role and index.
@@ -113,8 +109,8 @@ def get_server_dictionary(
         SlurmEnvironmentError: This process is neither a task of a Slurm step nor started by an agent.
         PlacementError: The numbers of roles and tasks differ, or with `exchange=False` there are too few ports.
         LayoutError: With `exchange=False`, the environment does not determine the node of each rank.
-        RendezvousTimeoutError: Some tasks did not register in time; the message names these tasks.
-        RendezvousError: The cluster did not form; the message contains the reason.
+        RendezvousTimeoutError: Some tasks, named in the message, did not register in time.
+        RendezvousError: The cluster did not form, for the reason in the message.
     """
     counts = count_roles(tasks)
     launched = launched_server_dictionary()
@@ -156,7 +152,7 @@ def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
 
 
 def set_current_server_dictionary(dictionary: ServerDictionary) -> ServerDictionary:
-    """Make `dictionary` the cluster spec of this process; return `dictionary`."""
+    """Make `dictionary` the cluster spec of this process; return it."""
     _current[:] = [dictionary]
     return dictionary
 
@@ -169,7 +165,9 @@ def launched_server_dictionary() -> ServerDictionary | None:
 def current_server_dictionary(given: ClusterAndTask | None = None) -> ServerDictionary:
     """Return the given cluster spec, else the last one of `get_server_dictionary`, else the one in TF_CONFIG.
 
-    Raises SlurmEnvironmentError if there is none, and ValueError if `given` is not a tuple of three.
+    Raises:
+        SlurmEnvironmentError: There is none.
+        ValueError: `given` is not a tuple of three.
     """
     if given is not None:
         if not isinstance(given, tuple) or len(given) != 3:
@@ -214,11 +212,11 @@ def form_cluster(
     interface: str | None = None,
     ports: Sequence[int] | None = None,
 ) -> Cluster:
-    """Start this process's sidecar, which forms the cluster with the other tasks of the step; return the cluster.
+    """Start this process's sidecar (`launch/plain_srun.py`), which forms the cluster of the step; return the cluster.
 
-    Arguments and exceptions are those of `get_server_dictionary`. The sidecar runs until this process ends, and opens a
-    script channel for it. Rank 0's sidecar runs the control service. If rank 0's script uses the channel, its process
-    therefore waits at its exit until all other tasks have ended.
+    Arguments and exceptions are those of `get_server_dictionary`. The sidecar opens a script channel for this process,
+    and runs until it ends. Rank 0's process waits at its exit until all tasks have ended, for which its sidecar runs
+    the control service.
     """
     number = f".{len(_sidecars) + 1}" if _sidecars else ""  # all tasks make the same calls
     request = {
@@ -249,10 +247,7 @@ def form_cluster(
 
 
 def _end_sidecar(sidecar: subprocess.Popen[str], *, runs_service: bool) -> None:
-    """Close the pipe, so that the sidecar notices the end of this process; wait for the sidecar's exit.
-
-    `runs_service` is true for rank 0's sidecar, which is not killed, because it runs until all tasks have ended.
-    """
+    """Close the pipe, so that the sidecar notices the end of this process; wait for the sidecar's exit."""
     assert sidecar.stdin is not None
     with contextlib.suppress(OSError):
         sidecar.stdin.close()

@@ -1,8 +1,8 @@
 """Settings: defaults for options that were not given, from files and environment variables.
 
-A file is TOML: long names of options and their values, such as partition = "short". `site` names a profile. A list
-replaces an earlier list. Settings become commands, so files that other users own or can write are refused
-(`trusted_files.py`), except for tf4slurm's own profiles.
+A TOML file has long names of options and their values, such as partition = "short"; `site` names a profile. Settings
+become commands, so files that other users own or can write are refused (`trusted_files.py`), except for tf4slurm's own
+profiles.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ class SettingsPaths:
     profile of a site    NAME.toml in sites/ of the user's directory or /etc/tf4slurm, or one of tf4slurm's own
     host                 /etc/tf4slurm/config.toml
     user                 $XDG_CONFIG_HOME/tf4slurm/config.toml, by default in ~/.config
-    project              tf4slurm.toml in the current directory or its nearest parent, up to the root of the
-                         repository or the home directory; outside of both, in the current directory only
+    project              tf4slurm.toml in the nearest of `project_directories`
     environment          TF4SLURM_<OPTION>, such as TF4SLURM_PARTITION
     """
 
@@ -104,7 +103,7 @@ class SettingsPaths:
 def project_directories(directory: Path, home: Path) -> tuple[Path, ...]:
     """Return the directories of a project: `directory` and its parents, up to a repository's root or `home`.
 
-    Outside of a repository and of `home`, return `directory` alone, because its parents may not belong to the project.
+    Outside of both, return `directory` alone, because its parents may not belong to the project.
     """
     above = (directory, *directory.parents)
     roots = (number for number, path in enumerate(above) if path in (home, repository_of(directory)))
@@ -140,10 +139,8 @@ def read_settings(
 ) -> dict[str, Setting]:
     """Return the settings of all files and variables by field name; the entry `site` is the chosen profile.
 
-    Without settings (profile "none") the result is empty.
-
     Args:
-        site: The profile that the command line names; None for the profile that the settings name.
+        site: The profile that the command line names, "none" for no settings; None for that of the settings.
         paths: The files to read; None for those of the current directory.
 
     Raises:
@@ -175,7 +172,7 @@ def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]
     """Return values for the fields of a dataclass of options: the given values, else the settings.
 
     Raises:
-        OptionError: A value is invalid, or two options exclude each other; see `check_exclusive`.
+        OptionError: A value is invalid, or two options exclude each other.
     """
     options = options_of(cls)
     defaults = {name: setting for name, setting in settings.items() if name in options}
@@ -186,10 +183,7 @@ def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]
 
 
 def _override(earlier: Mapping[str, Setting], later: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Merge settings. A later option removes the earlier options that it excludes.
-
-    For example, `mem` in a user's file removes `mem-per-cpu` of a profile.
-    """
+    """Merge settings. A later option, such as `mem`, removes the earlier ones that it excludes, such as mem-per-cpu."""
     options = options_of(BatchSpec)
     excluded = {
         other

@@ -1,6 +1,6 @@
 """Notify each ps that training is over, in scripts that start their own TensorFlow servers.
 
-A ps calls `serve_until_done` or `wait_for_workers`. Every worker and the chief sends a completion signal, by
+A ps calls `serve_until_done` or `wait_for_workers`. Every worker and the chief sends a completion signal, with
 `done_at_end`, `signal_at_exit` or `signal_done`. All tasks must use the same method:
 
 * method="barrier": The signals go through the control service, which also detects killed workers. This method needs
@@ -27,12 +27,7 @@ __all__ = ["Ending", "done_at_end", "serve_until_done", "signal_at_exit", "signa
 
 @dataclass(frozen=True)
 class Ending:
-    """The outcome of the training tasks; each task is in one of the two tuples, in the order of the cluster spec.
-
-    Attributes:
-        done: The tasks that finished.
-        failed: The tasks that failed or, with method="barrier", were killed.
-    """
+    """The training tasks that finished, and those that failed or, with method="barrier", were killed."""
 
     done: tuple[Task, ...]
     failed: tuple[Task, ...]
@@ -46,14 +41,10 @@ def wait_for_workers(
     Call it instead of `server.join()`, which delays signal handlers; the server runs in its own threads.
 
     Args:
-        method: "barrier" (default) or "queue", see the module docstring. With "queue", the server of this ps must be
-            running.
+        method: "barrier" (default) or "queue"; for "queue", the server of this ps must be running.
         timeout_seconds: Timeout in seconds for all signals; None (default) waits without a limit.
         cluster: (cluster, task_type, task_index), where `cluster` has the addresses of each role. Default: the last
             result of get_server_dictionary(), else TF_CONFIG.
-
-    Returns:
-        The tasks that are done and the tasks that failed. The ps may exit now.
 
     Raises:
         ShutdownTimeoutError: Not all signals arrived in time. `missing` lists the tasks that sent none; with
@@ -87,8 +78,7 @@ def serve_until_done(
 ) -> Ending:
     """Call `wait_for_workers` with the other arguments, and keep the tf.distribute.Server `server` running meanwhile.
 
-    The argument keeps the server running, because a TensorFlow server runs in its own threads as long as a Python
-    reference to the server exists.
+    A TensorFlow server runs as long as a Python reference to it exists, such as this argument.
     """
     ending = wait_for_workers(method=method, timeout_seconds=timeout_seconds, cluster=cluster)
     del server  # the reference must exist until here
@@ -107,18 +97,16 @@ def signal_done(failed: bool = False, *, method: str = "barrier", cluster: Clust
 
     Raises:
         ShutdownError: A ps does not answer, this process is a ps, or method="barrier" finds no agent.
-        SlurmEnvironmentError: No cluster is given or found.
-        ValueError: The method is unknown, or `cluster` is not a tuple of three.
+        SlurmEnvironmentError, ValueError: As `wait_for_workers`.
     """
     _completion_signal(method, cluster).send(failed)
 
 
 @contextmanager
 def done_at_end(*, method: str = "barrier", cluster: ClusterAndTask | None = None) -> Iterator[None]:
-    """Send the completion signal at the end of the block.
+    """Send the completion signal at the end of the block. Arguments and exceptions are those of `signal_done`.
 
-    The signal reports that the worker failed if the block raises an exception, except SystemExit with code 0 or None,
-    else that the worker is done. Arguments and exceptions are those of `signal_done`.
+    The signal reports a failure if the block raises an exception other than SystemExit with code 0 or None.
     """
     signal = _completion_signal(method, cluster)
     try:
@@ -133,11 +121,10 @@ def done_at_end(*, method: str = "barrier", cluster: ClusterAndTask | None = Non
 
 
 def signal_at_exit(*, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
-    """Send the completion signal when this process exits.
+    """Send the completion signal when this process exits. Arguments and exceptions are those of `signal_done`.
 
-    The signal reports that the worker failed if an uncaught exception ends the process, else that it is done, also
-    after sys.exit() with any code. A killed process sends no signal. Arguments and exceptions are those of
-    `signal_done`.
+    The signal reports a failure if an uncaught exception ends the process, but not after sys.exit() with any code. A
+    killed process sends no signal.
     """
     _completion_signal(method, cluster).send_at_exit()
 
@@ -160,7 +147,7 @@ def _completion_signal(method: str, cluster: ClusterAndTask | None) -> Completio
 
 
 def _wait_for_barrier(current: ServerDictionary, timeout_seconds: float | None) -> set[Task]:
-    """Wait until the control service reports the end of training; return the tasks that failed."""
+    """Wait for the control service to report the end of training; return the tasks that failed."""
     tasks, channel = current.training_tasks, _connected_channel()
     try:
         is_over = channel.wait_until(lambda: channel.desired.is_training_over, timeout_seconds)
