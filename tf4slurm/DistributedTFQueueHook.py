@@ -41,5 +41,4 @@ def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | No
 
 
 def _warn(old: str, new: str) -> None:
-    text = f"tf4slurm.DistributedTFQueueHook.{old} is now {new}"
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    warnings.warn(f"tf4slurm.DistributedTFQueueHook.{old} is now {new}", DeprecationWarning, stacklevel=3)

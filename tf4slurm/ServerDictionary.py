@@ -1,4 +1,4 @@
-# ruff: noqa: N999
+# ruff: noqa: N802, N803, N999
 """The old name of `tf4slurm.server_dictionary`; kept for scripts written for tf4slurm before 0.1."""
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from tf4slurm.errors import PlacementError
 from tf4slurm.server_dictionary import ServerDictionary, get_server_dictionary
 
-_ADDRESSES = "TFSERVER"
 
-
-def GetServerDictionary(  # noqa: N802 - the old name
-    ListOfTFTasks: Sequence[str] | None = None,  # noqa: N803
-    InfiniBand: bool = False,  # noqa: N803
+def GetServerDictionary(
+    ListOfTFTasks: Sequence[str] | None = None,
+    InfiniBand: bool = False,
     *,
-    TensorFlowServerTasks: Sequence[str] | None = None,  # noqa: N803
-    InfinyBand: bool = False,  # noqa: N803
+    TensorFlowServerTasks: Sequence[str] | None = None,
+    InfinyBand: bool = False,
 ) -> ServerDictionary:
     """Return (cluster, task type, task index). Deprecated: use `get_server_dictionary` instead.
 
@@ -32,7 +30,7 @@ def GetServerDictionary(  # noqa: N802 - the old name
     tasks = ListOfTFTasks if ListOfTFTasks is not None else TensorFlowServerTasks
     if tasks is None:
         raise PlacementError("No tasks were given: expected a list with one role for each rank.")
-    addresses = os.environ.get(_ADDRESSES, "").split()
+    addresses = os.environ.get("TFSERVER", "").split()
     if InfiniBand or InfinyBand or not addresses:
         return get_server_dictionary(tasks, InfiniBand or InfinyBand)
     return get_server_dictionary(tasks, interface=",".join(f"{address}/32" for address in addresses))

@@ -55,7 +55,6 @@ def submit(spec: BatchSpec, *, environ: Mapping[str, str] | None = None) -> Know
     """Submit a job to Slurm; return it.
 
     Args:
-        spec: The job.
         environ: Environment of the job, by default that of this process; the variables of an outer job are removed.
 
     Raises:
@@ -88,7 +87,6 @@ def run(
     The launcher runs in a child process, because it forks and handles signals. It reads no settings, unlike `Job`.
 
     Args:
-        spec: The job.
         local: Start local processes even inside a Slurm allocation.
         isolated: Run local processes in their own network, which has only loopback.
         on_output: Called with each line of output, which by default is printed.
@@ -113,7 +111,6 @@ def resume(
     A batch job is submitted again. A local job runs to its end in a child process.
 
     Args:
-        job: The job.
         environ: Environment of the new batch job, by default that of this process.
         replace_process: Called with the command and the directory of a local job, in place of a child process.
 
@@ -178,11 +175,7 @@ def find(job: str | KnownJob | None = None) -> KnownJob:
 
 
 def status(job: str | KnownJob | None = None) -> JobStatus:
-    """Return the state of a job and its tasks.
-
-    Raises:
-        SchemaVersionError: A newer version of tf4slurm wrote the job's files.
-    """
+    """Return the state of a job and its tasks; raise SchemaVersionError for files of a newer tf4slurm."""
     return StatusReader([find(job)]).read()[0]
 
 
@@ -200,7 +193,6 @@ def watch(
     """Yield the state of jobs repeatedly, until all have ended.
 
     Args:
-        jobs: The jobs.
         interval_seconds: Seconds between two reads of their files (default 1); Slurm is queried every 10 s.
         timeout_seconds: Timeout in seconds for the end of all jobs; None for no limit.
 
@@ -221,11 +213,7 @@ def watch(
 
 
 def wait(job: str | KnownJob | None = None, *, timeout_seconds: float | None = None) -> JobStatus:
-    """Wait until a job has ended; return its state, with its exit code.
-
-    Raises:
-        WaitTimeoutError: The job did not end in time.
-    """
+    """Wait until a job has ended; return its state. Raise WaitTimeoutError if it did not end in time."""
     *_, (last,) = watch([job], timeout_seconds=timeout_seconds)
     return last
 
@@ -243,7 +231,6 @@ def logs(
     """Return the lines that tasks have printed, over all attempts.
 
     Args:
-        job: The job.
         tasks: The tasks, such as "chief/0" or "worker/*"; by default all.
         tail: Number of last lines of each log; None for all lines.
         since: Omit lines that are certainly older than this time, in seconds since 1970; overrides `tail`.
@@ -349,7 +336,6 @@ def make_report(
     """Write the report of a job, running or ended; return its path.
 
     Args:
-        job: The job.
         path: Output file, by default report.html in the run directory, or comparison.html. A .svg or .png file is a
             picture of the timeline and the charts.
         compare_with: Another job: the page compares both jobs.

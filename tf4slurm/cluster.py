@@ -41,11 +41,7 @@ class Address(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Address:
-        """Parse "host:port" or "[ipv6]:port".
-
-        Raises:
-            ValueError: The text has no host, or no port between 1 and 65535.
-        """
+        """Parse "host:port" or "[ipv6]:port"; raise ValueError if the host or the port is missing or invalid."""
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:

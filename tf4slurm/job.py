@@ -112,8 +112,6 @@ class Job:
         """Run the job to its end as `tf4slurm.run`, without its options for sbatch; return its exit code.
 
         Args:
-            local: Start local processes even inside a Slurm allocation.
-            isolated: Run local processes in their own network, which has only loopback.
             quiet: Print the output only after the job has failed, not as it appears. `logs` returns it in any case.
 
         Raises:

@@ -101,11 +101,7 @@ class Option:
         return self.is_list and self.parse is None
 
     def convert(self, value: Any) -> Any:
-        """Convert a text of the command line, a TOML value or a Python value to the field's type.
-
-        Raises:
-            OptionError: The value is invalid.
-        """
+        """Convert a text, a TOML value or a Python value to the field's type; raise OptionError if it is invalid."""
         try:
             if value is None or value is self.default:
                 return self.default

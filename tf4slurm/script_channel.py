@@ -35,7 +35,7 @@ _channel_process = 0
 
 
 def find_script_channel() -> ScriptChannel | None:
-    """Return this process's channel to its agent; None without an agent. A forked process gets its own channel."""
+    """Return this process's channel to its agent, also in a forked process; None without an agent."""
     global _channel, _channel_process
     name = os.environ.get(SCRIPT_CHANNEL_VARIABLE)
     if name is None:
@@ -72,7 +72,7 @@ class CompletionSignal:
             self._send(failed)
 
     def send_at_exit(self) -> None:
-        """Send the signal when the interpreter exits; see `tf4slurm.shutdown.signal_at_exit`."""
+        """Send the signal when the interpreter exits."""
         process_id = os.getpid()
 
         def send() -> None:
@@ -84,13 +84,7 @@ class CompletionSignal:
 
 
 class ScriptChannel:
-    """A connection to the agent.
-
-    Attributes:
-        state: The last state sent.
-        desired: The last desired state received.
-        completion_signal: This process's signal to the control service that it is done.
-    """
+    """A connection to the agent, with the last `state` sent and the last `desired` state received."""
 
     def __init__(self, name: str) -> None:
         """Connect to the agent, or raise OSError."""
@@ -163,7 +157,7 @@ class ScriptChannel:
         self._save_if_stopping()
 
     def enable_stop_requests(self) -> None:
-        """Report that this script checks for stop requests, and forward this process's stop signals to the agent."""
+        """Report that this script checks for stop requests, and forward its stop signals to the agent."""
         if self.state.handles_stop:
             return
         self.send(handles_stop=True)

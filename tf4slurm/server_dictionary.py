@@ -89,7 +89,7 @@ def get_server_dictionary(
     Args:
         tasks: The role of each rank ("ps", "worker", "chief", "evaluator"), in rank order; or the number of tasks of
             each role, such as {"ps": 1, "worker": 3}.
-        infiniband: Use the host's InfiniBand address; the same as interface="infiniband".
+        infiniband: The same as interface="infiniband".
         interface: Which address to use, as in the option "--interface": a name, glob, network, "infiniband",
             "fastest", host name pattern or list. Default: the route to rank 0.
         ports: Ports to choose from: one for each task of a node, and one for the control service on rank 0's node.
@@ -215,8 +215,7 @@ def form_cluster(
     """Start this process's sidecar (`launch/plain_srun.py`), which forms the cluster of the step; return the cluster.
 
     Arguments and exceptions are those of `get_server_dictionary`. The sidecar opens a script channel for this process,
-    and runs until it ends. Rank 0's process waits at its exit until all tasks have ended, for which its sidecar runs
-    the control service.
+    and runs until it ends; rank 0's, which runs the control service, until all tasks have ended.
     """
     number = f".{len(_sidecars) + 1}" if _sidecars else ""  # all tasks make the same calls
     request = {

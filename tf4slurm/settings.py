@@ -72,7 +72,7 @@ class SettingsPaths:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], directory: Path | None = None) -> SettingsPaths:
-        """Return the paths for a working directory, by default the current one, or / if the current one was removed."""
+        """Return the paths for a working directory, by default the current one, or / if that was removed."""
         if directory is None:
             try:
                 directory = Path.cwd()
@@ -116,11 +116,7 @@ def repository_of(directory: Path) -> Path | None:
 
 
 def create_file(paths: SettingsPaths, *, project: bool) -> Path:
-    """Create the user's settings file, or a project file in the current directory; return its path.
-
-    Raises:
-        SettingsError: The file exists, or cannot be written.
-    """
+    """Create the user's settings file, or a project file here; raise SettingsError if it exists or is not writable."""
     path = Path.cwd() / PROJECT_FILE if project else paths.user / _CONFIG_FILE
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -214,7 +210,7 @@ def _read(path: Path, *, is_shipped: bool = False) -> dict[str, Setting]:
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
-    variables = {_variable(key): each for key, each in _known_options().items()}
+    variables = {"TF4SLURM_" + key.upper().replace("-", "_"): each for key, each in _known_options().items()}
     return _checked((each, Setting(environ[name], name)) for name, each in variables.items() if environ.get(name))
 
 
@@ -231,7 +227,3 @@ def _checked(given: Iterable[tuple[Option, Setting]]) -> dict[str, Setting]:
 
 def _known_options() -> dict[str, Option]:
     return {**options_by_key(BatchSpec), SITE: Option(SITE, str, is_list=False, choices=(), default=None, help="")}
-
-
-def _variable(key: str) -> str:
-    return "TF4SLURM_" + key.upper().replace("-", "_")

@@ -88,10 +88,9 @@ def serve_until_done(
 def signal_done(failed: bool = False, *, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
     """Send this worker's completion signal to every ps.
 
-    Only the first signal of a process is sent. With method="barrier", a failure that follows "done" is sent, too.
+    Only the first signal of a process is sent; with method="barrier" also a later failure.
 
     Args:
-        failed: Whether the worker failed.
         method: The method with which the ps waits. With "queue", an evaluator sends nothing.
         cluster: As in `wait_for_workers`.
 

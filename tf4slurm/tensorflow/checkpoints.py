@@ -172,7 +172,7 @@ def evaluate_checkpoints(
         look_seconds: Interval in seconds between checks for a new checkpoint (default 1).
 
     Raises:
-        SystemExit: Training is over, or the job was asked to stop. The code is 0.
+        SystemExit: Training is over, or the job was asked to stop; the code is 0.
         SlurmEnvironmentError: This process has no cluster spec.
         RendezvousConnectionError: This process has no agent, or the agent has exited.
     """

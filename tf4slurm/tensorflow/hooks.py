@@ -111,11 +111,7 @@ class StartBarrierHook(_StartHook):
     """Starts training once all training tasks have a session. Add it in every worker and the chief."""
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Wait at the start barrier; a restarted task passes at once.
-
-        Raises:
-            RendezvousTimeoutError: Not all tasks arrived within start_timeout_seconds.
-        """
+        """Wait at the start barrier; a restarted task passes at once. Raise RendezvousTimeoutError on timeout."""
         super().after_create_session(session, coord)
         missing = _wait_for_arrivals(self._current, self._current.training_tasks, self._start_seconds)
         if missing:

@@ -13,7 +13,7 @@ from tf4slurm.tensorflow.checkpoints import check_integer
 
 
 def check_model(model: Any, coordinator: Any, needs_compile: bool = True) -> None:
-    """Raise TypeError or ValueError if the model cannot be trained with this coordinator."""
+    """Raise TypeError or ValueError if this coordinator cannot train the model."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"model is {model!r}: expected a keras.Model of Keras 3. For models of Keras 2, call model.fit."
@@ -49,7 +49,7 @@ def check_ps_options(model: Any, coordinator: Any) -> None:
 
 
 def check_callbacks(callbacks: Any) -> list[Any]:
-    """Return the callbacks; raise TypeError or ValueError for one that Keras would ignore or fail to call."""
+    """Return the callbacks; raise TypeError or ValueError for one that Keras cannot call."""
     known = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
     own = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else list(callbacks or ())
     for each in own:

@@ -42,7 +42,7 @@ def evaluate(
         timeout_seconds: Timeout in seconds for the evaluation (default 600).
 
     Raises:
-        TypeError, ValueError: An argument is invalid; nothing was started.
+        TypeError, ValueError: An argument is invalid.
         ParameterServerLostError, TrainingTimeoutError, TrainingError: As for `run_steps`.
     """
     check_model(model, coordinator)
@@ -97,7 +97,7 @@ class _Shards:
 
 
 class Evaluation(_Shards):
-    """Evaluates a model on a dataset; used by `evaluate` once, and by `fit` after each epoch."""
+    """Evaluates a model on a dataset: in `evaluate` once, in `fit` after each epoch."""
 
     _function: Any = None
 

@@ -35,7 +35,7 @@ _MISCOUNTING = {
     "dynamic_growth_steps": "pass the step at which the scale grows. Either use mixed_bfloat16, which needs no scale",
     "Nadam": "overwrite each other's product of rates. Either use Adam",
 }
-"""Optimizer classes and attributes that miscount, with the effect of several workers and the alternative."""
+"""What several workers do to optimizer classes and attributes that miscount, and the alternative."""
 _patched: set[int] = set()
 
 
@@ -57,7 +57,7 @@ def install_keras_limits() -> None:
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace a method of a Keras class by `wrapper`, which gets the original method and its arguments."""
+    """Replace a method of a Keras class by `wrapper`, which gets the method and its arguments."""
     method = getattr(owner, name)
 
     @functools.wraps(method)

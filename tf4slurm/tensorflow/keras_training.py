@@ -63,7 +63,6 @@ def fit(
         epochs: The epoch at which to end, including the epochs of a restored checkpoint.
         steps_per_epoch: Steps of all workers together; required with a coordinator, else by default the length of the
             dataset.
-        callbacks: Keras's callbacks, or your own.
         validation_data: Function that returns a finite dataset, a dataset, or arrays such as (inputs, targets).
         validation_steps: Batches of the validation; by default the whole dataset.
         validation_freq: Validate after every so many epochs (default 1).
@@ -137,8 +136,7 @@ class _Training:
             if is_stopped:
                 break
             if self.validation is not None and (epoch + 1) % validation_freq == 0:
-                found = self.validation.run(listed)
-                validated = {f"val_{name}": value for name, value in found.items()}
+                validated = {f"val_{name}": value for name, value in self.validation.run(listed).items()}
                 self._report(validated)
                 logs |= validated
             listed.on_epoch_end(epoch, logs)

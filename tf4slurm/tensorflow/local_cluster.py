@@ -34,8 +34,7 @@ class LocalCluster:
     """Runs local ps and workers during a `with` block; this process is their chief.
 
     The tasks belong to an ordinary job with logs in its `run_directory`. They end with this process, even if it is
-    killed. TensorFlow can connect a process to one cluster only: for another cluster, start another process (in a
-    notebook, restart the kernel).
+    killed. TensorFlow can connect a process to one cluster only: for another one, restart the notebook's kernel.
 
     Attributes:
         cluster: The cluster spec, such as {"chief": ["127.0.0.1:40123"], "ps": […], "worker": […]}.
@@ -53,8 +52,6 @@ class LocalCluster:
         """Store the arguments; `__enter__` starts the tasks.
 
         Args:
-            ps: Number of ps (default 1).
-            workers: Number of workers (default 2).
             start_timeout_seconds: Timeout in seconds for the tasks (default 120), and again for their servers.
             runs_directory: Parent of the job's run directory.
         """

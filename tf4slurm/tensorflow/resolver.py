@@ -1,7 +1,4 @@
-"""`SlurmClusterResolver`: like TensorFlow's class, but with each rank on the node where Slurm placed it.
-
-See https://www.tensorflow.org/api_docs/python/tf/distribute/cluster_resolver/SlurmClusterResolver.
-"""
+"""`SlurmClusterResolver`: like TensorFlow's class, but with each rank on the node where Slurm placed it."""
 
 from __future__ import annotations
 
@@ -63,13 +60,13 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         interface: str | None = None,
         infiniband: bool = False,
     ) -> None:
-        """Resolve the cluster; with `interface` or `infiniband`, all tasks of the step do so together.
+        """Resolve the cluster, with `interface` or `infiniband` together with all tasks of the step.
 
         Args:
             jobs: Number of tasks of each job, such as {"ps": 1, "worker": 3}; by default all tasks are workers.
             port_base: Port of the first task on each node (default 8888); each further task has the next port. With
-                `interface` or `infiniband`, another value than 8888 is the first port of a range: one port for each
-                task and one for the control service.
+                `interface` or `infiniband`, another value is the first of one port for each task and one for the
+                control service.
             gpus_per_node: Number of GPUs to use on each node; by default all that Slurm granted.
             gpus_per_task: Number of GPUs for each task; by default an even share, with ps only of the workers.
             tasks_per_node: Number of tasks on each node, as one number or by host name; for subclasses with own ranks.
@@ -83,7 +80,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
             SlurmEnvironmentError: A variable of Slurm is missing or invalid.
             LayoutError: The node of a rank cannot be determined.
             PlacementError: The numbers of tasks or GPUs do not match the step.
-            RendezvousError: With `interface` or `infiniband`: the tasks did not form a cluster in time.
+            RendezvousError: With `interface` or `infiniband`, the tasks did not form a cluster in time.
         """
         self.rpc_layer = rpc_layer
         self._gpus_per_node = gpus_per_node
@@ -151,7 +148,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Return this task's number of GPUs: from the arguments, else from Slurm, else the visible GPUs."""
+        """Return this task's number of GPUs: from `gpus_per_task`, else from Slurm, else the visible GPUs."""
         if self._gpus_per_task is not None:
             return {"GPU": self._gpus_per_task}
         lists = self._gpu_environ().values()

@@ -87,7 +87,7 @@ def run_server(current: ServerDictionary, channel: ScriptChannel | None) -> NoRe
 
 
 def wait_for_servers(cluster: Mapping[str, Sequence[str]], timeout_seconds: float) -> dict[Task, Address]:
-    """Wait until every ps and worker has answered or the timeout expires; return the missing servers."""
+    """Wait until every ps and worker has answered, with a timeout; return the missing servers."""
     missing = {
         Task(role, index): Address.from_text(address)
         for role in ("ps", "worker")
@@ -110,7 +110,7 @@ def describe_missing(missing: Mapping[Task, Address], run_directory: RunDirector
 
 
 def current_run_directory() -> RunDirectory | None:
-    """Return the run directory of this process's job; None if no agent started this process."""
+    """Return the run directory of this process's job; None without an agent."""
     path = os.environ.get(RUN_DIRECTORY_VARIABLE)
     return RunDirectory(Path(path)) if path else None
 
@@ -137,7 +137,7 @@ def exit_after(seconds: float, explain: Callable[[], str]) -> Iterator[None]:
 
 
 async def _check_all(missing: dict[Task, Address], timeout_seconds: float) -> None:
-    """Remove servers that answer from `missing`, until it is empty or the timeout expires."""
+    """Remove servers that answer from `missing`, until the timeout expires."""
     deadline = time.monotonic() + timeout_seconds
     pause = max(_POLL_SECONDS, len(missing) / _CHECKS_PER_SECOND)
 

@@ -40,7 +40,7 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
             shards: Number of parts; by default the number of ps of the current strategy, and 1 without ps.
             embeddings_initializer: Initializer of each part.
             embeddings_regularizer: Regularizer of each part. It reads the whole table in every step.
-            options: Further arguments of keras.layers.Layer, such as name.
+            options: Arguments of keras.layers.Layer.
 
         Raises:
             ValueError: There are fewer rows than shards.
@@ -76,7 +76,7 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         return tf.cast(tf.nn.embedding_lookup(parts, ids), self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """Return the shape of the rows for ids of this shape."""
+        """Return the shape of the rows."""
         return (*input_shape, self.output_dim)
 
     def save_own_variables(self, store: Any) -> None:
@@ -84,14 +84,9 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         store[_TABLE] = np.concatenate([np.asarray(part.numpy()) for part in self._parts])
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the table, whatever its number of shards was.
-
-        Raises:
-            ValueError: The table has another shape.
-        """
-        table = np.asarray(store[_TABLE])
-        if table.shape != (self.input_dim, self.output_dim):
-            expected = (self.input_dim, self.output_dim)
+        """Load the table, whatever its number of shards was; raise ValueError if it has another shape."""
+        table, expected = np.asarray(store[_TABLE]), (self.input_dim, self.output_dim)
+        if table.shape != expected:
             raise ValueError(f"The saved table of {self.name} has the shape {table.shape}: expected {expected}.")
         for part, rows in zip(self._parts, np.array_split(table, self.shards), strict=True):
             part.assign(rows)

@@ -59,7 +59,7 @@ class StepClosure:
         return tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in (worker, *sums.values())], axis=0)
 
     def split(self, result: Any) -> tuple[int, dict[str, Any]]:
-        """Return the worker's index and the sums by name, as floats and numpy arrays, of a fetched result."""
+        """Return the worker's index and the sums by name, floats or numpy arrays, of a fetched result."""
         worker, rest, sums = int(result[0]), result[1:], {}
         for name, shape in (self._shapes or {}).items():
             size = math.prod(shape)
@@ -67,7 +67,7 @@ class StepClosure:
         return worker, sums
 
     def _trace_step(self, graph: Any, sums: dict[str, Any], iterators: Any) -> dict[str, Any]:
-        """Add one step to the graph, then an increment of the step counter; return the sums with the step's numbers."""
+        """Add a step and an increment of the step counter to the graph; return the sums with the step's numbers."""
         before = len(graph.get_operations())
         batch = [next(iterator) for iterator in iterators]
         sums = self._strategy.run(self._step, args=(sums, *batch))

@@ -124,7 +124,7 @@ def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options:
     """Return a tf.distribute.MultiWorkerMirroredStrategy for the workers of this job; `options` are its arguments.
 
     Call it in every worker of a job with "--ps 0 --no-chief". The strategy cannot replace a worker, so such a job never
-    restarts a single worker. Model.fit of Keras 3 raises KerasError: train with `fit`, or in a loop of your own.
+    restarts one. Model.fit of Keras 3 raises KerasError: train with `fit`, or in a loop of your own.
 
     Args:
         timeout_seconds: Timeout in seconds for all workers, including their import of TensorFlow (default 300).
@@ -151,19 +151,12 @@ def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options:
 
 
 def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = None) -> tf.data.Dataset:
-    """Return a dataset with the paths of this worker's files, selected as in `tf4slurm.share_of`.
+    """Return a dataset with the paths of this worker's files, selected as in `tf4slurm.share_of`; outside of a job all.
 
-    Call it in the dataset function of `fit` or of `ClusterCoordinator.create_per_worker_dataset`:
-
-        def dataset_fn():
-            return worker_files(paths).interleave(tf.data.TFRecordDataset).batch(32)
-
-        fit(model, dataset_fn, coordinator=coordinator, epochs=10, steps_per_epoch=500)
-
-    Outside of a job, the dataset has all files.
+    Call it in the dataset function of `fit` or of `ClusterCoordinator.create_per_worker_dataset`, such as
+    `lambda: worker_files(paths).interleave(tf.data.TFRecordDataset).batch(32)`.
 
     Args:
-        files: Paths of all files, in any order.
         workers: Number of workers of the coordinator; by default all workers of this process's cluster.
 
     Raises:

@@ -78,20 +78,17 @@ def run_steps(
 ) -> StepsDone:
     """Train until the step counter reaches `steps`, including the steps of a restored checkpoint.
 
-    The counter is incremented after all updates of a step, so it matches the variables even if a process is lost; only
-    a step that a lost worker had begun may be partly applied. A lost worker's closures run again on another worker,
-    including the steps already applied: up to half a second of steps, or two times `steps_per_call`. These steps count
-    twice, so the counter may exceed `steps`. A restarted worker reads its dataset from the start.
+    The counter counts the steps that were applied completely. A lost worker's closures run again on another worker,
+    including the steps already applied: up to half a second of steps, or two times `steps_per_call`. So the counter may
+    exceed `steps`. A restarted worker reads its dataset from the start.
 
     run_steps reports step, loss and other numbers to the job (`tf4slurm.report`). After a stop request, it waits at
     most 10 s for running closures, saves a checkpoint, and returns. After an error or Ctrl-C, it also waits at most
     10 s; the next call waits for the rest.
 
     Args:
-        coordinator: The chief's ClusterCoordinator.
         step_fn: `step_fn(batch)`, or without a dataset `step_fn()`. It runs on a worker, in `strategy.run`, and returns
-            a scalar loss tensor, a dict of scalar tensors by name, or None. Pass the same function to later calls, so
-            that it is traced only once.
+            a scalar loss tensor, a dict of scalar tensors by name, or None. The same function is traced only once.
         steps: The value of the step counter at which to return.
         dataset: `iter(coordinator.create_per_worker_dataset(…))`. Each worker's dataset must not end: `repeat()` it.
         step: The counter, an integer tf.Variable created in the strategy's scope; by default `checkpoints.step`, else a
@@ -105,7 +102,7 @@ def run_steps(
     Raises:
         ParameterServerLostError: A ps and its variables are lost. Let the chief exit: another attempt (`tf4slurm run
             --max-attempts`) resumes from the checkpoint.
-        TrainingTimeoutError: No closure completed within `timeout_seconds`.
+        TrainingTimeoutError: No closure completed in time.
         TrainingError: A dataset has ended, or step_fn returned something other than scalar tensors.
         CheckpointError: A checkpoint could not be written.
         TypeError, ValueError: An argument is invalid; nothing was done.
