@@ -356,7 +356,7 @@ def render_report(
     *,
     compare_with: str | KnownJob | None = None,
 ) -> bytes:
-    """Return the content of a report file with this path; see `make_report`."""
+    """Return the content of a report file; see `make_report`."""
     from tf4slurm.reports.comparison import make_comparison
     from tf4slurm.reports.picture import make_picture
     from tf4slurm.reports.report import make_report as make_html

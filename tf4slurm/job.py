@@ -95,7 +95,7 @@ class Job:
         return found
 
     def script(self) -> str:
-        """Return the batch script that `submit` submits; this host needs no Slurm.
+        """Return the batch script; this host needs no Slurm.
 
         Raises:
             OptionError, PlacementError: Options and settings contradict each other, or `workers` is missing.

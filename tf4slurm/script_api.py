@@ -29,10 +29,10 @@ def report(*, step: int | None = None, **metrics: float) -> None:
     """Report the training step, and metrics such as loss=0.2, to the job. Cheap enough for every step (about 10 µs).
 
     The run directory and the report contain every value; beyond many thousand, the last, lowest and highest of each
-    group of neighbours. The job keeps at most 100 metrics per task, with names of at most 100 characters. Other
-    metrics, and values that are not numbers, are dropped with one RuntimeWarning, even without an agent. This function
-    never raises. With `tf4slurm run --stall-timeout SECONDS`, the job fails or starts another attempt if no task
-    reports a new step within SECONDS.
+    group of neighbours. The job keeps at most 100 metrics per task, with names of at most 100 characters; others, and
+    values that are not numbers, are dropped with one RuntimeWarning, even without an agent. This function never raises.
+    With `tf4slurm run --stall-timeout SECONDS`, the job fails or starts another attempt if no task reports a new step
+    in time.
     """
     found, numbers, complaints = _check_report(step, metrics)
     for subject, text in complaints.items():

@@ -98,9 +98,8 @@ def get_server_dictionary(
         timeout_seconds: Timeout in seconds for all tasks to register (default 300).
         directory: A directory that all hosts share (default "runs"). Rank 0 writes its address to a file in it.
         exchange: False computes the cluster spec from this task's environment alone: no port is held, no address is
-            checked, and no task is awaited. The host names are Slurm's node names, changed by a host name pattern in
-            `interface`, if any. In the order of ranks, the tasks of a node get the first of `ports`, or of the ports
-            that Slurm reserves.
+            checked, and no task is awaited. `interface` can then be a host name pattern only, by default Slurm's node
+            name. In rank order, the tasks of a node get the first of `ports`, or of the ports that Slurm reserves.
 
     Returns:
         The cluster spec without evaluators, such as `{"ps": ["10.1.0.4:40123"], "worker": […]}`, the role and index.
@@ -109,8 +108,8 @@ def get_server_dictionary(
         SlurmEnvironmentError: This process is neither a task of a Slurm step nor started by an agent.
         PlacementError: The numbers of roles and tasks differ, or with `exchange=False` there are too few ports.
         LayoutError: With `exchange=False`, the environment does not determine the node of each rank.
-        RendezvousTimeoutError: Some tasks, named in the message, did not register in time.
-        RendezvousError: The cluster did not form, for the reason in the message.
+        RendezvousTimeoutError: Some tasks, which the message names, did not register in time.
+        RendezvousError: The cluster did not form; the message has the reason.
     """
     counts = count_roles(tasks)
     launched = launched_server_dictionary()

@@ -37,9 +37,6 @@ def _is_no_retracing_of_a_save(record: logging.LogRecord) -> bool:
 class Checkpoints:
     """Saves and restores variables and a step counter. `run_steps` saves when due, on a stop request, and at the end.
 
-        with strategy.scope():
-            weights = tf.Variable(tf.zeros(1000))
-            step = tf.Variable(0, dtype=tf.int64, trainable=False)
         checkpoints = Checkpoints("checkpoints", step=step, every_minutes=10, weights=weights)
 
     Only the chief creates an instance. Each ps writes its own variables, so the directory must have the same path on
@@ -78,7 +75,7 @@ class Checkpoints:
             trackables: The variables, models and optimizers to save, by name.
 
         Raises:
-            CheckpointError: No checkpoint can be read, or a checkpoint has other variables.
+            CheckpointError: No checkpoint can be read, or one has other variables.
             TypeError, ValueError: An argument is invalid; nothing was done.
         """
         keep = check_integer("keep", keep, at_least=1)

@@ -99,10 +99,7 @@ class KerasStep:
 
 
 class _StepScope(keras.StatelessScope):  # type: ignore[misc]
-    """During a step, keeps the metrics' values in tensors and assigns all other variables at once, atomically on a ps.
-
-    A plain StatelessScope would also keep the other assignments: counters, moving averages and random seeds.
-    """
+    """Keeps the metrics' values in tensors; assigns other variables, such as moving averages, at once, atomically."""
 
     def __init__(self, variables: Sequence[Any], metric_variables: Sequence[Any]) -> None:
         super().__init__(collect_losses=True)

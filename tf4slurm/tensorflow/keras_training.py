@@ -48,10 +48,9 @@ def fit(
 
     With a coordinator, the steps run on the workers of its ParameterServerStrategy, as in `run_steps`: asynchronously,
     and again if a worker is lost. Without one, they run in this process, or with MultiWorkerMirroredStrategy in all
-    workers at the same time. The model's own loss, metrics, optimizer and `train_step` are used. Callbacks run in this
-    process; with a coordinator, `on_train_batch_begin` and `on_train_batch_end` are called for a group of steps, about
-    10 times a second. Steps, loss and metrics are reported to the job (`tf4slurm.report`). After a stop request, fit
-    saves a checkpoint and returns without `on_epoch_end` for the unfinished epoch.
+    workers at the same time. Callbacks run in this process; with a coordinator, their batch methods are called for a
+    group of steps, about 10 times a second. Steps, loss and metrics are reported to the job (`tf4slurm.report`). After
+    a stop request, fit saves a checkpoint and returns without `on_epoch_end` for the unfinished epoch.
 
     Args:
         model: The model, created and compiled in `with strategy.scope():`. With a coordinator, each scheduled closure
@@ -64,9 +63,8 @@ def fit(
         steps_per_epoch: Steps of all workers together; required with a coordinator, else by default the length of the
             dataset.
         validation_data: Function that returns a finite dataset, a dataset, or arrays such as (inputs, targets).
-        validation_steps: Batches of the validation; by default the whole dataset.
+        validation_steps, validation_on: As `steps` and `on` of `evaluate`.
         validation_freq: Validate after every so many epochs (default 1).
-        validation_on: "workers" (default for a function) or "chief" (default for a dataset or arrays).
         checkpoints: A `Checkpoints` object, or a directory whose newest checkpoint is restored. Both save after every
             epoch and on a stop request; the object may save more often.
         initial_epoch: The first epoch without a restored checkpoint (default 0).

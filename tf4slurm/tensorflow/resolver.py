@@ -161,10 +161,10 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     def serve(self, *, timeout_seconds: float = 300.0) -> None:
         """In a ps or a worker under a chief, run the task's server until training is over, then exit; else return.
 
-        Call it in every task before creating the strategy, instead of `tf.distribute.Server(…).join()`, which never
-        returns. Training is over when the chief, or without a chief every worker, has ended. The exit code is 1 if one
-        of these tasks failed, else 0. Under plain srun, the tasks first form a cluster as in `get_server_dictionary`.
-        In a job without ps, the call returns at once.
+        Call it in every task before creating the strategy, instead of `tf.distribute.Server(…).join()`. Training is
+        over when the chief, or without a chief every worker, has ended. The exit code is 1 if one of them failed, else
+        0. Under plain srun, the tasks first form a cluster as in `get_server_dictionary`. In a job without ps, the call
+        returns at once.
 
         Args:
             timeout_seconds: Timeout in seconds for all tasks to form a cluster (default 300).

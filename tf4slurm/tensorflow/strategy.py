@@ -58,8 +58,8 @@ def parameter_server_strategy(
         timeout_seconds: Timeout in seconds for the other tasks, including their import of TensorFlow (default 300).
 
     Raises:
-        RendezvousTimeoutError: Servers did not answer in time. The message names the servers and a log file. If all
-            answer but TensorFlow hangs, the process prints the reason and exits with code 6.
+        RendezvousTimeoutError: Servers, which the message names, did not answer in time. If all answer but TensorFlow
+            hangs, the process prints the reason and exits with code 6.
         PlacementError: The cluster lacks a chief, ps or worker, or this process is an evaluator.
         SlurmEnvironmentError: This process has no cluster spec.
         ValueError: `sharding` is unknown, or combined with `variable_partitioner`.
