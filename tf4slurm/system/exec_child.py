@@ -17,13 +17,13 @@ import sys
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """The stop signals: if any process of a job receives one, the whole job saves and stops."""
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(agent: int, ignores_stop_signals: bool, command: list[str]) -> None:
     """Execute `command`; on failure print the reason and exit as a shell does (127, 126)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != agent:
             sys.exit(137)  # the agent has already been killed
     os.setpgid(0, 0)  # not a session; see launch/spawners.py

@@ -16,10 +16,9 @@ from types import FrameType
 from typing import NoReturn
 
 from tf4slurm.errors import EXIT_TASK_LOST
-from tf4slurm.system.exec_child import STOP_SIGNALS
+from tf4slurm.system.exec_child import PR_SET_PDEATHSIG, STOP_SIGNALS
 from tf4slurm.system.proc import adopt_orphans, kill_descendants
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CLEAN_SECONDS = 4.0
 _POLL_SECONDS = 0.005
 
@@ -40,7 +39,7 @@ def start_guard() -> None:
     agent = os.fork()
     if agent:
         _guard(agent)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, GUARD_LOST)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, GUARD_LOST)
     if os.getppid() != guard:
         os._exit(EXIT_TASK_LOST)
 
