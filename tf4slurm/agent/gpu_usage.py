@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import csv
 import io
-import shutil
-import subprocess
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from tf4slurm.system.proc import walk_descendants
+from tf4slurm.system.program import read_output
 from tf4slurm.system.threads import in_thread
 
 _PAUSE_SECONDS = 10.0
@@ -42,9 +41,7 @@ async def watch_gpus(process_id: int, on_usage: Callable[[GpuUsage], None]) -> N
 
 def read_gpu_usage(process_id: int) -> GpuUsage | None:
     """Return the GPU usage of a process and its descendants; None if nvidia-smi is missing or fails."""
-    program = shutil.which("nvidia-smi")
-    apps = _query(program, "--query-compute-apps=pid,gpu_uuid,used_memory")
-    gpus = _query(program, "--query-gpu=uuid,utilization.gpu")
+    apps, gpus = map(_query, ("--query-compute-apps=pid,gpu_uuid,used_memory", "--query-gpu=uuid,utilization.gpu"))
     if apps is None or gpus is None:
         return None
     try:
@@ -81,14 +78,5 @@ def _to_number(text: str) -> float | None:
     return float(text) if text.strip().isdecimal() else None
 
 
-def _query(program: str | None, query: str) -> str | None:
-    if program is None:
-        return None
-    command = (program, query, "--format=csv,noheader,nounits")
-    try:
-        done = subprocess.run(
-            command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_SECONDS
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode(errors="replace")
+def _query(query: str) -> str | None:
+    return read_output("nvidia-smi", query, "--format=csv,noheader,nounits", timeout_seconds=_TIMEOUT_SECONDS)

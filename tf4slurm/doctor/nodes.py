@@ -32,9 +32,8 @@ from tf4slurm.slurm.commands import exited_tasks, srun_on_each_node_command
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, own_node_name
 from tf4slurm.slurm.nodelist import fold_nodelist
 from tf4slurm.spec import JobSpec
+from tf4slurm.system.program import main_command
 
-# Not "-m tf4slurm", with which a json.py in the user's directory would replace Python's json module.
-_MAIN = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.cli.main import main; main()"
 _CHECK_SECONDS = 4.0  # for one address
 _HOST_SECONDS = 60.0 + IMPORT_SECONDS  # for srun's start, and the nodes' checks of TensorFlow and pip
 _REACH_SECONDS = 60.0 + _CHECK_SECONDS
@@ -199,7 +198,7 @@ def _unreachable_address(peer: Peer, address: str, checkers: Mapping[str, str]) 
 @contextlib.asynccontextmanager
 async def _running_step(num_nodes: int, environ: Mapping[str, str]) -> AsyncIterator[_NodeStep]:
     """Run a step with one task on each node for the duration of the block."""
-    command = srun_on_each_node_command(num_nodes, (sys.executable, "-c", _MAIN, "doctor", "--as-node"))
+    command = srun_on_each_node_command(num_nodes, (*main_command("cli.main"), "doctor", "--as-node"))
     pipe = asyncio.subprocess.PIPE
     try:
         srun = await asyncio.create_subprocess_exec(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,12 @@ from tf4slurm.cluster import Address, Task
 from tf4slurm.network.reachability import answer_checks, find_fault
 from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary
 from tf4slurm.spec import JobSpec
+from tf4slurm.system.program import main_command
 
 if TYPE_CHECKING:
     from tf4slurm.launch.result import Result
     from tf4slurm.slurm.environ import SlurmAllocation
 
-# Not "-m", with which a json.py in the user's directory would replace Python's json module.
-_SCRIPT = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.{module} import main; main({seconds})"
 _LOG_BYTES = 64 * 1024
 _PAUSE_SECONDS = 0.05
 
@@ -37,7 +35,7 @@ def smoke_test_spec(
     module = "doctor.smoke_test" if is_plain else "tensorflow.smoke"
     num_tasks = allocation.num_tasks if allocation else None
     return JobSpec(
-        command=(sys.executable, "-c", _SCRIPT.format(module=module, seconds=timeout_seconds)),
+        command=main_command(module, timeout_seconds),
         name="test",
         workers=1 if num_tasks is None else None,
         start_timeout_seconds=timeout_seconds,

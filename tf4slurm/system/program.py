@@ -1,10 +1,11 @@
-"""The start and end of tf4slurm's programs."""
+"""The start and end of tf4slurm's programs, and the output of other programs."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn
@@ -43,3 +44,20 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
             stream.flush()
     # Skip exit handlers, because a thread may wait for a paused terminal.
     os._exit(exit_code if isinstance(exit_code, int) else int(exit_code is not None))
+
+
+def main_command(module: str, argument: object = "") -> tuple[str, ...]:
+    """Return the command that calls `main(argument)` of a module of tf4slurm."""
+    # Not "-m", with which a json.py in the user's directory would replace Python's json module.
+    code = f"import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.{module} import main; main({argument})"
+    return (sys.executable, "-c", code)
+
+
+def read_output(*command: str, timeout_seconds: float = 20.0) -> str | None:
+    """Return the output of a program; None if it fails, does not exist or takes too long."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds
+        )
+        return done.stdout.decode(errors="replace")
+    return None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
+
+from tf4slurm.system.program import read_output
 
 COMMIT_FILE = ".tf4slurm-commit"
 """The file of a snapshot that names the commit."""
 
-_TIMEOUT_SECONDS = 20.0
 _VERSIONS = """
 import importlib.metadata, json, platform
 found = {"python": platform.python_version()}
@@ -36,7 +36,7 @@ def read_versions(python: str) -> dict[str, str]:
     TensorFlow is not imported.
     """
     with contextlib.suppress(ValueError):
-        found: dict[str, str] = json.loads((python and _run(python, "-c", _VERSIONS)) or "{}")
+        found: dict[str, str] = json.loads((python and read_output(python, "-c", _VERSIONS)) or "{}")
         return found
     return {}
 
@@ -57,18 +57,8 @@ def read_commit(directory: Path) -> Commit | None:
         name, is_dirty = json.loads((directory / COMMIT_FILE).read_text(encoding="utf-8"))
         return Commit(str(name), bool(is_dirty))
     git = ("git", "--no-optional-locks", "-C", str(directory))
-    commit = _run(*git, "rev-parse", "HEAD")
-    changes = _run(*git, "status", "--porcelain", "--untracked-files=no")
-    if commit is None or changes is None or not _run(*git, "ls-files"):
+    commit = read_output(*git, "rev-parse", "HEAD")
+    changes = read_output(*git, "status", "--porcelain", "--untracked-files=no")
+    if commit is None or changes is None or not read_output(*git, "ls-files"):
         return None
     return Commit(commit.strip(), bool(changes))
-
-
-def _run(*command: str) -> str | None:
-    """Return the output of a command; None if it fails, does not exist or takes longer than 20 s."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_SECONDS
-        )
-        return done.stdout.decode(errors="replace")
-    return None
