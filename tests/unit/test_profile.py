@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tests.unit.test_scheduler import GOOD, SITE
-from tf4slurm.doctor.profile import check_profile
+from tf4slurm.doctor.scheduler import check_profile
 from tf4slurm.settings import Setting, read_settings
 
 HERE = dataclasses.replace(
