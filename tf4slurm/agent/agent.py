@@ -47,7 +47,7 @@ class Agent:
 
     @property
     def failure(self) -> Exception | None:
-        """The reason why this task did not take part or lost the launcher; None if neither happened."""
+        """The reason why this task did not take part or lost the launcher; None without one."""
         desired = self._client.desired
         if self._rendezvous.failure is not None or self._error is not None:
             return self._rendezvous.failure or self._error
@@ -57,10 +57,9 @@ class Agent:
         return None
 
     async def run(self) -> int:
-        """Run the task until the launcher terminates the task or is lost; return the exit code of this process.
+        """Run the task until the launcher terminates it or is lost; return the exit code of this process.
 
-        The exit code is 0 if the child exited with 0 or was terminated, and the child's exit code if the child failed.
-        If this task could not take part or lost the launcher, the exit code is that of the error `failure`.
+        The exit code is that of the error `failure`, or of a child that failed; else 0, also for a terminated child.
         """
         await self._process.open()
         member = asyncio.create_task(self._client.run())
@@ -109,7 +108,6 @@ class Agent:
             await self._rendezvous.begin_attempt(desired.attempt)
 
     async def _follow_attempt(self, cluster: Cluster) -> None:
-        """Start the process as often as the desired state requires, and send the desired state to its script."""
         attempt, start_count = self._client.observed.attempt, self._client.observed.start_count
         while (desired := self._client.desired).attempt == attempt and not desired.terminate:
             if desired.start_count > start_count:

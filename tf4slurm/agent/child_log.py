@@ -52,8 +52,8 @@ class LastLines:
 class ChildLog:
     """Writes the output of one child process to its log file, and line by line to the terminal.
 
-    The last lines omit TensorFlow's start-up messages; the terminal shows them only with `all_output`.
-    If the file cannot be written (a full disk), the error and later output appear only on the terminal.
+    The last lines omit TensorFlow's start-up messages; the terminal shows them only with `all_output`. If the file
+    cannot be written (a full disk), later output appears only on the terminal.
     """
 
     def __init__(self, path: Path, name: str, writer: LineWriter, *, all_output: bool = False) -> None:
@@ -96,7 +96,7 @@ class ChildLog:
         self._file = self._times = None
 
     def _note_time(self, file: BinaryIO) -> None:
-        """Append the log's size and the time to the times file, at most once a second, for `LogReader`."""
+        """Append the log's size and the time to the times file, at most once a second."""
         now = time.time()
         if self._times is not None and not 0 <= now - self._timed_at < _TIMES_SECONDS:
             self._timed_at = now

@@ -22,8 +22,7 @@ class GpuUsage(NamedTuple):
     """The use of GPUs by one task; None where it is unknown.
 
     Attributes:
-        percent: Mean utilization of the GPUs that the task's processes use: percent of the time in which a kernel of
-            any process ran.
+        percent: Mean utilization of the GPUs that the task's processes use, perhaps with other processes.
         memory_bytes: GPU memory of the task's processes.
     """
 
@@ -56,7 +55,6 @@ def summarize(apps: str, gpus: str, process_ids: Iterable[int]) -> GpuUsage:
     Args:
         apps: Lines "process id, UUID of a GPU, memory in MiB".
         gpus: Lines "UUID, utilization in percent". nvidia-smi shows unknown numbers as "[N/A]" or similar.
-        process_ids: The processes.
     """
     own = {str(process_id) for process_id in process_ids}
     used = [row for row in _rows(apps) if len(row) == 3 and row[0] in own]

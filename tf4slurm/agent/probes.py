@@ -50,7 +50,7 @@ async def wait_until_unresponsive(
     Time in which the whole job was suspended does not count.
 
     Args:
-        address: The address of the child's server; None if the child has no server.
+        address: The address of the child's server; None if it has none.
         timeout_seconds: How long the child may be suspended (SIGSTOP), or its server may fail to answer.
         server_timeout_seconds: Time limit for the server's first answer; None (default) for no limit.
         on_server: Called when the server answers for the first time.
@@ -84,7 +84,6 @@ async def wait_until_unresponsive(
 
 
 def _is_stopped(process_id: int) -> bool:
-    """Return whether a signal has stopped the process; False where /proc does not show the process."""
     try:
         return read_stat(process_id).state == "T"
     except OSError:
@@ -92,9 +91,9 @@ def _is_stopped(process_id: int) -> bool:
 
 
 async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usage], None], num_tasks: int = 1) -> None:
-    """Call `on_usage` periodically, until cancelled. Nothing is reported where /proc does not show the child.
+    """Call `on_usage` every 5 s, or 10 ms per task of the job if that is longer, until cancelled.
 
-    `port` is the child's port, or None. The period is 5 s or 10 ms per task of the job, whichever is longer.
+    Nothing is reported where /proc does not show the child. `port` is the child's port, or None.
     """
     pause = _FIRST_USAGE_SECONDS
     connections: dict[int, tuple[int, int]] = {}  # includes closed connections
@@ -116,7 +115,7 @@ async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usa
 def read_traffic(port: int) -> dict[int, tuple[int, int]]:
     """Return (bytes sent, bytes received) of each connection to a local port, by the inode of the socket.
 
-    The result is empty where the kernel does not report traffic.
+    Empty where the kernel does not report traffic.
     """
     found: dict[int, tuple[int, int]] = {}
     try:

@@ -53,10 +53,10 @@ TaskIdentity = SlurmStep | LocalTask
 
 
 def read_identity(environ: Mapping[str, str]) -> TaskIdentity:
-    """Read the rank and node from the local launcher's variables if they are set, else from the Slurm step's variables.
+    """Read the rank and node from the local launcher's variables, else from those of the Slurm step.
 
     Raises:
-        SlurmEnvironmentError: Both groups of variables are missing.
+        SlurmEnvironmentError: Both are missing.
     """
     if RANK_VARIABLE in environ:
         return LocalTask(int(environ[RANK_VARIABLE]), own_node_name(environ))
@@ -94,11 +94,10 @@ class Rendezvous:
         self.client = ControlClient(find_endpoint, self._make_registration, spec, num_tasks)
 
     async def wait_for_cluster(self) -> Cluster | None:
-        """Register, take part in the reachability checks, and wait for all tasks.
+        """Register, check addresses, and wait for all tasks.
 
         Returns:
-            The cluster, after all its addresses were checked; None if the launcher terminates this task or begins
-            another attempt first.
+            The cluster; None if the launcher terminates this task or begins another attempt first.
         """
         client, attempt = self.client, self.client.observed.attempt
         server: asyncio.Server | None = None
@@ -119,7 +118,7 @@ class Rendezvous:
                 server.close()
 
     async def begin_attempt(self, attempt: int) -> None:
-        """Hold a new port and register for another attempt; a failure is reported to the launcher."""
+        """Hold a new port and register for another attempt; report a failure to the launcher."""
         before, deadline = self.held_port, time.monotonic() + _PORT_SECONDS
         changes: dict[str, object] = {}
         while not changes:
@@ -144,7 +143,6 @@ class Rendezvous:
         return self.held_port
 
     async def _check_addresses(self, cluster: Cluster) -> None:
-        """Check the addresses of `members_to_check`, and compare the cluster's nodes with Slurm's."""
         members = members_to_check(cluster, self.identity.rank)
         faults = await find_unreachable(members, self.client.token, _CHECK_SECONDS)
         if isinstance(self.identity, SlurmStep):
@@ -155,11 +153,7 @@ class Rendezvous:
         self.client.update(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)
 
     def _make_registration(self, service: Address) -> Registration:
-        """Return the registration: the address that `task_address` chooses, and the held port. Called in a thread.
-
-        The first call that succeeds holds the port; later calls use the same port. A failure becomes part of the
-        registration; the launcher then ends the job.
-        """
+        """Return the registration, with a failure to find an address or a port, which ends the job."""
         host, port, node = "", 0, self.identity.node_name
         with self._choosing:  # an earlier call that has timed out may still run in its thread
             self.failure = None
@@ -181,10 +175,10 @@ def is_under_launcher(environ: Mapping[str, str]) -> bool:
 
 
 def spec_to_environ(spec: JobSpec, run_directory: Path) -> dict[str, str]:
-    """Return the environment variables for `spec_from_environ`."""
+    """Return the variables for `spec_from_environ`."""
     return {SETTINGS_VARIABLE: json.dumps(spec.to_json()), RUN_DIRECTORY_VARIABLE: str(run_directory)}
 
 
 def spec_from_environ(command: Sequence[str], environ: Mapping[str, str]) -> tuple[JobSpec, Path]:
-    """Read the job's spec and run directory from an agent's environment, which does not contain the command."""
+    """Read the result of `spec_to_environ`, which does not contain the command."""
     return JobSpec(tuple(command), **json.loads(environ[SETTINGS_VARIABLE])), Path(environ[RUN_DIRECTORY_VARIABLE])

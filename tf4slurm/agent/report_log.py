@@ -23,8 +23,8 @@ _CLOSE_SECONDS = 2.0
 class ReportLog:
     """The reports of one task in one attempt. A thread appends them to a file every few seconds, until `close`.
 
-    When the reports have been merged (see `ReportSeries`), the thread replaces the file. While the file system does not
-    answer, reports are kept in memory.
+    After a merging (see `ReportSeries`) the thread replaces the file. While the file system stalls, reports are kept in
+    memory.
     """
 
     def __init__(self, run_directory: RunDirectory, task: Task, attempt: int, num_tasks: int) -> None:
@@ -39,7 +39,6 @@ class ReportLog:
         self._running = asyncio.create_task(self._run())
 
     def add(self, report: ScriptReport) -> None:
-        """Add a report of the script."""
         self._series.add(report)
 
     async def close(self) -> None:
@@ -52,7 +51,7 @@ class ReportLog:
         self._thread.shutdown(wait=False)
 
     async def _run(self) -> None:
-        """Write repeatedly until cancelled. An incomplete group of reports is written after at most 10 s."""
+        """Write repeatedly until cancelled; seal an incomplete group of reports after at most 10 s."""
         seconds = 0.0
         while True:
             await asyncio.sleep(self._pause_seconds)
@@ -67,7 +66,7 @@ class ReportLog:
             await asyncio.wait({asyncio.wrap_future(self._writing)}, timeout=_CLOSE_SECONDS / 2)
 
     def _start_writing(self) -> None:
-        """Start to write the final lines in the thread, unless there are none or the previous write has not ended."""
+        """Start to write the final lines in the thread, unless there are none or it still writes."""
         lines, num_mergings = self._series.lines[: self._series.num_final], self._series.num_mergings
         if (self._writing is not None and not self._writing.done()) or self._written == (len(lines), num_mergings):
             return

@@ -72,12 +72,12 @@ class ScriptChannelServer:
                 _write(writer, desired)
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Read the remaining messages of a script that has ended; wait at most `timeout_seconds`."""
+        """Read the remaining messages of a script that has ended."""
         if self._reading:
             await asyncio.wait(self._reading, timeout=timeout_seconds)
 
     def disconnect(self) -> None:
-        """Close all connections, and ignore their unread messages; used before another child starts."""
+        """Close all connections and ignore their unread messages, before another child starts."""
         for writer in self._writers:
             writer.close()
         self._writers.clear()
@@ -122,10 +122,10 @@ class ScriptChannelServer:
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
-    """Send the desired state to the script. The agent can still read the script's messages if this fails.
+    """Send the desired state to the script, without losing unread messages of the script if this fails.
 
-    If a script has exited, a write to it fails. After a failed write, asyncio's transport would drop the messages from
-    the script that the agent has not read yet. Therefore this function writes to the socket directly if it can.
+    After a failed write, as to a script that has exited, asyncio's transport would drop these messages. Therefore this
+    function writes to the socket directly if it can.
     """
     line = encode(desired) + b"\n"
     if not writer.transport.get_write_buffer_size():

@@ -18,7 +18,7 @@ _POLL_SECONDS = 1.0  # between checks for the end of the script, whose pipe usua
 
 
 class CallingScript(TaskProcess):
-    """The script that started this process. The process prints one line for the script: the cluster, or an error."""
+    """The script that started this process. It reads one line from this process: the cluster, or an error."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         super().__init__(rendezvous)
@@ -36,10 +36,7 @@ class CallingScript(TaskProcess):
         self._watch = asyncio.create_task(self._watch_script())
 
     async def wait_until_orphaned(self) -> int:
-        """Wait until the script ends, and report the script's end; return 0.
-
-        The sidecar does not know the script's exit code, because only the script's parent process, slurmstepd, gets it.
-        """
+        """Wait for the end of the script, and report it; return 0, because only slurmstepd gets the exit code."""
         await self._end.wait()
         state, cluster = self._client.observed.script, self._client.cluster
         if self.channel.was_used and state.completion is None and cluster is not None:
@@ -50,7 +47,6 @@ class CallingScript(TaskProcess):
         return 0
 
     def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
-        """Send the cluster to the script."""
         if self._rendezvous.listener is not None:
             self._rendezvous.listener.close()  # from now on the script's server listens
         self.has_started = True
@@ -64,10 +60,7 @@ class CallingScript(TaskProcess):
             await self._end.wait()
 
     async def _watch_script(self) -> None:
-        """Set `_end` when the script ends.
-
-        Then the sidecar's standard input is closed, or its parent process changes.
-        """
+        """Set `_end` when the script ends: standard input is closed, or the parent process changes."""
         stream = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
@@ -79,7 +72,7 @@ class CallingScript(TaskProcess):
 
 
 def send_error(error: Exception) -> None:
-    """Send the script the reason why the cluster did not form. The script reads only the first line."""
+    """Send the script the reason why the cluster did not form."""
     _print({"error": [type(error).__name__, str(error), vars(error)]})
 
 

@@ -29,11 +29,7 @@ class Barriers:
         self._open: dict[tuple[str, tuple[str, ...]], _Barrier] = {}
 
     def arrive(self, record: TaskRecord, arrival: BarrierArrival, now: float) -> float | None:
-        """Record that the script of a task waits at a barrier; this replaces an earlier arrival of the task.
-
-        Returns:
-            If this was the last task: the seconds since the first one arrived. Otherwise None.
-        """
+        """Record an arrival, which replaces an earlier one; after the last, return the seconds since the first."""
         key = (arrival.name, arrival.roles)
         is_first = key not in self._open
         if is_first:
@@ -50,7 +46,6 @@ class Barriers:
         return None
 
     def withdraw(self, record: TaskRecord) -> None:
-        """Record that the script of a task no longer waits, or has ended; it may arrive again."""
         for barrier in self._open.values():
             barrier.arrived.pop(record.rank, None)
 
@@ -63,11 +58,9 @@ class Barriers:
                 self._break_if_impossible(key)
 
     def clear(self) -> None:
-        """Remove all barriers, because a new attempt begins."""
         self._open.clear()
 
     def _ranks_of(self, roles: tuple[str, ...]) -> frozenset[int]:
-        """Return the ranks of these roles, or of all tasks that run a script."""
         return frozenset(r.rank for r in self._records if (r.task.task_type in roles if roles else not r.role.program))
 
     def _missing(self, barrier: _Barrier) -> list[TaskRecord]:

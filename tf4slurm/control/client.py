@@ -63,11 +63,11 @@ class ControlClient:
     raises an error when the service refuses this task or is lost. `wait_for_change` waits for data from the service.
 
     Attributes:
-        desired: The latest desired state that the service has sent.
+        desired: The latest desired state from the service.
         observed: The state of this task; change it with `update` and `begin_attempt`.
-        cluster: The latest cluster that the service has sent; None if it has sent none.
-        cluster_attempt: The attempt that formed `cluster`; 0 if the service has sent no cluster.
-        service_address: The address of the service where this task last registered; None before that.
+        cluster: The latest cluster from the service; None before the first.
+        cluster_attempt: The attempt that formed `cluster`; 0 without a cluster.
+        service_address: The address where this task last registered; None before that.
         token: The job's token; empty before it is known.
     """
 
@@ -81,12 +81,11 @@ class ControlClient:
         """Create a client that is not connected yet.
 
         Args:
-            find_service: Returns the addresses where the service may listen, and the job's credentials, once they are
-                known. Called before each attempt to connect, in a thread, because it may read a file.
+            find_service: Returns the service's addresses and credentials once they are known. Called in a thread before
+                each attempt to connect, because it may read a file.
             make_registration: Returns the first message for a service at the given address. Called in a thread, because
                 it may resolve a name, until a registration is accepted.
-            spec: The job's timeouts. The service is lost if it sends nothing for the heartbeat timeout.
-            num_tasks: Number of tasks of the job. The time limit for a connection grows with this number.
+            num_tasks: Number of tasks of the job, with which the time limit for a connection grows.
         """
         self.desired = DesiredState()
         self.observed = ObservedState()
@@ -107,12 +106,12 @@ class ControlClient:
         self._disconnected_at = float("inf")
 
     def update(self, **changes: Any) -> None:
-        """Change fields of `observed` and send them, after a reconnect if the connection is broken."""
+        """Change fields of `observed` and send them, if necessary after a reconnect."""
         self.observed = dataclasses.replace(self.observed, **changes)
         self._is_due.set()
 
     def update_usage(self, usage: Usage) -> None:
-        """Set the resource usage of the child; it is sent with the next heartbeat."""
+        """Set the child's resource usage, which is sent with the next heartbeat."""
         self.observed = dataclasses.replace(self.observed, usage=usage)
 
     def update_script(self, script: ScriptState) -> None:
@@ -127,20 +126,19 @@ class ControlClient:
         self.update(**changes)
 
     async def wait_for_change(self) -> None:
-        """Wait until the service has sent a new desired state or cluster, or has registered this task."""
+        """Wait for a new desired state or cluster, or for a registration."""
         await self._changed.wait()
         self._changed.clear()
 
     async def run(self) -> None:
         """Register this task, and exchange states with the service until this task has terminated.
 
-        If the connection breaks before the service has confirmed that this task has terminated, this method tries to
-        reconnect for `reconnect_seconds`. After this time the service counts the task as lost.
+        If the connection then breaks before the service has confirmed this, the method tries to reconnect for
+        `reconnect_seconds`, after which the service counts the task as lost.
 
         Raises:
             RendezvousClosedError: The service refuses this task.
-            RendezvousConnectionError: No service answers in time, or the service sends nothing for the heartbeat
-                timeout.
+            RendezvousConnectionError: No service answers in time, or it sends nothing for the heartbeat timeout.
             AuthenticationError: `find_service` cannot open the credentials.
         """
         at = error = ""
@@ -175,7 +173,7 @@ class ControlClient:
         )
 
     async def _find_in_time(self) -> ControlEndpoint | None:
-        """Return the result of `find_service`; None if a stalled file system delays it beyond the deadline."""
+        """Return the result of `find_service`; None if the file system stalls beyond the deadline."""
         try:
             endpoint = await asyncio.wait_for(in_thread(self._find_service), self._deadline - time.monotonic())
         except asyncio.TimeoutError:
@@ -185,14 +183,7 @@ class ControlClient:
         return endpoint
 
     async def _connect(self, address: Address, credentials: Credentials, connect_seconds: float) -> bool:
-        """Make one call and serve it until it ends; return whether this task has terminated.
-
-        Raises:
-            RendezvousClosedError: The service refuses this task, and a retry would not help.
-            OSError: The connection cannot be made or has broken, or the service does not accept the token.
-            asyncio.TimeoutError: The service does not answer within `connect_seconds`.
-            MessageError: The service sent an invalid message.
-        """
+        """Make one call and serve it until it ends; return whether this task has terminated."""
         registration = self._registration
         if registration is None:
             registration = await asyncio.wait_for(in_thread(self._make_registration, address), connect_seconds)
@@ -209,7 +200,6 @@ class ControlClient:
                 call.cancel()
 
     async def _register(self, call: _Call, registration: Registration, address: Address) -> None:
-        """Send the registration. TLS ensures that only the job's own service receives it."""
         await call.write(encode(registration))
         await call.initial_metadata()  # the service sends them after it has registered this task
         await call.wait_for_connection()  # raises if the call has ended instead
@@ -241,7 +231,7 @@ class ControlClient:
             await asyncio.gather(receiving, sending, return_exceptions=True)
 
     async def _wait_for_one(self, *tasks: asyncio.Task[None]) -> None:
-        """Wait until a task is done, or the heartbeat timeout has expired. Suspended time does not count."""
+        """Wait for one of the tasks, at most for the heartbeat timeout, in which suspended time does not count."""
         timeout = self._spec.heartbeat_timeout_seconds
         while (left := self._deadline - time.monotonic()) > 0:
             pause = min(left, timeout / _CHECKS)
@@ -291,7 +281,6 @@ def _target(address: Address) -> str:
 
 
 def _translate(error: grpc.aio.AioRpcError, address: Address) -> Exception:
-    """Return the error for the final status of a call."""
     code, reason = error.code(), (error.details() or "").removesuffix(".")
     if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
         return RendezvousClosedError(f"The control service at {address} refused this task: {reason}.", reason=reason)

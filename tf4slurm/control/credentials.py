@@ -27,10 +27,9 @@ from tf4slurm.system.variables import CERTIFICATE_VARIABLE, CONTROL_VARIABLE, TO
 logger = logging.getLogger(__name__)
 
 TLS_NAME = "tf4slurm"
-"""The name in the certificate. Tasks check this name instead of the address, because the service has many addresses."""
+"""The name in the certificate, which tasks check instead of the address: the service has many addresses."""
 
-# The certificate never expires, so that a host with a wrong clock can connect; its key is never written to a file.
-# RFC 5280, 4.1.2.5: 9999-12-31 means that a certificate has no expiration date.
+# RFC 5280, 4.1.2.5: 9999-12-31 means no expiration date, so that a host with a wrong clock can connect.
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
 _TOKEN_BYTES = 32
@@ -42,7 +41,7 @@ _MUNGE_SECONDS = 5.0
 _PURPOSE = b"tf4slurm control secret: "
 _OPENED = (0, 15, 16, 17)
 """STATUS of credentials that are valid, expired, from the future, or already opened on this host (munge.h). All are
-accepted, because many tasks open the same credential, some of them late."""
+accepted, because many tasks open one credential, some of them late."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Credentials:
 
     Attributes:
         certificate: The control service's certificate (PEM). Not secret, but tasks must get it from the job's user.
-        token: The secret of the job: 256 random bits as hexadecimal text.
+        token: The job's secret, 256 random bits in hexadecimal.
     """
 
     certificate: str
@@ -60,12 +59,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class ServiceCredentials:
-    """The credentials of the control service.
-
-    Attributes:
-        shared: The credentials for the tasks.
-        private_key: The private key of the certificate (PEM).
-    """
+    """The credentials of the control service: those of the tasks, and the private key of the certificate (PEM)."""
 
     shared: Credentials
     private_key: bytes = field(repr=False)
@@ -73,7 +67,7 @@ class ServiceCredentials:
 
 def create_credentials() -> ServiceCredentials:
     """Create the credentials of a new job: an EC P-256 key, its self-signed certificate and a random token."""
-    # Imported here, because the import takes 40 ms and only one process of a job needs it.
+    # Imported here: it takes 40 ms, and only one process of a job needs it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -108,10 +102,7 @@ def handshake_seconds(num_tasks: int) -> float:
 
 @dataclass(frozen=True)
 class ControlEndpoint:
-    """The addresses of the control service, and the job's credentials.
-
-    Agents receive them from the launcher in their environment, tasks under plain srun in the file control.json.
-    """
+    """The addresses and credentials of the control service, for agents in their environment, else in control.json."""
 
     addresses: tuple[Address, ...]
     credentials: Credentials
@@ -132,9 +123,9 @@ class ControlEndpoint:
         return cls(tuple(dict.fromkeys(addresses)), Credentials(environ[CERTIFICATE_VARIABLE], environ[TOKEN_VARIABLE]))
 
     def to_json(self) -> dict[str, object]:
-        """Return the content of control.json (mode 0600). MUNGE, if it works, seals the credentials.
+        """Return the content of control.json (mode 0600).
 
-        The certificate is sealed too, so that an untrusted file server cannot replace it.
+        MUNGE, if it works, seals the credentials; also the certificate, which a file server could replace.
         """
         credentials = dataclasses.asdict(self.credentials)
         sealed = seal_for_this_user(json.dumps(credentials))
@@ -164,9 +155,8 @@ class ControlEndpoint:
             return None
 
 
-# Slurm's daemons authenticate each other with MUNGE. Its daemon on each host encrypts a text with the cluster's
-# key, records the user who encrypted it, and decrypts it for one user only. The programs take 2 ms each. The text
-# passes through standard input and output, never through arguments.
+# Slurm's daemons authenticate each other with MUNGE, whose daemon encrypts a text with the cluster's key, records the
+# user, and decrypts the text for one user only. The programs take 2 ms each. No text is passed as an argument.
 
 
 def seal_for_this_user(secret: str) -> str | None:

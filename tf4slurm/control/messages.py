@@ -2,8 +2,8 @@
 
 A message describes a state, never a change: after a broken connection each side sends its current state again, and a
 repeated message has no effect. Within one call, an encoded `ObservedState` contains only the fields that have changed
-since the previous one. The empty message is a heartbeat. The service sends the empty message to request a heartbeat; a
-task answers with its changed state, or with the empty message if nothing has changed.
+since the previous one. The service sends the empty message to request a heartbeat; a task answers with its changed
+state, or with the empty message if nothing has changed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,8 @@ logger = logging.getLogger(__name__)
 
 SERVICE = "tf4slurm.Control"
 METHOD = "Connect"
-"""The only gRPC method: a task sends `Registration` and `ObservedState`, the service `DesiredState` and the cluster."""
-
-TOKEN_METADATA = "tf4slurm-token"  # noqa: S105
-"""Metadata key of the job's token; each call sends the token."""
-
+TOKEN_METADATA = "tf4slurm-token"  # noqa: S105 - the key of the job's token, which each call sends
 HEARTBEAT = b""
-"""The empty message, which requests a heartbeat or answers this request."""
-
 MAX_STATE_BYTES = 131_072
 """The largest encoded `ObservedState` that the service accepts; see `shrink`."""
 
@@ -50,10 +44,9 @@ class Registration:
     """A task's first message: its rank, its process, and the address where its child process will listen.
 
     Attributes:
-        incarnation: Unique id of this process; another process of the same rank has another id.
+        incarnation: Unique id of this process among those of the same rank.
         failure: The reason why this task cannot take part, as a sentence; None if the task can.
-        owns_child: Whether the agent starts and terminates the child process. False for a sidecar, whose script was
-            started by srun.
+        owns_child: Whether the agent starts and terminates the child; False for a sidecar.
     """
 
     rank: int
@@ -68,10 +61,7 @@ class Registration:
 
 @dataclass(frozen=True)
 class BarrierArrival:
-    """A script's arrival at the barrier `name`, where it waits for `roles` (empty: all tasks that run a script).
-
-    `token` identifies the script's call of `barrier()`.
-    """
+    """A script's arrival at a barrier for `roles` (empty: all tasks that run a script), by the call `token`."""
 
     name: str
     token: str
@@ -87,8 +77,8 @@ class ScriptState:
         step: The latest training step.
         metrics: The latest value of each metric, as pairs (name, value).
         handles_stop: The script calls `should_stop` or `on_stop`, so it needs no signal to stop.
-        has_saved: A stop was requested, and all callbacks of `on_stop` have returned.
-        completion: The completion signal: the script is done or has failed, and no longer needs the other tasks.
+        has_saved: All callbacks of `on_stop` have returned after a stop request.
+        completion: The completion signal, after which the script no longer needs the other tasks.
         barrier: The barrier at which the script waits.
         stop_signal: The last stop signal that the script's process received.
     """
@@ -106,8 +96,7 @@ class ScriptState:
 class Usage:
     """Resource usage of a child process and its descendants: resident memory now, and processor time since the start.
 
-    `sent_bytes` and `received_bytes` are the traffic of all TCP connections to the child's port. `gpu_percent` and
-    `gpu_memory_bytes` are those of `agent.gpu_usage.GpuUsage`.
+    The traffic is that of all TCP connections to the child's port. For the GPUs see `agent.gpu_usage.GpuUsage`.
     """
 
     memory_bytes: int = 0
@@ -125,16 +114,15 @@ class ObservedState:
     Attributes:
         state: registered -> ready or not_ready (after the reachability check) -> running -> exited -> running again ...
             -> terminated.
-        start_count: How many times the child process was started in this attempt.
-        process_id: Process id of the child that was started last.
+        start_count: How many times the child was started in this attempt.
+        process_id: Process id of the last child.
         returncode: Exit code of the last child, or minus the number of the signal that killed it.
         detail: The reason why the task is `not_ready`, or why the agent killed the child or terminated by itself.
-        tail: The last lines that the child printed, if it failed.
+        tail: The last lines of a child that failed.
         stop_signal: The last stop signal that the agent received.
         attempt: The attempt in which the task takes part, from 1.
         port: The port where the child will listen; sent from the second attempt on.
-        script: The state that the running script has reported.
-        usage: The resource usage of the running child.
+        script, usage: The state and resource usage of the running child.
         has_server: A server has answered at the port of the running child.
     """
 
@@ -158,10 +146,10 @@ class DesiredState:
 
     Attributes:
         attempt: The current attempt. A task of an earlier attempt ends its child and chooses a new port.
-        start_count: How many times the child process should have been started in this attempt.
+        start_count: How many times the child should have been started in this attempt.
         terminate: Terminate the child (SIGTERM, then SIGKILL after `JobSpec.kill_wait_seconds`), then the agent.
         terminate_reason: The reason for `terminate`, as a sentence.
-        has_timed_out: The reason for `terminate` is that the cluster did not form in time.
+        has_timed_out: The cluster did not form in time, hence `terminate`.
         stop_reason: The reason to save and stop within `grace_period_seconds`; empty without a stop request.
         released_barrier: Token of the script's latest call of `barrier()` whose barrier has ended.
         barrier_error: The reason why this barrier broke; empty if all tasks arrived.
@@ -212,11 +200,10 @@ def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
 
 
 def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> ObservedState:
-    """Shorten a state that the control service would refuse, until the encoded state has at most `max_bytes`.
+    """Drop log lines, then metrics, then the end of `detail`, until the encoded state has at most `max_bytes`.
 
-    This function drops log lines, then metrics, then the end of `detail`. The other fields always fit, because the
-    agent refuses a script's state that is larger than `script_channel_server.MAX_STATE_BYTES`, half of the default
-    limit.
+    The other fields always fit: the agent refuses a script's state of more than half of the default limit
+    (`script_channel_server.MAX_STATE_BYTES`).
     """
     if len(encode(observed)) <= max_bytes:
         return observed
@@ -232,10 +219,7 @@ def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> Observe
 
 
 def encode_cluster(attempt: int, cluster: Cluster) -> bytes:
-    """Encode and compress the cluster of an attempt, the only message whose size grows with the number of tasks.
-
-    The content is [attempt, entries]; see `cluster_to_entries`.
-    """
+    """Encode and compress the cluster of an attempt, the only message whose size grows with the number of tasks."""
     return zlib.compress(json.dumps([attempt, cluster_to_entries(cluster)]).encode(), _COMPRESSION_LEVEL)
 
 
@@ -245,7 +229,7 @@ def cluster_to_entries(cluster: Cluster) -> list[tuple[str, int, str, str, int]]
 
 
 def cluster_from_entries(entries: Iterable[Sequence[Any]]) -> Cluster:
-    """Return the cluster from the entries that `cluster_to_entries` returned."""
+    """Return the cluster of the entries from `cluster_to_entries`."""
     return Cluster(
         tuple(
             Member(rank, Task(task_type, index), node, Address(host, port))
@@ -271,7 +255,7 @@ def decode_cluster(payload: bytes) -> tuple[int, Cluster]:
         if not inflater.eof:
             raise ValueError("it is incomplete or too large")
         attempt, entries = json.loads(content)
-        if type(attempt) is not int or {tuple(map(type, entry)) for entry in entries} != {_ENTRY_TYPES}:
+        if type(attempt) is not int or {tuple(map(type, entry)) for entry in entries} != {(str, int, str, str, int)}:
             raise TypeError("a field has a wrong type")
         return attempt, cluster_from_entries(entries)
     except (zlib.error, ValueError, TypeError, RecursionError) as error:
@@ -283,9 +267,6 @@ def _message_error(payload: bytes, expected: str, error: Exception) -> MessageEr
         f"{payload[:80]!r} is not a {expected} of this version of tf4slurm ({error}). "
         "Install the same version on all hosts."
     )
-
-
-_ENTRY_TYPES = (str, int, str, str, int)
 
 
 def changed_fields(message: Any, before: Any = None) -> dict[str, Any]:

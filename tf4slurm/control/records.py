@@ -20,16 +20,14 @@ class TaskRecord:
 
     Attributes:
         is_placed: Whether `task` is final. If not, roles are assigned after all tasks have registered.
-        owns_child: Whether the agent starts and terminates the child; see `Registration`.
+        owns_child: See `Registration`.
         attempt: The last attempt for which the task has sent an address; 0 before the task has registered.
         is_connected: Whether the connection is open, or was open when the agent terminated or was lost.
         is_gone: The agent has terminated or is lost.
         is_done: The child has ended and is not started again in this attempt.
         last_heartbeat_at: Time (monotonic, seconds) of the last accepted message, or of the first registration.
         disconnected_at: Time when the connection broke, if `is_connected` is False.
-        desired_start_count: How many times the child should have been started in this attempt.
-        released_barrier: Token of the script's latest call of `barrier()` whose barrier has ended.
-        barrier_error: The reason why this barrier broke; empty if all tasks arrived.
+        desired_start_count, released_barrier, barrier_error: See `DesiredState`.
     """
 
     rank: int
@@ -54,16 +52,12 @@ class TaskRecord:
     barrier_error: str = ""
 
     def begin_attempt(self, attempt: int) -> None:
-        """Reset the fields that describe the previous attempt."""
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
         self.desired_start_count, self.is_done = 0, False
         self.started_at = self.ended_at = None
 
     def is_importing(self, now: float) -> bool:
-        """Whether the script has probably not yet imported TensorFlow.
-
-        Its server has not answered, it has called no function of tf4slurm, and it was started less than 60 s ago.
-        """
+        """Whether the script, started less than 60 s ago, has probably not yet imported TensorFlow."""
         observed = self.observed
         if observed.state != "running" or observed.has_server or observed.script != ScriptState():
             return False
@@ -140,9 +134,9 @@ class Outcome:
         exit_code: The exit code of `tf4slurm run`.
         reason: The reason why the job ended, as a sentence.
         cause: The task that failed first; None if no single task is the cause.
-        tail: The last output lines of the child of `cause`.
+        tail: The last lines that the child of `cause` printed.
         has_timed_out: The cluster did not form in time.
-        is_stop: The job was asked to stop, by a person, a time limit or preemption.
+        is_stop: A person, a time limit or preemption stopped the job.
     """
 
     exit_code: int

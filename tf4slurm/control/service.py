@@ -69,14 +69,13 @@ class ControlService:
         self._server: grpc.aio.Server | None = None
         self._port: HeldPort | None = None
         self._connections: dict[int, _Connection] = {}
-        self._registered: set[int] = set()
-        """Ranks that have registered at least once."""
+        self._registered: set[int] = set()  # at least once
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._encoded_cluster: tuple[Cluster | None, bytes] = (None, b"")
 
     async def start(self, host: str = "") -> int:
-        """Start to listen at the address `host`, or at all addresses of this host; return the port.
+        """Start to listen at `host`, or at all addresses of this host; return the port.
 
         Raises:
             PortsInUseError: None of the ports in the job's spec is free.
@@ -102,7 +101,7 @@ class ControlService:
         return self._port.port
 
     async def wait_for_end(self) -> None:
-        """Wait until the job's phase is ENDED. The deadlines in `state` ensure that this happens."""
+        """Wait until the job's phase is ENDED, which the deadlines in `state` ensure."""
         assert self._ticker is not None
         await self._ticker
 
@@ -126,7 +125,6 @@ class ControlService:
             self._port.close()
 
     async def _tick(self) -> None:
-        """Check deadlines and request heartbeats until the job has ended."""
         spec = self.state.spec
         tick_seconds = spec.heartbeat_interval_seconds / _TICKS_PER_INTERVAL
         num_batches = round(spec.heartbeat_interval_of(len(self.state.records)) / spec.heartbeat_interval_seconds)
@@ -144,12 +142,11 @@ class ControlService:
                         self._connections[rank].request_heartbeat()
 
     async def _serve(self, _: AsyncIterator[bytes], context: _Context) -> None:
-        """Serve one call of an authenticated task, from its `Registration` to its end."""
         rank = await self._register(context)
         if rank is None:
             return
-        # No await between the registration and the new `_Connection`: if an earlier call of this task ended in between,
-        # its end would count as the end of this call.
+        # No await between the registration and the new `_Connection`: the end of an earlier call in between would count
+        # as the end of this one.
         connection = _Connection(self, rank, context)
         if rank in self._registered:
             connection.request_heartbeat()  # a new connection does not reset the heartbeat timeout
@@ -198,11 +195,7 @@ class ControlService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
 
     async def _receive(self, connection: _Connection, context: _Context) -> None:
-        """Read a task's messages until it has terminated or the call ends.
-
-        Raises:
-            MessageError: The task sent an invalid message.
-        """
+        """Read a task's messages until it has terminated or the call ends."""
         observed = ObservedState()
         while isinstance(payload := await context.read(), bytes):
             if self._connections.get(connection.rank) is not connection:
@@ -217,7 +210,6 @@ class ControlService:
                 return
 
     def encoded_cluster(self) -> bytes:
-        """Return the encoded cluster; encode it only once for all tasks."""
         if self._encoded_cluster[0] is not self.state.cluster:
             assert self.state.cluster is not None
             self._encoded_cluster = (self.state.cluster, encode_cluster(self.state.attempt, self.state.cluster))
@@ -239,7 +231,6 @@ class _Connection:
         self._is_due = asyncio.Event()
 
     def notify(self) -> None:
-        """Send the cluster and the desired state if they have changed."""
         self._has_changed = True
         self._is_due.set()
 
@@ -248,12 +239,11 @@ class _Connection:
         self._is_due.set()
 
     def close(self) -> None:
-        """End the call, because the task has made a new call."""
         if self._handler is not None:
             self._handler.cancel()
 
     async def send(self) -> None:
-        """Send pending messages until the call ends. gRPC's flow control delays writes to a task that reads slowly."""
+        """Send pending messages until the call ends; gRPC's flow control delays this if a task reads slowly."""
         try:
             while True:
                 await self._is_due.wait()
@@ -281,7 +271,6 @@ class _Connection:
 
 @functools.lru_cache(maxsize=16)
 def _encode_desired_state(desired: DesiredState) -> bytes:
-    """Encode a desired state. Cached, because most tasks have the same desired state."""
     return encode(desired)
 
 
@@ -315,9 +304,8 @@ _REFUSE: _Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
     """Return gRPC's settings, which limit clients without the token, and save time and bytes.
 
-    Clients without the token cannot keep a connection. gRPC closes a connection whose TLS handshake takes too long, and
-    a connection that has no open call and is idle or too old. The connections of tasks stay open, because the call of a
-    task lasts as long as the task's connection.
+    gRPC closes a connection whose TLS handshake takes too long, and one without an open call that is idle or too old. A
+    task's call lasts as long as its connection, so only connections without the token are closed.
     """
     timeout_ms = round(1000 * handshake_seconds(num_tasks))
     pending = 1000 + 2 * num_tasks
@@ -329,11 +317,10 @@ def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.server_handshake_timeout_ms", timeout_ms),
         ("grpc.max_connection_idle_ms", timeout_ms),
-        # Otherwise a client could keep a connection open by repeating refused calls. Open calls continue: gRPC's grace
-        # period for them is infinite by default.
+        # A client could keep a connection open by repeating refused calls. Open calls continue without a time limit.
         ("grpc.max_connection_age_ms", timeout_ms),
         ("grpc.experimental.tcp_max_read_buffer_size", _MAX_READ_BYTES),
-        # By default gRPC refuses calls while 1,000 are pending, but all tasks may connect at the same time.
+        # By default 1,000, but all tasks may connect at the same time.
         ("grpc.server.max_pending_requests", pending),
         ("grpc.server.max_pending_requests_hard_limit", 2 * pending),
         ("grpc.so_reuseport", 1),  # because another socket of this process holds the port
@@ -342,10 +329,7 @@ def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
 
 
 def _raise_file_limit(num_tasks: int) -> int:
-    """Raise the limit of open files if necessary; return the maximum number of open connections.
-
-    gRPC must refuse connections before they use up the limit, so that this process can still open files.
-    """
+    """Raise the limit of open files if necessary; return how many connections leave this process enough of them."""
     connections, own = _UNAUTHENTICATED_CONNECTIONS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= connections + own:

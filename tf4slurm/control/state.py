@@ -63,10 +63,7 @@ class JobState:
         """Create the state of a job in which no task has registered.
 
         Args:
-            tasks: The task of each rank. With placement "spread", tasks are assigned again when all ranks have
-                registered.
-            spec: The job's timeouts, other limits and placement.
-            now: The current time.
+            tasks: The task of each rank, which placement "spread" assigns again when all ranks have registered.
             on_event: Called as `on_event(kind, task, text, **facts)` for each event; see `EVENT_KINDS`.
         """
         has_chief = any(task.task_type == "chief" for task in tasks)
@@ -106,7 +103,6 @@ class JobState:
     # Read by the service and the launcher
 
     def desired_state_of(self, rank: int) -> DesiredState:
-        """Return the desired state of the task with this rank."""
         record = self.records[rank]
         return dataclasses.replace(
             self._desired,
@@ -116,7 +112,7 @@ class JobState:
         )
 
     def take_changed(self) -> set[int]:
-        """Return the ranks whose desired state or cluster may have changed since the last call of this method."""
+        """Return the ranks whose desired state or cluster may have changed since the last call."""
         changed = self._changed.copy()
         self._changed.clear()
         return changed
@@ -164,12 +160,10 @@ class JobState:
         return record
 
     def on_heartbeat(self, rank: int, now: float) -> None:
-        """Handle a task's answer to a heartbeat request."""
         self._advance(now)
         self.records[rank].last_heartbeat_at = now
 
     def on_observed_state(self, rank: int, observed: ObservedState, now: float) -> None:
-        """Handle the state that a task has sent."""
         self._advance(now)
         record = self.records[rank]
         record.last_heartbeat_at = now
@@ -192,7 +186,7 @@ class JobState:
             self._note_end_of_training()
 
     def _note_stop_signals(self, record: TaskRecord, before: ObservedState) -> None:
-        """Stop the job if the agent, or a script that the agent has started, has received a new stop signal."""
+        """Stop the job after a new stop signal to the agent, or to a script that it has started."""
         name, script = record.observed.stop_signal, record.observed.script.stop_signal
         if name is not None and name != before.stop_signal:
             self.on_stop(signal.Signals[name], f"{record} received {name}", self._now)
@@ -221,7 +215,7 @@ class JobState:
             self._end_if_all_gone()
 
     def on_disconnect(self, rank: int, now: float) -> None:
-        """Handle the end of a task's connection; the task may reconnect."""
+        """Handle the end of a connection; the task may reconnect."""
         self._advance(now)
         record = self.records[rank]
         if record.is_connected and not record.is_gone:
@@ -229,17 +223,16 @@ class JobState:
             record.is_connected, record.disconnected_at = False, now
 
     def on_rejected(self, rank: int, reason: str, now: float) -> None:
-        """Count an authenticated task as lost after an invalid message, because the task's state is unknown."""
+        """Count a task as lost after an invalid message, because its state is unknown."""
         self._advance(now)
         self._lose(self.records[rank], f"its message was not accepted: {reason.removesuffix('.')}")
 
     def on_agent_exit(self, rank: int, returncode: int, now: float) -> None:
-        """Handle the exit of a task's agent."""
         self._advance(now)
         self._lose(self.records[rank], f"its agent {describe_end(returncode)}")
 
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
-        """Handle the exit of srun, and with it of all agents."""
+        """Handle the exit of srun and of all agents."""
         self._advance(now)
         self._decide(outcome)
         for record in self.records:
@@ -264,7 +257,6 @@ class JobState:
         self._end_stop_if_saved()
 
     def skip_grace_period(self, now: float) -> None:
-        """End the grace period, on a second stop request."""
         self._advance(now)
         if self._stop is not None:
             self._decide(self._stop)
@@ -380,7 +372,6 @@ class JobState:
             self._apply_role(record, returncode, why)
 
     def _apply_role(self, record: TaskRecord, returncode: int, why: str) -> None:
-        """Handle the exit of a child during training according to its role; see `roles.py`."""
         if returncode == 0 and not record.role.is_server:
             record.is_done = True
             self._complete_if_done()
@@ -418,9 +409,8 @@ class JobState:
     def _check_steps(self) -> None:
         """Fail if no task has reported a new step within the stall timeout.
 
-        Tasks send steps with heartbeats, so a new step may not have arrived when the timeout expires. This method
-        therefore waits for a recent heartbeat of each task that reports steps: one that arrived at most half a
-        heartbeat interval before the timeout expired, or later.
+        Steps arrive with heartbeats. This method therefore waits for a heartbeat of each task that reports steps, at
+        most half a heartbeat interval older than the end of the timeout.
         """
         seconds = self.spec.stall_timeout_seconds
         if seconds is None or self._now - self._last_step_at <= seconds:
@@ -438,7 +428,7 @@ class JobState:
 
     @property
     def _lacks_servers(self) -> bool:
-        """Whether the cluster spec has several tasks, but none has started a TensorFlow server in any attempt."""
+        """Whether no task of a cluster spec of several tasks has started a TensorFlow server in any attempt."""
         tasks = self._server_tasks
         return not self._had_server and len(tasks) > 1 and all(record.owns_child for record in tasks)
 
@@ -452,8 +442,8 @@ class JobState:
         seconds, limit = self._now - self._started_at, self.spec.start_timeout_seconds
         if self.spec.require_servers and seconds >= limit:
             self._decide(Outcome(EXIT_NOT_FORMED, self._no_server(f" within {limit:g} s")))
-        elif seconds >= _SERVER_SECONDS:
-            self._warn_of_missing_servers("either TensorFlow is still being imported, or ")
+        elif seconds >= _SERVER_SECONDS and "servers" not in self._warnings:
+            self._warn("servers", self._no_server(either="either TensorFlow is still being imported, or "))
 
     def _no_server(self, when: str = "", either: str = "") -> str:
         return (
@@ -471,16 +461,12 @@ class JobState:
             elif self._idle_watch.is_active:
                 self._warnings.pop("idle", None)
 
-    def _warn_of_missing_servers(self, either: str = "") -> None:
-        if "servers" not in self._warnings:
-            self._warn("servers", self._no_server("", either))
-
     def _warn(self, subject: str, text: str) -> None:
         self._warnings[subject] = text
         self._emit("warning", None, text)
 
     def _note_early_exit(self, record: TaskRecord) -> None:
-        """Handle the early exit of a ps with code 0: give the other tasks the finish timeout to end."""
+        """Give the other tasks the finish timeout to end, after a ps has exited early with code 0."""
         record.is_done = True
         if self._exited_early is None and not self._desired.is_finishing:
             self._exited_early = record
@@ -491,8 +477,7 @@ class JobState:
     def _fail(self, outcome: Outcome) -> None:
         """Begin a new attempt after the failure of a task; if no attempt is left, end the job.
 
-        A disconnected task may be lost, and its loss may be the cause of the failure. So this method holds the failure
-        until the disconnected task has reconnected or is lost.
+        A disconnected task may be the cause, so the failure is held until the task has reconnected or is lost.
         """
         if any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.records):
             self._held_failure = self._held_failure or outcome
@@ -550,7 +535,8 @@ class JobState:
             self._decide(Outcome(EXIT_NOT_FORMED, self._no_server()))
             return
         if self._lacks_servers:
-            self._warn_of_missing_servers()
+            if "servers" not in self._warnings:
+                self._emit("warning", None, self._no_server())
             self._warnings["servers"] = self._no_server()  # an earlier warning may be less certain
         self._decide(Outcome(0, f"Training is done: {what} exited with code 0."))
 
@@ -566,10 +552,7 @@ class JobState:
         self._end_if_all_gone()
 
     def _decide(self, outcome: Outcome) -> None:
-        """Set the outcome and terminate all tasks.
-
-        Only the first call has an effect, because later failures are consequences of the first one.
-        """
+        """Set the outcome and terminate all tasks. Later failures are consequences of the first, and have no effect."""
         if self.outcome is None:
             self.outcome = outcome
             self._desire(terminate=True, terminate_reason=outcome.reason, has_timed_out=outcome.has_timed_out)
@@ -613,7 +596,6 @@ class JobState:
             record.ended_at = self._now
 
     def _desire(self, **changes: Any) -> None:
-        """Change the desired state of all tasks."""
         self._desired = dataclasses.replace(self._desired, **changes)
         self._changed.update(self._ranks)
 
@@ -642,7 +624,7 @@ class IdleWatch:
         self.is_active = False  # whether a task has reported a step, or computed in the current 60 s
 
     def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
-        """Return a warning if no task has computed for 60 s and none has reported a step; else None.
+        """Return a warning if no task has computed or reported a step for 60 s; else None.
 
         The warning is returned once, and again only after a task has started, ended or computed.
         """

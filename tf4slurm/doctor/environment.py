@@ -28,12 +28,11 @@ def describe_environment(
     """Describe this process's job, and the address and TF_CONFIG that tf4slurm would choose.
 
     Args:
-        interface: As for `task_address`; None selects the interface on the route to the launcher.
+        interface: As for `task_address`.
         task_types: Task type of each rank. If TF_CONFIG is not set, it is computed from `task_types` and `ports`.
 
     Returns:
         {"where", "step", "nodes_by_rank", "address", "interfaces", "tf_config", "warnings"}; missing values are None.
-        "warnings" has one sentence for each problem.
     """
     step = SlurmStep.from_environ(environ) if is_in_step(environ) else None
     warnings: list[str] = []
@@ -119,7 +118,6 @@ def _cluster_rows(tf_config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _errors_to(warnings: list[str]) -> Iterator[None]:
-    """Append the message of an error that the block raises to `warnings`."""
     try:
         yield
     except (Tf4SlurmError, OSError) as error:

@@ -28,10 +28,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        level: "fail" if the problem prevents or ends any job; "warn" if the problem does so only in the cases
-            that `text` names; else "ok".
+        level: "fail" if the problem prevents or ends any job; "warn" if only those that `text` names; else "ok".
         topic: Short name of the check, such as "python".
-        text: The result in one line without a full stop. Nodes with the same result have the same text.
+        text: The result in one line without a full stop, the same on all nodes with the same result.
         advice: Recommended action in one or two sentences, or empty.
         detail: Facts that differ from node to node, such as addresses.
         nodes: The nodes with this result; empty means all checked nodes, or the whole cluster.
@@ -46,14 +45,14 @@ class Finding:
 
 
 def warn_unless(is_ok: bool, topic: str, text: str, *, problem: str, advice: str) -> Finding:
-    """Return an "ok" finding if `is_ok`, else a "warn" finding with `problem` appended to `text`, and advice."""
+    """Return an "ok" finding if `is_ok`, else a "warn" finding with `problem` appended to `text`."""
     return Finding("ok", topic, text) if is_ok else Finding("warn", topic, text + problem, advice)
 
 
 def merge_nodes(by_node: Mapping[str, Iterable[Finding]]) -> list[Finding]:
     """Merge equal findings of several nodes into one, with `nodes` set unless all nodes have the finding.
 
-    Findings of one topic are adjacent; otherwise the first node's order is kept.
+    Findings of one topic become adjacent.
     """
     details: defaultdict[Finding, dict[str, str]] = defaultdict(dict)  # by node
     for node, findings in by_node.items():
@@ -76,7 +75,7 @@ def exit_code_of_findings(findings: Iterable[Finding]) -> int:
 
 
 def format_findings(findings: Iterable[Finding], colour: Callable[[Level, str], str]) -> list[str]:
-    """Return the lines that show findings on a terminal; `colour` colours the level of each finding."""
+    """Return the lines that show findings on a terminal; `colour` colours a level."""
     lines = []
     for finding in findings:
         detail = f" ({finding.detail})" if finding.detail else ""

@@ -37,15 +37,12 @@ _MAX_PORTS = 64  # maximum number of ports tested
 def check_host(
     environ: Mapping[str, str], spec: JobSpec, *, is_quick: bool, probe_name: str
 ) -> tuple[list[Finding], float | None]:
-    """Run all checks of this host.
+    """Run all checks of this host; return the findings, and the clock skew from `probe_file` or None.
 
     Args:
         spec: The job whose `runs_directory`, `interface` and `ports` are checked.
         is_quick: Whether to skip the checks that start TensorFlow and pip.
         probe_name: Unique name of the test file that this host writes into the run directory.
-
-    Returns:
-        The findings, and the clock skew in seconds that `probe_file` measured; the skew is None if unknown.
     """
     directory, skew = check_directory(spec.runs_directory, probe_name)
     findings = [
@@ -61,7 +58,7 @@ def check_host(
 
 
 def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, float | None]:
-    """Write and remove a test file; return the finding, and the clock skew that `probe_file` measured or None."""
+    """Write and remove a test file; return the finding, and the clock skew from `probe_file` or None."""
     text = f"run directories in {runs_directory.absolute()}"
     path = probe_path(runs_directory, probe_name)
     try:
@@ -82,7 +79,7 @@ def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, flo
 
 
 def check_shared(runs_directory: Path, probe_name: str) -> Finding:
-    """Check that hosts share the directory: wait at most 5 s for the test file of another host."""
+    """Check that hosts share the directory, where another host's test file must appear within 5 s."""
     deadline = time.monotonic() + _VISIBLE_SECONDS
     while not (is_visible := probe_path(runs_directory, probe_name).exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -93,7 +90,7 @@ def check_shared(runs_directory: Path, probe_name: str) -> Finding:
 
 
 def check_clocks(skew_by_node: Mapping[str, float]) -> Finding:
-    """Check that the nodes' clocks agree, given each node's clock skew against the file server in seconds."""
+    """Check that the nodes' clocks agree, given the clock skew of each in seconds."""
     first, last = min(skew_by_node, key=skew_by_node.__getitem__), max(skew_by_node, key=skew_by_node.__getitem__)
     spread = skew_by_node[last] - skew_by_node[first]
     if spread <= _LARGE_SKEW_SECONDS:
@@ -104,7 +101,7 @@ def check_clocks(skew_by_node: Mapping[str, float]) -> Finding:
 
 
 def probe_path(runs_directory: Path, name: str) -> Path:
-    """Return the path of a test file in the directory, or in its nearest existing parent; `name` must be unique."""
+    """Return the path of a test file in the directory or its nearest existing parent."""
     path = runs_directory.absolute()
     parent = next((each for each in (path, *path.parents) if each.exists()), path)
     return parent / f".tf4slurm-doctor-{name}"
@@ -112,13 +109,10 @@ def probe_path(runs_directory: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def probe_file(path: Path) -> Iterator[float]:
-    """Write a small test file and remove it after the block.
+    """Write a small test file and remove it after the block; raise OSError if it cannot be written.
 
     Yields:
         The smallest clock skew in seconds that explains the file's time; positive if the file server's clock is ahead.
-
-    Raises:
-        OSError: The file cannot be written.
     """
     before = time.time()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -135,7 +129,6 @@ def probe_file(path: Path) -> Iterator[float]:
 
 
 def _check_interfaces(interface: str | None, node: str) -> Finding:
-    """Report the interfaces of this host, and fail if the requested one has no address."""
     if interface is not None:
         try:
             interface_address(interface, node)
@@ -172,7 +165,6 @@ def _check_proxies(environ: Mapping[str, str], addresses: Sequence[str]) -> Find
 
 
 def _check_open_files() -> Finding:
-    """Check the limit of open files per process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return Finding("ok", "open files", "a process may have any number of files open")
@@ -189,7 +181,7 @@ def _check_open_files() -> Finding:
 
 
 def _check_ports(candidates: Sequence[int]) -> Finding:
-    """Check that ports can be bound: at most 64 of the candidates, or without candidates any port."""
+    """Check that ports can be bound: at most 64 of the candidates, or any port without candidates."""
     tried = candidates[:_MAX_PORTS]
     try:
         num_free = sum(map(_is_free, tried or (0,)))
@@ -213,7 +205,6 @@ def _is_free(port: int) -> bool:
 
 
 def _check_munge() -> Finding:
-    """Encode and decode a credential with MUNGE."""
     if seal_for_this_user("probe") is not None:
         return Finding("ok", "munge", "MUNGE works")
     if shutil.which("munge") is None:

@@ -52,7 +52,6 @@ class NodeTask:
     Attributes:
         name: Unique part of the test files' names.
         secret: The secret of the reachability checks.
-        runs_directory, interface, ports: Options of the job.
         has_probe: Whether the launcher's host has written a test file.
         credential: MUNGE credential of the launcher's host; None if MUNGE does not work there.
     """
@@ -135,7 +134,7 @@ async def check_nodes(
 async def _ask_nodes(
     num_nodes: int, own_name: str, environ: Mapping[str, str], task: NodeTask, on_progress: Callable[[str], None]
 ) -> tuple[list[Any], list[Finding]]:
-    """Run the checks on the nodes; return their reports, and the findings about missing nodes and reachability."""
+    """Return the reports of the nodes, and the findings about missing nodes and reachability."""
     async with _answering_checks(task.secret, num_nodes) as port, _running_step(num_nodes, environ) as step:
         launcher = Peer(num_nodes, own_name, port, dict.fromkeys(task.launcher_addresses, ""), None)
         on_progress(f"checking {num_nodes} nodes")
@@ -197,7 +196,6 @@ def _unreachable_address(peer: Peer, address: str, checkers: Mapping[str, str]) 
 
 @contextlib.asynccontextmanager
 async def _running_step(num_nodes: int, environ: Mapping[str, str]) -> AsyncIterator[_NodeStep]:
-    """Run a step with one task on each node for the duration of the block."""
     command = srun_on_each_node_command(num_nodes, (*main_command("cli.main"), "doctor", "--as-node"))
     pipe = asyncio.subprocess.PIPE
     try:
@@ -234,7 +232,7 @@ async def _running_step(num_nodes: int, environ: Mapping[str, str]) -> AsyncIter
 
 
 class _NodeStep:
-    """The tasks of the step: their answers, and the first lines of srun's standard error in `error_lines`."""
+    """The tasks of the step, and the first lines of srun's standard error."""
 
     def __init__(self, num_nodes: int, stdin: asyncio.StreamWriter) -> None:
         self._stdin = stdin
@@ -270,7 +268,7 @@ class _NodeStep:
         self._has_changed.set()
 
     async def read_errors(self, stderr: asyncio.StreamReader) -> None:
-        """Keep the first lines of srun's standard error; stop waiting for tasks that srun reports as failed."""
+        """Keep the first lines; stop waiting for tasks that srun reports as failed."""
         while line := await stderr.readline():
             text = line.decode(errors="replace").strip()
             if len(self.error_lines) < _MAX_ERROR_LINES:
@@ -280,9 +278,9 @@ class _NodeStep:
 
 
 def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
-    """Add a line of `srun --label`, such as "3: {…", to the parts of the rank's answer.
+    """Add a line of `srun --label`, such as "3: {…", to the parts; return (rank, answer) if that completes an answer.
 
-    Return (rank, answer) if the line completes the answer, else None. Other output of a task is ignored.
+    Other output of a task is ignored.
     """
     label, _, part = line.rstrip("\n").partition(": ")
     if not label.strip().isdecimal():
@@ -321,7 +319,7 @@ async def _run_node(environ: Mapping[str, str]) -> None:
 
 
 async def _read(lines: asyncio.StreamReader) -> Any:
-    """Return the value of the next line; None at the end of the input, where a line may be incomplete."""
+    """Return the value of the next line; None at the end of the input."""
     line = await asyncio.wait_for(lines.readline(), _INPUT_SECONDS)
     return json.loads(line) if line.endswith(b"\n") else None
 
@@ -332,7 +330,6 @@ def _answer(value: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def _answering_checks(secret: str, rank: int) -> AsyncIterator[int]:
-    """Answer reachability checks for the duration of the block; yield the port."""
     held = hold_port()
     with contextlib.closing(held), contextlib.closing(await answer_checks(held.listen(), secret, rank)):
         yield held.port
@@ -364,7 +361,7 @@ def _check_credential(credential: str) -> Finding:
 
 
 async def _find_faults(peers: Sequence[Peer], own_rank: int, secret: str) -> list[tuple[int, str, str]]:
-    """Return (rank, address, reason) for each address of another host that failed its reachability check."""
+    """Return (rank, address, reason) for each unreachable address of another host."""
     limit = asyncio.Semaphore(_MAX_CHECKS)
 
     async def check(peer: Peer, host: str) -> tuple[int, str, str] | None:

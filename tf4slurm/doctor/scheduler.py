@@ -43,7 +43,7 @@ class SubjectTests(TypedDict):
 
 
 def check_slurm(environ: Mapping[str, str], settings: Mapping[str, Setting] | None = None) -> list[Finding]:
-    """Run all checks of Slurm from this host, also of `settings` if a profile is to be checked."""
+    """Run all checks of Slurm from this host, and of a profile in `settings`."""
     allocation = SlurmAllocation.from_environ(environ)
     if allocation is not None and allocation.num_nodes is None:
         text = f"the environment names job {allocation.job_id} but not its nodes, as after ssh to a node of the job"
@@ -74,7 +74,7 @@ def _check_slurm(allocation: SlurmAllocation | None, settings: Mapping[str, Sett
 
 
 def check_version(client: str, controller: str) -> Finding:
-    """Check the version of Slurm's programs on this host, and name the controller's version if it differs."""
+    """Check the version of Slurm's programs on this host."""
     text = f"Slurm {controller}"
     if client != controller:
         text += f", programs of {client} on this host"
@@ -93,7 +93,6 @@ def read_tests() -> dict[str, dict[str, SubjectTests]]:
 
 
 def _check_accounting(site: SlurmSite) -> Finding:
-    """Check that sacct answers, if the site has accounting."""
     advice = "tf4slurm does not need it. Keep the run directory: Slurm forgets an ended job within minutes."
     if not site.has_accounting:
         return Finding("warn", "sacct", "there is no accounting, so sacct finds no jobs", advice)
@@ -105,7 +104,7 @@ def _check_accounting(site: SlurmSite) -> Finding:
 
 
 def _check_settings(site: SlurmSite) -> Finding:
-    """Name the settings that affect the start of steps, and those with which no test ran."""
+    """Name the settings that affect the start of steps, and the untested ones among them."""
     tested = {f"{name}={part}" for name, value in SETTINGS.items() for part in value.split(",")}
     for subjects in read_tests().values():
         for each in subjects.values():
@@ -189,9 +188,9 @@ def _check_partition(partition: Partition, grace_period_seconds: float) -> Findi
 
 
 def check_profile(settings: Mapping[str, Setting], site: SlurmSite) -> Iterator[Finding]:
-    """Check the partition, the time limit, the type of GPU and the constraint that the settings request.
+    """Check the partition, time limit, type of GPU and constraint that the settings of `read_settings` request.
 
-    `settings` are those of `read_settings`. QOS and account are not checked: Slurm lists them only with accounting.
+    QOS and account are not checked: Slurm lists them only with accounting.
     """
 
     def value(name: str) -> str:

@@ -30,7 +30,7 @@ def smoke_test_spec(
     Args:
         options: Fields of `JobSpec` that the user has set.
         is_plain: Whether the tasks run without TensorFlow.
-        timeout_seconds: Timeout in seconds for each part: rendezvous, import of TensorFlow, connection, training.
+        timeout_seconds: For each part: rendezvous, import of TensorFlow, connection, training.
     """
     module = "doctor.smoke_test" if is_plain else "tensorflow.smoke"
     num_tasks = allocation.num_tasks if allocation else None
@@ -61,17 +61,12 @@ def describe_success(result: Result) -> str:
 
 
 def main(timeout_seconds: float) -> None:
-    """Run the task that TF_CONFIG names, without TensorFlow: the chief checks that each other task answers.
-
-    Raises:
-        SystemExit: In the chief, a task did not answer within `timeout_seconds`.
-    """
+    """Run the task that TF_CONFIG names, without TensorFlow: the chief checks that each other task answers in time."""
     current = current_server_dictionary()
     asyncio.run(_check_others(current, timeout_seconds) if current.task_type == "chief" else _answer(current))
 
 
 async def _answer(current: ServerDictionary) -> None:
-    """Answer at this task's address until the process is terminated."""
     address = Address.from_text(current.cluster[current.task_type][current.task_index])
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET

@@ -71,7 +71,7 @@ def check_python(environ: Mapping[str, str]) -> Finding:
 
 
 def check_keras(facts: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
-    """Check whether Model.fit works under ParameterServerStrategy, from the facts that `_FACTS` prints."""
+    """Check whether Model.fit works under ParameterServerStrategy, by the output of `_FACTS`."""
     if "keras_error" in facts:
         text = f"tf.keras does not load: {facts['keras_error'].splitlines()[0][:200]}"
         advice = "pip install keras"
@@ -89,7 +89,6 @@ def check_keras(facts: Mapping[str, Any], environ: Mapping[str, str]) -> Finding
 
 
 def _check_tensorflow(environ: Mapping[str, str]) -> list[Finding]:
-    """Import TensorFlow in a separate process, and check its Keras."""
     origin = _origin(environ)
     done = _run_python(("-c", _FACTS), {**environ, "TF_CPP_MIN_LOG_LEVEL": "2"}, IMPORT_SECONDS)
     if done is None:
@@ -108,7 +107,7 @@ def _check_tensorflow(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def find_facts(output: str) -> dict[str, Any] | None:
-    """Return the facts in the output of `_FACTS`; None if there are none. Other output may be before and after them."""
+    """Return the facts that `_FACTS` printed, perhaps among other output; None if there are none."""
     for line in output.splitlines():
         with contextlib.suppress(ValueError):
             facts = json.loads(line)
@@ -118,7 +117,6 @@ def find_facts(output: str) -> dict[str, Any] | None:
 
 
 def _explain_failure(returncode: int, stderr: str) -> tuple[str, str]:
-    """Return the reason of a failed import, and advice."""
     if returncode == -signal.SIGILL:
         return "it was built for a newer processor (SIGILL)", "Install a TensorFlow built for this processor."
     reason = (stderr.strip().splitlines() or ["no error message"])[-1][:300]
@@ -129,7 +127,7 @@ def _explain_failure(returncode: int, stderr: str) -> tuple[str, str]:
 
 
 def _check_packages(environ: Mapping[str, str]) -> list[Finding]:
-    """Check with pip for conflicts between the packages that TensorFlow needs; no finding if pip is not installed."""
+    """Check the packages that TensorFlow needs for conflicts; no finding if pip is not installed."""
     done = _run_python(("-m", "pip", "check", "--disable-pip-version-check"), environ, _PIP_SECONDS)
     if done is None or "No module named pip" in done.stderr:
         return []
@@ -160,7 +158,6 @@ def _run_python(
 
 
 def _origin(environ: Mapping[str, str]) -> str:
-    """Return the source of the installed TensorFlow, from environment modules and package metadata."""
     spec = importlib.util.find_spec("tensorflow")
     place = os.path.dirname(spec.origin) if spec is not None and spec.origin else "an unknown place"
     modules = [name for name in environ.get("LOADEDMODULES", "").split(":") if "tensorflow" in name.lower()]

@@ -46,9 +46,9 @@ def interface_address(interface: str, node: str) -> str:
 
     Args:
         interface: A name ("ib0"), a glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (by hardware type, or else
-            the names ib* and hsn*), "fastest" (by link speed), or a host name pattern ("{host}-ib0"), if nodes have
-            another host name in the network. Several of these are separated by commas, in order of preference.
-        node: Slurm's name of this node (`slurm.environ.own_node_name`), which replaces "{host}".
+            the names ib* and hsn*), "fastest" (by link speed), or a host name pattern ("{host}-ib0"). Several of these
+            are separated by commas, in order of preference.
+        node: Slurm's name of this node, which replaces "{host}".
 
     Raises:
         InterfaceError: No interface matches, or one pattern matches several interfaces, which the message lists.
@@ -87,7 +87,7 @@ def task_address(interface: str | None, node: str, launcher: str) -> str:
 
 
 def list_interfaces() -> tuple[Interface, ...]:
-    """Return the network interfaces of this host, by name."""
+    """Return the interfaces of this host, by name."""
     import psutil  # imported here, because that takes 20 ms and most agents do not need it
 
     stats = psutil.net_if_stats()
@@ -102,7 +102,7 @@ def list_interfaces() -> tuple[Interface, ...]:
 
 
 def route_address(host: str) -> str:
-    """Return the source address of this host for packets to `host`, without sending any packet.
+    """Return the source address for packets to `host`, without sending any.
 
     Raises:
         OSError: The host name is unknown, or there is no route.
@@ -114,17 +114,17 @@ def route_address(host: str) -> str:
 
 
 def network_interfaces() -> list[Interface]:
-    """Return the interfaces that other hosts can reach: those that are up, except loopback."""
+    """Return the interfaces that other hosts can reach."""
     return [each for each in list_interfaces() if each.addresses and not is_loopback(each.addresses[0])]
 
 
 def host_addresses() -> tuple[str, ...]:
-    """Return the addresses of all interfaces that other hosts can reach; IPv4 first."""
+    """Return the addresses of `network_interfaces`, IPv4 first."""
     return tuple(sorted((a for each in network_interfaces() for a in each.addresses), key=_is_ipv6))
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is a loopback address (127.0.0.0/8, ::1)."""
+    """Return whether `host` is in 127.0.0.0/8, or ::1, or "localhost"."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -132,10 +132,10 @@ def is_loopback(host: str) -> bool:
 
 
 def isolate() -> None:
-    """Move this process and its future children into new user and network namespaces, with only a loopback interface.
+    """Move this process into new user and network namespaces, with only a loopback interface.
 
-    No privilege is needed where users may create user namespaces. The process keeps its user and group. Call this while
-    the process has one thread.
+    The process must have one thread. User and group stay the same, and no privilege is needed where users may create
+    user namespaces.
 
     Raises:
         InterfaceError: The system is not Linux, or does not let this user create the namespaces.
@@ -166,7 +166,6 @@ def isolate() -> None:
 
 
 def _matching_addresses(pattern: str, found: Sequence[Interface], node: str) -> list[str]:
-    """Return one address of each interface that `pattern` matches."""
     usable = [each for each in found if each.addresses]
     if "{host}" in pattern:
         named: set[object] = set()

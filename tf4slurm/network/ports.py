@@ -31,7 +31,7 @@ class HeldPort:
         self.port: int = holder.getsockname()[1]
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens on the port; the caller closes the socket before the child listens."""
+        """Return a socket that listens on the port; the caller closes it before the child listens."""
         listener = _wildcard_socket(self._holder.family)
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # both, like TensorFlow's server
             listener.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -68,7 +68,6 @@ def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
 
 
 def _bind(port: int, *, in_time_wait: bool = False) -> socket.socket | None:
-    """Return a socket bound to the port; None if the port is in use."""
     holder = _wildcard_socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, in_time_wait)
     try:
@@ -82,7 +81,7 @@ def _bind(port: int, *, in_time_wait: bool = False) -> socket.socket | None:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """Return a Unix socket whose name marks the port as held; None if the name is in use, or not on Linux."""
+    """Return a Unix socket whose name marks the port as held; None if it is in use, or not on Linux."""
     if sys.platform != "linux":
         return None
     claim = socket.socket(socket.AF_UNIX)
@@ -111,7 +110,7 @@ def parse_ports(text: str) -> tuple[int, ...]:
 
 
 def format_ports(ports: Sequence[int]) -> str:
-    """Format ports in Slurm's notation; `parse_ports` parses the result."""
+    """Format ports in Slurm's notation, for `parse_ports`."""
     ranges: list[list[int]] = []
     for port in ports:
         if ranges and port == ranges[-1][1] + 1:

@@ -60,7 +60,7 @@ async def answer_checks(listener: socket.socket, secret: str, rank: int) -> asyn
 def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:
     """Return the members that the task of `rank` must check; none if the cluster has a single node.
 
-    Each member is checked by exactly one task: the nearest lower rank, cyclically, on another node.
+    Each member is checked by one task: the nearest lower rank, cyclically, on another node.
     """
     members = cluster.members
     if len(cluster.nodes) == 1:
@@ -85,10 +85,7 @@ async def find_unreachable(members: Sequence[Member], secret: str, timeout_secon
 
 
 async def find_fault(name: str, rank: int, address: Address, secret: str, timeout_seconds: float) -> str | None:
-    """Send a reachability check to `address`; return None if `rank` of this job answers.
-
-    Otherwise return a sentence about the failure, in which the task is called `name`.
-    """
+    """Send a reachability check to `address`; return None if `rank` of this job answers, else a sentence about it."""
     nonce = os.urandom(_NONCE_BYTES)
     try:
         answer = await asyncio.wait_for(_request_mac(address, nonce), timeout_seconds)
@@ -104,7 +101,7 @@ async def find_fault(name: str, rank: int, address: Address, secret: str, timeou
 async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
     """Check that TensorFlow's gRPC server answers the first bytes of HTTP/2, on a new connection.
 
-    grpcio's keepalive pings are unsuitable: TensorFlow's server closes connections with such pings ("too_many_pings").
+    TensorFlow's server closes connections with grpcio's keepalive pings ("too_many_pings").
 
     Returns:
         True if an HTTP/2 server answers, False after the timeout, None without a server or with another protocol.
@@ -126,7 +123,7 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
 
 
 def bypass_proxies(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Return variables with which gRPC reaches `hosts` without an HTTP proxy; empty if `environ` sets no proxy."""
+    """Return variables with which gRPC reaches `hosts` without the HTTP proxy that `environ` may set."""
     if not any(environ.get(name) for name in PROXY_VARIABLES):
         return {}
     names = list(dict.fromkeys(hosts))

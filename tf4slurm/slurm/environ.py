@@ -82,7 +82,6 @@ def _number(text: str) -> int:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Parse a list of numbers, such as "0,3,4"."""
     items = text.split(",")
     if not all(map(_NUMBER.fullmatch, items)):
         raise ValueError('expected numbers such as "0,3,4"')
@@ -145,8 +144,7 @@ class SlurmAllocation:
 
     Attributes:
         num_tasks: Number of requested tasks; None if the job, or a component of it, only requested nodes.
-        cpus_per_task: Requested CPUs per task. srun needs this number as an option, because since Slurm 22.05 it does
-            not take the number from the job.
+        cpus_per_task: Requested CPUs per task, which srun does not take from the job since Slurm 22.05.
         components: Components of a heterogeneous job; empty for any other job.
         restart_count: Number of times that Slurm has requeued the job.
         array_element: Id of the job array's element, such as "38_2". `job_id` can be the id of the whole array.
@@ -203,12 +201,10 @@ def _component(environ: Mapping[str, str], suffix: str) -> HetComponent:
 
 
 def _required_attribute(variable: str, parse: Callable[[str], T]) -> cached_property[T]:
-    """Declare an attribute of `SlurmStep` that is read from a variable."""
     return cached_property(lambda step: _required(step.environ, variable, parse))
 
 
 def _optional_attribute(variable: str, parse: Callable[[str], T], default: Default) -> cached_property[T | Default]:
-    """Declare an attribute of `SlurmStep` with a default."""
     return cached_property(lambda step: _optional(step.environ, variable, parse, default))
 
 
@@ -216,21 +212,19 @@ class SlurmStep:
     """The step that this process is a task of.
 
     Attributes are parsed on access, so that an invalid variable affects only callers that need it. They raise
-    SlurmEnvironmentError if their variable is missing or invalid. In an environment made by hand, variables may be
-    missing; `from_environ` checks the variables that every task needs.
+    SlurmEnvironmentError if their variable is missing or invalid; `from_environ` checks those that every task needs.
 
     Attributes:
         rank: 0-based rank in the step.
         local_rank: 0-based rank among the tasks on this node.
-        num_tasks: Number of tasks of the step.
         node_name: Slurm's name of the node, which may differ from the host name.
         node_ranks: The ranks on this node, by local rank.
         nodes: The names of the step's nodes in Slurm's order.
         tasks_per_node: The number of tasks on each of `nodes`, not checked against other variables.
-        distribution: SLURM_DISTRIBUTION, such as "block" or "cyclic:block"; None if srun does not set it. In a
-            heterogeneous step it may describe another component than this task's.
-        plane_size: The number of consecutive ranks on one node with -m plane. Slurm's variable may describe another
-            component or an outer step.
+        distribution: Such as "block" or "cyclic:block"; None if srun does not set it. In a heterogeneous step it may
+            describe another component than this task's.
+        plane_size: The number of consecutive ranks on one node with -m plane, perhaps of another component or an outer
+            step.
         reserved_ports: Ports that Slurm reserves for this step on each of its nodes; empty if the site reserves none.
         launch_address: An address of the host on which srun runs; None if Slurm does not set it.
         restart_count: The number of times that Slurm has requeued the job.
@@ -289,12 +283,11 @@ class SlurmStep:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPUs of this task, from the first non-empty variable of `VISIBLE_DEVICES`; empty if it has none."""
+        """The GPUs of this task, from the first non-empty variable of `VISIBLE_DEVICES`."""
         return next(iter(self.visible_devices.values()), ())
 
     @cached_property
     def tasks_by_node(self) -> dict[str, int]:
-        """The number of tasks on each node, in Slurm's order."""
         counts = _required(self.environ, _TASKS_PER_NODE, self._parse_tasks_per_node)
         return dict(zip(self.nodes, counts, strict=True))
 
@@ -309,10 +302,7 @@ class SlurmStep:
 
     @cached_property
     def het_groups(self) -> dict[str, tuple[str, ...]]:
-        """The nodes of each component of the heterogeneous job, by the component's job id; empty for any other job.
-
-        Components outside of this step are included.
-        """
+        """The nodes of each component of the heterogeneous job, by its job id, also of those outside of this step."""
         size = _optional(self.environ, _HET_SIZE, _num_components, 0)
         if self.environ.get(f"{_GROUP_JOB_ID}0") != self.job_id:
             return {}  # the variables come from a heterogeneous job that submitted this job
@@ -325,8 +315,7 @@ class SlurmStep:
         """The node of each rank, checked against this task's node and ranks.
 
         Raises:
-            LayoutError: The environment does not determine the layout, or contradicts itself. `commands.layout_of`
-                then queries Slurm.
+            LayoutError: The environment contradicts itself or does not determine the layout; see `commands.layout_of`.
         """
         groups = self.het_groups.values()
         components = split_components(self.tasks_by_node, groups) if groups else []

@@ -19,16 +19,15 @@ def gpu_environ(
 ) -> dict[str, str]:
     """Return the variables that assign GPUs to a task's child process, for each variable that Slurm set.
 
-    If Slurm gave all tasks of the node the same list, the list is divided among these tasks. If Slurm made a list for
-    this task alone (`is_list_of_one_task`), the task keeps its list.
+    A list that Slurm made for this task alone is kept; one for all tasks of the node is divided among these tasks.
 
     Args:
         visible_devices: Slurm's names of the devices by variable, such as {"CUDA_VISIBLE_DEVICES": ("2", "3")}.
         gpus_on_node: Number of GPUs of the step on this node; None if unknown.
         local_rank: The task's 0-based rank on its node.
         sees_gpus: Whether each task uses GPUs, by local rank.
-        per_task: Devices per task. None divides all devices evenly. If devices remain, the first tasks get one more
-            each. If there are fewer devices than tasks, neighbouring tasks share a device.
+        per_task: Devices per task. None divides all devices: the first tasks get the remaining ones, and if there are
+            fewer devices than tasks, neighbouring tasks share a device.
 
     Raises:
         PlacementError: There are too few devices for `per_task` per task.
@@ -48,18 +47,12 @@ def gpu_environ(
 
 
 def is_list_of_one_task(visible: Sequence[str], gpus_on_node: int | None) -> bool:
-    """Return whether Slurm made the list for one task only, as with --gpus-per-task or --gpu-bind.
-
-    Such a list is shorter than the number of GPUs of the step on this node.
-    """
+    """Return whether Slurm made the list for one task (--gpus-per-task, --gpu-bind): it is shorter than the node's."""
     return gpus_on_node is not None and len(visible) < gpus_on_node
 
 
 def _share(visible: Sequence[str], index: int, num_users: int, per_task: int | None) -> Sequence[str]:
-    """Return the devices for one task.
-
-    `index` is the position of this task among the `num_users` tasks of its node that use GPUs.
-    """
+    """Return the devices of the task at position `index` among the `num_users` tasks of its node that use GPUs."""
     if per_task is not None:
         if per_task * num_users > len(visible):
             raise PlacementError(

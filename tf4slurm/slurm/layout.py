@@ -24,8 +24,7 @@ def deal_ranks(component: Component, distribution: str | None, plane_size: int |
 
     Args:
         component: The step.
-        distribution: SLURM_DISTRIBUTION: "block", "cyclic" or "plane", with suffixes such as ",nopack" or ":cyclic",
-            which do not affect nodes; None, if srun does not set the variable, means block.
+        distribution: "block" (also None), "cyclic" or "plane". Suffixes such as ":cyclic" do not affect nodes.
         plane_size: Number of consecutive ranks on one node; only for plane.
 
     Raises:
@@ -78,9 +77,8 @@ def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Map
 
     Args:
         nodes: Each node of the layout once, in Slurm's order.
-        counts: Number of tasks by new name, with one new name per node. Either each new name starts with the name of
-            its node, or none does. In the second case the new names must be sorted, and the nth new name belongs to the
-            nth of `nodes`.
+        counts: Number of tasks by new name, one per node. Either each new name starts with the name of its node, or none
+            does and the nth new name, in sorted order, is that of the nth of `nodes`.
 
     Raises:
         LayoutError: The new names do not determine their nodes.
@@ -111,7 +109,6 @@ def shorten(items: Sequence[object]) -> str:
 
 
 def _deal_rounds(component: Component, size: int) -> tuple[str, ...]:
-    """Deal ranks in rounds, up to `size` per node, until each node has its number of tasks."""
     ranks: list[str] = []
     left = list(component.items())
     while left:

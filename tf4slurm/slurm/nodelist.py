@@ -49,13 +49,7 @@ class _Part(NamedTuple):
 
 
 def expand_nodelist(nodelist: str) -> tuple[str, ...]:
-    """Expand a Slurm nodelist into node names, in Slurm's order, duplicates kept.
-
-    Args:
-        nodelist: Compressed names as in SLURM_STEP_NODELIST, such as "n[001-003],gpu7".
-
-    Returns:
-        One name per node: ("n001", "n002", "n003", "gpu7"). Zero padding is kept.
+    """Expand a nodelist such as "n[001-003],gpu7" into node names, in Slurm's order, duplicates kept.
 
     Raises:
         NodelistError: There is no node, more than `MAX_NODES` nodes, or a syntax error at the attribute `position`.
@@ -71,10 +65,7 @@ def expand_nodelist(nodelist: str) -> tuple[str, ...]:
 
 
 def fold_nodelist(nodes: Iterable[str]) -> str:
-    """Return the nodelist that expands to exactly these node names, with order and duplicates kept.
-
-    Args:
-        nodes: Node names: ("n9", "n10", "gpu7") become "n[9-10],gpu7", as with `scontrol show hostlist`.
+    """Return the nodelist that expands to exactly these names: "n[9-10],gpu7" for "n9", "n10", "gpu7".
 
     Raises:
         NodelistError: There is no node, or the attribute `nodelist` is an invalid name.
@@ -133,7 +124,6 @@ def _expand_parts(parts: Sequence[_Part]) -> list[str]:
 
 
 def _fold_group(prefix: str, group: Sequence[str]) -> str:
-    """Fold names that consist of `prefix` and digits, or are all equal to `prefix`."""
     if len(group) == 1 or not group[0]:
         return ",".join(prefix + digits for digits in group)
     ranges: list[list[str]] = []
@@ -146,7 +136,6 @@ def _fold_group(prefix: str, group: Sequence[str]) -> str:
 
 
 def _follows(bounds: list[str], digits: str) -> bool:
-    """Return whether `digits` is the number after the range `bounds` (first, last), with the same width."""
     first, last = bounds
     number = int(last) + 1
     return digits == f"{number:0{len(first)}}" and number - int(first) < _MAX_RANGE

@@ -58,7 +58,7 @@ class SlurmJob:
         state: For example "RUNNING", or "COMPLETING" while Slurm ends the job.
         is_batch: Whether the job is a batch job. Slurm requeues only batch jobs.
         can_requeue: Whether the user and the site allow a requeue.
-        is_preempted: Whether Slurm has chosen the job for preemption, so that its grace time has begun.
+        is_preempted: Whether the grace time of a preemption has begun.
         preempt_mode: Effect of preemption in the partition, such as "REQUEUE" or "CANCEL"; empty if unknown.
         exit_code: Exit code of the batch script, 128 + n after signal n; 0 while the script runs.
         output: Path of the batch script's output; empty if unknown.
@@ -113,7 +113,7 @@ class QueueEntry:
 
     @property
     def explained_reason(self) -> str:
-        """Slurm's reason why the job is pending, with an explanation of the common ones."""
+        """Slurm's reason why the job is pending, with an explanation of common ones."""
         if self.reason == "None":
             return "Slurm has not considered the job yet"
         meaning = _REASONS.get(self.reason.split(",")[0].strip("()").removesuffix("_"))
@@ -206,7 +206,7 @@ def parse_allocation(allocation: SlurmAllocation, text: str) -> SlurmAllocation:
     """Return the allocation with the numbers in the output of `scontrol show job ID`.
 
     Raises:
-        ValueError: The text is not the output of this command.
+        ValueError: A number is missing.
     """
     fields = parse_fields(text)
     cpus_per_task = fields.get("CPUs/Task", "")
@@ -225,7 +225,7 @@ def _required_number(fields: Mapping[str, str], name: str) -> int:
 
 
 def parse_resources(text: str) -> SlurmResources:
-    """Parse the resources in the output of `scontrol show job ID`; missing fields are None."""
+    """Parse the resources in the output of `scontrol show job ID`."""
     fields = parse_fields(text)
     return SlurmResources(
         submitted=_parse_time(fields.get("SubmitTime", "")),
@@ -237,7 +237,7 @@ def parse_resources(text: str) -> SlurmResources:
 
 
 def parse_queue(text: str) -> list[QueueEntry]:
-    """Parse the output of squeue in `SQUEUE_FORMAT`; lines in another format are ignored."""
+    """Parse the output of squeue in `SQUEUE_FORMAT`; ignore other lines."""
     rows = (line.split("|") for line in text.splitlines())
     return [QueueEntry(*(field.strip() for field in row)) for row in rows if len(row) == 7]
 
@@ -319,7 +319,7 @@ def _parse_partition(line: str, nodes: Sequence[Sequence[str]]) -> Partition:
 
 
 def _leading_number(text: str) -> int:
-    """Return the number at the start of a text such as "30 sec"; 0 without one."""
+    """Return the number at the start of a text such as "30 sec", else 0."""
     match = re.match(r"\d{1,9}", text)
     return int(match[0]) if match else 0
 

@@ -14,9 +14,8 @@ _POLL_SECONDS = 1.0
 async def wait_for_slurmstepd_loss() -> int:
     """Wait until the slurmstepd above this process has been killed; return its process id.
 
-    Normally slurmstepd exits after its tasks, so a slurmstepd that ends before them was killed. Its tasks continue to
-    run. If no slurmstepd is above this process, or if /proc hides it (hidepid), this coroutine waits until it is
-    cancelled.
+    slurmstepd exits after its tasks, so one that ends before them was killed, and they continue to run. If /proc shows
+    no slurmstepd above this process, this coroutine waits until it is cancelled.
     """
     slurmstepd = _find_slurmstepd()
     if slurmstepd is None:
@@ -28,7 +27,6 @@ async def wait_for_slurmstepd_loss() -> int:
 
 
 def _find_slurmstepd() -> ProcessStat | None:
-    """Return the nearest ancestor named slurmstepd; None if there is none."""
     process_id = os.getppid()
     with contextlib.suppress(OSError):  # /proc does not show the process
         while process_id > 1:

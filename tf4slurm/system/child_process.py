@@ -86,8 +86,7 @@ class Child:
     ) -> None:
         """Start the child and wait for its end in one thread.
 
-        The thread that starts the child must not end before the child, because with PR_SET_PDEATHSIG (`exec_child.py`)
-        the kernel would then kill the child.
+        When the thread that started the child ends, the kernel kills the child (PR_SET_PDEATHSIG, see `exec_child.py`).
         """
         child = None
         # Otherwise Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.
@@ -116,7 +115,7 @@ class Child:
     async def wait(self) -> int:
         """Wait for the end of the child; return its exit code, or minus the number of the signal that ended it.
 
-        Then kill the child's process group, and wait for the rest of the output, at most 0.5 s.
+        Then kill its process group, and wait at most 0.5 s for the rest of the output.
         """
         await self._has_ended.wait()
         self.signal(signal.SIGKILL)
@@ -143,7 +142,6 @@ class Child:
             self.signal(signal.SIGKILL)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the child's process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises EPERM for a group of zombies
             os.killpg(self.process_id, number)
             return

@@ -29,9 +29,8 @@ GUARD_LOST = signal.SIGHUP
 def start_guard() -> None:
     """Fork: the parent becomes the guard, and this function returns in the child, which becomes the agent.
 
-    The guard exits after the agent. On other systems than Linux there is no guard.
-
-    Call this while the process has one thread, and before large imports, so that the guard stays small.
+    The guard exits after the agent; only Linux has one. Call this while the process has one thread, and before large
+    imports, so that the guard stays small.
     """
     if sys.platform != "linux":
         return
@@ -64,7 +63,7 @@ def _guard(agent: int) -> NoReturn:
 
 
 def _end_children() -> None:
-    """Kill all descendants, repeatedly because a killed process may just have started another; give up after 4 s."""
+    """Kill all descendants, repeatedly because they may start others; give up after 4 s."""
     deadline = time.monotonic() + _CLEAN_SECONDS  # a process that waits for a file server cannot be killed
     while time.monotonic() < deadline:
         try:

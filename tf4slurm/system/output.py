@@ -26,7 +26,7 @@ class Stream(Protocol):
 
 
 class LineWriter:
-    """Writes lines in a thread. When its queue is full it drops lines, and writes the number of dropped lines."""
+    """Writes lines in a thread. When its queue is full it drops lines, and writes their number."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -86,7 +86,7 @@ class LineWriter:
 
 
 class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # a type only since Python 3.11
-    """Logs to a slow stream. Event loops and threads other than the main thread do not wait for the stream.
+    """Logs to a slow stream, for which only the main thread waits, and no event loop.
 
     Call `close` (as logging.shutdown does) before the process ends.
     """
@@ -132,6 +132,6 @@ class LineSplitter:
         return [line.decode("utf-8", "replace") for line in lines]
 
     def finish(self) -> list[str]:
-        """Return the incomplete last line at the end of the stream, if any."""
+        """Return the incomplete last line, if any."""
         rest, self._rest = self._rest, b""
         return [rest.decode("utf-8", "replace")] if rest else []

@@ -30,11 +30,7 @@ class ProcessStat(NamedTuple):
 
 
 def read_stat(process_id: int) -> ProcessStat:
-    """Read /proc/PID/stat of a process, which may be a zombie.
-
-    Raises:
-        OSError: There is no such process, or /proc does not show it.
-    """
+    """Read /proc/PID/stat of a process, which may be a zombie; raise OSError if /proc does not show it."""
     with open(f"/proc/{process_id}/stat", encoding="utf-8", errors="replace") as file:
         head, _, tail = file.read().rpartition(")")
     fields = tail.split()
@@ -44,11 +40,7 @@ def read_stat(process_id: int) -> ProcessStat:
 
 
 def find_children(process_id: int) -> list[int]:
-    """Return the process ids of a process's children, including zombies.
-
-    Raises:
-        OSError: There is no such process, or /proc does not show it.
-    """
+    """Return the process ids of a process's children, including zombies; raise OSError if /proc does not show it."""
     found: list[int] = []
     for thread in os.listdir(f"/proc/{process_id}/task"):
         with open(f"/proc/{process_id}/task/{thread}/children", encoding="utf-8") as file:
@@ -68,7 +60,7 @@ def walk_descendants(process_id: int) -> Iterator[int]:
 
 
 def ignores_signal(process_id: int, number: int) -> bool:
-    """Return whether a process and all its descendants ignore a signal; False if /proc does not show one of them."""
+    """Return whether /proc shows that a process and all its descendants ignore a signal."""
     try:
         with open(f"/proc/{process_id}/status", encoding="utf-8", errors="replace") as file:
             (mask,) = re.findall(r"^SigIgn:\s*([0-9a-f]+)$", file.read(), re.MULTILINE)
@@ -98,8 +90,7 @@ def adopt_orphans() -> None:
 def reap_orphans(own_child: int) -> None:
     """Reap adopted orphans that have ended.
 
-    Children in this process's group are skipped, because other code waits for them. No orphan is in this group, because
-    a child and its descendants leave it.
+    Other code waits for children in this process's group, in which no orphan is: a child and its descendants leave it.
     """
     with contextlib.suppress(OSError):
         for each in find_children(os.getpid()):
@@ -109,7 +100,7 @@ def reap_orphans(own_child: int) -> None:
 
 
 def kill_descendants() -> None:
-    """Kill all descendants of this process; works also if the kernel lacks the lists that `find_children` reads."""
+    """Kill all descendants of this process, also if the kernel lacks the lists that `find_children` reads."""
     if sys.platform != "linux":
         return
     children: dict[int, list[ProcessStat]] = {}

@@ -18,7 +18,7 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
     """Run `main(environ)` and exit with its exit code; print a `Tf4SlurmError` without a traceback.
 
     `environ` is a copy of os.environ for child processes. Afterwards this function changes os.environ, to silence
-    gRPC's messages about clients that fail the TLS handshake or send invalid data, and to turn off its fork handlers.
+    gRPC's messages about clients that send invalid data, and to turn off its fork handlers.
     """
     environ = dict(os.environ)
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # the handlers abort children that Python 3.10 starts by fork

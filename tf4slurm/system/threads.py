@@ -13,9 +13,8 @@ _T = TypeVar("_T")
 def in_thread(function: Callable[..., _T], *arguments: object) -> asyncio.Future[_T]:
     """Run a function that may wait for a file system in a new thread, so that the event loop does not wait.
 
-    A parallel file system may stall for 30 to 300 s during a failover, and a waiting thread cannot be ended: if the
-    future is cancelled, the thread continues and its result is dropped. `asyncio.to_thread` is not used, because
-    asyncio.run waits for its threads at the end.
+    A parallel file system may stall for 30 to 300 s during a failover. If the future is cancelled, the thread continues
+    and its result is dropped. `asyncio.to_thread` is not used, because asyncio.run waits for its threads at the end.
     """
     thread = ThreadPoolExecutor(1)
     result = asyncio.get_running_loop().run_in_executor(thread, function, *arguments)

@@ -18,9 +18,8 @@ def check_trusted(path: Path, instead: str) -> None:
     """Refuse a file or directory that users other than this user and root could have created or changed.
 
     This is the case if another user owns the file or its directory, or if others may write to either. Write permission
-    for a group counts, unless the group is the owner's private group, with the owner's name and no other members.
-    (POSIX ACLs appear as group permissions.) Files below the directories in the environment variable TF4SLURM_TRUST
-    (absolute paths, separated by os.pathsep) are not checked.
+    for a group (or a POSIX ACL) counts, unless it is the owner's private group, with the owner's name and no other
+    members. Files below the directories in TF4SLURM_TRUST (separated by os.pathsep) are not checked.
 
     Args:
         path: The file or directory. Symbolic links are followed.
@@ -64,7 +63,6 @@ def _is_private_group(group_id: int, user_id: int) -> bool:
 
 
 def _name(look_up: Callable[[], str], number: int) -> str:
-    """Return the name of a user or group, or its number if this host does not know the name."""
     try:
         return look_up()
     except KeyError:

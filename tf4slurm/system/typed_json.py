@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return dataclasses and plain values as strict JSON; NaN and infinite numbers become null."""
+    """Return dataclasses and plain values as strict JSON."""
     separators = (",", ":") if indent is None else None
     dump = functools.partial(json.dumps, indent=indent, separators=separators, default=vars, allow_nan=False)
     try:
@@ -31,7 +31,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object from a file; return None if the file is missing, unreadable or not a JSON object."""
+    """Read a JSON object from a file; return None if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -66,7 +66,7 @@ def from_exact_json(kind: type[_T], content: Any, before: _T | None = None) -> _
     """Convert a JSON object to a dataclass. Missing fields are taken from `before`, else from the defaults.
 
     Raises:
-        ValueError: The content is not an object, has an unknown key, or a value of another type than its field.
+        ValueError: The content is not an object, has an unknown key, or a value of a wrong type.
         TypeError: A field without a default is missing.
     """
     readers: dict[str, _Reader] = _field_readers(kind, True)  # type: ignore[arg-type]
@@ -88,7 +88,6 @@ def _field_readers(kind: type[Any], is_exact: bool) -> dict[str, _Reader]:
 
 
 def _reader(hint: Any, is_exact: bool) -> _Reader:
-    """Return the function that reads a JSON value of this type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if type(None) in arguments:  # X | None
         read = _reader(arguments[0], is_exact)

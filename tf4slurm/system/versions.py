@@ -31,9 +31,9 @@ print(json.dumps(found))
 
 
 def read_versions(python: str) -> dict[str, str]:
-    """Return the versions of a Python, its TensorFlow and its Keras, by name; empty if this Python does not answer.
+    """Return the versions of a Python, its TensorFlow and its Keras, without an import of TensorFlow.
 
-    TensorFlow is not imported.
+    Empty if this Python does not answer.
     """
     with contextlib.suppress(ValueError):
         found: dict[str, str] = json.loads((python and read_output(python, "-c", _VERSIONS)) or "{}")
@@ -49,10 +49,7 @@ class Commit(NamedTuple):
 
 
 def read_commit(directory: Path) -> Commit | None:
-    """Return the commit of a directory, or of the directory that a snapshot was taken from.
-
-    The result is None if git tracks no file of the directory.
-    """
+    """Return the commit of a directory or of a snapshot's origin; None if git tracks no file of the directory."""
     with contextlib.suppress(OSError, ValueError):
         name, is_dirty = json.loads((directory / COMMIT_FILE).read_text(encoding="utf-8"))
         return Commit(str(name), bool(is_dirty))
