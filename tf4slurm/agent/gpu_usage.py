@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import csv
-import io
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -58,22 +57,17 @@ def summarize(apps: str, gpus: str, process_ids: Iterable[int]) -> GpuUsage:
     """
     own = {str(process_id) for process_id in process_ids}
     used = [row for row in _rows(apps) if len(row) == 3 and row[0] in own]
-    memory = [_to_number(row[2]) for row in used]
+    memory = [int(row[2]) for row in used if row[2].isdecimal()]
     uuids = {row[1] for row in used}
-    percents = [_to_number(row[1]) for row in _rows(gpus) if len(row) == 2 and row[0] in uuids]
-    known = [percent for percent in percents if percent is not None]
+    percents = [int(row[1]) for row in _rows(gpus) if len(row) == 2 and row[0] in uuids and row[1].isdecimal()]
     return GpuUsage(
-        percent=round(sum(known) / len(known), 1) if known else None,
-        memory_bytes=None if not memory or None in memory else int(sum(filter(None, memory)) * _MIB),
+        percent=round(sum(percents) / len(percents), 1) if percents else None,
+        memory_bytes=sum(memory) * _MIB if memory and len(memory) == len(used) else None,
     )
 
 
 def _rows(text: str) -> Iterable[list[str]]:
-    return csv.reader(io.StringIO(text), skipinitialspace=True)
-
-
-def _to_number(text: str) -> float | None:
-    return float(text) if text.strip().isdecimal() else None
+    return ([item.strip() for item in row] for row in csv.reader(text.splitlines()))
 
 
 def _query(query: str) -> str | None:

@@ -42,14 +42,13 @@ _FAILURE_CHARACTERS = 900
 
 @dataclass(frozen=True)
 class LocalTask:
-    """A task that the local launcher started: its rank, and the name of this host."""
+    """A task that the local launcher started."""
 
     rank: int
     node_name: str
 
 
 TaskIdentity = SlurmStep | LocalTask
-"""A task of the job: a rank of a Slurm step, or a rank that the local launcher assigned."""
 
 
 def read_identity(environ: Mapping[str, str]) -> TaskIdentity:
@@ -67,7 +66,6 @@ class Rendezvous:
     """One task's registration, and the port that the task holds for its child.
 
     Attributes:
-        client: The task's client of the control service.
         failure: The reason why this task cannot take part; None if the task can.
         held_port: The port of the current attempt; None before one was chosen.
         listener: The socket that listens on `held_port` until the child's server listens there.
@@ -169,9 +167,7 @@ class Rendezvous:
 
 def is_under_launcher(environ: Mapping[str, str]) -> bool:
     """Return whether a launcher started this process as an agent."""
-    return all(
-        variable in environ for variable in (CONTROL_VARIABLE, TOKEN_VARIABLE, CERTIFICATE_VARIABLE, SETTINGS_VARIABLE)
-    )
+    return environ.keys() >= {CONTROL_VARIABLE, TOKEN_VARIABLE, CERTIFICATE_VARIABLE, SETTINGS_VARIABLE}
 
 
 def spec_to_environ(spec: JobSpec, run_directory: Path) -> dict[str, str]:
