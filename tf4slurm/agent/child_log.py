@@ -20,7 +20,7 @@ _CHARACTERS = 500  # per line, to stay below the limit of the control service
 _NUMBER_LINES = 2  # lines kept of a tensor
 _NUMBERS = 8  # numbers kept per line
 
-# Each text matches in one way only: otherwise a line could take minutes, in which the agent sends no heartbeat.
+# Each text matches in one way only: otherwise a line could take minutes, without a heartbeat.
 _NUMBER = r"(?:[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf|\.\.\.)"
 _OF_A_TENSOR = re.compile(r"array\(|dtype=\w+|(?:shape|numpy)=|<tf\.Tensor:|[\[\](){}<>,:\s]+")
 _ONLY_NUMBERS = re.compile(r"(?=.*(?:\d|nan|inf|True|False|\.\.\.))(?:[-+.\d]|e[-+]?\d|nan|inf|True|False)+")

@@ -42,7 +42,6 @@ class ReportLog:
         self._series.add(report)
 
     async def close(self) -> None:
-        """Write the remaining reports, in at most 2 s."""
         self._running.cancel()
         self._series.seal()
         await self._wait()
@@ -78,8 +77,8 @@ class ReportLog:
     def _write(self, lines: list[ScriptReport], num_mergings: int) -> None:
         num_written, mergings_written = self._written
         is_appended = num_mergings == mergings_written and not self._is_failing
+        new_lines = lines[num_written:] if is_appended else lines
         try:
-            new_lines = lines[num_written:] if is_appended else lines
             self._run_directory.write_reports(*self._file, new_lines, is_appended=is_appended)
             self._written, self._is_failing = (len(lines), num_mergings), False
         except RunDirectoryError as error:

@@ -1,7 +1,7 @@
 """The agent's end of the script channel: a Unix socket between an agent and its script.
 
-Each message is one line of JSON: a `ScriptState` or `ScriptReport` from the script, or a `DesiredState` from the agent.
-The script's end is in `tf4slurm/script_channel.py`. Only processes of the same user and of root may connect.
+Each message is a line of JSON: a `ScriptState` or `ScriptReport` from the script, or a `DesiredState` from the agent.
+Only processes of the same user and of root may connect.
 """
 
 from __future__ import annotations

@@ -59,8 +59,7 @@ _OPTIONS = (
 class ControlClient:
     """One task's client of the control service.
 
-    Run `run()` as an asyncio task. It returns when the service has been notified that this task has terminated, and
-    raises an error when the service refuses this task or is lost. `wait_for_change` waits for data from the service.
+    Run `run()` as an asyncio task. `wait_for_change` waits for data from the service.
 
     Attributes:
         desired: The latest desired state from the service.
@@ -200,7 +199,7 @@ class ControlClient:
                 call.cancel()
 
     async def _register(self, call: _Call, registration: Registration, address: Address) -> None:
-        await call.write(encode(registration))
+        await call.write(encode(registration))  # over TLS, so that only the job's own service receives it
         await call.initial_metadata()  # the service sends them after it has registered this task
         await call.wait_for_connection()  # raises if the call has ended instead
         self._registration, self.service_address = registration, address
@@ -208,7 +207,7 @@ class ControlClient:
         self._changed.set()
 
     async def _serve(self, call: _Call) -> bool:
-        """Serve the call until it ends; return True if this task has terminated, False if the service is lost."""
+        """Serve the call until it ends; return False if the service is lost, True if this task has terminated."""
         self._sent, self._is_heartbeat_due = ObservedState(), False
         self._is_due.set()
         receiving = asyncio.create_task(self._receive(call))
@@ -231,7 +230,7 @@ class ControlClient:
             await asyncio.gather(receiving, sending, return_exceptions=True)
 
     async def _wait_for_one(self, *tasks: asyncio.Task[None]) -> None:
-        """Wait for one of the tasks, at most for the heartbeat timeout, in which suspended time does not count."""
+        """Wait for one of the tasks, at most for the heartbeat timeout; suspended time does not count."""
         timeout = self._spec.heartbeat_timeout_seconds
         while (left := self._deadline - time.monotonic()) > 0:
             pause = min(left, timeout / _CHECKS)
@@ -256,7 +255,6 @@ class ControlClient:
             self._deadline = time.monotonic() + self._spec.heartbeat_timeout_seconds
 
     async def _send(self, call: _Call) -> None:
-        """Send each change of `observed`, and a heartbeat on request, until this task has terminated."""
         # If the call has ended, `_receive` raises its error.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while self._sent.state != "terminated":

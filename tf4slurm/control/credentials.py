@@ -1,7 +1,6 @@
 """The credentials of a job, and how its tasks receive them with the addresses of the control service.
 
-The process that runs the control service creates the credentials, and keeps the private key in memory. The tasks
-receive the certificate, which they pin, and the token, which they send with each call.
+The tasks receive the certificate, which they pin, and the token, which they send with each call.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ logger = logging.getLogger(__name__)
 TLS_NAME = "tf4slurm"
 """The name in the certificate, which tasks check instead of the address: the service has many addresses."""
 
-# RFC 5280, 4.1.2.5: 9999-12-31 means no expiration date, so that a host with a wrong clock can connect.
+# RFC 5280, 4.1.2.5: 9999-12-31 means no expiration date, so that a host with a wrong clock can connect. The private key
+# is never written to a file.
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
 _TOKEN_BYTES = 32
@@ -66,7 +66,7 @@ class ServiceCredentials:
 
 
 def create_credentials() -> ServiceCredentials:
-    """Create the credentials of a new job: an EC P-256 key, its self-signed certificate and a random token."""
+    """Create the credentials of a new job."""
     # Imported here: it takes 40 ms, and only one process of a job needs it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -172,7 +172,7 @@ def seal_for_this_user(secret: str) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def open_from_this_user(credential: str) -> str:
-    """Return the secret in a credential from `seal_for_this_user`; the last result is cached.
+    """Return the secret in a credential from `seal_for_this_user`; cache the last one.
 
     Raises:
         AuthenticationError: MUNGE cannot open the credential on this host, or another user or program created it.

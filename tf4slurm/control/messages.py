@@ -179,16 +179,15 @@ _M = TypeVar("_M", bound=Message)
 def encode(message: Message, before: Message | None = None) -> bytes:
     """Encode the fields of a message that differ from the previous message `before`, or from the defaults."""
     content = [type(message).__name__, changed_fields(message, before)]
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=changed_fields).encode(
-        errors="replace"
-    )
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=changed_fields)
+    return text.encode(errors="replace")
 
 
 def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
     """Decode a message of class `expected`; take missing fields from `before`.
 
     Raises:
-        MessageError: The payload is not such a message, or a field is missing, unknown or of a wrong type.
+        MessageError: The payload is not such a message.
     """
     try:
         name, fields = json.loads(payload)
@@ -239,7 +238,7 @@ def cluster_from_entries(entries: Iterable[Sequence[Any]]) -> Cluster:
 
 
 def is_encoded_cluster(payload: bytes) -> bool:
-    """Return whether a message contains a cluster; all other messages are JSON arrays or empty."""
+    """Return whether a message is not a JSON array and not empty, so that it contains a cluster."""
     return payload[:1] not in (b"", b"[")
 
 
@@ -247,7 +246,7 @@ def decode_cluster(payload: bytes) -> tuple[int, Cluster]:
     """Decode the result of `encode_cluster`; return the attempt and the cluster.
 
     Raises:
-        MessageError: The payload is incomplete, too large, or not an encoded cluster.
+        MessageError: The payload is incomplete, too large, or something else.
     """
     try:
         inflater = zlib.decompressobj()

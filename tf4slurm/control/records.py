@@ -89,7 +89,7 @@ class TaskRecord:
 
 
 class EventKind(NamedTuple):
-    """A kind of event in events.jsonl: its meaning, and whether the terminal and the report's timeline show it."""
+    """A kind of event in events.jsonl, and whether the terminal and the report's timeline show it."""
 
     meaning: str
     is_on_terminal: bool = False

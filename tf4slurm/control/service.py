@@ -1,9 +1,8 @@
 """The control service of a job: a gRPC server with one method, which each task calls once per connection.
 
-The call is a bidirectional stream of JSON messages over TLS. A task sends its `Registration`, then each change of its
-`ObservedState`. The service sends each change of the cluster and of the task's `DesiredState`, and an empty message to
-request a heartbeat. Messages describe states, not changes: a task that reads slowly receives only the latest state,
-and after a broken connection both sides send their current state again.
+The call is a bidirectional stream of messages over TLS. A task sends its `Registration`, then each change of its
+`ObservedState`. The service sends each change of the cluster and of the task's `DesiredState`, and requests heartbeats
+(see `messages.py`). A task that reads slowly receives only the latest state.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _MAX_DETAIL_CHARACTERS = 900  # of an error, which gRPC sends as metadata
 
 
 class ControlService:
-    """Serves one job until `close`. Call `publish` after changing `state`."""
+    """Serves one job until `close`. Call `publish` after a change of `state`."""
 
     def __init__(self, state: JobState, credentials: ServiceCredentials) -> None:
         self.state = state
@@ -117,7 +116,7 @@ class ControlService:
         if self._ticker is not None:
             self._ticker.cancel()
         if self._server is not None:
-            # With a time limit, because clients that keep sending can delay gRPC's `stop`.
+            # Clients that keep sending can delay gRPC's `stop`.
             await asyncio.wait({asyncio.create_task(self._server.stop(_STOP_SECONDS))}, timeout=_CLOSE_SECONDS)
             # gRPC's own tasks end now: if asyncio.run cancelled them, they would print tracebacks.
             await asyncio.sleep(0)
@@ -317,7 +316,7 @@ def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.server_handshake_timeout_ms", timeout_ms),
         ("grpc.max_connection_idle_ms", timeout_ms),
-        # A client could keep a connection open by repeating refused calls. Open calls continue without a time limit.
+        # Otherwise a client could keep a connection open by refused calls. Open calls continue without a time limit.
         ("grpc.max_connection_age_ms", timeout_ms),
         ("grpc.experimental.tcp_max_read_buffer_size", _MAX_READ_BYTES),
         # By default 1,000, but all tasks may connect at the same time.
@@ -329,7 +328,10 @@ def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
 
 
 def _raise_file_limit(num_tasks: int) -> int:
-    """Raise the limit of open files if necessary; return how many connections leave this process enough of them."""
+    """Raise the limit of open files if necessary; return how many connections may be open within it.
+
+    gRPC must refuse more, so that this process can still open files.
+    """
     connections, own = _UNAUTHENTICATED_CONNECTIONS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= connections + own:

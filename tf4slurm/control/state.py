@@ -123,7 +123,7 @@ class JobState:
         return tuple(self._warnings.values())
 
     def describe_phase(self, now: float) -> str:
-        """Return the phase. Until a task has reported a step, "training" is called "importing" or "running"."""
+        """Return the phase; "training" is "importing" or "running" until a task has reported a step."""
         if self.phase is not Phase.TRAINING or any(record.observed.script.step is not None for record in self.records):
             return self.phase.value
         return "importing" if any(record.is_importing(now) for record in self.records) else "running"
@@ -506,7 +506,7 @@ class JobState:
         self._move_on(Phase.RENDEZVOUS, "every task ends its child process and chooses a new port")
 
     def _end_stop_if_saved(self) -> None:
-        """End the grace period when all tasks that the job waits for have saved or exited, or a ps has exited."""
+        """End the grace period when all tasks that the job waits for have saved or exited, or a ps has."""
         if self.phase is not Phase.STOPPING or self._stop is None:
             return
         waited = [r for r in self.records if r.role.is_waited_for and not r.role.is_wait_bounded]

@@ -65,7 +65,7 @@ def describe_environment(
 
 
 def format_environment(description: Mapping[str, Any]) -> str:
-    """Return the lines that show a description on a terminal: aligned, in sections."""
+    """Return the lines that show a description on a terminal."""
     sections = {
         "Process": [("this process", description["where"])],
         "Slurm step": list(_step_rows(description["step"] or {})),

@@ -88,7 +88,7 @@ def format_findings(findings: Iterable[Finding], colour: Callable[[Level, str], 
 
 
 def summarize(findings: Sequence[Finding], next_step: str) -> str:
-    """Return the last line on a terminal: the number of failures and warnings, and the command to run next."""
+    """Return the last line on a terminal: how many failures and warnings, and the command to run next."""
     warnings = _count(findings, "warn", "warning")
     if exit_code_of_findings(findings):
         return f"{_count(findings, 'fail', 'failure')}, {warnings}. To ask for help: tf4slurm doctor --report"
@@ -96,14 +96,14 @@ def summarize(findings: Sequence[Finding], next_step: str) -> str:
 
 
 def format_report(findings: Iterable[Finding]) -> str:
-    """Return plain text for an issue: versions and findings, without the user's name and home directory."""
+    """Return versions and findings for an issue, without the user's name and home directory."""
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
     head = [f"tf4slurm {__version__}, Python {platform.python_version()}, {system}", time.strftime("%Y-%m-%d %H:%M")]
     return hide_user("\n".join([*head, "", *format_findings(findings, lambda _, text: text)]))
 
 
 def hide_user(text: str) -> str:
-    """Replace this user's home directory with "~", and the user's name in other paths with "USER"."""
+    """Replace this user's home directory with "~", and the name in other paths with "USER"."""
     home = os.path.expanduser("~").rstrip("/")
     if home:
         text = re.sub(re.escape(home) + _END_OF_NAME, "~", text)

@@ -1,9 +1,8 @@
 """`tf4slurm doctor --on-nodes`: check the nodes of an allocation, their network and the shared directory.
 
-One Slurm step runs `run_node` on each node. Tasks and answers are only sent through srun's pipes, so no other process
-can take part. Each node reads two lines of JSON, the same on all nodes, and answers each with one line. The first line
-is a `NodeTask` (checks of the host), the second line is the list of peers (reachability checks). A node exits
-when its input ends.
+One Slurm step runs `run_node` on each node. Questions and answers are only sent through srun's pipes, so no other
+process can take part. Each node reads two lines of JSON, and answers each with one: a `NodeTask` (checks of the host),
+and the list of peers (reachability checks). A node exits when its input ends.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ def check_reach(
 ) -> list[Finding]:
     """Return a finding for each unreachable address, or one finding if all are reachable.
 
-    A job tries the launcher's addresses one by one, so one reachable address of the launcher's host suffices.
+    Of the launcher's host one reachable address suffices, because a job tries them one by one.
 
     Args:
         faults: (rank, address, reason) of each unreachable address, by the rank of the checking node.

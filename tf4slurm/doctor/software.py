@@ -1,7 +1,6 @@
 """Checks of the software: Python, TensorFlow with its Keras, and conflicts between packages.
 
-TensorFlow is imported in a separate process with a timeout, because the import takes seconds and can crash. Quick
-checks only read package metadata.
+TensorFlow is imported in a separate process with a timeout, because the import takes seconds and can crash.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ def _check_packages(environ: Mapping[str, str]) -> list[Finding]:
 def _run_python(
     arguments: tuple[str, ...], environ: Mapping[str, str], timeout_seconds: float
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run this Python to its end; return None if it times out."""
+    """Run this Python; return None if it times out."""
     command = (sys.executable, *arguments)
     with contextlib.suppress(subprocess.TimeoutExpired):
         return subprocess.run(

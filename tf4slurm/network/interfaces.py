@@ -77,7 +77,7 @@ def interface_address(interface: str, node: str) -> str:
 
 
 def task_address(interface: str | None, node: str, launcher: str) -> str:
-    """Return a task's address on this node: on the requested interface, or else on the route to the launcher.
+    """Return a task's address: on the requested interface, or else on the route to the launcher.
 
     Raises:
         InterfaceError: See `interface_address`.

@@ -1,13 +1,12 @@
 """TCP ports: choose a free port, hold it, and hand it over to the child without a race.
 
-An agent holds a port with a socket, the holder. The holder binds without SO_REUSEPORT, so that it skips ports in use.
-Then the holder sets this option, so that another socket of the same user can listen on the port if that socket sets the
-option too. TensorFlow's server does so with TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection
-reaches the child.
+An agent holds a port with a socket, the holder, which binds without SO_REUSEPORT, so that it skips ports in use. Then
+it sets this option, so that another socket of the same user with this option can listen on the port: TensorFlow's
+server, with TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection reaches the child.
 
 A server that has ended leaves its port in TIME_WAIT for a minute. To bind such a port a holder needs SO_REUSEADDR,
-but with this option it could also bind the port of another holder. So the holder first claims the port among all
-processes of tf4slurm on this host, by the name of an abstract socket.
+with which it could also bind the port of another holder. So it first claims the port among all processes of tf4slurm on
+this host, by the name of an abstract socket.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class HeldPort:
 
 
 def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
-    """Hold the first free port of `candidates`; without candidates, hold a port that the kernel chooses.
+    """Hold the first free port of `candidates`, or without candidates one that the kernel chooses.
 
     Raises:
         PortsInUseError: Every candidate is in use on this host.
@@ -97,7 +96,7 @@ def parse_ports(text: str) -> tuple[int, ...]:
     """Parse ports in Slurm's notation: "23000-23149,23500,23900-23999".
 
     Raises:
-        ValueError: A part is not a port or a range, a range is reversed, or a number is not within 1 to 65535.
+        ValueError: A part is not a port or a range within 1 to 65535.
     """
     ports: list[int] = []
     for part in text.split(","):
@@ -121,7 +120,7 @@ def format_ports(ports: Sequence[int]) -> str:
 
 
 def _wildcard_socket(family: int | None = None) -> socket.socket:
-    """Return a TCP socket for all addresses, of both IP versions if the host has IPv6."""
+    """Return a TCP socket for all addresses, of both IP versions if possible."""
     if family is None:
         family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     wildcard = socket.socket(family, socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
 """Reachability checks: of agents before their children start, and of a child's server while it runs.
 
 Before the children start, each agent listens on its held port. A task on another node connects, sends a nonce, and
-expects HMAC-SHA256(secret, nonce + rank). A server of an earlier job cannot give this answer; without the check,
-TensorFlow would silently train with that server.
+expects HMAC-SHA256(secret, nonce + rank), which a server of an earlier job cannot send. Without this check, TensorFlow
+would silently train with that server.
 """
 
 from __future__ import annotations

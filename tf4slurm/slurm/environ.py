@@ -132,7 +132,7 @@ def _optional(environ: Mapping[str, str], variable: str, parse: Callable[[str], 
 
 @dataclass(frozen=True)
 class HetComponent:
-    """One component of a heterogeneous job. Its fields have the same meaning as in `SlurmAllocation`."""
+    """One component of a heterogeneous job, with fields as in `SlurmAllocation`."""
 
     num_tasks: int | None
     cpus_per_task: int | None
@@ -349,7 +349,7 @@ class SlurmStep:
 
 
 def own_node_name(environ: Mapping[str, str]) -> str:
-    """Return Slurm's name of this node, which may differ from the host name; the host name outside of Slurm."""
+    """Return Slurm's name of this node, or outside of Slurm the host name, which may differ from it."""
     return environ.get(_NODE_NAME) or socket.gethostname()
 
 
@@ -359,7 +359,7 @@ def is_in_step(environ: Mapping[str, str]) -> bool:
 
 
 def without_step(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables of the step that this process is a task of."""
+    """Return the environment without the variables of this process's step."""
     if not is_in_step(environ):
         return dict(environ)
     return {

@@ -1,10 +1,9 @@
 """Compute the layout of a step: the node of each rank, from the tasks of each node and the distribution.
 
 The environment of an ordinary step determines the layout, unless the distribution is "arbitrary". In a heterogeneous
-step SLURM_DISTRIBUTION describes only the component that srun handled last, so steps with different layouts can have
-the same environment. For example, on Slurm 22.05 the tasks of b have the same environment in
-`srun -N2 -n4 -m cyclic a : -N1 -n2 b` with and without -m. The layout of a component is certain in two cases only: the
-component has one node, or the component has two nodes and the task belongs to it.
+step SLURM_DISTRIBUTION describes only the component that srun handled last: on Slurm 22.05 the tasks of b have the same
+environment in `srun -N2 -n4 -m cyclic a : -N1 -n2 b` with and without -m. The layout of a component is certain in two
+cases only: it has one node, or it has two and the task belongs to it.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ Component = Mapping[str, int]
 
 
 def deal_ranks(component: Component, distribution: str | None, plane_size: int | None) -> tuple[str, ...]:
-    """Return the node of each rank for one of Slurm's distribution methods.
+    """Return the node of each rank.
 
     Args:
-        component: The step.
         distribution: "block" (also None), "cyclic" or "plane". Suffixes such as ":cyclic" do not affect nodes.
         plane_size: Number of consecutive ranks on one node; only for plane.
 
@@ -77,8 +75,8 @@ def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Map
 
     Args:
         nodes: Each node of the layout once, in Slurm's order.
-        counts: Number of tasks by new name, one per node. Either each new name starts with the name of its node, or none
-            does and the nth new name, in sorted order, is that of the nth of `nodes`.
+        counts: Number of tasks by new name, one per node. Each new name starts with its node's name; or none does,
+            and the nth in sorted order belongs to the nth node.
 
     Raises:
         LayoutError: The new names do not determine their nodes.

@@ -1,7 +1,6 @@
 """Expand and fold Slurm's nodelists: "n[001-003],gpu7" stands for n001, n002, n003, gpu7.
 
-The results equal those of `scontrol show hostnames` (22.05). A text that scontrol refuses, or expands wrongly ("n[1"
-becomes "n]", "n[1-]" becomes "n1"), raises NodelistError.
+As `scontrol show hostnames` (22.05), but a text that it refuses or expands wrongly ("n[1-]" becomes "n1") is an error.
 
     names       separated by commas or white space; order and duplicates are kept
     ranges      n[1-3,7] is n1 n2 n3 n7; zeros pad numbers to the width of the first: n[08-10] is n08 n09 n10
@@ -20,7 +19,7 @@ from typing import NamedTuple, NoReturn
 from tf4slurm.errors import NodelistError
 
 MAX_NODES = 1_000_000
-"""Maximum number of nodes in a nodelist. The largest clusters have some ten thousand nodes."""
+"""Maximum number of nodes in a nodelist; the largest clusters have some ten thousand."""
 
 _MAX_RANGE = 65536  # MAX_RANGE of Slurm's hostlist.c
 _MAX_NUMBER = 2**64 - 2  # Slurm replaces larger numbers with 2**64 - 1

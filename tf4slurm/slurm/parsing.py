@@ -125,10 +125,10 @@ class Partition:
     """A partition. Times are in Slurm's format, such as "2-00:00:00", "UNLIMITED" or "NONE".
 
     Attributes:
-        preempt_mode: Effect of preemption on jobs in this partition: "OFF", "REQUEUE", "CANCEL" or "SUSPEND".
+        preempt_mode: Effect of preemption: "OFF", "REQUEUE", "CANCEL" or "SUSPEND".
         grace_period_seconds: Seconds from the preemption of a job until Slurm kills it (GraceTime).
         num_nodes: Number of nodes; 0 if unknown.
-        num_unavailable: Number of nodes that are neither idle nor allocated: drained, down or reserved.
+        num_unavailable: Number of nodes that are drained, down or reserved.
     """
 
     name: str
@@ -165,7 +165,7 @@ class SlurmSite:
         process_tracking: How Slurm finds the processes of a job, such as "cgroup" or "linuxproc".
         settings: All settings by their names in slurm.conf; "(null)" if not set.
         maintenance: Current and future reservations for maintenance.
-        gpu_types: Types of GPUs, such as "a100".
+        gpu_types: Such as "a100".
         features: Features of nodes, which --constraint requests.
     """
 
@@ -252,7 +252,7 @@ def parse_site(config: str, partitions: str, nodes: str = "", reservations: str 
         reservations: Output of `scontrol --oneliner show reservation`.
 
     Raises:
-        ValueError: `config` is not the output of `scontrol show config`.
+        ValueError: `config` is not the output of this command.
     """
     values = {match["name"]: match["value"] for match in _SETTING.finditer(config)}
     if "SLURM_VERSION" not in values:
@@ -281,15 +281,13 @@ def _parse_maintenance(text: str) -> Iterator[Reservation]:
 
 
 def parse_layout(text: str) -> list[str]:
-    """Return the node of each rank of one step, from the output of `sattach --layout STEP`.
+    """Return the node of each rank of one step, from the output of `sattach --layout STEP`, such as this.
 
-    The output looks like this:
+        Job step layout:
+            4 tasks, 2 nodes (gpu-09,r1-n10)
 
-    Job step layout:
-        4 tasks, 2 nodes (gpu-09,r1-n10)
-
-        Node 0 (gpu-09), 3 task(s): 0 2 3
-        Node 1 (r1-n10), 1 task(s): 1
+            Node 0 (gpu-09), 3 task(s): 0 2 3
+            Node 1 (r1-n10), 1 task(s): 1
 
     Raises:
         ValueError: The text does not have each rank on one node.
@@ -347,7 +345,7 @@ def _parse_time(text: str) -> float | None:
 
 
 def _parse_memory(tres: str) -> int | None:
-    """Return the bytes of memory in "cpu=4,mem=2000M,node=2,billing=4"."""
+    """Return the bytes in "cpu=4,mem=2000M,node=2,billing=4"."""
     match = re.search(r"(?:^|,)mem=([0-9.]+)([KMGTP]?)", tres)
     return int(float(match[1]) * 1024 ** " KMGTP".index(match[2] or "M")) if match else None
 

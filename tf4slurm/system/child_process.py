@@ -56,17 +56,9 @@ class Child:
             OSError: No process can be started, because memory is exhausted or Python is missing.
             RuntimeError: No thread can be started, because the limit of processes is reached.
         """
-        command = (
-            sys.executable,
-            "-I",
-            "-S",
-            exec_child.__file__,
-            str(os.getpid()),
-            str(int(ignores_stop_signals)),
-            *command,
-        )
+        first = (sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), str(int(ignores_stop_signals)))
         starting: Future[Child] = Future()
-        arguments = (command, environment, on_output, asyncio.get_running_loop(), starting)
+        arguments = ((*first, *command), environment, on_output, asyncio.get_running_loop(), starting)
         threading.Thread(target=cls._own, args=arguments, name="child", daemon=True).start()
         try:
             return await asyncio.shield(asyncio.wrap_future(starting))

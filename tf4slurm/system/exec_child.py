@@ -1,12 +1,11 @@
 """The first program of a child process: `python -I -S exec_child.py AGENT SHIELDED COMMAND…`.
 
 It asks the kernel to kill the child when the agent (process id AGENT) is killed, then executes COMMAND. With SHIELDED=1
-the child ignores STOP_SIGNALS (Slurm sends them to every process of a job), because a ps must run while the chief
-saves. A script that installs its own handlers receives the signals.
+the child ignores STOP_SIGNALS, unless the script installs its own handlers, because a ps must run while the chief
+saves.
 
-The agent cannot do this between fork and exec: it has threads, and a lock that another thread holds would stay locked
-in the fork. This program imports nothing of tf4slurm, so that it takes 20 ms (child_process.py imports it only for its
-path).
+The agent cannot do this between fork and exec, because a lock that another of its threads holds would stay locked. This
+program imports nothing of tf4slurm, so that it takes 20 ms.
 """
 
 import ctypes
@@ -15,7 +14,7 @@ import signal
 import sys
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-"""The stop signals: if any process of a job receives one, the whole job saves and stops."""
+"""If any process of a job receives one, the whole job saves and stops. Slurm sends them to every process."""
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

@@ -1,7 +1,7 @@
 """The guard, a small parent process of an agent on Slurm: kills the script's remaining processes when the agent exits.
 
-If the agent is killed, the kernel kills the child, but not the child's own processes: slurmstepd or init would adopt
-them, and they would hold memory, a GPU and a port. The launcher does the same for local agents.
+If the agent is killed, the kernel kills the child, but not the child's own processes, which would hold memory, a GPU
+and a port. The launcher does the same for local agents.
 """
 
 from __future__ import annotations

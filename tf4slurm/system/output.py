@@ -18,7 +18,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class Stream(Protocol):
-    """The methods of TextIO that `LineWriter` needs; sys.stdout has them."""
+    """The methods of TextIO that `LineWriter` needs."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -86,7 +86,7 @@ class LineWriter:
 
 
 class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # a type only since Python 3.11
-    """Logs to a slow stream, for which only the main thread waits, and no event loop.
+    """Logs to a slow stream. Event loops and threads other than the main thread do not wait for it.
 
     Call `close` (as logging.shutdown does) before the process ends.
     """

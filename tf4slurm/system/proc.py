@@ -18,7 +18,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class ProcessStat(NamedTuple):
-    """Some fields of /proc/PID/stat (`man 5 proc`). `cpu_ticks` includes the time of reaped children."""
+    """Some fields of /proc/PID/stat (`man 5 proc`). `cpu_ticks` includes reaped children."""
 
     process_id: int
     name: str
@@ -40,7 +40,7 @@ def read_stat(process_id: int) -> ProcessStat:
 
 
 def find_children(process_id: int) -> list[int]:
-    """Return the process ids of a process's children, including zombies; raise OSError if /proc does not show it."""
+    """Return the ids of a process's children, including zombies; raise OSError if /proc does not show it."""
     found: list[int] = []
     for thread in os.listdir(f"/proc/{process_id}/task"):
         with open(f"/proc/{process_id}/task/{thread}/children", encoding="utf-8") as file:
@@ -71,7 +71,7 @@ def ignores_signal(process_id: int, number: int) -> bool:
 
 
 def is_running(process_id: int, start_ticks: int) -> bool:
-    """Return whether the process that started at `start_ticks` runs; False for a zombie or a reused id."""
+    """Return whether the process that started at `start_ticks` runs, and is no zombie."""
     try:
         stat = read_stat(process_id)
     except OSError:

@@ -19,7 +19,7 @@ def check_trusted(path: Path, instead: str) -> None:
 
     This is the case if another user owns the file or its directory, or if others may write to either. Write permission
     for a group (or a POSIX ACL) counts, unless it is the owner's private group, with the owner's name and no other
-    members. Files below the directories in TF4SLURM_TRUST (separated by os.pathsep) are not checked.
+    members. Files below the absolute paths in TF4SLURM_TRUST (separated by os.pathsep) are not checked.
 
     Args:
         path: The file or directory. Symbolic links are followed.

@@ -40,7 +40,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path, kind: type[_T]) -> list[_T]:
-    """Read a file with one JSON object per line; skip incomplete or damaged lines."""
+    """Read a file with one JSON object per line; skip damaged lines."""
     result = []
     with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:

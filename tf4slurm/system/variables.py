@@ -1,7 +1,5 @@
 """The environment variables that tf4slurm sets for its agents and for the processes that agents start."""
 
-from __future__ import annotations
-
 CONTROL_VARIABLE = "TF4SLURM_CONTROL"  # addresses of the control service, "host:port", separated by commas
 TOKEN_VARIABLE = "TF4SLURM_TOKEN"  # noqa: S105 - the job's token, for each call
 CERTIFICATE_VARIABLE = "TF4SLURM_CERTIFICATE"  # of the control service
