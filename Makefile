@@ -34,8 +34,8 @@ test-faults: $(VENV)/installed slurm
 # The Slurm tests on each version of Slurm that Debian has, as a table in tf4slurm/doctor/slurm_tests.json. The other
 # versions are in root directories below ~/.cache/tf4slurm-tests. Two hours.
 slurm-versions: $(VENV)/installed slurm
-	@if command -v debootstrap >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then :; else \
-	  apt-get update -qq && apt-get install -y -qq --no-install-recommends debootstrap >/dev/null; fi
+	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then :; else apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends debootstrap e2fsprogs libpmix-dev >/dev/null; fi
 	$(BIN)/python -m tests.slurm.versions
 
 # The unit tests and some local jobs on other versions of Python, without TensorFlow.

@@ -24,10 +24,11 @@ from tf4slurm.doctor.scheduler import SETTINGS, SubjectTests
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tf4slurm" / "doctor" / "slurm_tests.json"
 TESTS = ("tests/slurm", "tests/faults/test_matrix.py")
-DEBIAN_RELEASES = {"bookworm": "", "trixie": "libpmix2", "sid": "apptainer"}  # Slurm 22.05, 24.11, 26.05
+DEBIAN_RELEASES = {"bookworm": "", "trixie": "", "sid": "apptainer"}  # Slurm 22.05, 24.11, 26.05
 """The names of Debian's releases, and the packages that only some have."""
 _PACKAGES = (
-    "slurm-wlm munge slurmdbd slurm-wlm-mysql-plugin mariadb-server-core libpmix2 libffi8 iproute2 iptables procps"
+    "slurm-wlm munge slurmdbd slurm-wlm-mysql-plugin mariadb-server-core libpmix2 libffi8 iproute2 iptables procps "
+    "e2fsprogs"
 )
 _DEBIAN = Path(__file__).with_name("debian.sh")
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tf4slurm-tests"
