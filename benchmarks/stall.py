@@ -46,7 +46,7 @@ def _measure(directory: Path) -> tuple[float, float, float, float]:
     runs, script = directory / "runs", directory / "print_lines.py"
     script.write_text(_SCRIPT)
     with freezable_disk(runs), SlurmLab() as lab:
-        run = ("-m", "tf4slurm", "run", "--runs-directory", runs, "--ps", "0", "--no-chief", "--quiet")
+        run = ("-m", "tf4slurm", "run", "--runs-directory", runs, "--ps", "0", "--no-chief")
         command = ("salloc", "-Q", f"-N{_TASKS}", f"-n{_TASKS}", sys.executable, *run, "--", sys.executable, script)
         job = lab.popen(*command, cwd=directory, stdout=subprocess.DEVNULL)
         try:
