@@ -35,7 +35,7 @@ test-faults: $(VENV)/installed slurm
 # versions are in root directories below ~/.cache/tf4slurm-tests. Two hours.
 slurm-versions: $(VENV)/installed slurm
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then :; else apt-get update -qq && \
-	  apt-get install -y -qq --no-install-recommends debootstrap e2fsprogs libpmix-dev >/dev/null; fi
+	  apt-get install -y -qq --no-install-recommends debootstrap e2fsprogs >/dev/null; fi
 	$(BIN)/python -m tests.slurm.versions
 
 # The unit tests and some local jobs on other versions of Python, without TensorFlow.

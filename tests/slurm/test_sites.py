@@ -16,7 +16,7 @@ import pytest
 
 from tests.jobs import CHILD, NAMES, ROLES, TF4SLURM, Job
 from tests.processes import child_of, wait_until, wait_until_gone
-from tests.slurm.lab import SlurmLab
+from tests.slurm.lab import LabError, SlurmLab
 from tests.slurm.test_layouts import LayoutRunner
 from tests.slurm.test_run import make_job
 
@@ -77,9 +77,9 @@ def site(request: pytest.FixtureRequest, slurm: None) -> Iterator[SlurmLab]:
         request.getfixturevalue("accounting")
     with SlurmLab(**SITES[name]) as lab:
         if name == "MpiDefault=pmix":
-            done = lab.run("srun", "-n1", "true", check=False)
-            if done.returncode and "pmix" in done.stderr:
-                pytest.skip(f"This Slurm cannot load PMIx: {done.stderr}")
+            listed = lab.run("srun", "--mpi=list")
+            if "pmix" not in listed.stdout + listed.stderr:  # on standard error until Slurm 22.05
+                pytest.skip("This Slurm has no PMIx, or its library is not installed.")
         if name == LIMITS:
             for command in ("add account lab", "add user root account=lab", f"modify qos normal set {LIMIT}"):
                 lab.run("sacctmgr", "-i", *command.split())
@@ -117,7 +117,12 @@ def test_main_job_trains(site: SlurmLab, tmp_path: Path) -> None:
     ],
 )
 def test_each_task_knows_the_node_of_each_rank(site: SlurmLab, tmp_path: Path, line: str) -> None:
-    (step,) = LayoutRunner(tmp_path).run(site, line)
+    try:
+        (step,) = LayoutRunner(tmp_path).run(site, line)
+    except LabError as error:
+        if "can not load PMIx library" in str(error):
+            pytest.skip("srun itself cannot use PMIx here: its library is not installed.")
+        raise
     step.check(is_in_environ=None)
 
 
