@@ -82,7 +82,7 @@ def test_only_package_slurm_reads_slurm_variables(module: str) -> None:
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     names = {text for text in texts if re.fullmatch(r"SLURMD?_[A-Z_]+", text)}
     named_in_errors = {"launch.start": {"SLURM_STEP_NUM_TASKS", "SLURM_HET_SIZE"}, "doctor.nodes": {"SLURM_JOB_ID"}}
-    passed_on = {"submission.submit": {"SLURM_CONF", "SLURM_JWT"}}
+    passed_on = {"submission.submit": {"SLURM_CLUSTERS", "SLURM_CONF", "SLURM_JWT"}}
     assert names <= {**named_in_errors, **passed_on}.get(module, set())
 
 

@@ -57,6 +57,11 @@ class Member(NamedTuple):
     node: str
     address: Address
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the task was lost in an earlier attempt. It stays, as a spare at port 0: ranks are indices."""
+        return self.address.port == 0
+
 
 @dataclass(frozen=True)
 class Cluster:

@@ -17,6 +17,7 @@ class Role:
         is_wait_bounded: After the other tasks are done, the job waits at most `finish_timeout_seconds` for this role.
         sees_gpus: The task's GPUs are visible to the child; else they are hidden.
         program: The program of tf4slurm that the child runs; empty for the user's command.
+        is_spare: The task runs nothing until it takes the place of a lost task, in the next attempt.
     """
 
     is_waited_for: bool
@@ -26,6 +27,7 @@ class Role:
     is_wait_bounded: bool = False
     sees_gpus: bool = False
     program: str = ""
+    is_spare: bool = False
 
 
 _DATA_SERVER = Role(
@@ -42,6 +44,7 @@ _ROLES = {
     "evaluator": Role(is_waited_for=True, is_restarted=True, is_in_cluster=False, is_wait_bounded=True),
     "data-dispatcher": _DATA_SERVER,
     "data-worker": _DATA_SERVER,
+    "spare": Role(is_waited_for=False, is_restarted=False, is_in_cluster=False, is_spare=True),
 }
 # Without a chief every worker trains by itself, and cannot be replaced while the others run.
 _LEADING_WORKER = Role(is_waited_for=True, is_restarted=False, sees_gpus=True)
@@ -49,7 +52,7 @@ _LEADING_WORKER = Role(is_waited_for=True, is_restarted=False, sees_gpus=True)
 TASK_TYPES = tuple(_ROLES)
 """All roles, in the order of `place_tasks`."""
 
-SCRIPT_TASK_TYPES = tuple(name for name, role in _ROLES.items() if not role.program)
+SCRIPT_TASK_TYPES = tuple(name for name, role in _ROLES.items() if not (role.program or role.is_spare))
 """The roles whose tasks run the user's command."""
 
 

@@ -55,6 +55,9 @@ class JobSpec:
     data_workers: int = option(
         0, "Number of workers of a tf.data service; a dispatcher is added.", minimum=0, group="Roles"
     )
+    spares: int = option(
+        0, "Number of idle tasks that take the place of lost ones; needs --max-attempts.", minimum=0, group="Roles"
+    )
     data_python: str | None = option(
         None, "Python with TensorFlow for the tf.data service. [default: the command's]", group="Environment"
     )
@@ -223,6 +226,12 @@ class JobSpec:
         if not self.chief and self.workers == 0:
             text = "--no-chief needs at least one worker, because worker 0 leads. Give --workers N."
             raise OptionError(text, option="workers")
+        if self.spares and self.max_attempts == 1:
+            raise OptionError(
+                f"--spares {self.spares} needs further attempts, in which spares take part. Give --max-attempts "
+                f"{self.spares + 1}.",
+                option="max-attempts",
+            )
         placeholders = placeholders_in(self.command)
         if self.chief and "worker_hosts" in placeholders and "chief_hosts" not in placeholders:
             raise OptionError(
@@ -321,6 +330,8 @@ class JobSpec:
         counts = {"chief": int(self.chief), "ps": self.ps, "worker": self.workers, "evaluator": self.evaluators}
         if self.data_workers:
             counts |= {"data-dispatcher": 1, "data-worker": self.data_workers}
+        if self.spares:
+            counts["spare"] = self.spares
         return fill_counts(counts, available)
 
 

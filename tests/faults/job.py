@@ -57,8 +57,9 @@ class TrainingJob:
         command = [TF4SLURM, "run", "--runs-directory", str(self.runs), *ROLES, *options]
         command += ["--", sys.executable, str(TRAIN), str(self.directory), *arguments]
         if form is Form.SALLOC:
+            survive = ("--no-kill",) if "--spares" in options else ()
+            salloc = ("salloc", "-Q", "-N4", "-n4", *survive, *command)
             with (self.directory / "output").open("w") as output:
-                salloc = ("salloc", "-Q", "-N4", "-n4", *command)
                 self._salloc = self.lab.popen(*salloc, env=environ, stdout=output, stderr=subprocess.STDOUT)
             return
         script = self.directory / "job.sh"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tf4slurm.launch import launcher, requeue
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.result import Reporter
+from tf4slurm.slurm import commands
 from tf4slurm.slurm.parsing import SlurmJob, parse_job
 from tf4slurm.spec import JobSpec
 
@@ -26,6 +29,7 @@ ANSWER = """JobId=7 JobName=wrap
    Partition=low AllocNode:Sid=ctl:3617
    NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
 """
+ANSWER_EXCLUDING = f"{ANSWER}   ReqNodeList=(null) ExcNodeList=n[1-2]\n"
 RUNNING = SlurmJob("RUNNING", is_batch=True, can_requeue=True, is_preempted=False, partition="low")
 STOPPED = ResultFile("STOPPED", 143, "The job was stopped: the launcher received SIGTERM.")
 
@@ -80,6 +84,40 @@ def test_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPat
     assert Requeue("7", 0).find_reason(STOPPED.exit_code, directory) == "preemption"
 
 
+def test_two_requeued_runs_without_a_new_step_end_the_requeues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answer_with(monkeypatch, RUNNING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    async def requeue_job(directory: RunDirectory, file: ResultFile) -> ResultFile:
+        request = Requeue("7", 9)
+        started = Launcher(JobSpec(("true",), workers=1).for_tasks(None), None, directory, Reporter(), request)
+        return await started._requeue_job(file, request)
+
+    try:
+        monkeypatch.setattr(requeue, "requeue_job", lambda job_id: None)
+        for number, step in enumerate((40, 40, 39)):
+            directory = RunDirectory.create(tmp_path, "train-7")
+            file = asyncio.run(requeue_job(directory, dataclasses.replace(STOPPED, furthest_step=step)))
+            directory.write_result(file)
+            assert (file.state, file.exit_code) == (("REQUEUED", 75) if number < 2 else ("FAILED", 8))
+        assert "not requeued. No progress: 2 times in a row no step after step 40" in file.reason
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_requeued_job_excludes_nodes_in_addition_to_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    def read(command: tuple[str, ...], *_: object) -> str:
+        calls.append(command)
+        return ANSWER_EXCLUDING
+
+    monkeypatch.setattr(commands, "_read", read)
+    assert Requeue("7", 1).requeue(("n3", "n9"))
+    assert calls[0] == ("scontrol", "requeue", "7")
+    assert calls[-1] == ("scontrol", "update", "JobId=7", "ExcNodeList=n[1-2],n3,n9")
+
+
 @pytest.mark.parametrize(
     ("job", "words"),
     [
@@ -105,7 +143,7 @@ class SlowRequeue(Requeue):
     def find_reason(self, exit_code: int, run_directory: RunDirectory) -> str | None:
         return "preemption"
 
-    def requeue(self) -> bool:
+    def requeue(self, excluded_nodes: Sequence[str] = ()) -> bool:
         async def signal_launcher() -> None:
             self.launcher._is_impatient.set()
             await asyncio.sleep(0.1)

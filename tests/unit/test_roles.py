@@ -11,7 +11,7 @@ from tf4slurm.roles import SCRIPT_TASK_TYPES, TASK_TYPES, Role, role_of
 
 
 def test_ranks_are_assigned_in_the_order_of_the_table() -> None:
-    assert TASK_TYPES == ("chief", "ps", "worker", "evaluator", "data-dispatcher", "data-worker")
+    assert TASK_TYPES == ("chief", "ps", "worker", "evaluator", "data-dispatcher", "data-worker", "spare")
     assert SCRIPT_TASK_TYPES == ("chief", "ps", "worker", "evaluator")
 
 
@@ -45,7 +45,7 @@ def test_properties_of_each_role(
 
 def test_module_that_replaces_the_users_command_exists() -> None:
     package = Path(tf4slurm.__file__).parent
-    for task_type in set(TASK_TYPES) - set(SCRIPT_TASK_TYPES):
+    for task_type in set(TASK_TYPES) - {*SCRIPT_TASK_TYPES, "spare"}:
         assert (package / role_of(task_type, has_chief=True).program).is_file()
 
 

@@ -1403,7 +1403,8 @@ class Trial(Job):
         assert self.kinds.count("outcome") == (state.outcome is not None)
         for rank in self.ranks:
             desired = self.desired(rank)
-            assert desired.start_count == 0 or self.ever_ready == set(self.ranks)
+            present = {record.rank for record in state.records if not record.is_gone}
+            assert desired.start_count == 0 or self.ever_ready >= present or state.outcome is not None
             assert desired.start_count <= 1 + LIMITS.max_worker_restarts
             assert desired.terminate is (state.outcome is not None)
         self.seen_phase, self.seen_outcome = (state.attempt, state.phase), state.outcome
@@ -1461,9 +1462,24 @@ class Trial(Job):
 
 @given(
     roles=st.sampled_from(
-        [FULL, "ps worker worker worker", "chief ps worker evaluator", "chief ps worker data-worker"]
+        [
+            FULL,
+            "ps worker worker worker",
+            "chief ps worker evaluator",
+            "chief ps worker data-worker",
+            "chief ps worker spare",
+            "worker worker spare spare",
+        ]
     ),
-    limits=st.sampled_from([LIMITS, GRACEFUL, TWO_ATTEMPTS, dataclasses.replace(GRACEFUL, max_attempts=3)]),
+    limits=st.sampled_from(
+        [
+            LIMITS,
+            GRACEFUL,
+            TWO_ATTEMPTS,
+            dataclasses.replace(GRACEFUL, max_attempts=3),
+            dataclasses.replace(GRACEFUL, max_attempts=3, spares=1),
+        ]
+    ),
     beginning=LIKELY,
     steps=st.lists(STEPS, max_size=20),
 )

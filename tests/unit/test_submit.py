@@ -25,13 +25,23 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("answer", ["4711", "4711;cluster"])
-def test_submit_returns_job_id_and_logs_warnings(sbatch: Path, answer: str, caplog: pytest.LogCaptureFixture) -> None:
-    (sbatch / "does").write_text(f"echo '{answer}'; echo 'sbatch: be warned' >&2")
+def test_submit_returns_job_id_and_logs_warnings(sbatch: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (sbatch / "does").write_text("echo 4711; echo 'sbatch: be warned' >&2")
     assert submit_script("#!/bin/bash\n", os.environ) == "4711"
     assert caplog.messages == ["sbatch: be warned"]
     assert (sbatch / "script").read_text() == "#!/bin/bash\n"
     assert (sbatch / "arguments").read_text().split() == ["--parsable"]
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_job_on_another_cluster_is_found_with_a_variable_of_slurm(
+    sbatch: Path, chosen: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    (sbatch / "does").write_text('echo "4711;fat"; echo "$SLURM_CLUSTERS" >$(dirname $0)/../clusters')
+    environ = submit_environment({**os.environ, **({"SLURM_CLUSTERS": "fat"} if chosen else {})}, "")
+    assert submit_script("", environ) == "4711"
+    assert (sbatch / "clusters").read_text() == ("fat\n" if chosen else "\n")
+    assert any("export SLURM_CLUSTERS=fat" in message for message in caplog.messages) is not chosen
 
 
 def test_refusal_contains_slurms_message(sbatch: Path) -> None:

@@ -10,6 +10,7 @@ from tf4slurm.control.messages import ObservedState, ScriptState
 from tf4slurm.errors import COMPLETED, FAILED, STOPPED
 from tf4slurm.roles import Role
 
+_MAX_IDLE_ATTEMPTS = 2
 IMPORT_SECONDS = 60.0
 """Maximum seconds that a script is shown as "importing": some scripts start no server and report nothing."""
 
@@ -88,6 +89,37 @@ class TaskRecord:
         return f"{self.name}{place}"
 
 
+@dataclass
+class Progress:
+    """The steps of a job in its attempts, or of the runs of a job that is requeued.
+
+    Attributes:
+        furthest_step: The furthest step that a task has reported; None for none.
+        num_idle: The number of latest attempts without a new step. Attempts before the first step do not count, because
+            not every script reports steps.
+    """
+
+    furthest_step: int | None = None
+    num_idle: int = 0
+    _has_new_step: bool = False
+
+    def note_step(self, step: int | None) -> None:
+        if step is not None and (self.furthest_step is None or step > self.furthest_step):
+            self.furthest_step, self._has_new_step = step, True
+
+    def end_attempt(self) -> None:
+        self.num_idle = 0 if self._has_new_step or self.furthest_step is None else self.num_idle + 1
+        self._has_new_step = False
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether another attempt is useless, because two in a row had no new step."""
+        return self.num_idle >= _MAX_IDLE_ATTEMPTS
+
+    def __str__(self) -> str:
+        return f"No progress: {self.num_idle} times in a row no step after step {self.furthest_step} was reported."
+
+
 class EventKind(NamedTuple):
     """A kind of event in events.jsonl, and whether the terminal and the report's timeline show it."""
 
@@ -109,6 +141,7 @@ EVENT_KINDS = {
     "exited_early": EventKind("A ps has exited with 0 while other tasks still needed it.", True, True),
     "disconnected": EventKind("The agent has lost its connection to the launcher, and may reconnect.", True, True),
     "reconnected": EventKind("The agent is connected again.", True, True),
+    "replaced": EventKind("A spare takes the place of a lost task, or of one on a node that failed twice.", True, True),
     "lost": EventKind("The agent is lost, and with it the task.", True, True),
     "terminated": EventKind("The agent has terminated its child process, and exits."),
     # of the job

@@ -17,8 +17,9 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
 from tf4slurm.control.barriers import Barriers
 from tf4slurm.control.messages import DesiredState, ObservedState, Registration, ScriptState
-from tf4slurm.control.records import EVENT_KINDS, Outcome, TaskRecord
+from tf4slurm.control.records import EVENT_KINDS, Outcome, Progress, TaskRecord
 from tf4slurm.errors import (
+    EXIT_NO_PROGRESS,
     EXIT_NOT_FORMED,
     EXIT_PREFLIGHT,
     EXIT_TASK_LOST,
@@ -43,7 +44,9 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
+_BEFORE_END = (Phase.RENDEZVOUS, Phase.CHECKING, Phase.TRAINING)
 _NEVER = float("inf")
+_MAX_NODE_FAILURES = 2  # then spares on other nodes replace the node's tasks
 _SERVER_SECONDS = 60.0  # until a warning that no TensorFlow server runs; importing TensorFlow takes less
 _LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, possibly at every step, are not logged
 _IDLE_SECONDS, _IDLE_CHECK_SECONDS = 60.0, 5.0
@@ -95,6 +98,8 @@ class JobState:
         self._idle_watch = IdleWatch()
         self._idle_check_at = now
         self._barriers = Barriers(self.records, self._changed)
+        self._node_failures: Counter[str] = Counter()  # failed attempts, by the node of the task that failed first
+        self.progress = Progress()
 
     def postpone_start(self, until: float) -> None:
         """Count the start timeout from `until`; from `math.inf` on, it does not expire."""
@@ -121,6 +126,13 @@ class JobState:
     def warnings(self) -> tuple[str, ...]:
         """Possible problems of the job, in sentences, for result.json."""
         return tuple(self._warnings.values())
+
+    @property
+    def excluded_nodes(self) -> tuple[str, ...]:
+        """The nodes on which two attempts have failed; none if the job has only one node."""
+        if len({record.node for record in self.records if record.node}) == 1:
+            return ()
+        return tuple(node for node, failures in self._node_failures.items() if failures >= _MAX_NODE_FAILURES)
 
     def describe_phase(self, now: float) -> str:
         """Return the phase; "training" is "importing" or "running" until a task has reported a step."""
@@ -266,7 +278,7 @@ class JobState:
         self._advance(now)
         self._check_heartbeats()
         held, self._held_failure = self._held_failure, None
-        if held is not None and self.phase is Phase.TRAINING:
+        if held is not None and self.phase in _BEFORE_END:
             self._fail(held)
         self._barriers.check(now)
         self._check_steps()
@@ -333,20 +345,22 @@ class JobState:
         record.address, record.attempt = address, self.attempt
         self._unregistered.discard(record.rank)
         self._emit("registered", record, f"registered from {record.node} at {record.address}")
+        self._form_cluster_if_registered()
+
+    def _form_cluster_if_registered(self) -> None:
         if self.phase is Phase.RENDEZVOUS and not self._unregistered:
             self._form_cluster()
 
     def _form_cluster(self) -> None:
-        if self.spec.placement == SPREAD:
+        if not all(record.is_placed for record in self.records):
             counts = Counter(record.task.task_type for record in self.records)
             tasks = place_tasks(counts, SPREAD, [record.node for record in self.records])
             for record, task in zip(self.records, tasks, strict=True):
                 role = role_of(task.task_type, has_chief="chief" in counts)
                 record.task, record.role, record.is_placed = task, role, True
-        members = tuple(Member(r.rank, r.task, r.node, r.address) for r in self.records if r.address is not None)
-        cluster = Cluster(members)
-        for member in members if len(cluster.nodes) > 1 else ():
-            if is_loopback(member.address.host):
+        cluster = Cluster(tuple(map(_to_member, self.records)))
+        for member in cluster.members if len(cluster.nodes) > 1 else ():
+            if not member.is_lost and is_loopback(member.address.host):
                 reason = f"{member.task} on {member.node} has the address {member.address.host}, which no other host "
                 reason += "can reach. Choose a network with --interface."
                 self._decide(Outcome(EXIT_NOT_FORMED, reason, member.task))
@@ -356,7 +370,7 @@ class JobState:
 
     def _start_children(self) -> None:
         for record in self.records:
-            record.desired_start_count = 1
+            record.desired_start_count = int(not record.role.is_spare)
         self._phase_deadline, self._started_at = _NEVER, self._now
         self._move_on(Phase.TRAINING, "every address is reachable; starting the child processes")
 
@@ -394,6 +408,7 @@ class JobState:
         script = record.observed.script
         if script.step is not None and script.step != before.step:
             self._last_step_at = self._now
+            self.progress.note_step(script.step)
             if before.step is None:
                 self._emit("first_step", record, f"reports step {script.step}, its first")
         if script.barrier is not None and script.barrier != before.barrier:
@@ -486,10 +501,35 @@ class JobState:
         if early is not None and early.task != outcome.cause:
             reason = f"{early} exited with code 0 before the job was done. Then: {outcome.reason}"
             outcome = Outcome(EXIT_TASK_LOST, reason, early.task, outcome.tail)
-        if self.attempt >= self.spec.max_attempts:
+        self._node_failures.update(record.node for record in self.records if record.task == outcome.cause)
+        self.progress.end_attempt()
+        if self.attempt < self.spec.max_attempts and self.progress.is_lacking:
+            reason = f"{self.progress} The last failure: {outcome.reason}"
+            outcome = dataclasses.replace(outcome, exit_code=EXIT_NO_PROGRESS, reason=reason)
+        if self.attempt >= self.spec.max_attempts or self.progress.is_lacking or not self._replace_lost_tasks():
             self._decide(outcome)
         else:
             self._begin_attempt(outcome.reason)
+
+    def _replace_lost_tasks(self) -> bool:
+        """Let spares take the place of lost tasks, then of tasks on excluded nodes.
+
+        Spares on other nodes come first, because the rest of a lost node's tasks may be found lost later. Returns False
+        if the spares do not suffice for the lost tasks.
+        """
+        lost = [record for record in self.records if record.is_gone and not record.role.is_spare]
+        unwanted = {record.node for record in lost}
+        spares = sorted(
+            (r for r in self.records if r.role.is_spare and not (r.is_gone or r.node in self.excluded_nodes)),
+            key=lambda record: record.node in unwanted,
+        )
+        on_excluded = (r for r in self.records if r.node in self.excluded_nodes and not (r.is_gone or r.role.is_spare))
+        if len(lost) > len(spares):
+            return False
+        for record, spare in zip([*lost, *on_excluded], spares, strict=False):
+            self._emit("replaced", spare, f"takes the place of {record}")
+            record.task, record.role, spare.task, spare.role = spare.task, spare.role, record.task, record.role
+        return True
 
     def _begin_attempt(self, reason: str) -> None:
         self.attempt += 1
@@ -497,10 +537,9 @@ class JobState:
         self._last_step_at = _NEVER
         self._desired = DesiredState(attempt=self.attempt)
         self._barriers.clear()
-        for record in self.records:
-            record.begin_attempt(self.attempt)
-        self._unregistered.update(self._ranks)
-        self._not_ready.update(self._ranks)
+        for rank in self._active:
+            self.records[rank].begin_attempt(self.attempt)
+        self._unregistered, self._not_ready = set(self._active), set(self._active)
         self._phase_deadline = self._now + self.spec.start_timeout_seconds
         self._emit("attempt", None, f"attempt {self.attempt} of {self.spec.max_attempts}, because: {reason}")
         self._move_on(Phase.RENDEZVOUS, "every task ends its child process and chooses a new port")
@@ -516,7 +555,7 @@ class JobState:
 
     def _note_end_of_training(self) -> None:
         if not self._desired.is_training_over and not any(record.needs_others for record in self.records):
-            failed = tuple(r.name for r in self.records if r.has_failed and not r.role.is_server)
+            failed = tuple(r.name for r in self.records if r.has_failed and not (r.role.is_server or r.role.is_spare))
             self._desire(is_training_over=True, failed_tasks=failed)
 
     def _complete_if_done(self) -> None:
@@ -546,8 +585,13 @@ class JobState:
         self._mark_gone(record)
         self._emit("lost", record, f"is lost: {why}")
         self._barriers.withdraw(record)
-        if record.owns_child or self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
-            self._decide(Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task))
+        outcome = Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
+        if self.phase is Phase.RENDEZVOUS and record.is_placed and self._replace_lost_tasks():
+            self._unregistered.discard(record.rank)
+            self._form_cluster_if_registered()
+        elif self.phase in (Phase.RENDEZVOUS, Phase.CHECKING) or (record.owns_child and not record.role.is_spare):
+            end = self._fail if self.spec.spares and self.phase in _BEFORE_END else self._decide
+            end(outcome)
         self._note_end_of_training()
         self._end_if_all_gone()
 
@@ -566,8 +610,9 @@ class JobState:
             self.phase = Phase.ENDED
 
     def _not_formed(self) -> Outcome:
-        missing = [record for record in self.records if record.attempt != self.attempt]
-        late = missing or [record for record in self.records if record.observed.state != "ready"]
+        present = [record for record in self.records if not record.is_gone]
+        missing = [record for record in present if record.attempt != self.attempt]
+        late = missing or [record for record in present if record.observed.state != "ready"]
         what = "did not register" if missing else "did not check the addresses of other tasks"
         return Outcome(
             EXIT_NOT_FORMED,
@@ -607,6 +652,11 @@ class JobState:
     def _emit(self, kind: str, record: TaskRecord | None, text: str, **facts: object) -> None:
         assert kind in EVENT_KINDS, kind
         self._on_event(kind, record.name if record else None, f"{record} {text}" if record else text, **facts)
+
+
+def _to_member(record: TaskRecord) -> Member:
+    address = record.address or Address("", 0)
+    return Member(record.rank, record.task, record.node, Address(address.host, 0) if record.is_gone else address)
 
 
 def _refusal(reason: str) -> RendezvousClosedError:

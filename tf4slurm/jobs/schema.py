@@ -238,6 +238,7 @@ class ResultFile:
         collateral: Failures that followed from the cause, in words.
         seconds: Duration of the job.
         attempts: Number of attempts that the job made.
+        furthest_step: The furthest training step that a task reported, in all attempts; null for none.
         requeued: Why the job was requeued: "preemption" or "time limit"; null if it was not.
         warnings: Possible problems of the job, in sentences.
         tasks: The tasks by rank, in the last attempt.
@@ -253,6 +254,7 @@ class ResultFile:
     collateral: tuple[str, ...] = ()
     seconds: float | None = None
     attempts: int | None = None
+    furthest_step: int | None = None
     requeued: str | None = None
     warnings: tuple[str, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()

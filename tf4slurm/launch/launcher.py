@@ -25,8 +25,10 @@ from tf4slurm.control.records import Outcome
 from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState, Phase
 from tf4slurm.errors import (
+    EXIT_NO_PROGRESS,
     EXIT_PREFLIGHT,
     EXIT_TASK_LOST,
+    FAILED,
     REQUEUED,
     STOPPED,
     InterfaceError,
@@ -300,11 +302,16 @@ class Launcher:
         reason = await self._in_time(requeue.find_reason, file.exit_code, self._run_directory)
         if reason is None:
             return file
+        if reason == "time limit":  # a preempted run may not have had the time for a step
+            progress = await self._in_time(requeue.progress_of_runs, self._run_directory, file.furthest_step)
+            if progress.is_lacking:
+                text = f"{file.reason} The job is not requeued. {progress}"
+                return dataclasses.replace(file, state=FAILED, exit_code=EXIT_NO_PROGRESS, reason=text)
         signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # Slurm sends them to end this process
         requeued = mark_requeued(file, reason)
         await self._in_time(save_result, requeued, self._run_directory)  # before Slurm may end this process
         # Not in `_in_time`: Slurm's signal after its answer would end that wait.
-        return requeued if await in_thread(requeue.requeue) else file
+        return requeued if await in_thread(requeue.requeue, self._state.excluded_nodes) else file
 
 
 # The control service, in the launcher or in the sidecar of rank 0

@@ -6,12 +6,14 @@ import dataclasses
 import logging
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
+from tf4slurm.control.records import Progress
 from tf4slurm.errors import EXIT_REQUEUED, REQUEUED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
-from tf4slurm.slurm.commands import forbid_requeue, query_job, requeue_job
+from tf4slurm.slurm.commands import exclude_nodes, forbid_requeue, query_job, requeue_job
 
 logger = logging.getLogger(__name__)
 
@@ -64,20 +66,36 @@ class Requeue:
             return None
         if job.is_preempted:
             return "preemption"
-        done = self._count_requeues(run_directory)
+        done = len(self._requeued_runs(run_directory))
         if done >= self.limit:
             logger.warning("the job is not requeued: it has been requeued %d times (--requeue %d)", done, self.limit)
             return None
         return "time limit"
 
-    def requeue(self) -> bool:
-        """Requeue the job; return whether Slurm accepts. Slurm then ends the job's processes, including this one."""
+    def requeue(self, excluded_nodes: Sequence[str] = ()) -> bool:
+        """Requeue the job, on other nodes than `excluded_nodes`; return whether Slurm accepts.
+
+        Slurm then ends the job's processes, including this one.
+        """
         try:
             requeue_job(self._slurm_id)
         except LaunchError as error:
             logger.error("the job is not requeued: %s", error)
             return False
+        if excluded_nodes:  # only now, because Slurm refuses it for a running job
+            try:
+                exclude_nodes(self._slurm_id, excluded_nodes)
+            except LaunchError as error:
+                logger.warning("%s may be used again: %s", ", ".join(excluded_nodes), error)
         return True
+
+    def progress_of_runs(self, run_directory: RunDirectory, furthest_step: int | None) -> Progress:
+        """Return the progress of the runs that were requeued at their time limit, and of this one."""
+        progress = Progress()
+        for step in (*(run.furthest_step for run in self._requeued_runs(run_directory)), furthest_step):
+            progress.note_step(step)
+            progress.end_attempt()
+        return progress
 
     def end(self) -> None:
         """Make sure that the job, which is about to end, is not requeued.
@@ -92,12 +110,16 @@ class Requeue:
         except LaunchError as error:
             logger.warning("Slurm may run the job again: %s", error)
 
-    def _count_requeues(self, run_directory: RunDirectory) -> int:
-        """Count this job's requeues at the time limit, from the run directories NAME-ID, NAME-ID-2 and so on."""
+    def _requeued_runs(self, run_directory: RunDirectory) -> list[ResultFile]:
+        """Return the results of this job's runs that were requeued at the time limit, in their order.
+
+        They are in the run directories NAME-ID, NAME-ID-2 and so on.
+        """
         first = re.sub(rf"(-{re.escape(self.job_id)})-\d+$", r"\1", run_directory.path.name)
         runs = re.compile(rf"{re.escape(first)}(-\d+)?")
-        paths = run_directory.path.parent.iterdir()
-        return sum(_was_requeued(path) for path in paths if runs.fullmatch(path.name))
+        paths = [path for path in run_directory.path.parent.iterdir() if runs.fullmatch(path.name)]
+        results = map(_read_result, sorted(paths, key=lambda path: (len(path.name), path.name)))
+        return [result for result in results if result is not None and result.requeued == "time limit"]
 
 
 def mark_requeued(result: ResultFile, reason: str) -> ResultFile:
@@ -106,10 +128,9 @@ def mark_requeued(result: ResultFile, reason: str) -> ResultFile:
     return dataclasses.replace(result, state=REQUEUED, exit_code=EXIT_REQUEUED, reason=text, requeued=reason)
 
 
-def _was_requeued(path: Path) -> bool:
+def _read_result(path: Path) -> ResultFile | None:
     try:
-        result = RunDirectory(path).read(ResultFile)
+        return RunDirectory(path).read(ResultFile)
     except SchemaVersionError as error:  # must not fail this job
         logger.warning("an earlier run is not counted: %s", error)
-        return False
-    return result is not None and result.requeued == "time limit"
+        return None

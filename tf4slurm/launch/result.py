@@ -67,6 +67,7 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
         else tuple(f"{r} {describe_end(r.observed.returncode or 0)}" for r in failed),
         seconds=round(now - started_at, 3),
         attempts=state.attempt,
+        furthest_step=state.progress.furthest_step,
         warnings=state.warnings,
         tasks=tuple(describe_task(record, started_at, now) for record in state.records),
     )

@@ -177,7 +177,8 @@ class SrunSpawner:
             listener.on_staging(None)
             if staged is not None:
                 agent, environ = staged.command(agent), staged.environ(environ)
-        command = srun_command(self._allocation, self._spec.num_tasks, agent, self._srun_options)
+        survive = ("--no-kill",) if self._spec.spares else ()  # the step survives the loss of a node
+        command = srun_command(self._allocation, self._spec.num_tasks, agent, (*survive, *self._srun_options))
 
         def start_srun() -> subprocess.Popen[bytes]:
             return subprocess.Popen(

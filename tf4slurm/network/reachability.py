@@ -62,8 +62,8 @@ def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:
 
     Each member is checked by one task: the nearest lower rank, cyclically, on another node.
     """
-    members = cluster.members
-    if len(cluster.nodes) == 1:
+    members = [member for member in cluster.members if not member.is_lost]
+    if len({member.node for member in members}) == 1:
         return ()
     result = []
     checker = next(m.rank for m in reversed(members) if m.node != members[0].node)

@@ -218,6 +218,12 @@ def requeue_job(job_id: str) -> None:
     _read(("scontrol", "requeue", job_id))
 
 
+def exclude_nodes(job_id: str, nodes: Sequence[str]) -> None:
+    """Exclude nodes from a job that waits in the queue, in addition to those of its --exclude."""
+    excluded = query_job(job_id).excluded_nodes
+    _read(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(filter(None, (excluded, *nodes)))}"))
+
+
 def forbid_requeue(job_id: str) -> None:
     """Forbid Slurm to requeue a job."""
     _read(("scontrol", "update", f"JobId={job_id}", "Requeue=0"))

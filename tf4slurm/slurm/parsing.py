@@ -62,6 +62,7 @@ class SlurmJob:
         preempt_mode: Effect of preemption in the partition, such as "REQUEUE" or "CANCEL"; empty if unknown.
         exit_code: Exit code of the batch script, 128 + n after signal n; 0 while the script runs.
         output: Path of the batch script's output; empty if unknown.
+        excluded_nodes: Nodelist of --exclude; empty for none.
     """
 
     state: str
@@ -72,6 +73,7 @@ class SlurmJob:
     preempt_mode: str = ""
     exit_code: int = 0
     output: str = ""
+    excluded_nodes: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,7 @@ def parse_job(text: str) -> SlurmJob:
         partition=fields.get("Partition", ""),
         exit_code=parse_exit_code(fields.get("ExitCode", "")),
         output=fields.get("StdOut", ""),
+        excluded_nodes=fields.get("ExcNodeList", "").replace("(null)", ""),
     )
 
 

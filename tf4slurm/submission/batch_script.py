@@ -154,6 +154,8 @@ def make_sbatch_options(spec: BatchSpec) -> tuple[dict[str, str], ...]:
     options = {"job-name": spec.name, **spec.sbatch_options}
     options.setdefault("open-mode", "append")  # else a requeue truncates the output of the previous run
     _add_signal(options, spec)
+    if spec.spares:
+        options.setdefault("no-kill", "")  # else Slurm ends the job when it loses a node
     if spec.array_lines:
         options.setdefault("array", f"0-{len(spec.array_lines) - 1}")
     if spec.after:

@@ -27,12 +27,13 @@ from tf4slurm.system.variables import AGENT_VARIABLES, ANSWER_VARIABLE, SCRIPT_V
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 60.0  # without a controller, sbatch fails after several MessageTimeouts of 10 s
-_KEPT = frozenset(("SLURM_CONF", "SLURM_JWT"))  # the cluster's configuration, and the user's credentials
+# The configuration, the cluster of all commands of Slurm, and the user's credentials
+_KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"))
 # With these, a task would join the outer job, and a launcher would write to the outer job's answer file.
 _OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES, ANSWER_VARIABLE))
 _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 _OPTION_LINE = re.compile(r"^#SBATCH --([a-z0-9-]+)", re.MULTILINE)
-_JOB_ID = re.compile(r"(?P<job_id>\d+)(;\S+)?")
+_JOB_ID = re.compile(r"(?P<job_id>\d+)(;(?P<cluster>\S+))?")
 _SBATCH_PREFIX = re.compile(r"^(sbatch: )?(error: )?", re.MULTILINE)
 
 
@@ -131,6 +132,9 @@ def submit_script(text: str, environ: Mapping[str, str], directory: Path | None 
         raise LaunchError(message, command=done.args, stderr=done.stderr)
     if done.stderr.strip():
         logger.warning("%s", done.stderr.strip())
+    if match["cluster"] and "SLURM_CLUSTERS" not in environ:
+        text = "the job is on cluster %s: with export SLURM_CLUSTERS=%s, tf4slurm and Slurm's commands find it"
+        logger.warning(text, match["cluster"], match["cluster"])
     return match["job_id"]
 
 

@@ -1,0 +1,236 @@
+"""Spares take the place of lost tasks, in the state machine with a simulated clock."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.unit.test_state import LIMITS, Job
+from tf4slurm.cluster import Cluster, Task
+from tf4slurm.control.records import Progress
+from tf4slurm.control.state import Phase
+from tf4slurm.errors import EXIT_NO_PROGRESS, EXIT_TASK_LOST, OptionError
+from tf4slurm.network.reachability import members_to_check
+from tf4slurm.roles import SCRIPT_TASK_TYPES
+from tf4slurm.spec import JobSpec
+
+SPARES = dataclasses.replace(LIMITS, max_attempts=3, spares=2, max_worker_restarts=0)
+ROLES = "chief ps worker spare spare"
+
+
+def start(roles: str = ROLES, limits: JobSpec = SPARES) -> Job:
+    job = Job(roles, limits).register_tasks()
+    for rank in job.ranks:
+        job.send(rank, "ready")
+    return run(job)
+
+
+def run(job: Job) -> Job:
+    for rank in job.ranks:
+        if job.desired(rank).start_count:
+            job.run_child(rank)
+    return job
+
+
+def form_again(job: Job, *lost: int) -> Job:
+    """All but the lost ranks register for the current attempt, and run their children."""
+    present = [rank for rank in job.ranks if rank not in lost]
+    job.reregister(*present)
+    for rank in present:
+        job.send(rank, "ready")
+    return run(job)
+
+
+def cluster_of(job: Job) -> Cluster:
+    assert job.state.cluster is not None
+    return job.state.cluster
+
+
+def names(job: Job) -> list[str]:
+    return [str(record.task) for record in job.state.records]
+
+
+def test_spares_do_not_run_the_script() -> None:
+    job = start()
+    assert "spare" not in SCRIPT_TASK_TYPES
+    assert [job.desired(rank).start_count for rank in job.ranks] == [1, 1, 1, 0, 0]
+    assert cluster_of(job).to_dictionary().keys() == {"chief", "ps", "worker"}
+    job.end_child(0, 0)
+    for rank in job.ranks:
+        job.send(rank, "terminated")
+    assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
+
+
+@pytest.mark.parametrize("roles", ["chief ps worker spare spare", "ps worker worker spare spare"])
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_spare_takes_the_place_of_any_lost_task(roles: str, lost: int) -> None:
+    job = start(roles)
+    before, record = names(job), job.state.records[lost]
+    job.state.on_agent_exit(lost, -9, job.now)
+    assert (job.state.attempt, job.phase()) == (2, Phase.RENDEZVOUS)
+    assert job.texts("replaced") == [f"spare/0 on n3 takes the place of {before[lost]} on n{lost}"]
+    form_again(job, lost)
+    assert job.phase() is Phase.TRAINING
+    assert names(job)[3] == before[lost]
+    assert (str(record.task), record.is_gone) == ("spare/0", True)
+    task = job.state.records[3].task
+    spec = cluster_of(job).to_dictionary()
+    assert spec[task.task_type][task.task_index] == "10.0.0.3:5003"
+    assert sum(map(len, spec.values())) == 3
+    assert [job.desired(rank).start_count for rank in job.ranks if rank != lost] == [
+        int(not job.state.records[rank].role.is_spare) for rank in job.ranks if rank != lost
+    ]
+
+
+def test_lost_task_stays_in_the_cluster_but_nobody_checks_it() -> None:
+    job = start()
+    job.state.on_agent_exit(2, -9, job.now)
+    form_again(job, 2)
+    members = cluster_of(job).members
+    assert [member.rank for member in members] == list(job.ranks)
+    assert [member.is_lost for member in members] == [False, False, True, False, False]
+    checked = [each.rank for rank in job.ranks if rank != 2 for each in members_to_check(cluster_of(job), rank)]
+    assert sorted(checked) == [0, 1, 3, 4]
+
+
+def test_silent_host_is_replaced_after_the_heartbeat_timeout() -> None:
+    job = start()
+    job.turn(SPARES.heartbeat_timeout_seconds + 1, sending=(0, 1, 3, 4))
+    assert (job.state.attempt, job.phase()) == (2, Phase.RENDEZVOUS)
+    assert names(job)[3] == "worker/0"
+
+
+def test_second_task_of_a_lost_host_needs_no_further_attempt() -> None:
+    job = start()
+    job.state.on_agent_exit(1, -9, job.now)
+    job.reregister(0, 3, 4)
+    assert job.phase() is Phase.RENDEZVOUS
+    job.state.on_agent_exit(2, -9, job.now)
+    assert (job.state.attempt, job.phase()) == (2, Phase.CHECKING)
+    assert names(job) == ["chief/0", "spare/0", "spare/1", "ps/0", "worker/0"]
+
+
+def test_lost_spare_does_not_disturb_training() -> None:
+    job = start()
+    job.state.on_agent_exit(3, -9, job.now)
+    assert (job.state.attempt, job.phase()) == (1, Phase.TRAINING)
+    job.state.on_agent_exit(2, -9, job.now)
+    assert names(job)[4] == "worker/0"
+    form_again(job, 2, 3)
+    job.state.on_agent_exit(1, -9, job.now)
+    assert job.outcome.exit_code == EXIT_TASK_LOST
+    assert "ps/0 on n1 is lost" in job.outcome.reason
+
+
+def test_spare_on_another_host_comes_first() -> None:
+    job = Job(ROLES, SPARES)
+    for rank, node in enumerate("abcca"):
+        job.register(rank, node=node)
+    for rank in job.ranks:
+        job.send(rank, "ready")
+    run(job)
+    job.state.on_agent_exit(2, -9, job.now)  # on c, as spare/0
+    assert job.texts("replaced") == ["spare/1 on a takes the place of worker/0 on c"]
+
+
+def test_task_lost_while_addresses_are_checked_is_replaced() -> None:
+    job = Job(ROLES, SPARES).register_tasks()
+    assert job.phase() is Phase.CHECKING
+    job.state.on_agent_exit(3, -9, job.now)
+    assert (job.state.attempt, job.phase()) == (2, Phase.RENDEZVOUS)
+    assert form_again(job, 3).phase() is Phase.TRAINING
+
+
+def test_task_lost_before_the_first_cluster_is_replaced() -> None:
+    job = Job(ROLES, SPARES).register_tasks(0, 1, 2)
+    job.state.on_agent_exit(2, -9, job.now)
+    job.register_tasks(3, 4)
+    assert (job.state.attempt, job.phase()) == (1, Phase.CHECKING)
+    assert names(job)[3] == "worker/0"
+
+
+def test_loss_beside_a_broken_connection_is_handled_after_it() -> None:
+    job = Job(ROLES, SPARES).register_tasks()
+    job.state.on_disconnect(4, job.now)
+    job.state.on_agent_exit(2, -9, job.now)
+    assert job.phase() is Phase.CHECKING
+    job.turn(2, sending=(0, 1, 3))  # spare/1 does not reconnect in time
+    assert (job.state.attempt, job.phase()) == (2, Phase.RENDEZVOUS)
+    assert form_again(job, 2, 4).phase() is Phase.TRAINING
+
+
+def test_node_that_failed_twice_is_not_used_again() -> None:
+    job = start()
+    for attempt in (1, 2):
+        assert job.state.attempt == attempt
+        job.send(2, "running", script=dataclasses.replace(job.state.records[2].observed.script, step=attempt))
+        job.end_child(1, 1)
+        form_again(job)
+    assert job.state.excluded_nodes == ("n1",)
+    assert names(job) == ["chief/0", "spare/0", "worker/0", "ps/0", "spare/1"]
+    job.state.on_agent_exit(2, -9, job.now)
+    assert job.outcome.exit_code == EXIT_TASK_LOST  # no attempt is left
+
+
+def test_only_node_of_a_job_is_always_used() -> None:
+    job = Job(ROLES, SPARES)
+    for rank in job.ranks:
+        job.register(rank, node="n")
+    for rank in job.ranks:
+        job.send(rank, "ready")
+    for _ in range(2):
+        run(job)
+        job.end_child(1, 1)
+        form_again(job)
+    assert job.state.excluded_nodes == ()
+    assert job.phase() is Phase.TRAINING
+
+
+def test_two_attempts_without_a_new_step_end_the_job() -> None:
+    limits = dataclasses.replace(LIMITS, max_attempts=9)
+    job = start("chief ps worker", limits)
+    for step in (10, 10, 8):
+        assert job.state.outcome is None
+        job.send(0, "running", script=dataclasses.replace(job.state.records[0].observed.script, step=step))
+        job.end_child(0, 3, tail=("boom",))
+        if job.state.outcome is None:
+            form_again(job)
+    assert job.outcome.exit_code == EXIT_NO_PROGRESS
+    assert job.outcome.cause == Task("chief", 0)
+    assert job.outcome.tail == ("boom",)
+    assert "2 times in a row no step after step 10 was reported. The last failure: chief/0 on n0" in job.outcome.reason
+
+
+def test_attempts_of_a_script_without_steps_are_not_limited() -> None:
+    job = start("chief ps worker", dataclasses.replace(LIMITS, max_attempts=5))
+    for attempt in range(1, 6):
+        assert job.state.attempt == attempt
+        job.end_child(0, 3)
+        if attempt < 5:
+            form_again(job)
+    assert job.outcome.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_lacking"),
+    [
+        ([None, None, None], False),
+        ([5, 5], False),
+        ([5, 5, None], True),
+        ([None, 5, 3, 6, 6], False),
+        ([5, 9, 9, 8], True),
+    ],
+)
+def test_progress_is_lacking_after_two_runs_without_a_new_step(steps: list[int | None], is_lacking: bool) -> None:
+    progress = Progress()
+    for step in steps:
+        progress.note_step(step)
+        progress.end_attempt()
+    assert progress.is_lacking is is_lacking
+
+
+def test_spares_need_further_attempts() -> None:
+    with pytest.raises(OptionError, match=r"--spares 2 needs further attempts.* Give --max-attempts 3"):
+        JobSpec(("python", "a.py"), workers=1, spares=2)
+    assert JobSpec(("python", "a.py"), workers=1, spares=2, max_attempts=2).num_tasks == 5
