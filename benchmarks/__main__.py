@@ -37,6 +37,7 @@ from benchmarks.real_job import measure_import_storm, measure_start_on_slurm
 from benchmarks.recommender import measure_recommender
 from benchmarks.rendezvous import measure_rendezvous
 from benchmarks.report import measure_report
+from benchmarks.spares import measure_spares
 from benchmarks.staging import measure_staging
 from benchmarks.stall import measure_stall
 from benchmarks.table import summary, text_table
@@ -57,6 +58,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "import storm": lambda directory: measure_import_storm(directory, 4),
     "staging": lambda directory: measure_staging(directory, 3),
     "stall": lambda directory: measure_stall(directory, 3),
+    "spares": lambda directory: measure_spares(directory, 3),
     "end": lambda directory: measure_end_on_slurm(directory, 10),
     "shutdown": lambda directory: measure_shutdown(directory, 5),
     "training": lambda directory: measure_training(directory, 6),

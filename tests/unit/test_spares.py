@@ -109,6 +109,9 @@ def test_second_task_of_a_lost_host_needs_no_further_attempt() -> None:
     job.state.on_agent_exit(2, -9, job.now)
     assert (job.state.attempt, job.phase()) == (2, Phase.CHECKING)
     assert names(job) == ["chief/0", "spare/0", "spare/1", "ps/0", "worker/0"]
+    for rank in (0, 3, 4):
+        job.send(rank, "ready")
+    assert job.phase() is Phase.TRAINING
 
 
 def test_lost_spare_does_not_disturb_training() -> None:
@@ -148,6 +151,9 @@ def test_task_lost_before_the_first_cluster_is_replaced() -> None:
     job.register_tasks(3, 4)
     assert (job.state.attempt, job.phase()) == (1, Phase.CHECKING)
     assert names(job)[3] == "worker/0"
+    for rank in (0, 1, 3, 4):
+        job.send(rank, "ready")
+    assert job.phase() is Phase.TRAINING
 
 
 def test_loss_beside_a_broken_connection_is_handled_after_it() -> None:

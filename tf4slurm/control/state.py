@@ -588,6 +588,7 @@ class JobState:
         outcome = Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
         if self.phase is Phase.RENDEZVOUS and record.is_placed and self._replace_lost_tasks():
             self._unregistered.discard(record.rank)
+            self._not_ready.discard(record.rank)
             self._form_cluster_if_registered()
         elif self.phase in (Phase.RENDEZVOUS, Phase.CHECKING) or (record.owns_child and not record.role.is_spare):
             end = self._fail if self.spec.spares and self.phase in _BEFORE_END else self._decide
