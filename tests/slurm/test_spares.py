@@ -90,7 +90,7 @@ def kinds_of(job: Job) -> set[str]:
 
 
 def is_agent(process: MarkedProcess) -> bool:
-    return "tf4slurm.agent.agent" in process.command and "start_guard" in process.command
+    return "tf4slurm.agent.agent" in process.command and "srun" not in process.command
 
 
 def resumed_steps(training: TrainingJob) -> list[int]:

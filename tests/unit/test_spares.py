@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.test_state import LIMITS, Job
 from tf4slurm.cluster import Cluster, Task
-from tf4slurm.control.records import Progress
+from tf4slurm.control.records import JobProgress
 from tf4slurm.control.state import Phase
 from tf4slurm.errors import EXIT_NO_PROGRESS, EXIT_TASK_LOST, OptionError
 from tf4slurm.network.reachability import members_to_check
@@ -78,6 +78,7 @@ def test_spare_takes_the_place_of_any_lost_task(roles: str, lost: int) -> None:
     spec = cluster_of(job).to_dictionary()
     assert spec[task.task_type][task.task_index] == "10.0.0.3:5003"
     assert sum(map(len, spec.values())) == 3
+    assert [str(record.task) for record in job.state.task_records] == before
     assert [job.desired(rank).start_count for rank in job.ranks if rank != lost] == [
         int(not job.state.records[rank].role.is_spare) for rank in job.ranks if rank != lost
     ]
@@ -229,7 +230,7 @@ def test_attempts_of_a_script_without_steps_are_not_limited() -> None:
     ],
 )
 def test_progress_is_lacking_after_two_runs_without_a_new_step(steps: list[int | None], is_lacking: bool) -> None:
-    progress = Progress()
+    progress = JobProgress()
     for step in steps:
         progress.note_step(step)
         progress.end_attempt()

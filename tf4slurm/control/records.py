@@ -90,7 +90,7 @@ class TaskRecord:
 
 
 @dataclass
-class Progress:
+class JobProgress:
     """The steps of a job in its attempts, or of the runs of a job that is requeued.
 
     Attributes:

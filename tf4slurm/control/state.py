@@ -17,7 +17,7 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
 from tf4slurm.control.barriers import Barriers
 from tf4slurm.control.messages import DesiredState, ObservedState, Registration, ScriptState
-from tf4slurm.control.records import EVENT_KINDS, Outcome, Progress, TaskRecord
+from tf4slurm.control.records import EVENT_KINDS, JobProgress, Outcome, TaskRecord
 from tf4slurm.errors import (
     EXIT_NO_PROGRESS,
     EXIT_NOT_FORMED,
@@ -79,6 +79,7 @@ class JobState:
             TaskRecord(rank, task, role_of(task.task_type, has_chief=has_chief), is_placed=spec.placement != SPREAD)
             for rank, task in enumerate(tasks)
         ]
+        self.task_records = self.records.copy()  # as `records`, but a spare has the position of the task it replaces
         self._on_event = on_event
         self._ranks = range(len(tasks))
         self._changed: set[int] = set()
@@ -99,7 +100,7 @@ class JobState:
         self._idle_check_at = now
         self._barriers = Barriers(self.records, self._changed)
         self._node_failures: Counter[str] = Counter()  # failed attempts, by the node of the task that failed first
-        self.progress = Progress()
+        self.progress = JobProgress()
 
     def postpone_start(self, until: float) -> None:
         """Count the start timeout from `until`; from `math.inf` on, it does not expire."""
@@ -529,6 +530,9 @@ class JobState:
         for record, spare in zip([*lost, *on_excluded], spares, strict=False):
             self._emit("replaced", spare, f"takes the place of {record}")
             record.task, record.role, spare.task, spare.role = spare.task, spare.role, record.task, record.role
+            record.observed = ObservedState()  # step and usage were those of the task
+            one, other = self.task_records.index(record), self.task_records.index(spare)
+            self.task_records[one], self.task_records[other] = spare, record
         return True
 
     def _begin_attempt(self, reason: str) -> None:

@@ -113,7 +113,7 @@ class Recorder:
 
     def _status(self) -> StatusFile:
         state, now = self._state, time.monotonic()
-        for record, progress in zip(state.records, self._progress, strict=True):
+        for record, progress in zip(state.task_records, self._progress, strict=True):
             progress.note(record.observed.script.step, now)
         return StatusFile(
             time=round(time.time(), 3),
@@ -126,7 +126,7 @@ class Recorder:
             warnings=state.warnings,
             tasks=tuple(
                 describe_task(record, self._started_at, now, progress)
-                for record, progress in zip(state.records, self._progress, strict=True)
+                for record, progress in zip(state.task_records, self._progress, strict=True)
             ),
         )
 
@@ -135,7 +135,7 @@ class Recorder:
         if now - self._sampled_at < self._sample_seconds:
             return None
         self._sampled_at = now
-        states = [record.observed for record in self._state.records]
+        states = [record.observed for record in self._state.task_records]
         usages = [vars(state.usage) for state in states]
         gpus = {name: tuple(usage[name] for usage in usages) for name in ("gpu_percent", "gpu_memory_bytes")}
         has_gpus = any(value is not None for column in gpus.values() for value in column)

@@ -156,7 +156,7 @@ class StatusFile:
         reason: How the job ended, in words; empty until then.
         heartbeat_timeout_seconds: Heartbeat timeout of the job.
         warnings: Possible problems of the job, in sentences.
-        tasks: The tasks by rank.
+        tasks: The tasks by rank; a spare that has replaced a task has its position.
     """
 
     time: float | None = None
@@ -241,7 +241,7 @@ class ResultFile:
         furthest_step: The furthest training step that a task reported, in all attempts; null for none.
         requeued: Why the job was requeued: "preemption" or "time limit"; null if it was not.
         warnings: Possible problems of the job, in sentences.
-        tasks: The tasks by rank, in the last attempt.
+        tasks: The tasks in the last attempt, in the same order as in `StatusFile`.
     """
 
     state: str = FAILED

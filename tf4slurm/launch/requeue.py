@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from tf4slurm.control.records import Progress
+from tf4slurm.control.records import JobProgress
 from tf4slurm.errors import EXIT_REQUEUED, REQUEUED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
@@ -89,9 +89,9 @@ class Requeue:
                 logger.warning("%s may be used again: %s", ", ".join(excluded_nodes), error)
         return True
 
-    def progress_of_runs(self, run_directory: RunDirectory, furthest_step: int | None) -> Progress:
+    def progress_of_runs(self, run_directory: RunDirectory, furthest_step: int | None) -> JobProgress:
         """Return the progress of the runs that were requeued at their time limit, and of this one."""
-        progress = Progress()
+        progress = JobProgress()
         for step in (*(run.furthest_step for run in self._requeued_runs(run_directory)), furthest_step):
             progress.note_step(step)
             progress.end_attempt()
