@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.faults.cases import Form
 from tests.faults.job import TrainingJob
-from tests.jobs import Job
-from tests.processes import MarkedProcess, marked_processes, wait_until_gone
+from tests.jobs import CHILD, TF4SLURM, Job
+from tests.processes import MarkedProcess, marked_processes, wait_until, wait_until_gone
 from tests.slurm.lab import SlurmLab
-from tests.slurm.test_run import make_job
+from tests.slurm.test_run import child_id, make_job
 
+ROOT = Path(__file__).parents[2]
 OPTIONS = ("--workers", "1", "--spares", "1", "--max-attempts", "2")
 
 
@@ -95,3 +99,35 @@ def is_agent(process: MarkedProcess) -> bool:
 
 def resumed_steps(training: TrainingJob) -> list[int]:
     return [step for attempt, step, _ in training.steps() if attempt == 2]
+
+
+def test_requeued_job_excludes_the_node_that_failed(lab: SlurmLab) -> None:
+    job_id = lab.run(
+        "sbatch", "--parsable", "--requeue", "-x", "r1-n9", "-N1", "-o/dev/null", "--wrap", "sleep 60"
+    ).stdout.strip()
+    try:
+        assert wait_until(lambda: "JobState=RUNNING" in lab.run("scontrol", "show", "job", job_id).stdout, 30)
+        code = f"from tf4slurm.launch.requeue import Requeue; print(Requeue({job_id!r}, 1).requeue(('r1-n2',)))"
+        assert lab.run(sys.executable, "-c", code, cwd=ROOT).stdout == "True\n"
+        shown = lab.run("scontrol", "show", "job", job_id).stdout
+        assert "ExcNodeList=r1-n9,r1-n2" in shown, shown
+    finally:
+        lab.run("scancel", job_id)
+
+
+@pytest.fixture
+def job(lab: SlurmLab, tmp_path: Path) -> Iterator[Job]:
+    with make_job(tmp_path, lab) as job:
+        yield job
+
+
+def test_tasks_of_plain_srun_have_spares(lab: SlurmLab, job: Job) -> None:
+    options = ("--runs-directory", str(job.directory / "runs"), "--ps=1", "--workers=1", "--spares=1")
+    command = (TF4SLURM, "task", *options, "--max-attempts=2", "--", sys.executable, str(CHILD), str(job.children))
+    step = lab.popen("srun", "-Q", "-K0", "-N4", "-n4", *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    job.wait_for_child("worker-0")
+    os.kill(psutil.Process(child_id("worker-0")).ppid(), signal.SIGKILL)
+    job.wait_for_child("worker-0", 2)
+    job.end_child("chief-0")
+    assert step.wait(30) == 137  # srun's exit code is that of the killed agent
+    assert job.result["exit_code"] == 0
