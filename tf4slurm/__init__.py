@@ -13,6 +13,7 @@ In training scripts:
     report, should_stop, on_stop, barrier
                              report a step, save before a stop, wait for the other tasks
     data_service, share_of   the job's tf.data service; this worker's share of the input files
+    data_shards              shards of the data, leased to the workers as they finish them
     tensorflow               strategies, checkpoints and hooks
     shutdown                 completion signals, in scripts that start their own servers
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from tf4slurm.script_api import report as report
     from tf4slurm.script_api import share_of as share_of
     from tf4slurm.script_api import should_stop as should_stop
+    from tf4slurm.script_shards import data_shards as data_shards
     from tf4slurm.server_dictionary import get_server_dictionary as get_server_dictionary
     from tf4slurm.spec import JobSpec as JobSpec
     from tf4slurm.tensorflow.local_cluster import LocalCluster as LocalCluster
@@ -69,6 +71,7 @@ _NAMES = {
     "tf4slurm.jobs.schema": "TaskStatus",
     "tf4slurm.jobs.status": "JobStatus",
     "tf4slurm.script_api": "barrier data_service on_stop report share_of should_stop",
+    "tf4slurm.script_shards": "data_shards",
     "tf4slurm.server_dictionary": "get_server_dictionary",
     "tf4slurm.spec": "JobSpec",
     "tf4slurm.tensorflow.local_cluster": "LocalCluster",

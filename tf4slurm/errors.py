@@ -131,6 +131,10 @@ class BarrierError(RendezvousError):
     """A barrier broke; the message names the tasks that did not arrive."""
 
 
+class DataShardsError(Tf4SlurmError):
+    """The launcher does not lease shards to this task; the message has the reason."""
+
+
 class AuthenticationError(RendezvousError):
     """The control service does not accept the token, or MUNGE cannot open the credentials on this host."""
 

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
-from tf4slurm.control.messages import DesiredState, ScriptState, decode, encode
+from tf4slurm.control.messages import DesiredState, ScriptState, ShardRequest, decode, encode
 from tf4slurm.control.script_reports import ScriptReport, merge_reports, merge_to_limit
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
@@ -131,6 +131,12 @@ class ScriptChannel:
                     self._delayed.start()
                     return
             self.send()
+
+    def send_shards(self, token: str, request: ShardRequest | None) -> None:
+        """Replace the request for shards with this token; None removes it."""
+        with self._changed:
+            others = tuple(other for other in self.state.shards if other.token != token)
+            self.send(shards=others if request is None else (*others, request))
 
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
         """Wait until the condition on `desired` is true; return whether it became true before the timeout.

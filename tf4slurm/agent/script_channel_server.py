@@ -7,6 +7,7 @@ Only processes of the same user and of root may connect.
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import os
 import socket
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tf4slurm.control.messages import DesiredState, ScriptState, decode, encode
+from tf4slurm.control.messages import DesiredState, ScriptState, ShardRequest, decode, encode
 from tf4slurm.control.script_reports import ScriptReport
 from tf4slurm.errors import MessageError
 from tf4slurm.script_channel import to_socket_address
@@ -28,6 +29,7 @@ MAX_STATE_BYTES = 65_536
 """Maximum length of a `ScriptState`."""
 
 _MAX_MESSAGE_BYTES = 4 * MAX_STATE_BYTES  # a report has up to three values of each metric
+_MAX_ENDED = 64
 _REPORT = f'["{ScriptReport.__name__}"'.encode()
 
 
@@ -49,6 +51,8 @@ class ScriptChannelServer:
         self._desired = DesiredState()
         self._writers: set[asyncio.StreamWriter] = set()
         self._reading: set[asyncio.Task[None]] = set()
+        self._shards: dict[asyncio.StreamWriter, tuple[ShardRequest, ...]] = {}
+        self._ended_shards = collections.deque[ShardRequest](maxlen=_MAX_ENDED)  # the last requests of ended processes
         self._server: asyncio.AbstractServer | None = None
         self._directory: TemporaryDirectory[str] | None = None
 
@@ -81,6 +85,8 @@ class ScriptChannelServer:
         for writer in self._writers:
             writer.close()
         self._writers.clear()
+        self._shards.clear()
+        self._ended_shards.clear()
 
     def close(self) -> None:
         if self._server is not None:
@@ -109,16 +115,25 @@ class ScriptChannelServer:
                 if len(line) > MAX_STATE_BYTES:
                     return
                 state = decode(line, ScriptState)
-                self._on_state(state)
+                self._on_state(self._with_all_shards(writer, state))
         except asyncio.CancelledError:
             pass  # the agent exits; asyncio would log it as an error
         except (OSError, MessageError, ValueError):  # ValueError: a line that is too long
             pass  # not a script that uses tf4slurm's own functions
         finally:
             if state is not None and writer in self._writers:  # a disconnected script waits at no barrier
-                self._on_state(dataclasses.replace(state, barrier=None, stop_signal=None))
+                self._ended_shards.extend(dataclasses.replace(each, capacity=0) for each in state.shards)
+                state = dataclasses.replace(state, barrier=None, stop_signal=None, shards=())
+                self._on_state(self._with_all_shards(writer, state))
+                del self._shards[writer]
             self._writers.discard(writer)
             writer.close()
+
+    def _with_all_shards(self, writer: asyncio.StreamWriter, state: ScriptState) -> ScriptState:
+        """Return the state of one process with the requests for shards of all processes of the script."""
+        self._shards[writer] = state.shards
+        requests = (*self._ended_shards, *(each for requests in self._shards.values() for each in requests))
+        return state if requests == state.shards else dataclasses.replace(state, shards=requests)
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:

@@ -70,6 +70,59 @@ class BarrierArrival:
 
 
 @dataclass(frozen=True)
+class ShardPosition:
+    """The progress of all shards: those from number `next` on were never leased, those in `open` are not done."""
+
+    fingerprint: str
+    next: int = 0
+    open: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShardRequest:
+    """What a script wants of the shards `name`. Shards are numbered through all epochs, in the order of their leases.
+
+    Attributes:
+        token: Unique id of the script's `DataShards` object; its leases end when it is missing in a later message.
+        size: Number of shards of an epoch.
+        fingerprint: A hash of the data and the shard size.
+        capacity: The number of leases that the script wants to hold; with 0, it gives all back.
+        done: Shards that are done; repeated until the launcher no longer lists them in `ShardGrant.held`.
+        start: The position from which to continue.
+        position_request: A new number requests the position.
+    """
+
+    name: str
+    token: str
+    size: int
+    epochs: int
+    fingerprint: str
+    capacity: int = 1
+    done: tuple[int, ...] = ()
+    start: ShardPosition | None = None
+    position_request: int = 0
+
+
+@dataclass(frozen=True)
+class ShardGrant:
+    """The launcher's answer to a `ShardRequest` of the same `token`.
+
+    Attributes:
+        held: The shards that are leased to the script.
+        is_over: All shards are done.
+        error: The reason why the request is refused; empty if it is not.
+        position: The position at the request `position_reply`.
+    """
+
+    token: str
+    held: tuple[int, ...] = ()
+    is_over: bool = False
+    error: str = ""
+    position: ShardPosition | None = None
+    position_reply: int = 0
+
+
+@dataclass(frozen=True)
 class ScriptState:
     """The state that a script has reported by calling tf4slurm's functions.
 
@@ -81,6 +134,7 @@ class ScriptState:
         completion: The completion signal, after which the script no longer needs the other tasks.
         barrier: The barrier at which the script waits.
         stop_signal: The last stop signal that the script's process received.
+        shards: The requests for leases of shards.
     """
 
     step: int | None = None
@@ -90,6 +144,7 @@ class ScriptState:
     completion: Literal["done", "failed"] | None = None
     barrier: BarrierArrival | None = None
     stop_signal: StopSignal | None = None
+    shards: tuple[ShardRequest, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +208,7 @@ class DesiredState:
         stop_reason: The reason to save and stop within `grace_period_seconds`; empty without a stop request.
         released_barrier: Token of the script's latest call of `barrier()` whose barrier has ended.
         barrier_error: The reason why this barrier broke; empty if all tasks arrived.
+        shards: The answers to the script's requests for shards.
         is_training_over: No task needs the ps any more.
         failed_tasks: The tasks, other than servers, that had failed when training was over.
         is_finishing: The job waits only for roles with a bounded wait (evaluators), which should finish now.
@@ -167,6 +223,7 @@ class DesiredState:
     grace_period_seconds: float = 0.0
     released_barrier: str = ""
     barrier_error: str = ""
+    shards: tuple[ShardGrant, ...] = ()
     is_training_over: bool = False
     failed_tasks: tuple[str, ...] = ()
     is_finishing: bool = False

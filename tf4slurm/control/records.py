@@ -150,6 +150,7 @@ EVENT_KINDS = {
     "checking": EventKind("All tasks have registered, and check that they reach each other's addresses.", True),
     "training": EventKind("All addresses are reachable, and the child processes start.", True),
     "stopping": EventKind("A stop was requested, and the scripts have the grace period to save.", True, True),
+    "shards": EventKind("All data shards of a name are done."),
     "grace_period_over": EventKind("The grace period is over.", True, True),
     "attempt": EventKind("A task has failed, so another attempt follows.", True, True),
     "warning": EventKind("No task has started a TensorFlow server, or none has computed for 60 s.", True),

@@ -18,6 +18,7 @@ from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
 from tf4slurm.control.barriers import Barriers
 from tf4slurm.control.messages import DesiredState, ObservedState, Registration, ScriptState
 from tf4slurm.control.records import EVENT_KINDS, JobProgress, Outcome, TaskRecord
+from tf4slurm.control.shards import ShardLeases, ShardProgress
 from tf4slurm.errors import (
     EXIT_NO_PROGRESS,
     EXIT_NOT_FORMED,
@@ -101,6 +102,7 @@ class JobState:
         self._barriers = Barriers(self.records, self._changed)
         self._node_failures: Counter[str] = Counter()  # failed attempts, by the node of the task that failed first
         self.progress = JobProgress()
+        self._shards = ShardLeases(self._changed, self._on_shards_done)
 
     def postpone_start(self, until: float) -> None:
         """Count the start timeout from `until`; from `math.inf` on, it does not expire."""
@@ -115,6 +117,7 @@ class JobState:
             start_count=record.desired_start_count,
             released_barrier=record.released_barrier,
             barrier_error=record.barrier_error,
+            shards=self._shards.grants_of(rank),
         )
 
     def take_changed(self) -> set[int]:
@@ -134,6 +137,11 @@ class JobState:
         if len({record.node for record in self.records if record.node}) == 1:
             return ()
         return tuple(node for node, failures in self._node_failures.items() if failures >= _MAX_NODE_FAILURES)
+
+    @property
+    def shards(self) -> tuple[ShardProgress, ...]:
+        """The progress of the data shards that the scripts lease."""
+        return self._shards.progress()
 
     def describe_phase(self, now: float) -> str:
         """Return the phase; "training" is "importing" or "running" until a task has reported a step."""
@@ -378,6 +386,7 @@ class JobState:
     def _on_exit(self, record: TaskRecord, returncode: int) -> None:
         record.ended_at = self._now
         self._barriers.withdraw(record)
+        self._shards.release(record.rank)
         why = record.observed.detail or describe_end(returncode)
         self._emit("exited", record, why, returncode=returncode)
         if self.phase is Phase.STOPPING:
@@ -419,8 +428,14 @@ class JobState:
                 self._emit("barrier", record, text, barrier=name, waited_seconds=round(seconds, 1))
         elif script.barrier is None:
             self._barriers.withdraw(record)
+        if script.shards != before.shards and record.observed.state == "running":
+            self._shards.update(record.rank, script.shards)
         self._note_end_of_training()
         self._end_stop_if_saved()
+
+    def _on_shards_done(self, progress: ShardProgress) -> None:
+        repeated = f", {progress.repeated} leases were repeated" if progress.repeated else ""
+        self._emit("shards", None, f"all {progress.total} shards of {progress.name!r} are done{repeated}")
 
     def _check_steps(self) -> None:
         """Fail if no task has reported a new step within the stall timeout.
@@ -541,6 +556,7 @@ class JobState:
         self._last_step_at = _NEVER
         self._desired = DesiredState(attempt=self.attempt)
         self._barriers.clear()
+        self._shards.clear()
         for rank in self._active:
             self.records[rank].begin_attempt(self.attempt)
         self._unregistered, self._not_ready = set(self._active), set(self._active)
@@ -589,6 +605,7 @@ class JobState:
         self._mark_gone(record)
         self._emit("lost", record, f"is lost: {why}")
         self._barriers.withdraw(record)
+        self._shards.release(record.rank)
         outcome = Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
         if self.phase is Phase.RENDEZVOUS and record.is_placed and self._replace_lost_tasks():
             self._unregistered.discard(record.rank)

@@ -1,0 +1,37 @@
+"""Take shards and log each: "seen NUMBER" before its training, "done NUMBER" after it.
+
+Arguments: the directory of the logs, the seconds per shard, and the number of rows of this task's data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import tf4slurm
+
+directory, seconds, rows = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+task = os.environ["TF4SLURM_TASK"].replace("/", "-")
+saved = directory / "position.json"
+position = json.loads(saved.read_text()) if saved.exists() else None
+if task == "ps-0":
+    time.sleep(1000)
+if task == os.environ.get("OTHER_DATA") and not (directory / f"{task}.log").exists():
+    rows += 10
+    while not (directory / "chief-0.log").exists() or "seen" not in (directory / "chief-0.log").read_text():
+        time.sleep(0.02)
+shards = tf4slurm.data_shards(rows, shard_size=10, epochs=2, position=position)
+with (directory / f"{task}.log").open("a", buffering=1) as log:
+    print("process", os.getpid(), rows, file=log)
+    for shard in shards:
+        print("seen", shard.number, file=log)
+        time.sleep(seconds * (2 if task == "worker-1" else 1))
+        print("done", shard.number, file=log)
+        if task == "chief-0" and os.environ.get("SAVES"):
+            shards.done()
+            draft = directory / "draft.json"
+            draft.write_text(json.dumps(shards.position()))
+            draft.replace(saved)

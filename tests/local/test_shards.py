@@ -1,0 +1,135 @@
+"""`data_shards` in jobs on this host: lost tasks, another attempt, a stop, other data in one task."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import Job
+from tests.processes import wait_until
+
+SCRIPT = Path(__file__).with_name("shard_script.py")
+SHARDS = 60  # of both epochs
+TASKS = ("chief-0", "worker-0", "worker-1")
+
+
+def start(job: Job, *options: str, seconds: float = 0.02) -> None:
+    command = [sys.executable, str(SCRIPT), str(job.children), str(seconds), "300"]
+    job.start("--ps", "1", "--workers", "2", *options, command=[*command])
+
+
+def logged(job: Job, what: str, tasks: tuple[str, ...] = TASKS) -> list[int]:
+    paths = [job.children / f"{task}.log" for task in tasks]
+    text = "".join(path.read_text() for path in paths if path.exists())
+    return [int(number) for number in re.findall(rf"^{what} (\d+)", text, re.MULTILINE)]
+
+
+def kill(job: Job, task: str) -> None:
+    os.kill(logged(job, "process", (task,))[-1], signal.SIGKILL)
+
+
+def wait_for(job: Job, count: int, what: str = "seen", tasks: tuple[str, ...] = TASKS) -> None:
+    assert wait_until(lambda: len(logged(job, what, tasks)) >= count, 30), job.stderr
+
+
+def check(job: Job, most_repeated: int) -> None:
+    """Check that all shards are done, and that the job reports those seen twice, at most `most_repeated`."""
+    seen = Counter(logged(job, "seen"))
+    assert set(seen) == set(logged(job, "done")) == set(range(SHARDS))
+    repeated = sum(seen.values()) - SHARDS
+    (text,) = (event["text"] for event in job.events if event["kind"] == "shards")
+    reported = re.search(r"(\d+) leases were repeated", text)
+    assert repeated <= (int(reported[1]) if reported else 0) <= most_repeated
+
+
+def test_all_shards_are_done_once_and_slow_task_takes_fewer(job: Job) -> None:
+    start(job)
+    assert job.wait() == 0
+    check(job, 0)
+    assert len(logged(job, "seen", ("worker-1",))) < 0.8 * len(logged(job, "seen", ("worker-0",)))
+
+
+def test_shards_of_killed_worker_go_to_others(job: Job) -> None:
+    start(job)
+    wait_for(job, 3, tasks=("worker-0",))
+    kill(job, "worker-0")
+    assert job.wait() == 0
+    check(job, 1)
+
+
+def test_next_attempt_continues_from_saved_position(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAVES", "1")
+    start(job, "--max-attempts", "2")
+    wait_for(job, 5, "done", ("chief-0",))
+    before = json.loads((job.children / "position.json").read_text())
+    kill(job, "chief-0")
+    assert job.wait() == 0
+    assert job.result["attempts"] == 2
+    assert before["next"] >= 4
+    check(job, 10)  # those in hand, and those done since the last save; each task has about one of both
+
+
+def test_stop_ends_the_iteration(job: Job) -> None:
+    start(job, "--grace-period", "20", seconds=0.2)
+    wait_for(job, 3)
+    assert job.process is not None
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 128 + signal.SIGTERM
+    assert len(logged(job, "done")) < SHARDS
+
+
+def test_task_with_other_data_is_refused_with_reason_and_others_continue(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTHER_DATA", "worker-0")
+    start(job)
+    assert job.wait() == 0
+    assert "this task has 31 shards an epoch and 2 epochs, another task 30 and 2" in job.stdout
+    assert "process" in (job.children / "worker-0.log").read_text()  # restarted, with the same data as the others
+    check(job, 0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_random_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill random tasks of 50 jobs, whose next attempts continue from the saved position."""
+    monkeypatch.setenv("SAVES", "1")
+    for number in range(50):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        with Job(directory) as job:
+            kill_at_random(job, random.Random(number))
+
+
+def kill_at_random(job: Job, chance: random.Random) -> None:
+    start(job, "--max-attempts", "20", "--max-worker-restarts", "20")
+    kills = chance.randrange(1, 5)
+    for _ in range(kills):
+        task = chance.choice(TASKS)
+        retry(lambda task=task: kill(job, task))  # type: ignore[misc]
+        time.sleep(chance.random())
+    assert job.wait(60) == 0, job.stderr
+    check(job, SHARDS * kills)
+
+
+def retry(action: Callable[[], None]) -> None:
+    """Do an action on a task when the task has started."""
+
+    def succeeds() -> bool:
+        try:
+            action()
+        except (IndexError, FileNotFoundError, ProcessLookupError):
+            return False
+        return True
+
+    wait_until(succeeds, 5)

@@ -1,0 +1,266 @@
+"""`data_shards()`: shards of the data that the launcher leases to the processes of a job."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tf4slurm.control.messages import ShardGrant, ShardPosition, ShardRequest
+from tf4slurm.control.shards import ShardLeases
+from tf4slurm.errors import DataShardsError
+from tf4slurm.script_api import sort_files
+from tf4slurm.script_channel import ScriptChannel, find_script_channel
+from tf4slurm.system.typed_json import from_exact_json
+
+_MAX_NAME_CHARACTERS = 100
+_POSITION_SECONDS = 60.0
+_names: set[tuple[int, str]] = set()  # (process, name)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the data: some files or some rows.
+
+    Attributes:
+        number: Number of the shard, from 0 through all epochs.
+        epoch: Number of the epoch, from 0.
+        files: Paths of the files; empty if the data are rows.
+        rows: Numbers of the rows; empty if the data are files.
+    """
+
+    number: int
+    epoch: int
+    files: tuple[str, ...] = ()
+    rows: range = range(0)
+
+
+def data_shards(
+    data: int | range | Iterable[str | os.PathLike[str]],
+    *,
+    epochs: int,
+    shard_size: int | None = None,
+    name: str = "data",
+    position: Mapping[str, Any] | None = None,
+) -> DataShards:
+    """Return an iterator over the shards that the job leases to this process, one at a time.
+
+        for shard in tf4slurm.data_shards(paths, epochs=3):
+            train(shard.files)
+
+    Each request for the next shard reports the previous one done. A fast process gets more shards than a slow one. The
+    shards of a lost process go to others, so that each row is seen at least once, and a second time only if its shard
+    was in hand. Iteration ends when all shards of all processes are done, or when the job was asked to stop. A process
+    that has no shard left waits, because a shard in hand elsewhere may come back. Without an agent this process gets
+    all shards.
+
+    All processes give the same data, in any order of files. Shards are leased in order, epoch after epoch. The first
+    shards of an epoch may be leased while the last ones of the epoch before are still in hand.
+
+    Args:
+        data: Paths of files, a number of rows, or a range of rows.
+        epochs: Number of passes through the data.
+        shard_size: Files or rows of a shard (default: 1 file; required for rows).
+        name: Name of these shards in the job, at most 100 characters; other data need another name.
+        position: The result of `DataShards.position`, from which to continue.
+
+    Raises:
+        ValueError, TypeError: An argument is invalid; nothing was done.
+    """
+    epochs = _check("epochs", epochs)
+    items: range | list[str]
+    if isinstance(data, (str, bytes)):
+        raise TypeError(f"data is {data!r}: expected a list of paths, a number of rows, or a range.")
+    if isinstance(data, range) or hasattr(data, "__index__"):
+        items = data if isinstance(data, range) else range(_check("data", data))
+        if shard_size is None:
+            raise ValueError("The data are rows: give shard_size, the number of rows of a shard, such as 10_000.")
+    else:
+        items = sort_files(data, 1)
+    if not len(items):
+        raise ValueError("The data are empty: expected at least one file or row.")
+    if len(name) > _MAX_NAME_CHARACTERS:
+        raise ValueError(
+            f"The name of data shards has at most {_MAX_NAME_CHARACTERS} characters, this one {len(name)}."
+        )
+    channel = find_script_channel()
+    if channel is not None and (os.getpid(), name) in _names:
+        raise ValueError(f"This process has shards named {name!r} already. Give all epochs at once, or another name.")
+    _names.add((os.getpid(), name))
+    return DataShards(items, epochs, _check("shard_size", 1 if shard_size is None else shard_size), name, position)
+
+
+class DataShards(Iterator[Shard]):
+    """The shards of this process, for one thread; see `data_shards`. A forked process leases shards of its own."""
+
+    def __init__(
+        self, items: range | list[str], epochs: int, shard_size: int, name: str, position: Mapping[str, Any] | None
+    ) -> None:
+        self._items = items
+        self._shard_size = shard_size
+        size = -(-len(items) // shard_size)
+        self._request = ShardRequest(name, "", size, epochs, _fingerprint(items, shard_size))
+        self._sent: ShardRequest | None = None
+        self._grant = ShardGrant("")
+        self._channel: ScriptChannel | None = None
+        self._leases: ShardLeases | None = None  # without an agent
+        self._in_hand: set[int] = set()
+        self._done: set[int] = set()  # the launcher has not yet confirmed them
+        self._process = 0
+        if position is not None:
+            self.restore(position)
+
+    def __next__(self) -> Shard:
+        self.done()
+        shard = self.take()
+        if shard is None:
+            raise StopIteration
+        return shard
+
+    def take(self, capacity: int = 1, *, wait: bool = True) -> Shard | None:
+        """Return one more shard; None if `capacity` shards are in hand, all are done, or the job was asked to stop.
+
+        Args:
+            capacity: The number of shards that this process wants in hand, at most 1,000. The launcher leases them
+                ahead, so that later calls return at once.
+            wait: Wait for a shard (default). Else return None if the launcher has not leased one yet. Do not wait with
+                a shard in hand: it may be the last one.
+
+        Raises:
+            DataShardsError: Another task has other data, or the position is one of other data.
+            RendezvousConnectionError: The agent has exited.
+        """
+        self._exchange(capacity=capacity)
+        if len(self._in_hand) >= capacity:
+            return None
+        if wait:
+            self._wait_until(lambda: bool(self._free() or self._grant.is_over or self._is_stopped), None)
+        free = self._free()
+        if self._grant.is_over and self._channel is not None and self._sent is not None:
+            self._channel.send_shards(self._request.token, None)
+        if not free or self._is_stopped:
+            return None
+        self._in_hand.add(min(free))
+        return self._shard(min(free))
+
+    def done(self, *shards: Shard) -> None:
+        """Report these shards done, or without arguments all in hand; sent with the next `take` or `position`.
+
+        In a `for` loop, call it before a save within the loop; the loop itself reports each shard.
+        """
+        numbers = {shard.number for shard in shards} if shards else set(self._in_hand)
+        self._done |= numbers & self._in_hand
+        self._in_hand -= numbers
+
+    def position(self) -> dict[str, Any]:
+        """Return the position of all processes, for `restore` or JSON. Shards in hand count as not done.
+
+        Read it before the variables are saved, so that each shard that counts as done is in the variables.
+
+        Raises:
+            DataShardsError, RendezvousConnectionError: As for `take`, or the launcher did not answer in time.
+        """
+        number = self._request.position_request + 1
+        self._exchange(position_request=number)
+        self._wait_until(lambda: self._grant.position_reply == number, _POSITION_SECONDS)
+        position = self._grant.position
+        if position is None or self._grant.position_reply != number:
+            raise DataShardsError(f"The launcher did not send the position of {self._request.name!r} in time.")
+        return {**vars(position), "open": list(position.open)}
+
+    def restore(self, position: Mapping[str, Any]) -> None:
+        """Continue from the result of `position`. Call this before the first shard is taken.
+
+        If several processes take shards, all give the position, or they wait at a barrier until one has given it and
+        has taken a shard.
+
+        Raises:
+            ValueError: This is no position, or one of other data, or shards were taken already.
+        """
+        if self._sent is not None:
+            raise ValueError("A position can be restored only before the first shard is taken.")
+        try:
+            start = from_exact_json(ShardPosition, dict(position))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{position!r} is not the position of data shards: {error}") from error
+        if start.fingerprint != self._request.fingerprint:
+            raise ValueError(
+                "The position is one of other data or another shard_size: start with these, or without it."
+            )
+        self._request = dataclasses.replace(self._request, start=start)
+
+    def _free(self) -> set[int]:
+        return set(self._grant.held) - self._in_hand
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._channel is not None and bool(self._channel.desired.stop_reason)
+
+    def _exchange(self, **changes: Any) -> None:
+        """Send the request if it has changed, and read the launcher's latest answer."""
+        if self._process != os.getpid():
+            self._begin()
+        done = tuple(sorted(self._done))
+        self._request = dataclasses.replace(self._request, done=done, **changes)
+        if self._request != self._sent:
+            self._sent = self._request
+            if self._channel is not None:
+                self._channel.send_shards(self._request.token, self._request)
+            elif self._leases is not None:
+                self._leases.update(0, (self._request,))
+        self._read()
+
+    def _begin(self) -> None:
+        """Begin to lease shards in this process, which may be a fork of another one."""
+        self._process, self._channel = os.getpid(), find_script_channel()
+        self._leases = ShardLeases(set()) if self._channel is None else None
+        self._request = dataclasses.replace(self._request, token=os.urandom(8).hex(), position_request=0)
+        self._grant, self._sent = ShardGrant(self._request.token), None
+        self._in_hand, self._done = set(), set()
+
+    def _read(self) -> None:
+        """Read the launcher's latest answer, which may be older than the last request."""
+        if self._channel is not None:
+            grants = self._channel.desired.shards
+        else:
+            grants = self._leases.grants_of(0) if self._leases is not None else ()
+        for grant in grants:
+            if grant.token == self._request.token:
+                self._done &= set(grant.held)
+                self._grant = dataclasses.replace(grant, held=tuple(set(grant.held) - self._done))
+                self._request = dataclasses.replace(self._request, start=None)  # the launcher has it
+                if grant.error:
+                    raise DataShardsError(f"The shards {self._request.name!r} are not leased: {grant.error}.")
+
+    def _wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> None:
+        def is_true() -> bool:
+            self._read()
+            return condition()
+
+        if self._channel is not None:
+            self._channel.wait_until(is_true, timeout_seconds)
+
+    def _shard(self, number: int) -> Shard:
+        epoch, index = divmod(number, self._request.size)
+        items = self._items[index * self._shard_size : (index + 1) * self._shard_size]
+        return Shard(number, epoch, rows=items) if isinstance(items, range) else Shard(number, epoch, tuple(items))
+
+
+def _fingerprint(items: range | list[str], shard_size: int) -> str:
+    described = [items.start, items.stop, items.step] if isinstance(items, range) else items
+    return hashlib.sha256(json.dumps([described, shard_size]).encode()).hexdigest()[:16]
+
+
+def _check(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}: expected an integer.") from None
+    if number < 1:
+        raise ValueError(f"{name} is {number}: expected at least 1.")
+    return number
