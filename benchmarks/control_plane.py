@@ -9,7 +9,7 @@ from benchmarks.measure import Figure
 from benchmarks.simulation import Simulation
 
 _BOUNDS = {
-    1_000: {"restart": "< 3", "outcome": "< 0.5", "share": "< 0.06", "traffic": "< 150"},
+    1_000: {"restart": "< 3", "outcome": "< 0.5", "share": "< 0.06", "lease": "< 0.3", "traffic": "< 150"},
     5_000: {"rendezvous": "< 30", "memory": "< 1000"},
 }
 _WHAT = {
@@ -21,6 +21,7 @@ _WHAT = {
     "outcome": ("outcome: a task's end to all others informed", "s"),
     "share": ("the service's processor time in steady state", "core"),
     "traffic": ("bytes on the network in steady state", "kB/s"),
+    "lease": ("the service's processor time, each task leases one shard a second", "core"),
     "memory": ("memory of the service", "MB"),
     "map": ("the cluster spec's message", "kB"),
     "plain": ("the same without compression", "kB"),
@@ -77,6 +78,9 @@ def live(num_tasks: int, launcher_directory: Path | None = None) -> dict[str, fl
         until = job.load()
         found["share"] = (until.cpu_seconds - since.cpu_seconds) / seconds
         found["traffic"] = (until.loopback_bytes - since.loopback_bytes) / 1e3 / seconds
+        since = job.load()
+        seconds = job.ask("lease")
+        found["lease"] = (job.load().cpu_seconds - since.cpu_seconds) / seconds
         found["restart"] = job.ask("restart")
         found["memory"] = job.load().memory_bytes / 1e6
         found["outcome"] = job.ask("fail")

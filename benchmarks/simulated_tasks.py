@@ -18,12 +18,13 @@ from tf4slurm.cluster import Address
 from tf4slurm.control import client
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import ControlEndpoint, Credentials
-from tf4slurm.control.messages import BarrierArrival, Registration, ScriptState, Usage, decode_cluster
+from tf4slurm.control.messages import BarrierArrival, Registration, ScriptState, ShardRequest, Usage, decode_cluster
 from tf4slurm.spec import JobSpec
 
 PATIENCE_SECONDS = 120.0
 _CROWD = 1_000  # with more, the tasks of one process may exceed the default heartbeat timeout
 _USAGE_SECONDS, _USAGES_PER_SECOND = 5.0, 100  # as in agents: see tf4slurm/agent/probes.py
+LEASE_SECONDS = 20
 _STEADY_SECONDS = 20.0  # or one interval between usage reports, if longer
 
 
@@ -105,6 +106,19 @@ class _Tasks:
             member.update_usage(Usage(1_500_000_000 + sample, 1000.5 + sample, 10**10 + sample, 10**11 + sample))
             await asyncio.sleep(pause)
 
+    async def _lease(self, member: ControlClient) -> None:
+        """Lease one data shard a second, and report the previous one done."""
+        request = ShardRequest("data", "here", LEASE_SECONDS * self._num_tasks, 2, "hash")
+        await asyncio.sleep(random.random())
+        due = time.monotonic()
+        for _ in range(LEASE_SECONDS):
+            member.update_script(dataclasses.replace(ScriptState(), shards=(request,)))
+            before = request.done
+            await _wait(member, lambda before=before: bool(_new_shards(member, before)))  # type: ignore[misc]
+            request = dataclasses.replace(request, done=_new_shards(member, before))
+            due += 1
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
     async def _restart(self, member: ControlClient) -> None:
         """Let the chief fail; all tasks choose another port, and the cluster forms again until all may start."""
         if member is self._chief:
@@ -127,6 +141,11 @@ class _Tasks:
             member.update(state="exited", returncode=returncode)
         while not member.desired.terminate:
             await member.wait_for_change()
+
+
+def _new_shards(member: ControlClient, done: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shards in the launcher's answer that are not in `done`."""
+    return tuple(number for grant in member.desired.shards for number in grant.held if number not in done)
 
 
 def _port() -> int:

@@ -233,7 +233,8 @@ class DataShards(Iterator[Shard]):
             if grant.token == self._request.token:
                 self._done &= set(grant.held)
                 self._grant = dataclasses.replace(grant, held=tuple(set(grant.held) - self._done))
-                self._request = dataclasses.replace(self._request, start=None)  # the launcher has it
+                if self._request.start is not None:  # the launcher has it now
+                    self._request = dataclasses.replace(self._request, start=None)
                 if grant.error:
                     raise DataShardsError(f"The shards {self._request.name!r} are not leased: {grant.error}.")
 

@@ -47,7 +47,7 @@ def check(job: Job, most_repeated: int) -> None:
     seen = Counter(logged(job, "seen"))
     assert set(seen) == set(logged(job, "done")) == set(range(SHARDS))
     repeated = sum(seen.values()) - SHARDS
-    (text,) = (event["text"] for event in job.events if event["kind"] == "shards")
+    text = [event["text"] for event in job.events if event["kind"] == "shards"][-1]  # earlier attempts may have one
     reported = re.search(r"(\d+) leases were repeated", text)
     assert repeated <= (int(reported[1]) if reported else 0) <= most_repeated
 

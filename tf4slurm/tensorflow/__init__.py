@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tf4slurm.tensorflow.local_cluster import LocalCluster as LocalCluster
     from tf4slurm.tensorflow.resolver import SlurmClusterResolver as SlurmClusterResolver
     from tf4slurm.tensorflow.sharded_embedding import ShardedEmbedding as ShardedEmbedding
+    from tf4slurm.tensorflow.shards import run_shards as run_shards
+    from tf4slurm.tensorflow.shards import shard_batches as shard_batches
     from tf4slurm.tensorflow.strategy import job_strategy as job_strategy
     from tf4slurm.tensorflow.strategy import multi_worker_mirrored_strategy as multi_worker_mirrored_strategy
     from tf4slurm.tensorflow.strategy import parameter_server_strategy as parameter_server_strategy
@@ -29,6 +31,7 @@ _NAMES = {
     "tf4slurm.tensorflow.local_cluster": "LocalCluster",
     "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
     "tf4slurm.tensorflow.sharded_embedding": "ShardedEmbedding",
+    "tf4slurm.tensorflow.shards": "run_shards shard_batches",
     "tf4slurm.tensorflow.strategy": (
         "job_strategy multi_worker_mirrored_strategy parameter_server_strategy worker_files"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import operator
 import os
@@ -17,6 +18,7 @@ import tensorflow as tf
 from tf4slurm.errors import CheckpointError, RendezvousConnectionError
 from tf4slurm.script_api import report, should_stop
 from tf4slurm.script_channel import find_script_channel
+from tf4slurm.script_shards import DataShards
 from tf4slurm.server_dictionary import current_server_dictionary
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,24 @@ _PS_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancel
 def _is_no_retracing_of_a_save(record: logging.LogRecord) -> bool:
     """Filter TensorFlow's warning that it traces its own function for each save of variables on a ps."""
     return "tf_function_save" not in record.getMessage()
+
+
+class _SavedPosition(tf.train.experimental.PythonState):  # type: ignore[misc]
+    """The position of data shards in a checkpoint."""
+
+    def __init__(self, shards: DataShards) -> None:
+        self._shards = shards
+        self._position = ""
+
+    def fetch(self) -> None:
+        """Read the position before the variables are saved, so that each shard that is done in it is in them."""
+        self._position = json.dumps(self._shards.position())
+
+    def serialize(self) -> str:
+        return self._position
+
+    def deserialize(self, string_value: bytes) -> None:
+        self._shards.restore(json.loads(string_value))
 
 
 class Checkpoints:
@@ -72,7 +92,8 @@ class Checkpoints:
                 repeated steps of a lost worker skip.
             every_minutes: Save this many minutes after the last save (default: off).
             keep: Number of newest checkpoints to keep (default 3).
-            trackables: The variables, models and optimizers to save, by name.
+            trackables: The variables, models and optimizers to save, by name; and the result of `data_shards`, whose
+                position is saved. Rows of shards that were not done at the save are seen again.
 
         Raises:
             CheckpointError: No checkpoint can be read, or one has other variables.
@@ -89,6 +110,11 @@ class Checkpoints:
         self._directory = Path(directory)
         self._every_steps = every_steps
         self._every_seconds = None if every_minutes is None else 60 * every_minutes
+        self._positions: list[_SavedPosition] = []
+        for name, trackable in trackables.items():
+            if isinstance(trackable, DataShards):
+                trackables[name] = _SavedPosition(trackable)
+                self._positions.append(trackables[name])
         self._checkpoint = tf.train.Checkpoint(step=step, **trackables)
         tf.get_logger().addFilter(_is_no_retracing_of_a_save)
         _remove_unfinished(self._directory)
@@ -105,6 +131,8 @@ class Checkpoints:
         """
         step = int(self.step.numpy())
         if self.latest is None or step != self._saved_step:  # saving a step twice would first delete its files
+            for position in self._positions:
+                position.fetch()
             try:
                 self.latest = str(self._manager.save(checkpoint_number=step))
             except _CANNOT_WRITE as error:

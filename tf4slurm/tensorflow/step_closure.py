@@ -35,7 +35,7 @@ class StepClosure:
         last_steps: The steps per closure that the last `run_steps` chose.
     """
 
-    def __init__(self, strategy: Any, step: KerasStep | _FunctionStep, counter: tf.Variable) -> None:
+    def __init__(self, strategy: Any, step: KerasStep | FunctionStep, counter: tf.Variable) -> None:
         self.max_steps = 1
         self.last_steps = 1
         self._shapes: dict[str, tuple[int, ...]] | None = None  # of the sums by name, in their order in the result
@@ -95,10 +95,10 @@ class StepClosure:
 @functools.lru_cache(maxsize=8)
 def make_closure(strategy: Any, step_fn: Callable[..., Any], counter_reference: Any) -> StepClosure:
     """Return the closure for a `step_fn` of run_steps; cached, so that workers get its graphs once."""
-    return StepClosure(strategy, _FunctionStep(step_fn), counter_reference.deref())
+    return StepClosure(strategy, FunctionStep(step_fn), counter_reference.deref())
 
 
-class _FunctionStep:
+class FunctionStep:
     """A step that calls the `step_fn` of run_steps, and adds up the numbers that `step_fn` returns."""
 
     def __init__(self, step_fn: Callable[..., Any]) -> None:

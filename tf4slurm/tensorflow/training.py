@@ -127,7 +127,7 @@ def run_steps(
         checkpoints=checkpoints,
         steps_per_call=steps_per_call,
         timeout_seconds=timeout_seconds,
-        observe=_Reporter().observe,
+        observe=StepReporter().observe,
         last_step=steps,
     )
 
@@ -193,7 +193,7 @@ def count_tasks(role: str) -> int:
     return len({device.task for device in devices if device.job == role})
 
 
-class _Reporter:
+class StepReporter:
     """Reports the step and the means of the numbers since the last report, and warns once if training diverges."""
 
     def __init__(self) -> None:

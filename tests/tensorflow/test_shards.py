@@ -1,0 +1,102 @@
+"""`run_shards` and `shard_batches` with real TensorFlow processes on this host, with and without failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import Job
+from tests.processes import child_of, wait_until
+
+tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
+
+import tf4slurm  # noqa: E402
+from tf4slurm.errors import CheckpointError  # noqa: E402
+from tf4slurm.tensorflow import Checkpoints, shard_batches  # noqa: E402
+
+TRAINING = Path(__file__).with_name("shard_training.py")
+ROWS, EPOCHS = 300, 3
+
+
+def start(job: Job, *options: str) -> None:
+    command = (sys.executable, str(TRAINING), str(job.directory / "checkpoints"))
+    job.start("--ps", "1", "--workers", "2", *options, command=command)
+
+
+def counts(job: Job) -> list[int]:
+    """Return how often the least and the most frequent row were seen, and the total."""
+    found = re.findall(r"counts (\d+) (\d+) (\d+)", job.stdout)
+    return [int(number) for number in found[-1]]
+
+
+def wait_for_checkpoint(job: Job) -> None:
+    assert wait_until(lambda: any((job.directory / "checkpoints").glob("*.index")), 60), job.stderr
+
+
+def test_workers_train_each_row_once_per_epoch(job: Job) -> None:
+    start(job)
+    assert job.wait(90) == 0, job.stderr
+    assert counts(job) == [EPOCHS, EPOCHS, EPOCHS * ROWS]
+    assert "steps 180 True ['loss']" in job.stdout
+
+
+@pytest.mark.parametrize("victim", ["worker/0", "ps/0", "chief/0"])
+def test_no_row_is_lost_with_a_killed_task(job: Job, victim: str) -> None:
+    start(job, "--max-attempts", "2")
+    wait_for_checkpoint(job)
+    os.kill(child_of(victim), signal.SIGKILL)
+    assert job.wait(120) == 0, job.stderr
+    lowest, _, total = counts(job)
+    assert lowest >= EPOCHS
+    in_hand = 4  # of two workers; TensorFlow may repeat a lost closure, and run_shards one whose result is lost
+    assert total <= EPOCHS * ROWS + 2 * in_hand * 10
+    if victim != "worker/0":
+        assert re.search(r"restored [1-9]", job.stdout)
+        assert job.result["attempts"] == 2
+
+
+def test_batches_of_all_shards_and_position_in_checkpoint(tmp_path: Path) -> None:
+    seen: Counter[int] = Counter()
+    shards = tf4slurm.data_shards(35, shard_size=10, epochs=2)
+    step = tf.Variable(0, dtype=tf.int64)
+    checkpoints = Checkpoints(tmp_path, step=step, shards=shards)
+    for batch in shard_batches(shards, lambda rows: rows.batch(4)):
+        seen.update(batch.numpy().tolist())
+        step.assign_add(1)
+        if int(step) == 7:
+            checkpoints.save()
+            break
+    shards = tf4slurm.data_shards(35, shard_size=10, epochs=2)
+    restored = Checkpoints(tmp_path, step=step, shards=shards)
+    assert restored.restored is not None
+    assert json.loads(json.dumps(shards.position()))["open"] == [2, 3]
+    for batch in shard_batches(shards, lambda rows: rows.batch(4)):
+        seen.update(batch.numpy().tolist())
+    assert sorted(seen) == list(range(35))
+    assert {row for row, count in seen.items() if count > 2} == set(range(20, 24))  # a batch of the shard in hand
+
+
+def test_shards_of_files(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.txt" for number in range(3)]
+    for path in paths:
+        path.write_text(f"{path.stem}\n" * 2)
+    shards = tf4slurm.data_shards(paths, shard_size=2, epochs=1)
+    lines = [
+        batch.numpy().tolist()
+        for batch in shard_batches(shards, lambda paths: paths.flat_map(tf.data.TextLineDataset).batch(3))
+    ]
+    assert lines == [[b"0", b"0", b"1"], [b"1"], [b"2", b"2"]]
+
+
+def test_position_of_other_data_is_refused(tmp_path: Path) -> None:
+    step = tf.Variable(0, dtype=tf.int64)
+    Checkpoints(tmp_path, step=step, shards=tf4slurm.data_shards(35, shard_size=10, epochs=2)).save()
+    with pytest.raises(CheckpointError, match="other data or another shard_size"):
+        Checkpoints(tmp_path, step=step, shards=tf4slurm.data_shards(35, shard_size=5, epochs=2))

@@ -1,0 +1,253 @@
+"""Train on data shards: `shard_batches()` in a worker's own process, `run_shards()` with a ClusterCoordinator."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import tensorflow as tf
+
+from tf4slurm.errors import TrainingTimeoutError
+from tf4slurm.script_api import should_stop
+from tf4slurm.script_shards import DataShards, Shard
+from tf4slurm.tensorflow.checkpoints import Checkpoints
+from tf4slurm.tensorflow.keras_limits import install_keras_limits
+from tf4slurm.tensorflow.step_closure import FunctionStep
+from tf4slurm.tensorflow.strategy import allow_exit_without_workers
+from tf4slurm.tensorflow.training import StepReporter, StepsDone, count_tasks, translate_errors
+
+_SHARDS_PER_WORKER = 2  # one is trained while the next waits
+_POLL_SECONDS = 0.1
+_STOP_SECONDS = 10.0
+_MAX_FETCHES = 3
+_MAX_NUMBERS = 100
+
+
+def shard_batches(shards: DataShards, read: Callable[[tf.data.Dataset], Any]) -> Iterator[Any]:
+    """Yield the batches of the shards that the job leases to this process; a shard is done when all were trained.
+
+        for batch in shard_batches(shards, lambda paths: tf.data.TFRecordDataset(paths).map(parse).batch(32)):
+            train_step(batch)
+
+    This fits scripts that train in the worker's own process, with MirroredStrategy or without a strategy. The next
+    shard is read ahead, so two are in hand. Batches do not cross shards.
+
+    Args:
+        shards: The result of `tf4slurm.data_shards`.
+        read: Function that gets a dataset of the shard's paths, or of its rows' numbers, and returns a dataset of
+            batches, possibly distributed by `experimental_distribute_dataset`. Called once per shard.
+    """
+    shard = shards.take(_SHARDS_PER_WORKER)
+    batches = None if shard is None else _open(read, shard)
+    while shard is not None and batches is not None:
+        ahead, ahead_batches = None, None
+        for batch in batches:
+            if ahead is None and (ahead := shards.take(_SHARDS_PER_WORKER, wait=False)) is not None:
+                ahead_batches = _open(read, ahead)
+            yield batch
+        shards.done(shard)
+        if ahead is None and (ahead := shards.take(_SHARDS_PER_WORKER)) is not None:
+            ahead_batches = _open(read, ahead)
+        shard, batches = ahead, ahead_batches
+
+
+def run_shards(
+    coordinator: tf.distribute.coordinator.ClusterCoordinator,
+    step_fn: Callable[..., Any],
+    shards: DataShards,
+    read: Callable[[tf.data.Dataset], tf.data.Dataset],
+    *,
+    step: tf.Variable | None = None,
+    checkpoints: Checkpoints | None = None,
+    timeout_seconds: float = 600.0,
+) -> StepsDone:
+    """Train all shards on the workers of a ParameterServerStrategy; a step per batch.
+
+    The chief leases two shards per worker, and a worker trains a shard in one closure. The shard is done when its
+    closure has returned. A lost worker's closures run again on another worker, from the beginning of their shards.
+
+    The checkpoints are saved when due, on a stop request, and at the end, while workers train: shards in hand count as
+    not done. Give the shards to `Checkpoints`, too: Checkpoints(directory, step=step, shards=shards, weights=weights).
+
+    Args:
+        coordinator: The coordinator of the workers.
+        step_fn: Function of one step, as for `run_steps`. It gets the elements of the dataset.
+        shards: The result of `tf4slurm.data_shards`, called in the chief only.
+        read: Function that gets a dataset of the shard's paths, or of its rows' numbers, and returns a dataset of
+            batches. It is traced once, and runs on the workers.
+        step: Counter of the batches: a scalar tf.Variable of an integer type, made in the strategy's scope (default:
+            that of the checkpoints, or a new one).
+        checkpoints: Where to save.
+        timeout_seconds: Timeout in seconds for one shard (default 600).
+
+    Raises:
+        ParameterServerLostError: A ps is lost. Another attempt resumes from the checkpoint.
+        TrainingTimeoutError: No shard was done in time.
+        TrainingError: step_fn returned something other than scalar tensors.
+        DataShardsError: As for `DataShards.take`.
+        CheckpointError: A checkpoint could not be written.
+        BaseException: Any exception that step_fn raised.
+    """
+    if step is None and checkpoints is not None:
+        step = checkpoints.step
+    if step is None:
+        with coordinator.strategy.scope():
+            step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+    allow_exit_without_workers(coordinator)
+    install_keras_limits()
+    with translate_errors():
+        closure = _make_closure(coordinator, step_fn, read, step.ref())
+        return _Run(closure, shards, checkpoints, timeout_seconds).run()
+
+
+def _open(read: Callable[[tf.data.Dataset], Any], shard: Shard) -> Iterator[Any]:
+    """Return the iterator of a shard's batches, which begins to read at once."""
+    items = (
+        tf.data.Dataset.from_tensor_slices(list(shard.files))
+        if shard.files
+        else tf.data.Dataset.range(shard.rows.start, shard.rows.stop, shard.rows.step)
+    )
+    dataset = read(items)
+    if isinstance(dataset, tf.data.Dataset):
+        options = tf.data.Options()
+        options.experimental_warm_start = True
+        dataset = dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+    return iter(dataset)
+
+
+@functools.lru_cache(maxsize=8)
+def _make_closure(coordinator: Any, step_fn: Any, read: Any, counter_reference: Any) -> _ShardClosure:
+    """Return the closure; cached, so that workers get its graph once."""
+    return _ShardClosure(coordinator, step_fn, read, counter_reference.deref())
+
+
+class _ShardClosure:
+    """The function with which a worker trains a shard."""
+
+    def __init__(
+        self, coordinator: Any, step_fn: Callable[..., Any], read: Callable[..., tf.data.Dataset], counter: tf.Variable
+    ) -> None:
+        self.coordinator = coordinator
+        self.counter = counter
+        self._strategy = coordinator.strategy
+        self._step = FunctionStep(step_fn)
+        self._read = read
+        self._names: tuple[str, ...] = ()
+        files, rows = tf.TensorSpec([None], tf.string), tf.TensorSpec([3], tf.int64)
+        self._train_files = tf.function(lambda paths: self._train(tf.data.Dataset.from_tensor_slices(paths)), [files])
+        self._train_rows = tf.function(lambda rows: self._train(tf.data.Dataset.range(*tf.unstack(rows))), [rows])
+
+    def schedule(self, shard: Shard) -> Any:
+        if shard.files:
+            return self.coordinator.schedule(self._train_files, args=(tf.constant(shard.files),))
+        rows = (shard.rows.start, shard.rows.stop, shard.rows.step)
+        return self.coordinator.schedule(self._train_rows, args=(tf.constant(rows, tf.int64),))
+
+    def split(self, result: Any) -> tuple[int, int, dict[str, float]]:
+        """Return the worker's index, the number of steps, and the sums by name, of a fetched result."""
+        worker, steps, *sums = result
+        return int(worker), int(steps), {name: float(total) for name, total in zip(self._names, sums, strict=False)}
+
+    def _train(self, items: tf.data.Dataset) -> Any:
+        """Train a shard; return the worker's index, the number of steps, and the sums of the steps' numbers."""
+        iterator = iter(self._read(items).prefetch(tf.data.AUTOTUNE))
+
+        def train_batch(_: Any, steps: Any, sums: Any) -> Any:
+            optional = iterator.get_next_as_optional()
+            return tf.cond(
+                optional.has_value(),
+                lambda: (True, steps + 1, sums + self._train_batch(optional.get_value())),
+                lambda: (False, steps, sums),
+            )
+
+        start = (tf.constant(True), tf.constant(0, tf.int64), tf.zeros([_MAX_NUMBERS], tf.float64))
+        _, steps, sums = tf.while_loop(lambda more, *_: more, train_batch, start, parallel_iterations=1)
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        return tf.concat([tf.cast([worker, steps], tf.float64), sums], axis=0)
+
+    def _train_batch(self, batch: Any) -> Any:
+        sums = self._step.reduce(self._strategy, self._strategy.run(self._step, args=({}, batch)))
+        self._names = tuple(sums)
+        self.counter.assign_add(1)
+        numbers = tf.stack([tf.cast(total, tf.float64) for total in sums.values()] or [tf.zeros([], tf.float64)])
+        return tf.pad(numbers, [[0, _MAX_NUMBERS - numbers.shape[0]]])
+
+
+class _Run:
+    """One call of `run_shards`."""
+
+    def __init__(
+        self, closure: _ShardClosure, shards: DataShards, checkpoints: Checkpoints | None, timeout_seconds: float
+    ) -> None:
+        self._closure = closure
+        self._shards = shards
+        self._checkpoints = checkpoints
+        self._timeout_seconds = timeout_seconds
+        self._steps_by_worker = [0] * count_tasks("worker")
+        self._sums: dict[str, float] = {}
+        self._reporter = StepReporter()
+
+    def run(self) -> StepsDone:
+        started = time.monotonic()
+        capacity = min(_SHARDS_PER_WORKER * len(self._steps_by_worker), 1_000)
+        running: dict[Future[Any], Shard] = {}
+        next_save = self._next_save()
+        changed_at, is_stopped, stop_at = started, False, float("inf")
+        threads = ThreadPoolExecutor(capacity, thread_name_prefix="tf4slurm-shards")
+        try:
+            while time.monotonic() < stop_at:
+                while (shard := self._shards.take(capacity, wait=not running)) is not None:
+                    running[threads.submit(self._train, shard)] = shard
+                if not running:
+                    break
+                for future in wait(running, _POLL_SECONDS, FIRST_COMPLETED).done:
+                    changed_at = time.monotonic()
+                    self._add(future.result())
+                    self._shards.done(running.pop(future))
+                if not is_stopped and should_stop():
+                    is_stopped, stop_at = True, time.monotonic() + _STOP_SECONDS
+                if time.monotonic() - changed_at > self._timeout_seconds:
+                    raise TrainingTimeoutError(
+                        f"No shard was done within {self._timeout_seconds:g} s. See the logs of the workers, give "
+                        "data_shards a smaller shard_size, or raise timeout_seconds."
+                    )
+                if self._checkpoints is not None and (self._checkpoints.is_due() or self._step() >= next_save):
+                    self._checkpoints.save()
+                    next_save = self._next_save()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+        if self._checkpoints is not None:
+            self._checkpoints.save()
+        steps = sum(self._steps_by_worker)
+        means = {name: total / steps for name, total in self._sums.items()}
+        seconds = time.monotonic() - started
+        return StepsDone(self._step(), tuple(self._steps_by_worker), means, is_stopped or should_stop(), seconds)
+
+    def _train(self, shard: Shard) -> Any:
+        """Train a shard on a worker; return the closure's result, for which a lost worker's shard is trained again."""
+        for fetches in range(1, _MAX_FETCHES + 1):
+            try:
+                return self._closure.schedule(shard).fetch()
+            except (tf.errors.UnavailableError, tf.errors.AbortedError):
+                self._step()  # raises if a ps is lost
+                if fetches == _MAX_FETCHES:
+                    raise
+        raise AssertionError
+
+    def _add(self, result: Any) -> None:
+        worker, steps, sums = self._closure.split(result)
+        self._steps_by_worker[worker] += steps
+        for name, total in sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + total
+        if steps:
+            self._reporter.observe(self._step(), sum(self._steps_by_worker), self._sums)
+
+    def _step(self) -> int:
+        return int(self._closure.counter.numpy())
+
+    def _next_save(self) -> float:
+        due = None if self._checkpoints is None else self._checkpoints.next_due(self._step())
+        return float("inf") if due is None else due
