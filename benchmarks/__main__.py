@@ -37,6 +37,7 @@ from benchmarks.real_job import measure_import_storm, measure_start_on_slurm
 from benchmarks.recommender import measure_recommender
 from benchmarks.rendezvous import measure_rendezvous
 from benchmarks.report import measure_report
+from benchmarks.slow_worker import measure_slow_worker
 from benchmarks.spares import measure_spares
 from benchmarks.staging import measure_staging
 from benchmarks.stall import measure_stall
@@ -68,6 +69,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "fit accuracy": lambda directory: measure_fit_accuracy(directory, 5),
     "accuracy": lambda directory: measure_accuracy(directory, 5),
     "recommender": measure_recommender,
+    "slow worker": lambda directory: measure_slow_worker(directory, 5),
     "infiniband": measure_infiniband,
     "imports": lambda directory: measure_imports(11),
     "map": lambda directory: measure_map(directory, 11),

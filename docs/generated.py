@@ -17,6 +17,7 @@ from tf4slurm import errors, shutdown
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.main import _VERBS as VERBS
 from tf4slurm.control.records import EVENT_KINDS
+from tf4slurm.control.shards import ShardProgress
 from tf4slurm.doctor.scheduler import SubjectTests, read_tests
 from tf4slurm.jobs.schema import FILE_NAMES, SCHEMA_VERSION, Event, Process, TaskStatus
 from tf4slurm.options import Group, Option, options_of
@@ -79,7 +80,7 @@ def make_variables() -> str:
 def make_files() -> str:
     """Return one table for each file of a run directory, or part of a file."""
     kinds = [(f"`{name}`", kind) for kind, name in FILE_NAMES.items()]
-    kinds += [(f"Part: {kind.__name__}", kind) for kind in (Process, TaskStatus)]
+    kinds += [(f"Part: {kind.__name__}", kind) for kind in (Process, TaskStatus, ShardProgress)]
     return "\n\n".join(_file(title, kind) + (_events() if kind is Event else "") for title, kind in kinds)
 
 

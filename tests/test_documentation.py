@@ -23,6 +23,7 @@ from tf4slurm import errors, shutdown
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.main import _VERBS as VERBS
 from tf4slurm.control.records import EVENT_KINDS
+from tf4slurm.control.shards import ShardProgress
 from tf4slurm.jobs.schema import FILE_NAMES, Process, TaskStatus
 from tf4slurm.options import options_of
 
@@ -198,7 +199,11 @@ def test_each_error_has_an_entry(site: Site) -> None:
 
 
 def test_each_json_field_and_kind_of_event_has_an_entry(site: Site) -> None:
-    names = {f"{kind.__name__}-{name}" for kind in (*FILE_NAMES, Process, TaskStatus) for name in fields_of(kind)}
+    names = {
+        f"{kind.__name__}-{name}"
+        for kind in (*FILE_NAMES, Process, TaskStatus, ShardProgress)
+        for name in fields_of(kind)
+    }
     names |= {f"kind-{kind}" for kind in EVENT_KINDS}
     assert {name.lower().replace("_", "-") for name in names} <= site.anchors_of("reference/files.html")
 

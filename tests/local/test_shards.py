@@ -48,7 +48,7 @@ def check(job: Job, most_repeated: int) -> None:
     assert set(seen) == set(logged(job, "done")) == set(range(SHARDS))
     repeated = sum(seen.values()) - SHARDS
     text = [event["text"] for event in job.events if event["kind"] == "shards"][-1]  # earlier attempts may have one
-    reported = re.search(r"(\d+) leases were repeated", text)
+    reported = re.search(r"(\d+) leased again", text)
     assert repeated <= (int(reported[1]) if reported else 0) <= most_repeated
 
 

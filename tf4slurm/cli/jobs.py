@@ -85,6 +85,7 @@ def _describe(job: JobStatus) -> list[str]:
         lines.append(f"  Slurm expects to start it at {job.start}.")
     lines += [f"  WARNING: {text}" for text in job.problems]
     lines += [f"  {warning}" for warning in job.warnings]
+    lines += [f"  {shards}" for shards in job.shards]
     if job.tasks:
         table = fit_table([_HEADING, *(_row(task) for task in job.tasks)], _OPTIONAL, sys.stdout)
         lines += ["", *(line.replace("STALLED", paint("STALLED", "red"), 1) for line in table)]

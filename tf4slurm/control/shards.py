@@ -31,6 +31,11 @@ class ShardProgress:
     in_hand: int = 0
     repeated: int = 0
 
+    def __str__(self) -> str:
+        """Return the progress for a terminal."""
+        repeated = f", {self.repeated:,} leased again after a loss" if self.repeated else ""
+        return f"data shards {self.name!r}: {self.done:,} of {self.total:,} done in {self.epochs} epochs{repeated}"
+
 
 @dataclass(eq=False)
 class _Consumer:

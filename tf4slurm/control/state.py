@@ -434,8 +434,7 @@ class JobState:
         self._end_stop_if_saved()
 
     def _on_shards_done(self, progress: ShardProgress) -> None:
-        repeated = f", {progress.repeated} leases were repeated" if progress.repeated else ""
-        self._emit("shards", None, f"all {progress.total} shards of {progress.name!r} are done{repeated}")
+        self._emit("shards", None, str(progress))
 
     def _check_steps(self) -> None:
         """Fail if no task has reported a new step within the stall timeout.

@@ -124,6 +124,7 @@ class Recorder:
             reason=state.outcome.reason if state.outcome is not None else "",
             heartbeat_timeout_seconds=state.spec.heartbeat_timeout_seconds,
             warnings=state.warnings,
+            shards=state.shards,
             tasks=tuple(
                 describe_task(record, self._started_at, now, progress)
                 for record, progress in zip(state.task_records, self._progress, strict=True)

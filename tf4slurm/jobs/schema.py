@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tf4slurm.control.script_reports import ScriptReport
+from tf4slurm.control.shards import ShardProgress
 from tf4slurm.errors import FAILED, SchemaVersionError
 from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.proc import is_running, read_stat
@@ -156,6 +157,7 @@ class StatusFile:
         reason: How the job ended, in words; empty until then.
         heartbeat_timeout_seconds: Heartbeat timeout of the job.
         warnings: Possible problems of the job, in sentences.
+        shards: Progress of the data shards of each name.
         tasks: The tasks by rank; a spare that has replaced a task has its position.
     """
 
@@ -167,6 +169,7 @@ class StatusFile:
     reason: str = ""
     heartbeat_timeout_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
+    shards: tuple[ShardProgress, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
 
 
@@ -241,6 +244,7 @@ class ResultFile:
         furthest_step: The furthest training step that a task reported, in all attempts; null for none.
         requeued: Why the job was requeued: "preemption" or "time limit"; null if it was not.
         warnings: Possible problems of the job, in sentences.
+        shards: Progress of the data shards of each name, in the last attempt.
         tasks: The tasks in the last attempt, in the same order as in `StatusFile`.
     """
 
@@ -257,6 +261,7 @@ class ResultFile:
     furthest_step: int | None = None
     requeued: str | None = None
     warnings: tuple[str, ...] = ()
+    shards: tuple[ShardProgress, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
 
 

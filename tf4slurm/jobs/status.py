@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tf4slurm.control.shards import ShardProgress
 from tf4slurm.errors import COMPLETED, REQUEUED, LaunchError, SchemaVersionError, describe_end
 from tf4slurm.jobs.formatting import format_elapsed, format_list, format_time
 from tf4slurm.jobs.registry import KnownJob
@@ -51,6 +52,7 @@ class JobStatus:
         written_seconds: Age of status.json in seconds.
         run_directory: Path of its latest run directory.
         problems: Possible problems of the job, in sentences.
+        shards: Progress of its data shards, by name.
         warnings: Why this information may be wrong or incomplete, in sentences.
         tasks: Its tasks by rank. The state of a task is "missing" (not registered), "waiting" (for other tasks),
             "importing" (mostly TensorFlow; its server has not answered), "running", "STALLED" (no new step for long),
@@ -75,6 +77,7 @@ class JobStatus:
     written_seconds: float | None = None
     run_directory: str | None = None
     problems: tuple[str, ...] = ()
+    shards: tuple[ShardProgress, ...] = ()
     warnings: tuple[str, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
 
@@ -249,6 +252,7 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
         written_seconds=None if age is None else round(age, 1),
         run_directory=str(runs[-1].path) if runs else None,
         problems=files.result.warnings if files.result is not None and has_ended else file.warnings,
+        shards=files.result.shards if files.result is not None and has_ended else file.shards,
         warnings=tuple(all_warnings),
         tasks=() if state == "PENDING" or is_earlier else _find_tasks(files, has_ended=has_ended),
     )

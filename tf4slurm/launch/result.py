@@ -69,6 +69,7 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
         attempts=state.attempt,
         furthest_step=state.progress.furthest_step,
         warnings=state.warnings,
+        shards=state.shards,
         tasks=tuple(describe_task(record, started_at, now) for record in state.task_records),
     )
 

@@ -236,6 +236,10 @@ class JobSummary(JobFiles):
         return (self.result or self.status).warnings
 
     @property
+    def shards(self) -> tuple[str, ...]:
+        return tuple(map(str, (self.result or self.status).shards))
+
+    @property
     def tail(self) -> tuple[str, ...]:
         """The last lines of the task that failed first, from the result or else from its log."""
         result = self.result
