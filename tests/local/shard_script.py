@@ -18,6 +18,7 @@ task = os.environ["TF4SLURM_TASK"].replace("/", "-")
 saved = directory / "position.json"
 position = json.loads(saved.read_text()) if saved.exists() else None
 if task == "ps-0":
+    (directory / "ps-0.log").write_text(f"process {os.getpid()}\n")
     time.sleep(1000)
 if task == os.environ.get("OTHER_DATA") and not (directory / f"{task}.log").exists():
     rows += 10
