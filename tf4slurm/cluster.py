@@ -59,7 +59,7 @@ class Member(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the task was lost in an earlier attempt. It stays, as a spare at port 0: ranks are indices."""
+        """Whether the task is lost. It keeps its entry, with port 0, because ranks index the members."""
         return self.address.port == 0
 
 

@@ -157,6 +157,29 @@ def test_task_lost_before_the_first_cluster_is_replaced() -> None:
     assert job.phase() is Phase.TRAINING
 
 
+@pytest.mark.parametrize("lost", [0, 2, 4])
+def test_task_lost_before_the_ps_are_spread_is_replaced(lost: int) -> None:
+    job = Job(ROLES, dataclasses.replace(SPARES, placement="spread"))
+    others = [rank for rank in job.ranks if rank != lost]
+    job.register(lost)
+    job.state.on_agent_exit(lost, -9, job.now)
+    job.register_tasks(*others)
+    for rank in others:
+        job.send(rank, "ready")
+    assert (job.state.attempt, job.phase()) == (1, Phase.TRAINING)
+    assert names(job)[lost] == "spare/1"
+    assert sorted(names(job)) == ["chief/0", "ps/0", "spare/0", "spare/1", "worker/0"]
+    assert sum(job.desired(rank).start_count for rank in others) == 3
+
+
+def test_task_lost_before_it_registers_counts_as_no_node() -> None:
+    job = Job(ROLES, SPARES)
+    job.state.on_agent_exit(2, 1, job.now)
+    for rank in (0, 1, 3, 4):
+        job.register(rank, node="n", host="127.0.0.1")
+    assert job.phase() is Phase.CHECKING
+
+
 def test_loss_beside_a_broken_connection_is_handled_after_it() -> None:
     job = Job(ROLES, SPARES).register_tasks()
     job.state.on_disconnect(4, job.now)
@@ -175,9 +198,22 @@ def test_node_that_failed_twice_is_not_used_again() -> None:
         job.end_child(1, 1)
         form_again(job)
     assert job.state.excluded_nodes == ("n1",)
+    assert job.phase() is Phase.TRAINING
     assert names(job) == ["chief/0", "spare/0", "worker/0", "ps/0", "spare/1"]
     job.state.on_agent_exit(2, -9, job.now)
     assert job.outcome.exit_code == EXIT_TASK_LOST  # no attempt is left
+
+
+def test_spare_on_a_node_that_failed_twice_is_better_than_none() -> None:
+    job = start("chief ps worker spare", dataclasses.replace(SPARES, spares=1, max_attempts=5))
+    for attempt in (1, 2):
+        job.send(2, "running", script=dataclasses.replace(job.state.records[2].observed.script, step=attempt))
+        job.end_child(1, 1)
+        form_again(job)
+    assert names(job) == ["chief/0", "spare/0", "worker/0", "ps/0"]
+    job.state.on_agent_exit(2, -9, job.now)
+    assert names(job) == ["chief/0", "worker/0", "spare/0", "ps/0"]
+    assert form_again(job, 2).phase() is Phase.TRAINING
 
 
 def test_only_node_of_a_job_is_always_used() -> None:
@@ -220,7 +256,7 @@ def test_attempts_of_a_script_without_steps_are_not_limited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "is_lacking"),
+    ("steps", "is_stuck"),
     [
         ([None, None, None], False),
         ([5, 5], False),
@@ -229,12 +265,12 @@ def test_attempts_of_a_script_without_steps_are_not_limited() -> None:
         ([5, 9, 9, 8], True),
     ],
 )
-def test_progress_is_lacking_after_two_runs_without_a_new_step(steps: list[int | None], is_lacking: bool) -> None:
+def test_progress_is_stuck_after_two_runs_without_a_new_step(steps: list[int | None], is_stuck: bool) -> None:
     progress = JobProgress()
     for step in steps:
         progress.note_step(step)
         progress.end_attempt()
-    assert progress.is_lacking is is_lacking
+    assert progress.is_stuck is is_stuck
 
 
 def test_spares_need_further_attempts() -> None:

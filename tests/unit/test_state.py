@@ -1478,6 +1478,7 @@ class Trial(Job):
             TWO_ATTEMPTS,
             dataclasses.replace(GRACEFUL, max_attempts=3),
             dataclasses.replace(GRACEFUL, max_attempts=3, spares=1),
+            dataclasses.replace(GRACEFUL, max_attempts=3, spares=1, placement="spread"),
         ]
     ),
     beginning=LIKELY,

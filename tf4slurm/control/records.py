@@ -10,7 +10,7 @@ from tf4slurm.control.messages import ObservedState, ScriptState
 from tf4slurm.errors import COMPLETED, FAILED, STOPPED
 from tf4slurm.roles import Role
 
-_MAX_IDLE_ATTEMPTS = 2
+_MAX_ATTEMPTS_WITHOUT_STEP = 2
 IMPORT_SECONDS = 60.0
 """Maximum seconds that a script is shown as "importing": some scripts start no server and report nothing."""
 
@@ -95,12 +95,12 @@ class JobProgress:
 
     Attributes:
         furthest_step: The furthest step that a task has reported; None for none.
-        num_idle: The number of latest attempts without a new step. Attempts before the first step do not count, because
-            not every script reports steps.
+        num_without_step: The number of latest attempts without a new step. Attempts before the first step do not count,
+            because not every script reports steps.
     """
 
     furthest_step: int | None = None
-    num_idle: int = 0
+    num_without_step: int = 0
     _has_new_step: bool = False
 
     def note_step(self, step: int | None) -> None:
@@ -108,16 +108,18 @@ class JobProgress:
             self.furthest_step, self._has_new_step = step, True
 
     def end_attempt(self) -> None:
-        self.num_idle = 0 if self._has_new_step or self.furthest_step is None else self.num_idle + 1
+        self.num_without_step = 0 if self._has_new_step or self.furthest_step is None else self.num_without_step + 1
         self._has_new_step = False
 
     @property
-    def is_lacking(self) -> bool:
-        """Whether another attempt is useless, because two in a row had no new step."""
-        return self.num_idle >= _MAX_IDLE_ATTEMPTS
+    def is_stuck(self) -> bool:
+        """Whether two attempts in a row had no new step, so that another one would be useless."""
+        return self.num_without_step >= _MAX_ATTEMPTS_WITHOUT_STEP
 
     def __str__(self) -> str:
-        return f"No progress: {self.num_idle} times in a row no step after step {self.furthest_step} was reported."
+        return (
+            f"No progress: {self.num_without_step} times in a row no step after step {self.furthest_step} was reported."
+        )
 
 
 class EventKind(NamedTuple):

@@ -133,8 +133,8 @@ class JobState:
 
     @property
     def excluded_nodes(self) -> tuple[str, ...]:
-        """The nodes on which two attempts have failed; none if the job has only one node."""
-        if len({record.node for record in self.records if record.node}) == 1:
+        """The nodes on which two attempts have failed; none if only one node is left."""
+        if len({record.node for record in self.records if record.node and not record.is_gone}) <= 1:
             return ()
         return tuple(node for node, failures in self._node_failures.items() if failures >= _MAX_NODE_FAILURES)
 
@@ -362,20 +362,29 @@ class JobState:
 
     def _form_cluster(self) -> None:
         if not all(record.is_placed for record in self.records):
-            counts = Counter(record.task.task_type for record in self.records)
-            tasks = place_tasks(counts, SPREAD, [record.node for record in self.records])
-            for record, task in zip(self.records, tasks, strict=True):
-                role = role_of(task.task_type, has_chief="chief" in counts)
-                record.task, record.role, record.is_placed = task, role, True
+            self._spread_tasks()
         cluster = Cluster(tuple(map(_to_member, self.records)))
-        for member in cluster.members if len(cluster.nodes) > 1 else ():
-            if not member.is_lost and is_loopback(member.address.host):
+        present = [member for member in cluster.members if not member.is_lost]
+        for member in present if len({member.node for member in present}) > 1 else ():
+            if is_loopback(member.address.host):
                 reason = f"{member.task} on {member.node} has the address {member.address.host}, which no other host "
                 reason += "can reach. Choose a network with --interface."
                 self._decide(Outcome(EXIT_NOT_FORMED, reason, member.task))
                 return
         self.cluster = cluster
         self._move_on(Phase.CHECKING, "every task has registered")
+
+    def _spread_tasks(self) -> None:
+        """Place the tasks on the present ranks; those that are lost already become the last spares."""
+        present = [record for record in self.records if not record.is_gone]
+        lost = [record for record in self.records if record.is_gone]  # spares since `_assign_spares`
+        counts = Counter(record.task.task_type for record in present)
+        tasks = list(place_tasks(counts, SPREAD, [record.node for record in present]))
+        tasks += [Task("spare", counts["spare"] + number) for number in range(len(lost))]
+        for record, task in zip([*present, *lost], tasks, strict=True):
+            role = role_of(task.task_type, has_chief="chief" in counts)
+            record.task, record.role, record.is_placed = task, role, True
+        self.task_records = self.records.copy()
 
     def _start_children(self) -> None:
         for record in self.records:
@@ -518,30 +527,33 @@ class JobState:
             outcome = Outcome(EXIT_TASK_LOST, reason, early.task, outcome.tail)
         self._node_failures.update(record.node for record in self.records if record.task == outcome.cause)
         self.progress.end_attempt()
-        if self.attempt < self.spec.max_attempts and self.progress.is_lacking:
+        is_last, is_stuck = self.attempt >= self.spec.max_attempts, self.progress.is_stuck
+        if is_stuck and not is_last:
             reason = f"{self.progress} The last failure: {outcome.reason}"
             outcome = dataclasses.replace(outcome, exit_code=EXIT_NO_PROGRESS, reason=reason)
-        if self.attempt >= self.spec.max_attempts or self.progress.is_lacking or not self._replace_lost_tasks():
+        if is_last or is_stuck or not self._assign_spares():
             self._decide(outcome)
         else:
             self._begin_attempt(outcome.reason)
 
-    def _replace_lost_tasks(self) -> bool:
+    def _assign_spares(self) -> bool:
         """Let spares take the place of lost tasks, then of tasks on excluded nodes.
 
-        Spares on other nodes come first, because the rest of a lost node's tasks may be found lost later. Returns False
-        if the spares do not suffice for the lost tasks.
+        Spares on other nodes come first, because the rest of a lost node's tasks may be found lost later; those on
+        excluded nodes come last. Returns False if the spares do not suffice for the lost tasks.
         """
+        excluded = self.excluded_nodes
         lost = [record for record in self.records if record.is_gone and not record.role.is_spare]
         unwanted = {record.node for record in lost}
         spares = sorted(
-            (r for r in self.records if r.role.is_spare and not (r.is_gone or r.node in self.excluded_nodes)),
-            key=lambda record: record.node in unwanted,
+            (record for record in self.records if record.role.is_spare and not record.is_gone),
+            key=lambda record: (record.node in excluded, record.node in unwanted),
         )
-        on_excluded = (r for r in self.records if r.node in self.excluded_nodes and not (r.is_gone or r.role.is_spare))
         if len(lost) > len(spares):
             return False
-        for record, spare in zip([*lost, *on_excluded], spares, strict=False):
+        others = [spare for spare in spares[len(lost) :] if spare.node not in excluded]
+        on_excluded = [r for r in self.records if r.node in excluded and not (r.is_gone or r.role.is_spare)]
+        for record, spare in [*zip(lost, spares, strict=False), *zip(on_excluded, others, strict=False)]:
             self._emit("replaced", spare, f"takes the place of {record}")
             record.task, record.role, spare.task, spare.role = spare.task, spare.role, record.task, record.role
             record.observed = ObservedState()  # step and usage were those of the task
@@ -606,13 +618,15 @@ class JobState:
         self._barriers.withdraw(record)
         self._shards.release(record.rank)
         outcome = Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
-        if self.phase is Phase.RENDEZVOUS and record.is_placed and self._replace_lost_tasks():
+        if self.phase is Phase.RENDEZVOUS and self._assign_spares():
             self._unregistered.discard(record.rank)
             self._not_ready.discard(record.rank)
             self._form_cluster_if_registered()
         elif self.phase in (Phase.RENDEZVOUS, Phase.CHECKING) or (record.owns_child and not record.role.is_spare):
-            end = self._fail if self.spec.spares and self.phase in _BEFORE_END else self._decide
-            end(outcome)
+            if self.spec.spares and self.phase in _BEFORE_END:
+                self._fail(outcome)
+            else:
+                self._decide(outcome)
         self._note_end_of_training()
         self._end_if_all_gone()
 

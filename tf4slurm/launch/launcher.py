@@ -304,7 +304,7 @@ class Launcher:
             return file
         if reason == "time limit":  # a preempted run may not have had the time for a step
             progress = await self._in_time(requeue.progress_of_runs, self._run_directory, file.furthest_step)
-            if progress.is_lacking:
+            if progress.is_stuck:
                 text = f"{file.reason} The job is not requeued. {progress}"
                 return dataclasses.replace(file, state=FAILED, exit_code=EXIT_NO_PROGRESS, reason=text)
         signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # Slurm sends them to end this process
