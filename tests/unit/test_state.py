@@ -1401,10 +1401,10 @@ class Trial(Job):
             assert state.outcome is self.seen_outcome
         assert (state.outcome is not None) is (state.phase in (Phase.TERMINATING, Phase.ENDED))
         assert self.kinds.count("outcome") == (state.outcome is not None)
+        present = {record.rank for record in state.records if not record.is_gone}
         for rank in self.ranks:
             desired = self.desired(rank)
-            present = {record.rank for record in state.records if not record.is_gone}
-            assert desired.start_count == 0 or self.ever_ready >= present or state.outcome is not None
+            assert desired.start_count == 0 or self.ever_ready >= present or rank not in present or state.outcome
             assert desired.start_count <= 1 + LIMITS.max_worker_restarts
             assert desired.terminate is (state.outcome is not None)
         self.seen_phase, self.seen_outcome = (state.attempt, state.phase), state.outcome
