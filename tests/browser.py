@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,41 +69,41 @@ class Browser:
         options = (*_OPTIONS, f"--user-data-dir={profile}", "--remote-debugging-port=0", "--remote-allow-origins=*")
         port_file = profile / "DevToolsActivePort"
         port_file.unlink(missing_ok=True)
-        with subprocess.Popen(
-            [self._program, *options, "about:blank"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as process:
-            try:
-                assert wait_until(lambda: port_file.exists() and port_file.read_text().count("\n") == 1, 60)
-                port, path = port_file.read_text().split()
-                socket = websocket.create_connection(f"ws://127.0.0.1:{port}{path}", timeout=_TIMEOUT_SECONDS)
-                with contextlib.closing(socket):
-                    yield Page(socket, url, width, height)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        with self._start(*options, "about:blank", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+            assert wait_until(lambda: port_file.exists() and port_file.read_text().count("\n") == 1, 60)
+            port, path = port_file.read_text().split()
+            socket = websocket.create_connection(f"ws://127.0.0.1:{port}{path}", timeout=_TIMEOUT_SECONDS)
+            with contextlib.closing(socket):
+                yield Page(socket, url, width, height)
 
     def _run(self, *options: str) -> str:
-        profile = self._directory / "profile"
-        with subprocess.Popen(
-            [self._program, *_OPTIONS, f"--user-data-dir={profile}", *options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        ) as process:
+        options = (*_OPTIONS, f"--user-data-dir={self._directory / 'profile'}", *options)
+        with self._start(*options, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            stdout, stderr = process.communicate(timeout=_TIMEOUT_SECONDS)
+        assert process.returncode == 0, stderr
+        return stdout
+
+    @contextlib.contextmanager
+    def _start(self, *options: str, stdout: int, stderr: int) -> Iterator[subprocess.Popen[str]]:
+        """Start Chromium, and afterwards kill all its processes and remove its temporary files."""
+        with (
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary,
+            subprocess.Popen(
+                [self._program, *options],
+                env={**os.environ, "TMPDIR": temporary},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            ) as process,
+        ):
             try:
-                stdout, stderr = process.communicate(timeout=_TIMEOUT_SECONDS)
+                yield process
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-        assert process.returncode == 0, stderr
-        return stdout
 
 
 class Page:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,14 @@ def know_secret(patch: pytest.MonkeyPatch, directory: Path) -> str:
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert made == _KNOWN_TOKEN
     return made
+
+
+def end_processes(processes: Iterable[subprocess.Popen[str]]) -> None:
+    """Kill the processes that still run, and wait for all."""
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
 class Job:

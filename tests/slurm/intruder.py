@@ -14,6 +14,7 @@ import os
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,17 @@ def attempt(function: Any, *arguments: Any) -> str:
         return type(error).__name__
 
 
+def attempt_on_processes(pids: list[int], function: Callable[[int], Any]) -> list[str]:
+    """Return the different results for these processes, without those that have ended."""
+    results = {attempt(function, pid) for pid in pids}
+    return sorted(results - {"FileNotFoundError", "ProcessLookupError"})
+
+
 def register(address: Address) -> str:
     """Register with the certificate that the service shows to any client, and a guessed token."""
     credentials = Credentials(ssl.get_server_certificate(address), "0" * 64)
     registration = Registration(0, "n", "h", 1, "intruder", __version__)
-    spec = JobSpec(heartbeat_timeout_seconds=3, start_timeout_seconds=2)
+    spec = JobSpec(heartbeat_timeout_seconds=3, start_timeout_seconds=5)
     member = ControlClient(lambda: ControlEndpoint((address,), credentials), lambda _: registration, spec)
     try:
         asyncio.run(member.run())
@@ -63,8 +70,8 @@ def main(run_directory: Path, mark: str, host: str, port: int) -> None:
         "find": attempt(ControlEndpoint.from_file, control),
         "plant": attempt((run_directory / "control.json").write_text, "{}"),
         "open": attempt(open_from_this_user, credential),
-        "environ": sorted({attempt(Path(f"/proc/{pid}/environ").read_bytes) for pid in pids}),
-        "memory": sorted({attempt(Path(f"/proc/{pid}/mem").open) for pid in pids}),
+        "environ": attempt_on_processes(pids, lambda pid: Path(f"/proc/{pid}/environ").read_bytes()),
+        "memory": attempt_on_processes(pids, lambda pid: os.open(f"/proc/{pid}/mem", os.O_RDONLY)),
         "register": register(Address(host, port)),
         "processes": len(pids),
     }

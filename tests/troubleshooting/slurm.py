@@ -131,7 +131,7 @@ SLURM: Table = {
     "cannot take part": Producer(other_version, is_long=True),
     "which no other host": run("--interface", "lo"),
     "matches several": run("--interface", "*"),
-    "GPUs for each of": run("--gpus-per-worker", "2"),
+    "GPUs for each of": login(*SALLOC, TF4SLURM, "run", *ROLES, "--gpus-per-worker", "2", "--", "sleep", "5"),
     "roles were given": login(
         "srun", "-Q", "-n3", sys.executable, "-c", "import tf4slurm; tf4slurm.get_server_dictionary(['ps', 'worker'])"
     ),
