@@ -25,6 +25,7 @@ PATIENCE_SECONDS = 120.0
 _CROWD = 1_000  # with more, the tasks of one process may exceed the default heartbeat timeout
 _USAGE_SECONDS, _USAGES_PER_SECOND = 5.0, 100  # as in agents: see tf4slurm/agent/probes.py
 LEASE_SECONDS = 20
+_LEASED_TOGETHER = 2  # as in `DataShards` at one shard a second
 _STEADY_SECONDS = 20.0  # or one interval between usage reports, if longer
 
 
@@ -107,16 +108,16 @@ class _Tasks:
             await asyncio.sleep(pause)
 
     async def _lease(self, member: ControlClient) -> None:
-        """Lease one data shard a second, and report the previous one done."""
-        request = ShardRequest("data", "here", LEASE_SECONDS * self._num_tasks, 2, "hash")
-        await asyncio.sleep(random.random())
+        """Take one data shard a second as a `for` loop does: lease two every 2 s, and report the previous two done."""
+        request = ShardRequest("data", "here", LEASE_SECONDS * self._num_tasks, 2, "hash", capacity=_LEASED_TOGETHER)
+        await asyncio.sleep(_LEASED_TOGETHER * random.random())
         due = time.monotonic()
-        for _ in range(LEASE_SECONDS):
+        for _ in range(LEASE_SECONDS // _LEASED_TOGETHER):
             member.update_script(dataclasses.replace(ScriptState(), shards=(request,)))
             before = request.done
             await _wait(member, lambda before=before: bool(_new_shards(member, before)))  # type: ignore[misc]
             request = dataclasses.replace(request, done=_new_shards(member, before))
-            due += 1
+            due += _LEASED_TOGETHER
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def _restart(self, member: ControlClient) -> None:

@@ -1,6 +1,7 @@
 """Take shards and log each: "seen NUMBER" before its training, "done NUMBER" after it.
 
-Arguments: the directory of the logs, the seconds per shard, and the number of rows of this task's data.
+Arguments: the directory of the logs, the seconds per shard, and the number of rows of this task's data. With SAVES=1
+the chief saves the position after each of its shards, and when the job is asked to stop.
 """
 
 from __future__ import annotations
@@ -25,14 +26,27 @@ if task == os.environ.get("OTHER_DATA") and not (directory / f"{task}.log").exis
     while not (directory / "chief-0.log").exists() or "seen" not in (directory / "chief-0.log").read_text():
         time.sleep(0.02)
 shards = tf4slurm.data_shards(rows, shard_size=10, epochs=2, position=position)
+saves = task == "chief-0" and os.environ.get("SAVES")
+if saves:
+    tf4slurm.should_stop()  # so that a stop request does not end this process
+if task == os.environ.get("FORKS"):
+    os.fork()
+
+
+def save() -> None:
+    draft = directory / "draft.json"
+    draft.write_text(json.dumps(shards.position()))
+    draft.replace(saved)
+
+
 with (directory / f"{task}.log").open("a", buffering=1) as log:
     print("process", os.getpid(), rows, file=log)
     for shard in shards:
         print("seen", shard.number, file=log)
         time.sleep(seconds * (2 if task == "worker-1" else 1))
         print("done", shard.number, file=log)
-        if task == "chief-0" and os.environ.get("SAVES"):
+        if saves:
             shards.done()
-            draft = directory / "draft.json"
-            draft.write_text(json.dumps(shards.position()))
-            draft.replace(saved)
+            save()
+if saves:
+    save()

@@ -7,20 +7,24 @@ import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.jobs import Job
+from tests.jobs import TF4SLURM, Job
 from tests.processes import wait_until, wait_until_gone
 
 SCRIPT = Path(__file__).with_name("shard_script.py")
 SHARDS = 60  # of both epochs
 TASKS = ("chief-0", "worker-0", "worker-1")
+LEASED = 8  # the most shards that the loop of a worker leases together; a chief that saves after each leases one
+MOST_REPEATED = 2 * (2 * LEASED + 1)  # in another attempt: those leased at the last save, and as many done since
 
 
 def start(job: Job, *options: str, seconds: float = 0.02) -> None:
@@ -56,7 +60,7 @@ def check(job: Job, most_repeated: int, *, has_all_events: bool = True) -> None:
 
 
 def test_all_shards_are_done_once_and_slow_task_takes_fewer(job: Job) -> None:
-    start(job)
+    start(job, seconds=0.1)
     assert job.wait() == 0
     check(job, 0)
     assert len(logged(job, "seen", ("worker-1",))) < 0.8 * len(logged(job, "seen", ("worker-0",)))
@@ -67,7 +71,22 @@ def test_shards_of_killed_worker_go_to_others(job: Job) -> None:
     wait_for(job, 3, tasks=("worker-0",))
     kill(job, "worker-0")
     assert job.wait() == 0
-    check(job, 1)
+    check(job, LEASED)
+    shown = subprocess.run([TF4SLURM, "status", job.run_directory], capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^  data shards 'data': 60 of 60 done in 2 epochs, [1-8] leased again after a loss$", shown, re.M)
+
+
+def test_forked_process_leases_shards_of_its_own_and_others_get_those_of_a_killed_one(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORKS", "worker-0")
+    start(job)
+    wait_for(job, 2, "process", ("worker-0",))
+    forked = max(logged(job, "process", ("worker-0",)), key=lambda process_id: psutil.Process(process_id).create_time())
+    wait_for(job, 4, tasks=("worker-0",))
+    os.kill(forked, signal.SIGKILL)
+    assert job.wait() == 0
+    check(job, LEASED)
 
 
 def test_next_attempt_continues_from_saved_position(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +98,7 @@ def test_next_attempt_continues_from_saved_position(job: Job, monkeypatch: pytes
     assert job.wait() == 0
     assert job.result["attempts"] == 2
     assert before["next"] >= 4
-    check(job, 10)  # those in hand, and those done since the last save; each task has about one of both
+    check(job, MOST_REPEATED)
 
 
 def test_stop_ends_the_iteration(job: Job) -> None:
@@ -121,7 +140,7 @@ def test_random_kills(job: Job, seed: int, process_mark: str, monkeypatch: pytes
             launchers += 1
         elif victim != "launcher":
             retry(lambda victim=victim: kill(job, victim))  # type: ignore[misc]
-        most_repeated += 1 if victim.startswith("worker") else 15  # in hand; or also done since the save
+        most_repeated += LEASED if victim.startswith("worker") else MOST_REPEATED
         time.sleep(chance.random())
     assert job.wait(60) == 0, job.stderr
     check(job, most_repeated, has_all_events=launchers == 1)

@@ -37,7 +37,7 @@ def counts(job: Job) -> list[int]:
 
 
 def wait_for_checkpoint(job: Job) -> None:
-    assert wait_until(lambda: any((job.directory / "checkpoints").glob("*.index")), 60), job.stderr
+    assert wait_until(lambda: any((job.directory / "checkpoints").glob("*.index")), 100), job.stderr
 
 
 def test_workers_train_each_row_once_per_epoch(job: Job) -> None:
@@ -81,6 +81,37 @@ def test_batches_of_all_shards_and_position_in_checkpoint(tmp_path: Path) -> Non
         seen.update(batch.numpy().tolist())
     assert sorted(seen) == list(range(35))
     assert {row for row, count in seen.items() if count > 2} == set(range(20, 24))  # a batch of the shard in hand
+
+
+BETWEEN_GRAPH = """
+import os, pathlib, sys, time
+import tf4slurm
+from tf4slurm.tensorflow import shard_batches
+task = os.environ["TF4SLURM_TASK"].replace("/", "-")
+with pathlib.Path(sys.argv[1], f"{task}.rows").open("a", buffering=1) as log:
+    shards = tf4slurm.data_shards(300, shard_size=10, epochs=2)
+    for batch in shard_batches(shards, lambda rows: rows.batch(5)):
+        print(*batch.numpy(), file=log)
+        time.sleep(0.02)
+"""
+
+
+def test_workers_without_coordinator_lose_no_row_with_a_killed_one(job: Job) -> None:
+    job.start("--ps", "0", "--workers", "1", command=(sys.executable, "-c", BETWEEN_GRAPH, str(job.children)))
+    log = job.children / "worker-0.rows"
+    assert wait_until(lambda: log.exists() and log.read_text().count("\n") > 5, 60), job.stderr
+    os.kill(child_of("worker/0"), signal.SIGKILL)
+    assert job.wait(120) == 0, job.stderr
+    seen = Counter(int(row) for path in job.children.glob("*.rows") for row in path.read_text().split())
+    assert sorted(seen) == list(range(300))
+    assert min(seen.values()) >= 2
+    assert sum(seen.values()) <= 2 * 300 + 2 * 10  # two shards in hand
+
+
+def test_shard_batches_are_refused_in_a_multi_worker_mirrored_strategy() -> None:
+    shards = tf4slurm.data_shards(10, shard_size=5, epochs=1)
+    with tf.distribute.MultiWorkerMirroredStrategy().scope(), pytest.raises(ValueError, match="share_of"):
+        next(shard_batches(shards, lambda rows: rows.batch(5)))
 
 
 def test_shards_of_files(tmp_path: Path) -> None:

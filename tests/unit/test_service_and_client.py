@@ -540,7 +540,7 @@ async def test_cluster_of_2000_tasks_arrives() -> None:
             "that their hosts share",
         ),
         ({"rank": 7}, "rank 7 is not one of this job's 2 tasks"),
-        ({"rank": -1}, "rank -1 is not one of this job's 2 tasks"),
+        ({"rank": -2}, "rank -2 is not one of this job's 2 tasks"),
         ({"rank": 0, "incarnation": "later"}, "rank 0 was taken by an earlier process, on n0"),
     ],
 )
@@ -951,6 +951,25 @@ async def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
             else:
                 await until(lambda: state.records[0].is_connected)
         await until(lambda: not state.records[0].is_connected)
+    await service.close()
+
+
+@in_event_loop
+async def test_task_that_has_just_exchanged_messages_gets_no_heartbeat_request() -> None:
+    slow = JobSpec(heartbeat_interval_seconds=30, heartbeat_timeout_seconds=100)
+    state = JobState([Task("worker", 0)], slow, time.monotonic(), lambda *_, **__: None)
+    service = ControlService(state, CREDENTIALS)
+    async with raw_client(await service.start()) as task:
+        await task.send(make_registration(0))
+        assert is_encoded_cluster(await asyncio.wait_for(task.call.read(), 5))
+        connection = service._connections[0]
+        await until(lambda: connection._sent_at)
+        for recent_seconds, expected in ((0, HEARTBEAT), (60, None)):
+            connection.request_heartbeat(recent_seconds)
+            reading = asyncio.create_task(task.call.read())
+            await asyncio.wait({reading}, timeout=5 if expected is not None else 0.2)
+            assert (reading.result() if reading.done() else None) == expected
+        await cancel(reading)
     await service.close()
 
 

@@ -236,8 +236,7 @@ _M = TypeVar("_M", bound=Message)
 def encode(message: Message, before: Message | None = None) -> bytes:
     """Encode the fields of a message that differ from the previous message `before`, or from the defaults."""
     content = [type(message).__name__, changed_fields(message, before)]
-    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, default=changed_fields)
-    return text.encode(errors="replace")
+    return _encoder.encode(content).encode(errors="replace")
 
 
 def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
@@ -337,3 +336,6 @@ def _defaults(kind: type[Any]) -> dict[str, Any]:
         field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         for field in dataclasses.fields(kind)
     }
+
+
+_encoder = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=changed_fields)

@@ -43,18 +43,18 @@ class _Consumer:
 
     rank: int
     request: ShardRequest
-    ledger: _Ledger | None = None
+    shards: _Shards | None = None
     held: set[int] = field(default_factory=set)
     error: str = ""
     position: ShardPosition | None = None
     position_reply: int = 0
 
 
-class _Ledger:
+class _Shards:
     """The shards of one name. `returned` is a heap of leased shards that were given back."""
 
-    def __init__(self, request: ShardRequest, start: ShardPosition, before: _Ledger | None) -> None:
-        """`before` is the ledger of the same shards in the previous attempt."""
+    def __init__(self, request: ShardRequest, start: ShardPosition, before: _Shards | None) -> None:
+        """`before` are the same shards in the previous attempt."""
         self.request = request
         self.has_start = request.start is not None
         self.total = request.size * request.epochs
@@ -148,8 +148,8 @@ class ShardLeases:
         """`changed` receives the ranks whose `grants_of` may have changed; `on_end` is called when all are done."""
         self._changed = changed
         self._on_end = on_end
-        self._ledgers: dict[str, _Ledger] = {}
-        self._before: dict[str, _Ledger] = {}
+        self._shards: dict[str, _Shards] = {}
+        self._before: dict[str, _Shards] = {}
         self._consumers: dict[int, dict[str, _Consumer]] = {}
 
     def update(self, rank: int, requests: Sequence[ShardRequest]) -> None:
@@ -158,9 +158,9 @@ class ShardLeases:
         touched = []
         for token in consumers.keys() - {request.token for request in requests}:
             consumer = consumers.pop(token)
-            if consumer.ledger is not None:
-                consumer.ledger.remove(consumer)
-                touched.append(consumer.ledger)
+            if consumer.shards is not None:
+                consumer.shards.remove(consumer)
+                touched.append(consumer.shards)
             self._changed.add(rank)
         for request in requests:
             known = consumers.get(request.token)
@@ -169,8 +169,8 @@ class ShardLeases:
                 consumers[request.token] = consumer
                 touched += self._apply(consumer, request)
                 self._changed.add(rank)
-        for ledger in touched:
-            self._lease(ledger)
+        for shards in touched:
+            self._lease(shards)
 
     def release(self, rank: int) -> None:
         """Take back all shards of a task that has ended."""
@@ -178,8 +178,8 @@ class ShardLeases:
 
     def clear(self) -> None:
         """Forget all progress, because a new attempt begins. Shards that it leases again count as repeated."""
-        self._before.update(self._ledgers)
-        self._ledgers.clear()
+        self._before.update(self._shards)
+        self._shards.clear()
         self._consumers.clear()
 
     def grants_of(self, rank: int) -> tuple[ShardGrant, ...]:
@@ -187,7 +187,7 @@ class ShardLeases:
             ShardGrant(
                 token,
                 tuple(sorted(consumer.held)),
-                consumer.ledger is not None and consumer.ledger.is_over,
+                consumer.shards is not None and consumer.shards.is_over,
                 consumer.error,
                 consumer.position,
                 consumer.position_reply,
@@ -196,38 +196,38 @@ class ShardLeases:
         )
 
     def progress(self) -> tuple[ShardProgress, ...]:
-        return tuple(ledger.progress() for ledger in self._ledgers.values())
+        return tuple(shards.progress() for shards in self._shards.values())
 
-    def _apply(self, consumer: _Consumer, request: ShardRequest) -> list[_Ledger]:
+    def _apply(self, consumer: _Consumer, request: ShardRequest) -> list[_Shards]:
         consumer.request = request
-        ledger = self._ledgers.get(request.name)
+        shards = self._shards.get(request.name)
         consumer.error = _find_invalid(request) or (
-            ledger.find_error(request) if ledger and not consumer.ledger else ""
+            shards.find_error(request) if shards and not consumer.shards else ""
         )
         if consumer.error:
             return []
-        if ledger is None:
+        if shards is None:
             start = request.start or ShardPosition(request.fingerprint)
             before = self._before.get(request.name)
             if before is not None and before.request.fingerprint != request.fingerprint:
                 before = None
-            ledger = self._ledgers[request.name] = _Ledger(request, start, before)
-        consumer.ledger = ledger
-        ledger.consumers[consumer] = None
-        ledger.finish(consumer, request.done)
+            shards = self._shards[request.name] = _Shards(request, start, before)
+        consumer.shards = shards
+        shards.consumers[consumer] = None
+        shards.finish(consumer, request.done)
         if not request.capacity:
-            ledger.take_back(consumer)
-        ledger.update_waiting(consumer)
+            shards.take_back(consumer)
+        shards.update_waiting(consumer)
         if request.position_request != consumer.position_reply:
-            consumer.position, consumer.position_reply = ledger.position(), request.position_request
-        return [ledger]
+            consumer.position, consumer.position_reply = shards.position(), request.position_request
+        return [shards]
 
-    def _lease(self, ledger: _Ledger) -> None:
-        self._changed.update(consumer.rank for consumer in ledger.lease())
-        if ledger.is_over and not ledger.was_over:
-            ledger.was_over = True
-            self._changed.update(consumer.rank for consumer in ledger.consumers)
-            self._on_end(ledger.progress())
+    def _lease(self, shards: _Shards) -> None:
+        self._changed.update(consumer.rank for consumer in shards.lease())
+        if shards.is_over and not shards.was_over:
+            shards.was_over = True
+            self._changed.update(consumer.rank for consumer in shards.consumers)
+            self._on_end(shards.progress())
 
 
 def _find_invalid(request: ShardRequest) -> str:

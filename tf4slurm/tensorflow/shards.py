@@ -39,7 +39,15 @@ def shard_batches(shards: DataShards, read: Callable[[tf.data.Dataset], Any]) ->
         shards: The result of `tf4slurm.data_shards`.
         read: Function that gets a dataset of the shard's paths, or of its rows' numbers, and returns a dataset of
             batches, possibly distributed by `experimental_distribute_dataset`. Called once per shard.
+
+    Raises:
+        ValueError: Called in the scope of a MultiWorkerMirroredStrategy, whose workers take equal numbers of steps.
     """
+    if isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
+        raise ValueError(
+            "The workers of a MultiWorkerMirroredStrategy step together, so they cannot take different numbers of "
+            "shards. Use tf4slurm.share_of."
+        )
     shard = shards.take(_SHARDS_PER_WORKER)
     batches = None if shard is None else _open(read, shard)
     while shard is not None and batches is not None:

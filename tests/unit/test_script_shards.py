@@ -1,0 +1,171 @@
+"""`data_shards`: its arguments, the shards of a process without an agent, and the exchanges with an agent."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tf4slurm
+from tf4slurm import script_shards
+from tf4slurm.control.messages import DesiredState, ShardRequest
+from tf4slurm.control.shards import ShardLeases
+from tf4slurm.script_shards import DataShards
+
+FILES = ["b", "a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "text"),
+    [
+        ("a.tfrecord", {}, TypeError, "expected a list of paths"),
+        (b"a.tfrecord", {}, TypeError, "expected a list of paths"),
+        ([], {}, ValueError, "empty"),
+        (range(0), {"shard_size": 1}, ValueError, "empty"),
+        (0, {"shard_size": 1}, ValueError, "data is 0: expected at least 1"),
+        (100, {}, ValueError, "give shard_size"),
+        (range(100), {}, ValueError, "give shard_size"),
+        (2.5, {"shard_size": 1}, TypeError, "data is 2.5: expected a list of paths"),
+        ([1, 2], {}, TypeError, "expected str, bytes or os.PathLike"),
+        (["a", "a"], {}, ValueError, "'a' is named twice"),
+        (FILES, {"epochs": 0}, ValueError, "epochs is 0: expected at least 1"),
+        (FILES, {"epochs": 1.5}, TypeError, "epochs is 1.5: expected an integer"),
+        (FILES, {"shard_size": 0}, ValueError, "shard_size is 0: expected at least 1"),
+        (FILES, {"shard_size": "2"}, TypeError, "shard_size is '2': expected an integer"),
+        (FILES, {"name": "n" * 101}, ValueError, "at most 100 characters, this one 101"),
+        (FILES, {"position": {"next": 1}}, ValueError, "not the position of data shards"),
+        (FILES, {"position": {"fingerprint": "f", "next": "1"}}, ValueError, "not the position of data shards"),
+        (FILES, {"position": {"fingerprint": "f", "extra": 1}}, ValueError, "not the position of data shards"),
+        (FILES, {"position": {"fingerprint": "f", "next": 1}}, ValueError, "other data or another shard_size"),
+    ],
+)
+def test_invalid_argument_is_refused(data: Any, options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        tf4slurm.data_shards(data, **{"epochs": 1, **options})
+
+
+def test_process_without_agent_gets_all_shards() -> None:
+    shards = list(tf4slurm.data_shards(FILES, shard_size=2, epochs=2))
+    assert [(shard.number, shard.epoch, shard.files) for shard in shards] == [
+        (0, 0, ("a", "b")),
+        (1, 0, ("c",)),
+        (2, 1, ("a", "b")),
+        (3, 1, ("c",)),
+    ]
+
+
+def test_position_is_refused_after_the_first_shard() -> None:
+    shards = tf4slurm.data_shards(FILES, epochs=1)
+    position = shards.position()
+    with pytest.raises(ValueError, match="only before the first shard"):
+        shards.restore(position)
+
+
+class Channel:
+    """A channel to an agent whose launcher answers at once. `now` is the monotonic clock of the script."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.desired = DesiredState()
+        self.sent: list[ShardRequest] = []
+        self.leases = ShardLeases(set())
+        self._requests: dict[str, ShardRequest] = {}
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def send_shards(self, token: str, request: ShardRequest | None) -> None:
+        self._requests.pop(token, None)
+        if request is not None:
+            self.sent.append(request)
+            self._requests[token] = request
+        self.leases.update(0, tuple(self._requests.values()))
+        self.desired = dataclasses.replace(self.desired, shards=self.leases.grants_of(0))
+
+    def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
+        assert condition()
+        return True
+
+    def stop(self) -> None:
+        self.desired = dataclasses.replace(self.desired, stop_reason="stop")
+
+    def train(self, shards: DataShards, seconds: float) -> int:
+        """Take a shard in the loop, and let its training take so many seconds; return its number."""
+        number = next(shards).number
+        self.now += seconds
+        return number
+
+
+@pytest.fixture
+def channel(monkeypatch: pytest.MonkeyPatch) -> Channel:
+    channel = Channel()
+    monkeypatch.setattr(script_shards, "find_script_channel", lambda: channel)
+    monkeypatch.setattr(script_shards, "_names", set())
+    monkeypatch.setattr(script_shards, "time", channel)
+    return channel
+
+
+def make_shards() -> DataShards:
+    return tf4slurm.data_shards(100, shard_size=1, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "capacity"), [(60.0, 1), (2.0, 1), (1.0, 2), (0.98, 2), (0.5, 4), (0.3, 7), (0.1, 8), (0.0, 8)]
+)
+def test_loop_leases_two_seconds_of_shards_together(channel: Channel, seconds: float, capacity: int) -> None:
+    shards = make_shards()
+    assert [channel.train(shards, seconds) for _ in range(1 + capacity)] == list(range(1 + capacity))
+    assert [(request.capacity, request.done) for request in channel.sent] == [(1, ()), (capacity, (0,))]
+    channel.train(shards, seconds)
+    assert (channel.sent[-1].capacity, channel.sent[-1].done) == (capacity, tuple(range(1, 1 + capacity)))
+    assert len(channel.sent) == 3
+
+
+def test_capacity_follows_the_speed_since_the_last_lease(channel: Channel) -> None:
+    shards = make_shards()
+    for seconds in (0.1, *[10.0] * 8, 0.5, 1.0):
+        channel.train(shards, seconds)
+    assert [request.capacity for request in channel.sent] == [1, 8, 1, 4]
+
+
+def test_stop_ends_the_loop_reports_finished_shards_and_gives_back_the_others(channel: Channel) -> None:
+    shards = make_shards()
+    for _ in range(3):
+        channel.train(shards, 0.1)
+    channel.stop()
+    assert list(shards) == []
+    (progress,) = channel.leases.progress()
+    assert (progress.done, progress.in_hand) == (3, 0)
+    assert shards.position()["next"] == 9
+    assert channel.leases.progress()[0].in_hand == 0
+
+
+def test_position_reports_finished_shards_and_leases_none_ahead(channel: Channel) -> None:
+    shards = make_shards()
+    for _ in range(3):
+        channel.train(shards, 0.1)
+    assert shards.position()["open"] == list(range(2, 9))
+    shards.done()
+    assert shards.position()["open"] == list(range(3, 9))
+    assert [channel.train(shards, 0.1) for _ in range(6)] == list(range(3, 9))
+    assert channel.leases.progress()[0].in_hand == 6
+
+
+def test_loop_that_saves_after_each_shard_leases_one(channel: Channel) -> None:
+    shards = make_shards()
+    for _ in range(10):
+        channel.train(shards, 0.1)
+        shards.done()
+        shards.position()
+        assert channel.leases.progress()[0].in_hand == 1
+
+
+def test_fork_takes_no_shard_that_its_parent_has_leased(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = make_shards()
+    assert [channel.train(shards, 0.1) for _ in range(2)] == [0, 1]
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert channel.train(shards, 0.1) == 9
+    assert channel.leases.progress()[0].in_hand == 9
