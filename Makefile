@@ -12,7 +12,7 @@ BROWSER_PACKAGES := chromium fonts-dejavu-core
 # Further versions of Python that `make test-long` tests, where they are installed.
 PYTHONS := 3.10 3.13
 
-# Further versions of TensorFlow with which `make test-long` trains Keras models.
+# Further versions of TensorFlow with which `make test-long` trains Keras models, and changes the workers.
 TENSORFLOWS := 2.16 2.18
 
 .PHONY: demo test test-long test-faults slurm-versions test-pythons test-tensorflows check slurm browser bench bench-quick peers faults notebooks docs docs-links dist soak fuzz clean
@@ -59,7 +59,7 @@ test-tensorflows: $(TENSORFLOWS:%=.tensorflow-%/tested)
 	touch $@
 
 .tensorflow-%/tested: .tensorflow-%/installed FORCE
-	$(@D)/bin/python -m pytest -m "" --numprocesses=2 tests/tensorflow/test_keras_fit.py
+	$(@D)/bin/python -m pytest -m "" --numprocesses=2 tests/tensorflow/test_keras_fit.py tests/tensorflow/test_elastic.py
 
 .PRECIOUS: .tensorflow-%/installed
 

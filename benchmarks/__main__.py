@@ -20,6 +20,7 @@ from benchmarks.control_plane import measure_control_plane, measure_launcher
 from benchmarks.earlier import agreement, read_earlier
 from benchmarks.faults import measure_faults
 from benchmarks.growth import growth_of, measure_growth
+from benchmarks.joining import measure_joining
 from benchmarks.keras_fit import measure_fit, measure_fit_accuracy
 from benchmarks.layout import measure_map, measure_nodelist
 from benchmarks.main_job import (
@@ -60,6 +61,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "staging": lambda directory: measure_staging(directory, 3),
     "stall": lambda directory: measure_stall(directory, 3),
     "spares": lambda directory: measure_spares(directory, 3),
+    "joining": lambda directory: measure_joining(directory, 5),
     "end": lambda directory: measure_end_on_slurm(directory, 10),
     "shutdown": lambda directory: measure_shutdown(directory, 5),
     "training": lambda directory: measure_training(directory, 6),
@@ -95,6 +97,8 @@ def main(names: list[str]) -> int:
     """Return the number of failed measurements; with "faults", of failed or late cases."""
     if names[:1] == ["faults"]:
         return measure_faults(names[1:])
+    if names != ["quick"] and (unknown := [name for name in names if name not in MEASUREMENTS]):
+        sys.exit(f"Unknown benchmark {unknown[0]!r}. Known: quick, faults, {', '.join(MEASUREMENTS)}.")
     chosen = QUICK if names == ["quick"] else {name: MEASUREMENTS[name] for name in names or MEASUREMENTS}
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC logs each connection that has to wait
     facts = {**machine(), **peer_versions()}  # before the benchmarks add their own load

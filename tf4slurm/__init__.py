@@ -5,6 +5,8 @@ In notebooks and programs that start jobs:
     run, submit, script      start a job described by a JobSpec or BatchSpec, or return its batch script
     status, logs, wait, cancel, resume, list_jobs, make_report
                              watch and control jobs; they return JobStatus, LogLine and KnownJob
+    grow, grow_script, shrink
+                             add and remove workers of a running job
     LocalCluster             a cluster of local processes for a notebook
 
 In training scripts:
@@ -31,12 +33,15 @@ if TYPE_CHECKING:
     from tf4slurm import shutdown as shutdown
     from tf4slurm import tensorflow as tensorflow
     from tf4slurm.api import cancel as cancel
+    from tf4slurm.api import grow as grow
+    from tf4slurm.api import grow_script as grow_script
     from tf4slurm.api import list_jobs as list_jobs
     from tf4slurm.api import logs as logs
     from tf4slurm.api import make_report as make_report
     from tf4slurm.api import resume as resume
     from tf4slurm.api import run as run
     from tf4slurm.api import script as script
+    from tf4slurm.api import shrink as shrink
     from tf4slurm.api import status as status
     from tf4slurm.api import submit as submit
     from tf4slurm.api import wait as wait
@@ -63,7 +68,7 @@ __version__ = "0.1.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _NAMES = {
-    "tf4slurm.api": "cancel list_jobs logs make_report resume run script status submit wait",
+    "tf4slurm.api": "cancel grow grow_script list_jobs logs make_report resume run script shrink status submit wait",
     "tf4slurm.batch_spec": "BatchSpec",
     "tf4slurm.job": "Job",
     "tf4slurm.jobs.logs": "LogLine",

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tf4slurm.errors import JobStateError, LaunchError, RunDirectoryError, WaitTimeoutError
 from tf4slurm.jobs.logs import LogLine, follow_logs, omit_boilerplate, read_logs
@@ -167,6 +167,50 @@ def _run_launcher(
     code = process.returncode
     text = f"The launcher exited with code {code} before it created a run directory. Its output has the reason."
     raise LaunchError(text, command=command, returncode=code)
+
+
+def grow(job: str | KnownJob, workers: int, *, environ: Mapping[str, str] | None = None, **options: Any) -> str:
+    """Add workers to a running job: submit a job array of Slurm whose elements join it; return the array's id.
+
+    A worker that joins takes part in training as soon as its TensorFlow server answers, if the chief's script calls
+    `parameter_server_strategy`; it may leave at any time, for example when it is preempted.
+
+    Args:
+        workers: Number of workers to add.
+        environ: Environment of the workers, by default that of this process.
+        options: Options of the array as for `BatchSpec`: those for Slurm, such as `partition`, and for the environment.
+
+    Raises:
+        JobStateError: The job has ended, is a local job, or cannot use more workers.
+        OptionError: `workers` or an option is invalid.
+        UntrustedFileError: Another user could have written the job's files.
+        RefusedError, LaunchError: sbatch refused the array, or cannot be started.
+    """
+    from tf4slurm.submission import guests
+
+    return guests.grow(find(job), workers, options, os.environ if environ is None else environ)
+
+
+def grow_script(job: str | KnownJob, workers: int, **options: Any) -> str:
+    """Return the batch script that `grow` submits. Raises: as `grow`."""
+    from tf4slurm.submission.batch_script import make_script
+    from tf4slurm.submission.guests import make_guest_spec
+
+    return make_script(make_guest_spec(find(job), workers, options))
+
+
+def shrink(job: str | KnownJob, workers: int) -> tuple[str, ...]:
+    """Remove workers that `grow` has added: cancel their Slurm jobs, pending and late ones first; return their ids.
+
+    A worker that trains ends its running steps first, so nothing is lost.
+
+    Raises:
+        JobStateError: Fewer workers were added; none is removed.
+        LaunchError: A request to Slurm failed.
+    """
+    from tf4slurm.submission import guests
+
+    return guests.shrink(find(job), workers)
 
 
 def find(job: str | KnownJob | None = None) -> KnownJob:

@@ -198,7 +198,7 @@ class NoLogsError(UnknownTaskError):
 
 
 class JobStateError(Tf4SlurmError):
-    """The `job` cannot be resumed or cancelled in its `state`, such as RUNNING."""
+    """The `job` cannot be resumed, cancelled, grown or shrunk in its `state`, such as RUNNING."""
 
     exit_code = EXIT_USAGE
     job: str

@@ -168,6 +168,14 @@ class Job:
         """Ask the job to save and stop, and kill it after its grace period; see `tf4slurm.cancel`."""
         api.cancel(self._started(), grace_period_seconds=grace_period_seconds)
 
+    def grow(self, workers: int, **options: Any) -> str:
+        """Add workers to this running job; return the id of their job array. See `tf4slurm.grow`."""
+        return api.grow(self._started(), workers, **options)
+
+    def shrink(self, workers: int) -> tuple[str, ...]:
+        """Remove workers that `grow` has added; return the ids of their jobs. See `tf4slurm.shrink`."""
+        return api.shrink(self._started(), workers)
+
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the job's report; return its path. See `tf4slurm.make_report`."""
         return api.make_report(self._started(), path)

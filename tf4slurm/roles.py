@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -18,6 +20,7 @@ class Role:
         sees_gpus: The task's GPUs are visible to the child; else they are hidden.
         program: The program of tf4slurm that the child runs; empty for the user's command.
         is_spare: The task runs nothing until it takes the place of a lost task, in the next attempt.
+        is_guest: The task has joined the running job, and may leave at any time without harm.
     """
 
     is_waited_for: bool
@@ -28,6 +31,7 @@ class Role:
     sees_gpus: bool = False
     program: str = ""
     is_spare: bool = False
+    is_guest: bool = False
 
 
 _DATA_SERVER = Role(
@@ -48,12 +52,18 @@ _ROLES = {
 }
 # Without a chief every worker trains by itself, and cannot be replaced while the others run.
 _LEADING_WORKER = Role(is_waited_for=True, is_restarted=False, sees_gpus=True)
+GUEST_WORKER = dataclasses.replace(_ROLES["worker"], is_guest=True)
 
 TASK_TYPES = tuple(_ROLES)
 """All roles, in the order of `place_tasks`."""
 
 SCRIPT_TASK_TYPES = tuple(name for name, role in _ROLES.items() if not (role.program or role.is_spare))
 """The roles whose tasks run the user's command."""
+
+
+def can_grow(counts: Mapping[str, int]) -> bool:
+    """Whether workers can join a running job with these roles: a chief gives them work, and variables are on ps."""
+    return bool(counts.get("chief") and counts.get("ps"))
 
 
 def role_of(task_type: str, *, has_chief: bool) -> Role:

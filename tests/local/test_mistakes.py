@@ -38,7 +38,7 @@ def tf4slurm(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ("submit --workers 2 python -u train.py", "tf4slurm submit --workers 2 -- python -u train.py"),
         ("run -N 4 -- python train.py", "It is an option of submit and script. run uses the hosts of the allocation"),
         ("run --nodes 2 -- python train.py", "It is an option of submit and script."),
-        ("run --dry-run --workers 1 -- python train.py", "It is an option of submit."),
+        ("run --dry-run --workers 1 -- python train.py", "It is an option of submit and grow."),
         ("submit --local -- python train.py", "It is an option of run and test."),
         (
             "submit -N 8 --ps 1 --workers 2 --dry-run -- python train.py",

@@ -290,6 +290,15 @@ class SlurmLab:
             raise LabError(f"Job {job_id} is {self.job_state(job_id)[0]} after {timeout_seconds} s.")
         return self.job_state(job_id)
 
+    def release(self, job_id: int | str, timeout_seconds: float = 60) -> None:
+        """Wait until a job has been requeued, and let it start in 2 s: Slurm holds a requeued job for a while.
+
+        slurmd refuses the job in the second in which its first run has ended.
+        """
+        if not wait_until(lambda: self.job_state(job_id)[0] == "PENDING", timeout_seconds, poll_seconds=0.1):
+            raise LabError(f"Job {job_id} is {self.job_state(job_id)[0]} after {timeout_seconds} s, not requeued.")
+        self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+2seconds")
+
     def _busy_nodes(self) -> list[str]:
         states = self.run("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %T").stdout.splitlines()
         return [line for line in states if not line.endswith(" idle")]

@@ -52,6 +52,41 @@ def test_training_goes_on_after_the_loss_of_a_host(training: TrainingJob, proces
     assert wait_until_gone(process_mark, timeout_seconds=10) == []
 
 
+@pytest.mark.keras
+@pytest.mark.timeout(300)
+def test_spare_becomes_a_lost_worker_without_another_attempt(lab: SlurmLab, tmp_path: Path) -> None:
+    """The script trains with run_steps, whose workers can change."""
+    script = ROOT / "tests" / "tensorflow" / "joining_script.py"
+    steps = tmp_path / "children" / "steps"
+
+    def lines() -> list[list[str]]:
+        whole = steps.read_text().rpartition("\n")[0] if steps.exists() else ""
+        return [line.split() for line in whole.splitlines()]
+
+    with make_job(tmp_path, lab) as job:
+        options = ("--ps=1", "--workers=2", "--spares=1", "--max-attempts=2", "--heartbeat-timeout=4")
+        prefix = ("salloc", "-Q", "--no-kill", "-N4", "-n5")
+        job.start(*options, prefix=prefix, command=[sys.executable, str(script), str(job.children)])
+        assert wait_until(lambda: len(lines()) > 3, 120), job.stderr
+        places = {event["task"]: event["text"].split()[2] for event in job.events if event["kind"] == "started"}
+        lost = next(task for task in ("worker/0", "worker/1") if list(places.values()).count(places[task]) == 1)
+        try:
+            lab.crash(places[lost])
+            job.wait_for_event("replaced", "spare/0", 60)
+            index = int(lost[-1])
+            moved_at = time.time()
+            assert wait_until(
+                lambda: any(float(line[0]) > moved_at and int(line[4 + index]) for line in lines()[-5:]), 120
+            ), (job.events, lines()[-5:])
+            (job.children / "finish").touch()
+            assert job.wait(60) == 0, job.stderr
+        finally:
+            lab.boot(places[lost])
+            lab.wait_idle(90)
+    assert job.result["attempts"] == 1
+    assert all(int(line[3]) >= int(line[2]) for line in lines())
+
+
 @pytest.fixture(scope="module")
 def shared_lab(slurm: None) -> Iterator[SlurmLab]:
     with SlurmLab() as lab:

@@ -172,7 +172,7 @@ def test_job_that_is_requeued_waits_in_the_queue_and_resumes(lab: SlurmLab, tmp_
     assert wait_until(lambda: status()["state"] == "PENDING", 30, poll_seconds=0.3), status()
     assert ". The last attempt was REQUEUED: The job was stopped: " in status()["reason"]
     assert (status()["exit_code"], status()["phase"], status()["tasks"]) == (None, None, [])
-    lab.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm holds a requeued job for a while
+    lab.release(job)
     wait_until_ready(tmp_path, run=1)
     assert status()["state"] == "RUNNING"
     (tmp_path / "finish").touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 from collections import Counter
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control.messages import (
+    GUEST_RANK,
     BarrierArrival,
     DesiredState,
     ObservedState,
@@ -243,7 +245,7 @@ ONE_VERSION = "install one version for all tasks, on a file system that their ho
 CANNOT_BE = [
     ({"version": "0.0.9"}, f"it runs tf4slurm 0.0.9, the launcher {__version__}; {ONE_VERSION}"),
     ({"rank": 4}, "rank 4 is not one of this job's 4 tasks"),
-    ({"rank": -1}, "rank -1 is not one of this job's 4 tasks"),
+    ({"rank": -2}, "rank -2 is not one of this job's 4 tasks"),
 ]
 
 
@@ -1362,7 +1364,7 @@ def test_task_that_terminates_by_itself_is_lost(stage: str) -> None:
 # Arbitrary sequences of events
 
 STATES: tuple[TaskState, ...] = ("registered", "ready", "not_ready", "running", "exited", "terminated")
-RANKS = st.integers(0, 3)
+RANKS = st.integers(0, 5)  # from 4 on guests, if there are any
 STEPS = st.one_of(
     st.tuples(st.just("register"), RANKS, st.sampled_from(["", "again", "fails", "stale"])),
     st.tuples(st.just("send"), RANKS, st.sampled_from(STATES), st.integers(0, 3), st.sampled_from([0, 1, -9])),
@@ -1373,6 +1375,9 @@ STEPS = st.one_of(
     st.tuples(st.just("agent_exit"), RANKS, st.sampled_from([0, 1, -9])),
     st.tuples(st.just("spawner_exit")),
     st.tuples(st.just("stop")),
+    st.tuples(st.just("join"), st.sampled_from(["g4", "g5"])),
+    st.tuples(st.just("accept"), st.sampled_from([(), (0,), (0, 1, 2)])),
+    st.tuples(st.just("leave"), RANKS),
 )
 LIKELY = st.lists(st.tuples(st.just("register"), RANKS, st.just("")) | st.tuples(st.just("follow"), RANKS), max_size=20)
 
@@ -1387,7 +1392,9 @@ class Trial(Job):
         self.seen_outcome: Outcome | None = None
 
     def step(self, what: str, *details: Any) -> None:
-        getattr(self, f"do_{what}")(*details)
+        rank_first = what in ("register", "send", "follow", "disconnect", "agent_exit", "leave")
+        if not rank_first or details[0] < len(self.state.records):
+            getattr(self, f"do_{what}")(*details)
         self.check()
 
     def check(self) -> None:
@@ -1401,12 +1408,20 @@ class Trial(Job):
             assert state.outcome is self.seen_outcome
         assert (state.outcome is not None) is (state.phase in (Phase.TERMINATING, Phase.ENDED))
         assert self.kinds.count("outcome") == (state.outcome is not None)
-        present = {record.rank for record in state.records if not record.is_gone}
+        present = {record.rank for record in state.records[: len(self.ranks)] if not record.is_gone}
+        members = [record.task for record in state.records[: len(self.ranks)]]
+        for record in state.records[len(self.ranks) :]:
+            assert record.role.is_guest
+            assert record.task not in members
+            assert state.outcome is None or self.desired(record.rank).terminate
+            if state.outcome is not None:
+                assert state.outcome.cause != record.task
+        assert not state.desired_state_of(0).workers or state.phase is not Phase.RENDEZVOUS
         for rank in self.ranks:
             desired = self.desired(rank)
             assert desired.start_count == 0 or self.ever_ready >= present or rank not in present or state.outcome
             assert desired.start_count <= 1 + LIMITS.max_worker_restarts
-            assert desired.terminate is (state.outcome is not None)
+            assert desired.terminate is (state.outcome is not None or state.records[rank].is_gone)
         self.seen_phase, self.seen_outcome = (state.attempt, state.phase), state.outcome
 
     def do_register(self, rank: int, how: str) -> None:
@@ -1421,6 +1436,23 @@ class Trial(Job):
         except RendezvousClosedError:
             record = self.state.records[rank]
             assert how in ("again", "stale") or record.has_registered or record.is_gone
+
+    def do_join(self, incarnation: str) -> None:
+        registration = Registration(GUEST_RANK, "g", "10.0.1.1", 4100, incarnation, __version__)
+        with contextlib.suppress(RendezvousClosedError):
+            self.state.on_registration(registration, self.now)
+
+    def do_accept(self, workers: tuple[int, ...]) -> None:
+        observed = self.state.records[0].observed
+        if self.state.records[0].is_connected and observed.state == "running":
+            script = dataclasses.replace(observed.script, workers=workers)
+            self.state.on_observed_state(0, dataclasses.replace(observed, script=script), self.now)
+
+    def do_leave(self, rank: int) -> None:
+        record = self.state.records[rank]
+        if record.role.is_guest and record.is_connected:
+            observed = dataclasses.replace(record.observed, stop_signal="SIGTERM")
+            self.state.on_observed_state(rank, observed, self.now)
 
     def do_send(self, rank: int, state: TaskState, start_count: int, returncode: int) -> None:
         if self.state.records[rank].is_connected:
@@ -1490,10 +1522,12 @@ def test_any_sequence_of_events_ends_the_job(
     trial = Trial(roles, limits)
     for step in (*beginning, *steps):
         trial.step(*step)
+    num_tasks = len(trial.state.records)
     enough = LIMITS.start_timeout_seconds + LIMITS.finish_timeout_seconds + LIMITS.kill_wait_seconds + 100
     trial.turn(enough, sending=(), tick=0.9)  # no task sends anything any more
     trial.check()
     assert trial.phase() is Phase.ENDED
+    assert len(trial.state.records) == num_tasks
 
 
 @given(st.permutations(range(4)), st.permutations(range(4)), st.permutations(range(4)))

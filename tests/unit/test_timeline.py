@@ -144,6 +144,19 @@ def test_new_attempt_starts_all_tasks_again() -> None:
     assert timeline.events == (TimelineEvent(24, "attempt", "attempt 2 of 2", is_failure=True),)
 
 
+def test_worker_that_joined_starts_with_its_registration_and_was_not_queued() -> None:
+    joined = [
+        event(23, "registered", "worker/1"),
+        event(24, "started", "worker/1"),
+        event(28, "serving", "worker/1"),
+        event(33, "terminated", "worker/1"),
+    ]
+    names = ["chief/0", "ps/0", "worker/0", "worker/1"]
+    timeline = make_timeline([*TRAINED, *joined], names, 40, (-10.0, -1.0), ["worker/1"])
+    assert spans_of(timeline, "worker/1") == [("starting", 23, 24), ("importing", 24, 28), ("training", 28, 33)]
+    assert spans_of(timeline, "worker/0")[0] == ("queued", -10.0, -1.0)
+
+
 def test_time_in_the_queue_comes_first() -> None:
     timeline = make_timeline(TRAINED, queued=(-60, -2))
     assert timeline.start == -60

@@ -15,6 +15,7 @@ from tf4slurm.agent.child import OwnedChild, TaskProcess
 from tf4slurm.agent.rendezvous import Rendezvous, read_identity, spec_from_environ
 from tf4slurm.cluster import Cluster
 from tf4slurm.control.credentials import ControlEndpoint
+from tf4slurm.control.messages import GUEST_RANK
 from tf4slurm.errors import EXIT_TASK_LOST, RendezvousClosedError, RendezvousError, RendezvousTimeoutError, exit_code_of
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.slurm.environ import SlurmStep
@@ -89,8 +90,8 @@ class Agent:
             await self._process.end(_ORPHAN_SECONDS)
             self._process.channel.close()
             await self._process.kill_descendants()
-            if self.has_lost_launcher and self._client.cluster:
-                await self._process.write_last_state(self._client.cluster)
+            if self.has_lost_launcher and self._rendezvous.cluster is not None:
+                await self._process.write_last_state(self._rendezvous.cluster)
 
     async def _follow(self) -> None:
         """Follow the desired state, attempt by attempt, until the launcher terminates this task."""
@@ -121,12 +122,14 @@ class Agent:
     def _exit_code(self) -> int:
         if self._rendezvous.failure is not None:
             return getattr(self._rendezvous.failure, "exit_code", 1)
-        return exit_code_of(self._client.observed.returncode or 0)
+        return self._client.desired.exit_code or exit_code_of(self._client.observed.returncode or 0)
 
     @property
     def _name(self) -> str:
-        rank = self._rendezvous.identity.rank
-        return str(self._client.cluster.members[rank].task) if self._client.cluster else f"rank {rank}"
+        rank, cluster = self._rendezvous.rank, self._rendezvous.cluster
+        if cluster is not None:
+            return str(cluster.members[rank].task)
+        return "this worker" if rank == GUEST_RANK else f"rank {rank}"
 
 
 def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:

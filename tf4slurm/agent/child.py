@@ -20,7 +20,7 @@ from tf4slurm.agent.child_log import ChildLog
 from tf4slurm.agent.container import container_command
 from tf4slurm.agent.gpu_usage import GpuUsage, watch_gpus
 from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage
-from tf4slurm.agent.rendezvous import Rendezvous
+from tf4slurm.agent.rendezvous import LocalTask, Rendezvous
 from tf4slurm.agent.report_log import ReportLog
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.cluster import Address, Cluster, Task, fill_in
@@ -144,13 +144,13 @@ class OwnedChild(TaskProcess):
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, functools.partial(self._client.update, stop_signal=number.name))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        if isinstance(self._identity, SlurmStep):  # a local agent has no guard, because it ends with the launcher
+        if not isinstance(self._identity, LocalTask):  # a local agent has no guard, because it ends with the launcher
             loop.add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
             self._slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
 
     async def wait_until_orphaned(self) -> int:
         await self._guard_is_lost.wait()
-        logger.error("rank %d: the process above this agent was killed", self._identity.rank)
+        logger.error("rank %d: the process above this agent was killed", self._rendezvous.rank)
         return EXIT_TASK_LOST
 
     async def _watch_slurmstepd(self) -> None:
@@ -192,7 +192,7 @@ class OwnedChild(TaskProcess):
         """Write the state in at most 2 s, because the file system may have stalled."""
         observed = self._client.observed
         state = LastState(
-            task=str(cluster.members[self._identity.rank].task),
+            task=str(cluster.members[self._rendezvous.rank].task),
             time=round(time.time(), 3),
             attempt=observed.attempt,
             starts=observed.start_count,
@@ -208,7 +208,7 @@ class OwnedChild(TaskProcess):
 
     async def _run(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         """Start the child and supervise it to its end. A stalled file system delays only this coroutine."""
-        _, task, _, address = cluster.members[self._identity.rank]
+        _, task, _, address = cluster.members[self._rendezvous.rank]
         role = role_of(task.task_type, has_chief=cluster.has_chief)
         self._ignores_stop_signals, self._sees_gpus = not role.is_waited_for, role.sees_gpus
         if self._reports is None:

@@ -19,11 +19,11 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import ControlEndpoint
-from tf4slurm.control.messages import Registration
+from tf4slurm.control.messages import GUEST_RANK, Registration
 from tf4slurm.errors import PortsInUseError, Tf4SlurmError
 from tf4slurm.network.interfaces import task_address
 from tf4slurm.network.ports import HeldPort, hold_port
-from tf4slurm.network.reachability import answer_checks, find_unreachable, members_to_check
+from tf4slurm.network.reachability import answer_checks, find_unreachable, members_to_check, wait_for_answers
 from tf4slurm.slurm.environ import SlurmStep, own_node_name
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.variables import (
@@ -48,7 +48,15 @@ class LocalTask:
     node_name: str
 
 
-TaskIdentity = SlurmStep | LocalTask
+@dataclass(frozen=True)
+class Guest:
+    """A worker that `tf4slurm join` adds to a running job. The service chooses its rank."""
+
+    node_name: str
+    rank: int = GUEST_RANK
+
+
+TaskIdentity = SlurmStep | LocalTask | Guest
 
 
 def read_identity(environ: Mapping[str, str]) -> TaskIdentity:
@@ -91,6 +99,18 @@ class Rendezvous:
         num_tasks = identity.num_tasks if isinstance(identity, SlurmStep) else spec.num_tasks
         self.client = ControlClient(find_endpoint, self._make_registration, spec, num_tasks)
 
+    @property
+    def rank(self) -> int:
+        """The rank of this task; of a guest that has not registered, GUEST_RANK."""
+        rank = self.client.desired.rank
+        return self.identity.rank if rank is None else rank
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The latest cluster with this task; None before there is one. A cluster may be older than a guest."""
+        cluster = self.client.cluster
+        return cluster if cluster is not None and 0 <= self.rank < len(cluster.members) else None
+
     async def wait_for_cluster(self) -> Cluster | None:
         """Register, check addresses, and wait for all tasks.
 
@@ -104,11 +124,11 @@ class Rendezvous:
                 await client.wait_for_change()
                 if client.desired.terminate or client.desired.attempt != attempt:
                     return None
-                cluster = client.cluster if client.cluster_attempt == attempt else None
+                cluster = self.cluster if client.cluster_attempt == attempt else None
                 if client.desired.start_count:
                     return cluster
                 if self.listener is not None and server is None:
-                    server = await answer_checks(self.listener, self.client.token, self.identity.rank)
+                    server = await answer_checks(self.listener, self.client.token, self.rank)
                 if cluster is not None and client.observed.state == "registered":
                     await self._check_addresses(cluster)
         finally:
@@ -128,7 +148,7 @@ class Rendezvous:
                         before.close()
                     await asyncio.sleep(_PORT_PAUSE_SECONDS)
                 else:
-                    reason = f"rank {self.identity.rank} has no port: {str(error).rstrip('.')}"
+                    reason = f"rank {self.rank} has no port: {str(error).rstrip('.')}"
                     changes.update(state="not_ready", detail=reason)
         if before is not None:
             before.close()
@@ -141,8 +161,13 @@ class Rendezvous:
         return self.held_port
 
     async def _check_addresses(self, cluster: Cluster) -> None:
-        members = members_to_check(cluster, self.identity.rank)
-        faults = await find_unreachable(members, self.client.token, _CHECK_SECONDS)
+        if isinstance(self.identity, Guest):
+            ps = {member.task: member.address for member in cluster.members if member.task.task_type == "ps"}
+            await wait_for_answers(ps, _CHECK_SECONDS)
+            faults = [f"{task} does not answer at {address}" for task, address in ps.items()]
+        else:
+            members = members_to_check(cluster, self.rank)
+            faults = await find_unreachable(members, self.client.token, _CHECK_SECONDS)
         if isinstance(self.identity, SlurmStep):
             try:
                 self.identity.check_own_place([member.node for member in cluster.members])

@@ -16,6 +16,7 @@ from tf4slurm import api
 from tf4slurm.cli.options import verb_option
 from tf4slurm.cli.shared import Verb, fit_table, job_argument, note, paint
 from tf4slurm.errors import COMPLETED, REQUEUED, STOPPED, Tf4SlurmError
+from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import TaskStatus
 from tf4slurm.jobs.status import JobStatus
@@ -87,8 +88,10 @@ def _describe(job: JobStatus) -> list[str]:
     lines += [f"  {warning}" for warning in job.warnings]
     lines += [f"  {shards}" for shards in job.shards]
     if job.tasks:
-        table = fit_table([_HEADING, *(_row(task) for task in job.tasks)], _OPTIONAL, sys.stdout)
+        left = [task for task in job.tasks if task.is_guest and task.is_gone]
+        table = fit_table([_HEADING, *(_row(task) for task in job.tasks if task not in left)], _OPTIONAL, sys.stdout)
         lines += ["", *(line.replace("STALLED", paint("STALLED", "red"), 1) for line in table)]
+        lines += [f"{format_count(len(left), 'worker')} joined and left again."] if left else []
     lines += [
         f"{task.task} reports no new step for {task.seconds_since_step:.0f} s: tf4slurm logs {word} {task.task}"
         for task in job.tasks
@@ -117,7 +120,7 @@ def _describe_job(job: JobStatus) -> str:
 def _row(task: TaskStatus) -> tuple[str, ...]:
     age = task.heartbeat_age_seconds
     return (
-        task.task,
+        f"{task.task} (joined)" if task.is_guest else task.task,
         task.node or "-",
         task.address or "-",
         task.state + (f" (start {task.starts})" if task.starts > 1 else ""),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import click
 
+from tf4slurm.cluster import format_tasks
 from tf4slurm.errors import OptionError
 from tf4slurm.options import did_you_mean, nearest
 
@@ -124,7 +125,7 @@ def _find_option(name: str, context: click.Context | None) -> str:
         return did_you_mean([_OPTIONS[name]])
     verbs = [verb for verb, command in _other_verbs(context) if name in _options_of(command)]
     if verbs:
-        text = f" It is an option of {' and '.join(verbs)}."
+        text = f" It is an option of {format_tasks(verbs)}."
         if context.info_name == "run" and "submit" in verbs:
             text += " run uses the hosts of the allocation that it is started in (salloc), or this host."
         return text

@@ -29,6 +29,8 @@ SERVICE = "tf4slurm.Control"
 METHOD = "Connect"
 TOKEN_METADATA = "tf4slurm-token"  # noqa: S105 - the key of the job's token, which each call sends
 HEARTBEAT = b""
+GUEST_RANK = -1
+"""The rank in a guest's registration. The service chooses the guest's rank."""
 MAX_STATE_BYTES = 131_072
 """The largest encoded `ObservedState` that the service accepts; see `shrink`."""
 
@@ -135,6 +137,8 @@ class ScriptState:
         barrier: The barrier at which the script waits.
         stop_signal: The last stop signal that the script's process received.
         shards: The requests for leases of shards.
+        workers: The indices of the workers that a chief uses; None if its workers cannot change.
+        workers_error: The reason why they cannot change; empty if they can, or if the chief has no strategy yet.
     """
 
     step: int | None = None
@@ -145,6 +149,8 @@ class ScriptState:
     barrier: BarrierArrival | None = None
     stop_signal: StopSignal | None = None
     shards: tuple[ShardRequest, ...] = ()
+    workers: tuple[int, ...] | None = None
+    workers_error: str = ""
 
 
 @dataclass(frozen=True)
@@ -212,6 +218,9 @@ class DesiredState:
         is_training_over: No task needs the ps any more.
         failed_tasks: The tasks, other than servers, that had failed when training was over.
         is_finishing: The job waits only for roles with a bounded wait (evaluators), which should finish now.
+        rank: The rank of a guest, which the service chooses; None for other tasks.
+        exit_code: The exit code of a guest that must terminate.
+        workers: For the chief: the index and address of each worker that it should use; empty before any change.
     """
 
     attempt: int = 1
@@ -227,6 +236,9 @@ class DesiredState:
     is_training_over: bool = False
     failed_tasks: tuple[str, ...] = ()
     is_finishing: bool = False
+    rank: int | None = None
+    exit_code: int = 0
+    workers: tuple[tuple[int, str], ...] = ()
 
 
 Message = Registration | ObservedState | ScriptState | ScriptReport | DesiredState

@@ -67,7 +67,7 @@ class TaskRecord:
     @property
     def needs_others(self) -> bool:
         """Whether this task still trains, so that the ps must keep running."""
-        trains = self.role.is_in_cluster and not self.role.is_server
+        trains = self.role.is_in_cluster and not (self.role.is_server or self.role.is_guest)
         return trains and not (self.is_done or self.is_gone or self.observed.script.completion)
 
     @property
@@ -144,6 +144,9 @@ EVENT_KINDS = {
     "disconnected": EventKind("The agent has lost its connection to the launcher, and may reconnect.", True, True),
     "reconnected": EventKind("The agent is connected again.", True, True),
     "replaced": EventKind("A spare takes the place of a lost task, or of one on a node that failed twice.", True, True),
+    "joined": EventKind("The chief trains with a worker that has joined the running job.", True, True),
+    "leaving": EventKind("A worker that has joined is asked to leave, by its Slurm job or a person.", True, True),
+    "dismissed": EventKind("A worker that has joined must end.", True, True),
     "lost": EventKind("The agent is lost, and with it the task.", True, True),
     "terminated": EventKind("The agent has terminated its child process, and exits."),
     # of the job

@@ -16,7 +16,8 @@ from typing import Any
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
 from tf4slurm.control.barriers import Barriers
-from tf4slurm.control.messages import DesiredState, ObservedState, Registration, ScriptState
+from tf4slurm.control.guests import Guests
+from tf4slurm.control.messages import GUEST_RANK, DesiredState, ObservedState, Registration, ScriptState
 from tf4slurm.control.records import EVENT_KINDS, JobProgress, Outcome, TaskRecord
 from tf4slurm.control.shards import ShardLeases, ShardProgress
 from tf4slurm.errors import (
@@ -30,7 +31,7 @@ from tf4slurm.errors import (
 )
 from tf4slurm.network.interfaces import is_loopback
 from tf4slurm.placement import SPREAD, place_tasks
-from tf4slurm.roles import role_of
+from tf4slurm.roles import can_grow, role_of
 from tf4slurm.spec import JobSpec
 
 
@@ -47,6 +48,7 @@ class Phase(enum.Enum):
 
 _BEFORE_END = (Phase.RENDEZVOUS, Phase.CHECKING, Phase.TRAINING)
 _NEVER = float("inf")
+_GUEST_SECONDS = 2.0  # for guests to terminate after all other tasks have
 _MAX_NODE_FAILURES = 2  # then spares on other nodes replace the node's tasks
 _SERVER_SECONDS = 60.0  # until a warning that no TensorFlow server runs; importing TensorFlow takes less
 _LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, possibly at every step, are not logged
@@ -80,13 +82,13 @@ class JobState:
             TaskRecord(rank, task, role_of(task.task_type, has_chief=has_chief), is_placed=spec.placement != SPREAD)
             for rank, task in enumerate(tasks)
         ]
+        self._members = self.records.copy()  # without guests
         self.task_records = self.records.copy()  # as `records`, but a spare has the position of the task it replaces
         self._on_event = on_event
-        self._ranks = range(len(tasks))
         self._changed: set[int] = set()
         self._active: set[int] = set()  # ranks that have registered and are not gone
-        self._unregistered = set(self._ranks)  # ranks that have sent no address in this attempt
-        self._not_ready = set(self._ranks)  # ranks whose reachability check has not succeeded
+        self._unregistered = set(range(len(tasks)))  # ranks that have sent no address in this attempt
+        self._not_ready = self._unregistered.copy()  # ranks whose reachability check has not succeeded
         self._now = now
         self._phase_deadline = now + spec.start_timeout_seconds
         self._stop: Outcome | None = None
@@ -99,7 +101,8 @@ class JobState:
         self._warnings: dict[str, str] = {}  # by subject: "servers" or "idle"
         self._idle_watch = IdleWatch()
         self._idle_check_at = now
-        self._barriers = Barriers(self.records, self._changed)
+        self._barriers = Barriers(self._members, self._changed)
+        self._guests = Guests(self._members, spec, self._changed, self._emit)
         self._node_failures: Counter[str] = Counter()  # failed attempts, by the node of the task that failed first
         self.progress = JobProgress()
         self._shards = ShardLeases(self._changed, self._on_shards_done)
@@ -112,8 +115,16 @@ class JobState:
 
     def desired_state_of(self, rank: int) -> DesiredState:
         record = self.records[rank]
+        dismissal, exit_code = self._guests.dismissal_of(rank)
+        if record.is_gone:  # a task that was lost may send again
+            dismissal, exit_code = dismissal or f"{record} was lost", exit_code or EXIT_TASK_LOST
         return dataclasses.replace(
             self._desired,
+            terminate=self._desired.terminate or bool(dismissal),
+            terminate_reason=self._desired.terminate_reason or dismissal,
+            rank=rank if record.role.is_guest else None,
+            exit_code=exit_code if record.role.is_guest else 0,
+            workers=self._guests.workers if record.task.task_type == "chief" else (),
             start_count=record.desired_start_count,
             released_barrier=record.released_barrier,
             barrier_error=record.barrier_error,
@@ -134,7 +145,7 @@ class JobState:
     @property
     def excluded_nodes(self) -> tuple[str, ...]:
         """The nodes on which two attempts have failed; none if only one node is left."""
-        if len({record.node for record in self.records if record.node and not record.is_gone}) <= 1:
+        if len({record.node for record in self._members if record.node and not record.is_gone}) <= 1:
             return ()
         return tuple(node for node, failures in self._node_failures.items() if failures >= _MAX_NODE_FAILURES)
 
@@ -142,6 +153,11 @@ class JobState:
     def shards(self) -> tuple[ShardProgress, ...]:
         """The progress of the data shards that the scripts lease."""
         return self._shards.progress()
+
+    @property
+    def workers_error(self) -> str:
+        """The reason why no worker can join; empty if one can, or if the chief's script has not reported it."""
+        return "" if self._chief is None else self._chief.observed.script.workers_error
 
     def describe_phase(self, now: float) -> str:
         """Return the phase; "training" is "importing" or "running" until a task has reported a step."""
@@ -177,7 +193,11 @@ class JobState:
             return record
         self._active.add(record.rank)
         self._changed.add(record.rank)
-        self._take_address(record, Address(registration.host, registration.port))
+        address = Address(registration.host, registration.port)
+        if record.role.is_guest and self.attempt > 1:  # it takes part in the first attempt until it knows the current
+            record.address = address
+        else:
+            self._take_address(record, address)
         return record
 
     def on_heartbeat(self, rank: int, now: float) -> None:
@@ -188,6 +208,8 @@ class JobState:
         self._advance(now)
         record = self.records[rank]
         record.last_heartbeat_at = now
+        if record.is_gone and observed.state != "terminated":
+            return
         before = record.observed
         if observed.attempt == self.attempt or observed.state == "terminated":
             record.observed = observed
@@ -205,10 +227,16 @@ class JobState:
         if (record.observed.state, record.observed.start_count) != (before.state, before.start_count):
             self._on_task_state(record)
             self._note_end_of_training()
+        if record.role.is_guest or record.task.task_type == "chief":
+            self._update_guests()
 
     def _note_stop_signals(self, record: TaskRecord, before: ObservedState) -> None:
         """Stop the job after a new stop signal to the agent, or to a script that it has started."""
         name, script = record.observed.stop_signal, record.observed.script.stop_signal
+        if record.role.is_guest:
+            if (name, script) != (before.stop_signal, before.script.stop_signal) and (name or script):
+                self._guests.leave(record, f"it received {name or script}", self._now)
+            return
         if name is not None and name != before.stop_signal:
             self.on_stop(signal.Signals[name], f"{record} received {name}", self._now)
         if script is not None and script != before.script.stop_signal and record.owns_child:
@@ -216,19 +244,24 @@ class JobState:
 
     def _on_task_state(self, record: TaskRecord) -> None:
         observed = record.observed
-        if observed.state == "not_ready":
+        if observed.state == "not_ready" and record.role.is_guest:
+            self._guests.dismiss(record, f"{observed.detail}", EXIT_NOT_FORMED)
+        elif observed.state == "not_ready":
             reason = f"{observed.detail}. {record} checked it. Look at the network, or choose another with --interface."
             self._decide(Outcome(EXIT_NOT_FORMED, reason, record.task))
         elif observed.state == "ready":
             self._not_ready.discard(record.rank)
-            if self.phase is Phase.CHECKING and not self._not_ready:
+            if record.role.is_guest and self.phase is Phase.TRAINING:
+                record.desired_start_count = 1
+                self._changed.add(record.rank)
+            elif self.phase is Phase.CHECKING and not self._not_ready:
                 self._start_children()
         elif observed.state == "running":
             record.started_at, record.ended_at = self._now, None
             self._emit("started", record, f"started (process {observed.process_id})")
         elif observed.state == "exited":
             self._on_exit(record, observed.returncode or 0)
-        elif observed.state == "terminated" and self.outcome is None and record.owns_child:
+        elif observed.state == "terminated" and self.outcome is None and record.owns_child and not record.role.is_guest:
             self._lose(record, observed.detail or "its agent terminated by itself")
         elif observed.state == "terminated":
             self._mark_gone(record)
@@ -256,7 +289,7 @@ class JobState:
         """Handle the exit of srun and of all agents."""
         self._advance(now)
         self._decide(outcome)
-        for record in self.records:
+        for record in self._members:
             self._mark_gone(record)
         self._end_if_all_gone()
 
@@ -293,6 +326,7 @@ class JobState:
         self._check_steps()
         self._check_servers()
         self._check_idleness()
+        self._update_guests()
         if now >= self._phase_deadline:
             self._on_phase_deadline()
 
@@ -332,13 +366,15 @@ class JobState:
 
     def _checked_record(self, registration: Registration) -> TaskRecord:
         rank = registration.rank
-        record = self.records[rank] if 0 <= rank < len(self.records) else None
+        if rank == GUEST_RANK:
+            return self._checked_guest(registration)
+        record = self._members[rank] if 0 <= rank < len(self._members) else None
         mismatch = ""  # the reason why this process cannot take part
         if registration.version != __version__:
             mismatch = f"it runs tf4slurm {registration.version}, the launcher {__version__}; install one version "
             mismatch += "for all tasks, on a file system that their hosts share"
         elif record is None:
-            mismatch = f"rank {rank} is not one of this job's {len(self.records)} tasks"
+            mismatch = f"rank {rank} is not one of this job's {len(self._members)} tasks"
         elif record.is_gone:
             raise _refusal(f"rank {rank} is lost or has terminated")
         elif record.has_registered and record.incarnation != registration.incarnation:
@@ -349,6 +385,49 @@ class JobState:
             text = f"The process of rank {rank} on {registration.node} cannot take part: {mismatch}."
             self._decide(Outcome(EXIT_NOT_FORMED, text))
         raise _refusal(mismatch)
+
+    def _checked_guest(self, registration: Registration) -> TaskRecord:
+        record = self._guests.find(registration.incarnation)
+        if registration.version != __version__:
+            raise _refusal(f"it runs tf4slurm {registration.version}, the job {__version__}; use the job's version")
+        if record is not None and record.is_gone:
+            raise _refusal(f"{record} has left the job")
+        if record is not None:
+            return record
+        if registration.failure is not None:
+            raise _refusal(registration.failure.removesuffix("."))
+        if self.outcome is not None or self._stop is not None:
+            raise _refusal("the job is ending")
+        if not can_grow(Counter(record.task.task_type for record in self._members)):
+            raise _refusal("only a job with a chief and ps can use more workers")
+        if self.workers_error:
+            raise _refusal(self.workers_error)
+        record = self._guests.add(len(self.records), self._now)
+        self.records.append(record)
+        self.task_records.append(record)
+        return record
+
+    @property
+    def _chief(self) -> TaskRecord | None:
+        return next((record for record in self._members if record.task.task_type == "chief"), None)
+
+    @property
+    def _accepts_workers(self) -> bool:
+        return self._chief is not None and self._chief.observed.script.workers is not None
+
+    def _update_guests(self) -> None:
+        """Update all guests; send the cluster, with all guests, to those that it lacks."""
+        chief = self._chief
+        if chief is None or self.phase not in (Phase.TRAINING, Phase.STOPPING) or not self._guests.has_changes:
+            return
+        usable = self._guests.update(chief, self._now)
+        if self.phase is Phase.STOPPING or self.cluster is None:
+            return
+        known = {member.rank: member.address for member in self.cluster.members}
+        missing = [r.rank for r in usable if r.attempt == self.attempt and known.get(r.rank) != r.address]
+        if missing:
+            self.cluster = Cluster(tuple(map(_to_member, self.records)))
+            self._changed.update(missing)
 
     def _take_address(self, record: TaskRecord, address: Address) -> None:
         record.address, record.attempt = address, self.attempt
@@ -361,9 +440,9 @@ class JobState:
             self._form_cluster()
 
     def _form_cluster(self) -> None:
-        if not all(record.is_placed for record in self.records):
+        if not all(record.is_placed for record in self._members):
             self._spread_tasks()
-        cluster = Cluster(tuple(map(_to_member, self.records)))
+        cluster = Cluster(tuple(map(_to_member, self._members)))
         present = [member for member in cluster.members if not member.is_lost]
         for member in present if len({member.node for member in present}) > 1 else ():
             if is_loopback(member.address.host):
@@ -376,20 +455,21 @@ class JobState:
 
     def _spread_tasks(self) -> None:
         """Place the tasks on the present ranks; those that are lost already become the last spares."""
-        present = [record for record in self.records if not record.is_gone]
-        lost = [record for record in self.records if record.is_gone]  # spares since `_assign_spares`
+        present = [record for record in self._members if not record.is_gone]
+        lost = [record for record in self._members if record.is_gone]  # spares since `_assign_spares`
         counts = Counter(record.task.task_type for record in present)
         tasks = list(place_tasks(counts, SPREAD, [record.node for record in present]))
         tasks += [Task("spare", counts["spare"] + number) for number in range(len(lost))]
         for record, task in zip([*present, *lost], tasks, strict=True):
             role = role_of(task.task_type, has_chief="chief" in counts)
             record.task, record.role, record.is_placed = task, role, True
-        self.task_records = self.records.copy()
+        self.task_records[: len(self._members)] = self._members
 
     def _start_children(self) -> None:
-        for record in self.records:
+        for record in self._members:
             record.desired_start_count = int(not record.role.is_spare)
         self._phase_deadline, self._started_at = _NEVER, self._now
+        self._guests.begin_training(self._now)
         self._move_on(Phase.TRAINING, "every address is reachable; starting the child processes")
 
     def _on_exit(self, record: TaskRecord, returncode: int) -> None:
@@ -413,7 +493,7 @@ class JobState:
             self._changed.add(record.rank)
             number, most = record.desired_start_count - 1, self.spec.max_worker_restarts
             self._emit("restarting", record, f"{why}: restart {number} of at most {most}")
-        elif record.role.is_wait_bounded or (returncode == 0 and record.role.is_restarted):
+        elif record.role.is_wait_bounded or record.role.is_guest or (returncode == 0 and record.role.is_restarted):
             record.is_done = True
             self._emit("not_restarted", record, "is not restarted again; the job continues without it")
             self._complete_if_done()
@@ -425,12 +505,15 @@ class JobState:
 
     def _on_script_state(self, record: TaskRecord, before: ScriptState) -> None:
         script = record.observed.script
-        if script.step is not None and script.step != before.step:
+        if script.step is not None and script.step != before.step and not record.role.is_guest:
             self._last_step_at = self._now
             self.progress.note_step(script.step)
             if before.step is None:
                 self._emit("first_step", record, f"reports step {script.step}, its first")
-        if script.barrier is not None and script.barrier != before.barrier:
+        if script.barrier is not None and record.role.is_guest:
+            record.released_barrier = script.barrier.token  # guests do not wait at barriers
+            self._changed.add(record.rank)
+        elif script.barrier is not None and script.barrier != before.barrier:
             name, seconds = script.barrier.name, self._barriers.arrive(record, script.barrier, self._now)
             if seconds is not None and seconds >= _LONG_WAIT_SECONDS:
                 text = f"arrived last at barrier {name!r}: the first had waited {seconds:.1f} s"
@@ -518,14 +601,14 @@ class JobState:
 
         A disconnected task may be the cause, so the failure is held until the task has reconnected or is lost.
         """
-        if any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.records):
+        if any(r.has_registered and not (r.is_gone or r.is_connected) for r in self._members):
             self._held_failure = self._held_failure or outcome
             return
         early = self._exited_early
         if early is not None and early.task != outcome.cause:
             reason = f"{early} exited with code 0 before the job was done. Then: {outcome.reason}"
             outcome = Outcome(EXIT_TASK_LOST, reason, early.task, outcome.tail)
-        self._node_failures.update(record.node for record in self.records if record.task == outcome.cause)
+        self._node_failures.update(record.node for record in self._members if record.task == outcome.cause)
         self.progress.end_attempt()
         is_last, is_stuck = self.attempt >= self.spec.max_attempts, self.progress.is_stuck
         if is_stuck and not is_last:
@@ -536,23 +619,23 @@ class JobState:
         else:
             self._begin_attempt(outcome.reason)
 
-    def _assign_spares(self) -> bool:
-        """Let spares take the place of lost tasks, then of tasks on excluded nodes.
+    def _assign_spares(self, *, only_lost: bool = False) -> bool:
+        """Let spares take the place of lost tasks, then of tasks on excluded nodes, unless `only_lost`.
 
         Spares on other nodes come first, because the rest of a lost node's tasks may be found lost later; those on
         excluded nodes come last. Returns False if the spares do not suffice for the lost tasks.
         """
         excluded = self.excluded_nodes
-        lost = [record for record in self.records if record.is_gone and not record.role.is_spare]
+        lost = [record for record in self._members if record.is_gone and not record.role.is_spare]
         unwanted = {record.node for record in lost}
         spares = sorted(
-            (record for record in self.records if record.role.is_spare and not record.is_gone),
+            (record for record in self._members if record.role.is_spare and not record.is_gone),
             key=lambda record: (record.node in excluded, record.node in unwanted),
         )
         if len(lost) > len(spares):
             return False
-        others = [spare for spare in spares[len(lost) :] if spare.node not in excluded]
-        on_excluded = [r for r in self.records if r.node in excluded and not (r.is_gone or r.role.is_spare)]
+        others = [] if only_lost else [spare for spare in spares[len(lost) :] if spare.node not in excluded]
+        on_excluded = [r for r in self._members if r.node in excluded and not (r.is_gone or r.role.is_spare)]
         for record, spare in [*zip(lost, spares, strict=False), *zip(on_excluded, others, strict=False)]:
             self._emit("replaced", spare, f"takes the place of {record}")
             record.task, record.role, spare.task, spare.role = spare.task, spare.role, record.task, record.role
@@ -568,9 +651,11 @@ class JobState:
         self._desired = DesiredState(attempt=self.attempt)
         self._barriers.clear()
         self._shards.clear()
+        self._guests.begin_attempt()
         for rank in self._active:
             self.records[rank].begin_attempt(self.attempt)
-        self._unregistered, self._not_ready = set(self._active), set(self._active)
+        self._unregistered = {record.rank for record in self._members} & self._active
+        self._not_ready = self._unregistered.copy()
         self._phase_deadline = self._now + self.spec.start_timeout_seconds
         self._emit("attempt", None, f"attempt {self.attempt} of {self.spec.max_attempts}, because: {reason}")
         self._move_on(Phase.RENDEZVOUS, "every task ends its child process and chooses a new port")
@@ -586,7 +671,7 @@ class JobState:
 
     def _note_end_of_training(self) -> None:
         if not self._desired.is_training_over and not any(record.needs_others for record in self.records):
-            failed = tuple(r.name for r in self.records if r.has_failed and not (r.role.is_server or r.role.is_spare))
+            failed = tuple(r.name for r in self._members if r.has_failed and not (r.role.is_server or r.role.is_spare))
             self._desire(is_training_over=True, failed_tasks=failed)
 
     def _complete_if_done(self) -> None:
@@ -614,14 +699,21 @@ class JobState:
         if record.is_gone:
             return
         self._mark_gone(record)
+        self._changed.add(record.rank)  # it must terminate if it is connected again
         self._emit("lost", record, f"is lost: {why}")
         self._barriers.withdraw(record)
         self._shards.release(record.rank)
+        if record.role.is_guest:
+            self._update_guests()
+            self._end_if_all_gone()
+            return
         outcome = Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
         if self.phase is Phase.RENDEZVOUS and self._assign_spares():
             self._unregistered.discard(record.rank)
             self._not_ready.discard(record.rank)
             self._form_cluster_if_registered()
+        elif self._can_replace_worker(record) and self._assign_spares(only_lost=True):
+            self._start_replacement()
         elif self.phase in (Phase.RENDEZVOUS, Phase.CHECKING) or (record.owns_child and not record.role.is_spare):
             if self.spec.spares and self.phase in _BEFORE_END:
                 self._fail(outcome)
@@ -629,6 +721,21 @@ class JobState:
                 self._decide(outcome)
         self._note_end_of_training()
         self._end_if_all_gone()
+
+    def _can_replace_worker(self, lost: TaskRecord) -> bool:
+        """Whether the chief can use another process in place of this lost worker, without another attempt."""
+        is_worker = lost.task.task_type == "worker" and lost.role.is_restarted
+        return is_worker and self.phase is Phase.TRAINING and self._accepts_workers
+
+    def _start_replacement(self) -> None:
+        """Start the child of the spare that has just become a worker."""
+        self.cluster = Cluster(tuple(map(_to_member, self.records)))
+        for record in self._members:
+            if not (record.is_gone or record.role.is_spare or record.desired_start_count):
+                record.desired_start_count = 1
+                self._changed.add(record.rank)
+        self._guests.note_replacement()
+        self._update_guests()
 
     def _decide(self, outcome: Outcome) -> None:
         """Set the outcome and terminate all tasks. Later failures are consequences of the first, and have no effect."""
@@ -641,11 +748,15 @@ class JobState:
             self._end_if_all_gone()
 
     def _end_if_all_gone(self) -> None:
-        if self.phase in (Phase.TRAINING, Phase.TERMINATING) and not self._active:
+        if self.phase not in (Phase.TRAINING, Phase.TERMINATING):
+            return
+        if not self._active:
             self.phase = Phase.ENDED
+        elif self.phase is Phase.TERMINATING and all(self.records[rank].role.is_guest for rank in self._active):
+            self._phase_deadline = min(self._phase_deadline, self._now + self.spec.kill_wait_seconds + _GUEST_SECONDS)
 
     def _not_formed(self) -> Outcome:
-        present = [record for record in self.records if not record.is_gone]
+        present = [record for record in self._members if not record.is_gone]
         missing = [record for record in present if record.attempt != self.attempt]
         late = missing or [record for record in present if record.observed.state != "ready"]
         what = "did not register" if missing else "did not check the addresses of other tasks"
@@ -677,11 +788,11 @@ class JobState:
 
     def _desire(self, **changes: Any) -> None:
         self._desired = dataclasses.replace(self._desired, **changes)
-        self._changed.update(self._ranks)
+        self._changed.update(range(len(self.records)))
 
     def _move_on(self, phase: Phase, text: str) -> None:
         self.phase = phase
-        self._changed.update(self._ranks)
+        self._changed.update(range(len(self.records)))
         self._emit(phase.value, None, text)
 
     def _emit(self, kind: str, record: TaskRecord | None, text: str, **facts: object) -> None:
@@ -691,7 +802,8 @@ class JobState:
 
 def _to_member(record: TaskRecord) -> Member:
     address = record.address or Address("", 0)
-    return Member(record.rank, record.task, record.node, Address(address.host, 0) if record.is_gone else address)
+    is_lost = record.is_gone and not record.role.is_guest  # the list of workers has no gaps
+    return Member(record.rank, record.task, record.node, Address(address.host, 0) if is_lost else address)
 
 
 def _refusal(reason: str) -> RendezvousClosedError:

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tf4slurm.control.messages import ObservedState
 from tf4slurm.control.records import TaskRecord
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import RunDirectoryError
@@ -113,6 +114,7 @@ class Recorder:
 
     def _status(self) -> StatusFile:
         state, now = self._state, time.monotonic()
+        self._progress += [Progress() for _ in state.task_records[len(self._progress) :]]  # of new guests
         for record, progress in zip(state.task_records, self._progress, strict=True):
             progress.note(record.observed.script.step, now)
         return StatusFile(
@@ -125,6 +127,7 @@ class Recorder:
             heartbeat_timeout_seconds=state.spec.heartbeat_timeout_seconds,
             warnings=state.warnings,
             shards=state.shards,
+            workers_error=state.workers_error,
             tasks=tuple(
                 describe_task(record, self._started_at, now, progress)
                 for record, progress in zip(state.task_records, self._progress, strict=True)
@@ -136,7 +139,9 @@ class Recorder:
         if now - self._sampled_at < self._sample_seconds:
             return None
         self._sampled_at = now
-        states = [record.observed for record in self._state.task_records]
+        left = ObservedState()  # of a worker that joined and has left
+        records = self._state.task_records
+        states = [left if record.role.is_guest and record.is_gone else record.observed for record in records]
         usages = [vars(state.usage) for state in states]
         gpus = {name: tuple(usage[name] for usage in usages) for name in ("gpu_percent", "gpu_memory_bytes")}
         has_gpus = any(value is not None for column in gpus.values() for value in column)
@@ -189,6 +194,7 @@ def describe_task(record: TaskRecord, started_at: float, now: float, progress: P
     return TaskStatus(
         task=record.name,
         rank=record.rank,
+        is_guest=record.role.is_guest,
         node=record.node or None,
         address=str(record.address) if record.address else None,
         state="importing" if record.is_importing(now) else observed.state if record.has_registered else "missing",

@@ -3,7 +3,8 @@
 runs/<name>-<id>/
     job.json          command, options and versions
     control.json      address and credentials of the control service, sealed with MUNGE if MUNGE works; only for tasks
-                      that no launcher starts (plain srun)
+                      that the launcher does not start: those of plain srun, and workers that join a running job
+    guests.json       jobs of Slurm that add workers to this one; from then on there is a control.json
     events.jsonl      every change of state
     slurm.json        resources that Slurm allocated to the job, and times
     status.json       state of the job and its tasks a few seconds ago
@@ -36,6 +37,7 @@ from tf4slurm.control.script_reports import ScriptReport
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.schema import (
     FILE_NAMES,
+    GuestFile,
     JobFile,
     LastState,
     ResultFile,
@@ -116,6 +118,10 @@ class RunDirectory:
     def control(self) -> Path:
         return self.path / "control.json"
 
+    def has_guests(self) -> bool:
+        """Whether workers have joined the job, or will."""
+        return (self.path / FILE_NAMES[GuestFile]).exists()
+
     def log(self, task: Task, attempt: int) -> Path:
         return self.path / "logs" / f"{_name(task, attempt)}.log"
 
@@ -137,7 +143,7 @@ class RunDirectory:
         """
         path = self.path / FILE_NAMES[JobFile]
         if path.exists():
-            check_trusted(path, "Only the user who started a job can resume or cancel it.")
+            check_trusted(path, "Only the user who started a job can change it.")
         return self.read(JobFile) or JobFile()
 
     def read_lines(self, kind: type[_T]) -> list[_T]:
@@ -158,7 +164,7 @@ class RunDirectory:
         states = (read_file(path, LastState) for path in sorted((self.path / "lost").glob("*.json")))
         return {state.task: state for state in states if state is not None}
 
-    def write(self, content: JobFile | StatusFile | SlurmResources | LastState) -> None:
+    def write(self, content: JobFile | StatusFile | SlurmResources | LastState | GuestFile) -> None:
         path = self.path / FILE_NAMES[type(content)]
         if isinstance(content, LastState):
             path = path.with_name(f"{content.task.replace('/', '-')}.json")

@@ -95,7 +95,8 @@ class TaskStatus:
 
     Attributes:
         task: Its role and index, such as "worker/0".
-        rank: Its rank in the step.
+        rank: Its rank in the step; guests have the ranks after those of the step.
+        is_guest: Whether it has joined the running job.
         node: Name of its node.
         address: Its host:port in the cluster spec.
         state: "missing" until the task registers, then the last state that its agent reported; "importing" in place of
@@ -121,6 +122,7 @@ class TaskStatus:
 
     task: str = "?"
     rank: int = 0
+    is_guest: bool = False
     node: str | None = None
     address: str | None = None
     state: str = "?"
@@ -158,6 +160,7 @@ class StatusFile:
         heartbeat_timeout_seconds: Heartbeat timeout of the job.
         warnings: Possible problems of the job, in sentences.
         shards: Progress of the data shards of each name.
+        workers_error: The reason why no worker can join the job; empty if one can, or if that is not yet known.
         tasks: The tasks by rank; a spare that has replaced a task has its position.
     """
 
@@ -170,6 +173,7 @@ class StatusFile:
     heartbeat_timeout_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
     shards: tuple[ShardProgress, ...] = ()
+    workers_error: str = ""
     tasks: tuple[TaskStatus, ...] = ()
 
 
@@ -266,6 +270,17 @@ class ResultFile:
 
 
 @dataclass(frozen=True)
+class GuestFile:
+    """The Slurm jobs that `tf4slurm grow` has submitted to add workers.
+
+    Attributes:
+        job_ids: Their ids, of job arrays with an element per worker.
+    """
+
+    job_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class LastState:
     """The last state of a task whose agent lost the launcher.
 
@@ -294,6 +309,7 @@ FILE_NAMES: dict[type[Any], str] = {
     ScriptReport: "metrics/<role>-<index>.<attempt>.jsonl",
     Event: "events.jsonl",
     ResultFile: "result.json",
+    GuestFile: "guests.json",
     LastState: "lost/<role>-<index>.json",
 }
 

@@ -39,10 +39,12 @@ from tf4slurm.errors import (
 from tf4slurm.jobs.recorder import EventLog, Recorder
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile
+from tf4slurm.launch.guest import end_guests
 from tf4slurm.launch.requeue import Requeue, mark_requeued
 from tf4slurm.launch.result import Reporter, Result, load_report, make_result_file, save_result, write_report
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.placement import place_tasks
+from tf4slurm.roles import can_grow
 from tf4slurm.slurm.commands import query_resources
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.spec import JobSpec
@@ -62,6 +64,7 @@ _CLOSE_SECONDS = 2.0
 _PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before a warning
 _FILE_SYSTEM_SECONDS = 300.0  # after the warning; a parallel file system's failover takes 30 to 300 s
 _LOAD_SECONDS = 3.0
+_GUESTS_SECONDS = 1.0
 _T = TypeVar("_T")
 
 
@@ -157,7 +160,9 @@ class Launcher:
             if starting.done():
                 starting.result()
             starting.cancel()
+        inviting = asyncio.create_task(self._invite_guests(endpoint))
         await ending
+        inviting.cancel()
 
     # Calls of the spawner
 
@@ -244,6 +249,17 @@ class Launcher:
         except RunDirectoryError as error:
             logger.info("job.json has no versions: %s", error)
 
+    async def _invite_guests(self, endpoint: ControlEndpoint) -> None:
+        """Write control.json when workers want to join this job; its own tasks do not need this file."""
+        if self._spawner is None or not can_grow(self._spec.counts):
+            return
+        while not await asyncio.wrap_future(self._files.submit(self._run_directory.has_guests)):
+            await asyncio.sleep(_GUESTS_SECONDS)
+        try:
+            await self._in_time(write_control, endpoint, self._run_directory)
+        except RunDirectoryError as error:
+            logger.warning("no worker can join this job: %s", error)
+
     def _write_resources(self, job_id: str) -> None:
         """Write the allocation to slurm.json, because Slurm forgets a job a few minutes after its end."""
         try:
@@ -288,6 +304,7 @@ class Launcher:
                     await self._in_time(self._requeue.end)
             await self._in_time(save_result, file, directory)  # last: all other files exist then
             report = await self._in_time(write_report, directory)
+            await self._in_time(end_guests, directory)
         except RunDirectoryError as error:  # a full or stalled disk does not change the outcome
             logger.error("%s", error)
         result = Result(file, directory, report)

@@ -12,14 +12,18 @@ import hashlib
 import hmac
 import os
 import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from tf4slurm.cluster import Address, Cluster, Member
+from tf4slurm.cluster import Address, Cluster, Member, Task
 
 _NONCE_BYTES = 16
 _MAC_BYTES = 32
 _MAX_CONNECTIONS = 100  # checks are short, so a connection older than 100 others is idle
 _ANSWER_SECONDS = 5.0
+_SERVER_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+_CHECKS_PER_SECOND = 1000  # limit for all servers together
 _EMPTY_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _EMPTY_SETTINGS  # RFC 9113, section 3.4
 _FRAME_HEADER_BYTES = 9
@@ -82,6 +86,21 @@ async def find_unreachable(members: Sequence[Member], secret: str, timeout_secon
         for member in members
     )
     return [fault for fault in await asyncio.gather(*checks) if fault]
+
+
+async def wait_for_answers(missing: dict[Task, Address], timeout_seconds: float) -> None:
+    """Remove TensorFlow servers that answer from `missing`, until none is left or the timeout expires."""
+    deadline = time.monotonic() + timeout_seconds
+    pause = max(_POLL_SECONDS, len(missing) / _CHECKS_PER_SECOND)
+
+    async def check(task: Task, address: Address) -> None:
+        while await is_answering(address, _SERVER_SECONDS) is not True:
+            if time.monotonic() >= deadline:
+                return
+            await asyncio.sleep(pause)
+        del missing[task]
+
+    await asyncio.gather(*(check(*server) for server in tuple(missing.items())))
 
 
 async def find_fault(name: str, rank: int, address: Address, secret: str, timeout_seconds: float) -> str | None:

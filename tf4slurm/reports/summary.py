@@ -41,8 +41,12 @@ class Curves:
         num_samples_left_out: Number of samples that have no point on a curve.
     """
 
-    def __init__(self, samples: Iterable[Sample], num_tasks: int) -> None:
-        """Make the curves of these samples; those without a time or out of order are ignored."""
+    def __init__(self, samples: Iterable[Sample], num_tasks: int, num_allocated: int | None = None) -> None:
+        """Make the curves of these samples; those without a time or out of order are ignored.
+
+        The first `num_allocated` tasks (default: all) run in the job's allocation; later ones have joined the job.
+        """
+        self.num_allocated = num_tasks if num_allocated is None else num_allocated
         valid: list[tuple[float, Sample]] = []
         for sample in samples:
             if sample.seconds is not None and (not valid or sample.seconds > valid[-1][0]):
@@ -68,6 +72,7 @@ class Curves:
         self.total_sent = [_total(column) for column in columns("sent_bytes", valid)]
         self.total_received = [_total(column) for column in columns("received_bytes", valid)]
         self.peak_memory, self.peak_gpu_memory = [*map(peak, memory)], [*map(peak, gpu_memory)]
+        memory, gpu_memory = memory[: self.num_allocated], gpu_memory[: self.num_allocated]
         self.peak_job_memory, self.peak_job_gpu_memory = peak(combine(memory, sum)), peak(combine(gpu_memory, sum))
 
 
@@ -198,7 +203,8 @@ class JobSummary(JobFiles):
     def timeline(self) -> Timeline:
         names = [task.task for task in self.tasks]
         seconds = max(self.status.seconds, (self.result.seconds if self.result is not None else None) or 0.0)
-        return make_timeline(self._events, names, seconds, _queue_times(self._allocation, self._events))
+        joined = [task.task for task in self.tasks if task.is_guest]
+        return make_timeline(self._events, names, seconds, _queue_times(self._allocation, self._events), joined)
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -206,7 +212,8 @@ class JobSummary(JobFiles):
 
     @functools.cached_property
     def curves(self) -> Curves:
-        return Curves(self.run.read_lines(Sample), len(self.names))
+        num_joined = sum(task.is_guest for task in self.tasks)
+        return Curves(self.run.read_lines(Sample), len(self.names), len(self.names) - num_joined)
 
     @functools.cached_property
     def metrics(self) -> ReportedMetrics:
@@ -298,7 +305,7 @@ def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, al
     stepping = [at for at, rates in zip(curves.seconds, zip(*curves.steps, strict=True), strict=False) if any(rates)]
     return JobUsage(
         tasks=tasks,
-        cores=mean_in_training(combine(curves.cores, sum)) if curves.cores else None,
+        cores=mean_in_training(combine(curves.cores[: curves.num_allocated], sum)) if curves.cores else None,
         memory_bytes=curves.peak_job_memory,
         allocation=allocation,
         seconds=timeline.end,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tf4slurm.control.records import EVENT_KINDS, IMPORT_SECONDS
@@ -100,6 +100,7 @@ def make_timeline(
     names: Sequence[str] = (),
     end: float = 0.0,
     queued: tuple[float, float] | None = None,
+    joined: Collection[str] = (),
 ) -> Timeline:
     """Return the timeline of these events; events without a time or kind are ignored.
 
@@ -108,8 +109,9 @@ def make_timeline(
         names: The tasks by rank; tasks that only events name are added.
         end: When the job ended or was last seen, if this is after its last event.
         queued: When Slurm queued and started the job, both before 0.
+        joined: The tasks that have joined the running job, with their registration.
     """
-    builder = _TimelineBuilder(names)
+    builder = _TimelineBuilder(names, joined)
     names_by_rank = {f"rank {rank}": name for rank, name in enumerate(names)}
     timed = [(event.seconds, event) for event in events if event.seconds is not None and event.kind]
     for seconds, event in sorted(timed, key=lambda item: item[0]):
@@ -121,9 +123,11 @@ def make_timeline(
 class _TimelineBuilder:
     """Derives the states of all tasks from events, which are added in the order of time."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], joined: Collection[str] = ()) -> None:
         self._tasks = {name: TaskTimeline(name) for name in names}
-        self._current: dict[str, tuple[str, float]] = dict.fromkeys(names, ("starting", 0.0))  # state and its start
+        self._joined = joined
+        present = [name for name in names if name not in joined]
+        self._current: dict[str, tuple[str, float]] = dict.fromkeys(present, ("starting", 0.0))  # state and its start
         self._events: list[TimelineEvent] = []
         self._waits: list[Wait] = []
         self._times: dict[str, dict[str, float]] = defaultdict(dict)  # of the last event of each kind, by task
@@ -155,7 +159,7 @@ class _TimelineBuilder:
         start = 0.0
         if queued is not None and queued[0] <= -_MIN_WAIT_SECONDS:
             start, granted = queued[0], min(max(queued), 0.0)
-            for task in self._tasks.values():
+            for task in (task for name, task in self._tasks.items() if name not in self._joined):
                 task.spans[:0] = [Span("queued", start, granted), Span("starting", granted, 0.0)]
         tasks = tuple(self._tasks.values())
         return Timeline(start, end, tasks, tuple(self._events), tuple(self._waits), self._first_step_at)
@@ -167,7 +171,9 @@ class _TimelineBuilder:
             self._current[name] = ("starting", self._phase_at)
         self._times[kind][name] = now
         state, since = self._current.get(name, ("", now))
-        if kind == "started":
+        if kind == "registered" and name in self._joined and not self._tasks[name].spans:
+            self._enter(name, "starting", now)
+        elif kind == "started":
             self._enter(name, "importing", now)
         elif kind == "serving" and state == "importing":
             self._leave(name, now, has_imported=True)

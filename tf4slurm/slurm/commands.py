@@ -179,9 +179,15 @@ def query_resources(job_id: str) -> SlurmResources:
     return parse_resources(_read(("scontrol", "show", "job", job_id)))
 
 
-def query_queue(job_ids: Sequence[str], *, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[QueueEntry]:
-    """Return the queue entries of jobs, including recently ended jobs; one entry per array element."""
-    command = ("squeue", "-h", "-t", "all", "-j", ",".join(job_ids), "-o", SQUEUE_FORMAT)
+def query_queue(
+    job_ids: Sequence[str], *, expands_arrays: bool = False, timeout_seconds: float = _TIMEOUT_SECONDS
+) -> list[QueueEntry]:
+    """Return the queue entries of jobs, including recently ended jobs; one entry per array element.
+
+    Without `expands_arrays`, the pending elements of an array have one entry together.
+    """
+    expand = ("--array",) if expands_arrays else ()
+    command = ("squeue", "-h", *expand, "-t", "all", "-j", ",".join(job_ids), "-o", SQUEUE_FORMAT)
     try:
         return parse_queue(_read(command, timeout_seconds))
     except LaunchError as error:
@@ -203,9 +209,9 @@ def signal_batch(job_id: str, signal_name: str) -> None:
     _read(("scancel", f"--signal={signal_name}", "--batch", job_id))
 
 
-def cancel_job(job_id: str) -> None:
-    """Remove a job from the queue, or end all its processes."""
-    _read(("scancel", job_id))
+def cancel_job(*job_ids: str) -> None:
+    """Remove jobs from the queue, or end all their processes."""
+    _read(("scancel", *job_ids))
 
 
 def cancel_step(step: SlurmStep) -> None:

@@ -42,7 +42,7 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
     spec = place_snapshot(spec)
     text, environ = _prepare(spec, environ)
     draft = _write_draft(spec, text)
-    _make_output_directory(spec)
+    make_output_directory(spec)
     snapshot = spec.directory if spec.snapshot != "none" else None
     try:
         if snapshot is not None:
@@ -174,7 +174,7 @@ def _run(
         raise kind(message, command=command, returncode=error.returncode, stderr=error.stderr) from error
 
 
-def _make_output_directory(spec: BatchSpec) -> None:
+def make_output_directory(spec: BatchSpec) -> None:
     """Create the directory of --output: without it the job fails without a message."""
     directory = Path(spec.sbatch_options.get("output", "")).parent
     if "%" not in str(directory):

@@ -42,6 +42,7 @@ class OnWorkers:
         self._timeout_seconds = timeout_seconds
         self._iterator: Any = None
         self._closure: StepClosure | None = None
+        self._num_shards = count_tasks("worker")  # graphs contain it, so it remains when workers join or leave
 
     def open(self, dataset_fn: Callable[[], Any]) -> Any:
         """Create the datasets of the workers; return the specification of a batch."""
@@ -89,7 +90,7 @@ class OnWorkers:
 
     def count_shards(self, on: str) -> int:
         """Return the number of shards in which "workers" or the "chief" read a dataset."""
-        return count_tasks("worker") if on == "workers" else 1
+        return self._num_shards if on == "workers" else 1
 
     def run_shards(self, function: Any, on: str) -> list[Any]:
         """Call `function(index)` for each shard of a dataset, on the workers or on the chief."""

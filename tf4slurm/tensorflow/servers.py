@@ -21,14 +21,12 @@ from typing import Any, NoReturn
 from tf4slurm.cluster import Address, Task, format_tasks
 from tf4slurm.errors import EXIT_NOT_FORMED, RendezvousConnectionError, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.network.reachability import is_answering
+from tf4slurm.network.reachability import wait_for_answers
 from tf4slurm.script_channel import ScriptChannel
 from tf4slurm.server_dictionary import ServerDictionary
 from tf4slurm.system.variables import ATTEMPT_VARIABLE, RUN_DIRECTORY_VARIABLE
 
-_ANSWER_SECONDS = 1.0
-_POLL_SECONDS = 0.05
-_CHECKS_PER_SECOND = 1000  # limit for all servers together
+_EXPLAIN_SECONDS = 2.0
 _CONNECT_SECONDS = 20.0  # minimum for TensorFlow to connect to servers that answer; connecting takes less than 1 s
 
 
@@ -41,12 +39,13 @@ def connect_parameter_server_strategy(
     """
     import tensorflow as tf
 
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # `elastic_workers` changes its value
     deadline = time.monotonic() + timeout_seconds
     if missing := wait_for_servers(cluster, timeout_seconds):
         raise RendezvousTimeoutError(describe_missing(missing, run_directory, timeout_seconds))
 
     def explain() -> str:
-        if missing := wait_for_servers(cluster, 2 * _ANSWER_SECONDS):
+        if missing := wait_for_servers(cluster, _EXPLAIN_SECONDS):
             return describe_missing(missing, run_directory, timeout_seconds)
         return (
             f"TensorFlow did not connect to the cluster within {timeout_seconds:g} s, although every server answers: "
@@ -93,7 +92,7 @@ def wait_for_servers(cluster: Mapping[str, Sequence[str]], timeout_seconds: floa
         for role in ("ps", "worker")
         for index, address in enumerate(cluster.get(role, ()))
     }
-    thread = threading.Thread(target=lambda: asyncio.run(_check_all(missing, timeout_seconds)), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(wait_for_answers(missing, timeout_seconds)), daemon=True)
     thread.start()  # a separate thread, because a notebook's main thread has a running event loop
     thread.join()
     return missing
@@ -134,18 +133,3 @@ def exit_after(seconds: float, explain: Callable[[], str]) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-
-
-async def _check_all(missing: dict[Task, Address], timeout_seconds: float) -> None:
-    """Remove servers that answer from `missing`, until the timeout expires."""
-    deadline = time.monotonic() + timeout_seconds
-    pause = max(_POLL_SECONDS, len(missing) / _CHECKS_PER_SECOND)
-
-    async def check(task: Task, address: Address) -> None:
-        while await is_answering(address, _ANSWER_SECONDS) is not True:
-            if time.monotonic() >= deadline:
-                return
-            await asyncio.sleep(pause)
-        del missing[task]
-
-    await asyncio.gather(*(check(*server) for server in tuple(missing.items())))

@@ -20,6 +20,7 @@ from tf4slurm.tensorflow.strategy import allow_exit_without_workers
 from tf4slurm.tensorflow.training import StepReporter, StepsDone, count_tasks, translate_errors
 
 _SHARDS_PER_WORKER = 2  # one is trained while the next waits
+_MAX_CAPACITY = 1_000
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0
 _MAX_FETCHES = 3
@@ -200,13 +201,13 @@ class _Run:
 
     def run(self) -> StepsDone:
         started = time.monotonic()
-        capacity = min(_SHARDS_PER_WORKER * len(self._steps_by_worker), 1_000)
         running: dict[Future[Any], Shard] = {}
         next_save = self._next_save()
         changed_at, is_stopped, stop_at = started, False, float("inf")
-        threads = ThreadPoolExecutor(capacity, thread_name_prefix="tf4slurm-shards")
+        threads = ThreadPoolExecutor(_MAX_CAPACITY, thread_name_prefix="tf4slurm-shards")
         try:
             while time.monotonic() < stop_at:
+                capacity = min(_SHARDS_PER_WORKER * max(count_tasks("worker"), 1), _MAX_CAPACITY)
                 while (shard := self._shards.take(capacity, wait=not running)) is not None:
                     running[threads.submit(self._train, shard)] = shard
                 if not running:
@@ -247,6 +248,7 @@ class _Run:
 
     def _add(self, result: Any) -> None:
         worker, steps, sums = self._closure.split(result)
+        self._steps_by_worker += [0] * (worker + 1 - len(self._steps_by_worker))
         self._steps_by_worker[worker] += steps
         for name, total in sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + total

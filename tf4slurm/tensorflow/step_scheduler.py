@@ -23,7 +23,8 @@ class StepScheduler:
     """Schedules the steps of one `run_steps` call. Thread-safe.
 
     Attributes:
-        steps_by_worker: Completed steps by worker index.
+        steps_by_worker: Completed steps by worker index; workers that join are added.
+        num_workers: The number of connected workers, at least 1.
         sums: The sum over all completed steps of each number of a step, by name; a float or array.
         closure_steps: Steps of the next closure; unused with `steps_per_call`.
         changed_at: Monotonic time at which a closure last completed.
@@ -45,13 +46,22 @@ class StepScheduler:
         self._max_closure_steps = max(closure_steps, _round_down_to_power(expected_steps // _STEPS_PER_COPY), 1)
         self._scheduled = 0
         self._limit = 0
-        self._recent: collections.deque[tuple[float, int]] = collections.deque(maxlen=2 * num_workers + 1)
         self._lock = threading.Lock()
+        self.num_workers = 0
+        self._recent: collections.deque[tuple[float, int]] = collections.deque()
+        self.set_workers(num_workers)
 
     @property
     def completed(self) -> int:
         """The number of completed steps."""
         return sum(self.steps_by_worker)
+
+    def set_workers(self, count: int) -> None:
+        """Set the number of connected workers, to which the size of closures adapts; without any, closures wait."""
+        with self._lock:
+            if self.num_workers != max(count, 1):
+                self.num_workers = max(count, 1)
+                self._recent = collections.deque(maxlen=2 * self.num_workers + 1)
 
     def set_limit(self, limit: int) -> None:
         """Allow up to this total number of steps to be scheduled."""
@@ -85,6 +95,7 @@ class StepScheduler:
     def add_completed(self, worker: int, steps: int, sums: Mapping[str, Any], now: float | None = None) -> None:
         """Record a closure that a worker has completed, with the sums that the closure returned."""
         with self._lock:
+            self.steps_by_worker += [0] * (worker + 1 - len(self.steps_by_worker))
             self.steps_by_worker[worker] += steps
             for name, total in sums.items():
                 self.sums[name] = self.sums.get(name, 0.0) + total
@@ -94,7 +105,7 @@ class StepScheduler:
 
     def _choose_size(self) -> None:
         """Choose a power of two with which a closure takes at most CLOSURE_SECONDS at the current speed."""
-        num_workers = len(self.steps_by_worker)
+        num_workers = self.num_workers
         seconds = self._recent[-1][0] - self._recent[0][0]
         if len(self._recent) > num_workers and seconds > 0:
             steps_per_second = sum(steps for _, steps in list(self._recent)[1:]) / seconds / num_workers

@@ -20,6 +20,7 @@ from tf4slurm.server_dictionary import (
     launched_server_dictionary,
 )
 from tf4slurm.slurm.environ import SlurmStep, is_in_step
+from tf4slurm.tensorflow.elastic import make_elastic
 from tf4slurm.tensorflow.keras_limits import install_keras_limits
 from tf4slurm.tensorflow.local_cluster import running_cluster
 from tf4slurm.tensorflow.servers import connect_parameter_server_strategy, current_run_directory, run_server
@@ -76,6 +77,7 @@ def parameter_server_strategy(
         raise ValueError(f"Both sharding={sharding!r} and variable_partitioner are given. Give only one of them.")
     local = running_cluster() if tasks is None else None
     if local is not None:
+        cluster: Mapping[str, Sequence[str]] = local.cluster
         strategy = local.strategy(variable_partitioner=partitioner_of[sharding](len(local.cluster["ps"])))
     else:
         current = current_server_dictionary() if tasks is None else get_server_dictionary(tasks)
@@ -88,11 +90,11 @@ def parameter_server_strategy(
             channel.completion_signal.send_at_exit()
         install_keras_limits()
         options = {"variable_partitioner": partitioner_of[sharding](len(current.ps_addresses))}
-        strategy = connect_parameter_server_strategy(
-            current.cluster, current_run_directory(), timeout_seconds, **options
-        )
+        cluster = current.cluster
+        strategy = connect_parameter_server_strategy(cluster, current_run_directory(), timeout_seconds, **options)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     allow_exit_without_workers(coordinator)
+    make_elastic(coordinator, cluster, find_script_channel() if local is None else None)
     return strategy, coordinator
 
 
@@ -154,7 +156,8 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
     """Return a dataset with the paths of this worker's files, selected as in `tf4slurm.share_of`; outside of a job all.
 
     Call it in the dataset function of `fit` or of `ClusterCoordinator.create_per_worker_dataset`, such as
-    `lambda: worker_files(paths).interleave(tf.data.TFRecordDataset).batch(32)`.
+    `lambda: worker_files(paths).interleave(tf.data.TFRecordDataset).batch(32)`. A worker that joins later reads the
+    files of one of the first workers, too; data shards give it data of its own.
 
     Args:
         workers: Number of workers of the coordinator; by default all workers of this process's cluster.
@@ -166,7 +169,7 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
     count, index = (workers, None) if workers is not None else _workers_and_index()
     if index is None:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
-    return tf.data.Dataset.from_tensor_slices(sort_files(files, count)).shard(count, index)
+    return tf.data.Dataset.from_tensor_slices(sort_files(files, count)).shard(count, index % count)
 
 
 def _workers_and_index() -> tuple[int, int | None]:

@@ -42,7 +42,8 @@ class StepsDone(NamedTuple):
 
     Attributes:
         step: The step counter at the end, including repeated steps.
-        steps_by_worker: Steps that each worker completed in this call, without closures lost with a worker.
+        steps_by_worker: Steps that each worker completed in this call, by its index, without closures lost with a
+            worker. Workers that have joined or left are included.
         means: The mean over these steps of each number that step_fn returned, by name; "loss" for a single tensor.
         is_stopped: Whether run_steps returned early because of a stop request.
         seconds: The duration, including tracing and saving.
@@ -275,11 +276,7 @@ class _Run:
         threads: list[Future[None]] = []
         _threads[self.coordinator] = threads
         try:
-            for index in range(_CLOSURES_PER_WORKER * len(self.scheduler.steps_by_worker)):
-                ended: Future[None] = Future()
-                name = f"tf4slurm-steps-{index}"
-                threading.Thread(target=self._run_closures, args=(ended,), name=name, daemon=True).start()
-                threads.append(ended)
+            self._start_threads(threads)
             is_stopped = self.is_given_up = self._watch(threads, first_step)
         except BaseException:
             self._give_up(threads)
@@ -290,14 +287,25 @@ class _Run:
             raise (causes or self.errors)[0]
         return is_stopped
 
+    def _start_threads(self, threads: list[Future[None]]) -> None:
+        """Start threads until there are two per worker; each runs one closure after another."""
+        while len(threads) < _CLOSURES_PER_WORKER * self.scheduler.num_workers:
+            ended: Future[None] = Future()
+            name = f"tf4slurm-steps-{len(threads)}"
+            threading.Thread(target=self._run_closures, args=(ended,), name=name, daemon=True).start()
+            threads.append(ended)
+
     def _watch(self, threads: list[Future[None]], first_step: int) -> bool:
         """Wait for the threads, at most 10 s after a stop request; return whether a stop was requested."""
         scheduler = self.scheduler
         is_stopped, give_up_at = False, float("inf")
         running = set(threads)
         while running and time.monotonic() < give_up_at and not self.errors:
-            running = wait(running, _POLL_SECONDS).not_done
+            wait(running, _POLL_SECONDS)
             self._observe(first_step)
+            scheduler.set_workers(count_tasks("worker"))
+            self._start_threads(threads)
+            running = {each for each in threads if not each.done()}
             if not is_stopped and should_stop():
                 is_stopped, give_up_at = True, time.monotonic() + _STOP_SECONDS
                 scheduler.stop()
@@ -306,8 +314,7 @@ class _Run:
             if time.monotonic() - scheduler.changed_at > self.timeout_seconds:
                 raise TrainingTimeoutError(
                     f"No closure completed within {self.timeout_seconds:g} s; the workers' steps so far are "
-                    f"{scheduler.steps_by_worker}. TensorFlow waits until all lost workers are back. See the logs of "
-                    "the workers, or raise timeout_seconds."
+                    f"{scheduler.steps_by_worker}. See the logs of the workers, or raise timeout_seconds."
                 )
         self._observe(first_step)
         return is_stopped

@@ -1,0 +1,214 @@
+"""`tf4slurm join` beside a job on this host: workers that join, leave, fail, are killed, or are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import TF4SLURM, Job, end_processes
+from tests.processes import wait_until
+
+SCRIPT = Path(__file__).with_name("guest_script.py")
+_END_SECONDS = 20
+
+
+class Guests:
+    """A job with one ps and two workers, and processes that join it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, *options: str, roles: tuple[str, ...] = ("--ps", "1", "--workers", "2")) -> None:
+        self.job.start(*roles, *options, command=[sys.executable, str(SCRIPT), str(self.job.children)])
+        assert wait_until((self.job.children / "chief-0.pid").exists, 30), self.job.stderr
+
+    def join(self, name: str | None = None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [TF4SLURM, "join", name or str(self.job.run_directory)],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def workers(self) -> list[list[int]]:
+        path = self.job.children / "workers.log"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for(self, *workers: int) -> None:
+        assert wait_until(lambda: self.workers()[-1:] == [list(workers)], 30), (self.workers(), self.job.events)
+
+    def child(self, index: int) -> int:
+        return int((self.job.children / f"worker-{index}.pid").read_text())
+
+    def end(self) -> int:
+        (self.job.children / "end").touch()
+        return self.job.wait()
+
+
+def _exists(process_id: int) -> bool:
+    return Path(f"/proc/{process_id}").exists()
+
+
+@pytest.fixture
+def guests(job: Job) -> Iterator[Guests]:
+    found = Guests(job)
+    yield found
+    end_processes(found.processes)
+
+
+def test_worker_joins_and_ends_with_the_job(guests: Guests) -> None:
+    guests.start()
+    guest = guests.join()
+    guests.wait_for(0, 1, 2)
+    assert guests.end() == 0
+    _, text = guest.communicate(timeout=_END_SECONDS)
+    assert guest.returncode == 0, text
+    assert "this worker has ended: Training is done" in text
+    assert wait_until(lambda: not _exists(guests.child(2)), 10)
+    tasks = {task["task"]: task for task in guests.job.result["tasks"]}
+    assert list(tasks) == ["chief/0", "ps/0", "worker/0", "worker/1", "worker/2"]
+    assert [name for name, task in tasks.items() if task["is_guest"]] == ["worker/2"]
+    assert not (guests.job.run_directory / "control.json").exists()
+    assert (guests.job.run_directory / "logs" / "worker-2.1.log").exists()
+
+
+def test_worker_leaves_after_sigterm_when_the_chief_releases_it(guests: Guests) -> None:
+    guests.start()
+    guest = guests.join()
+    guests.wait_for(0, 1, 2)
+    guests.job.wait_for_event("joined", "worker/2")
+    (guests.job.children / "hold").touch()
+    guest.send_signal(signal.SIGTERM)
+    guests.job.wait_for_event("leaving", "worker/2")
+    assert guest.poll() is None
+    os.kill(guests.child(2), 0)
+    (guests.job.children / "hold").unlink()
+    guests.wait_for(0, 1)
+    _, text = guest.communicate(timeout=_END_SECONDS)
+    assert (guest.returncode, "it leaves" in text) == (0, True), text
+    assert wait_until(lambda: not _exists(guests.child(2)), 10)
+    assert guests.end() == 0
+
+
+@pytest.mark.parametrize("what", ["process", "child", "agent"])
+def test_killed_worker_costs_the_job_nothing(guests: Guests, what: str) -> None:
+    guests.start("--max-worker-restarts", "0")
+    guest = guests.join()
+    guests.wait_for(0, 1, 2)
+    child = guests.child(2)
+    agent = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill({"process": guest.pid, "child": child, "agent": agent}[what], signal.SIGKILL)
+    guests.wait_for(0, 1)
+    guest.communicate(timeout=_END_SECONDS)
+    assert guest.returncode != 0
+    assert wait_until(lambda: not _exists(child), 10)
+    assert guests.end() == 0
+    assert guests.job.result["attempts"] == 1
+
+
+def test_two_workers_join_in_another_attempt_again(guests: Guests) -> None:
+    guests.start("--max-attempts", "2")
+    guests.join()
+    guests.join()
+    guests.wait_for(0, 1, 2, 3)
+    os.kill(int((guests.job.children / "ps-0.pid").read_text()), signal.SIGKILL)
+    assert wait_until(lambda: guests.workers().count([0, 1, 2, 3]) >= 2, 30), guests.workers()
+    assert guests.end() == 0
+    assert [guest.wait(_END_SECONDS) for guest in guests.processes] == [0, 0]
+    assert guests.job.result["attempts"] == 2
+
+
+def test_worker_ends_when_the_launcher_is_killed(guests: Guests) -> None:
+    guests.start("--heartbeat-timeout", "3")
+    guest = guests.join()
+    guests.wait_for(0, 1, 2)
+    assert guests.job.process is not None
+    guests.job.process.kill()
+    _, text = guest.communicate(timeout=_END_SECONDS)
+    assert guest.returncode == 7, text
+    assert wait_until(lambda: not _exists(guests.child(2)), 10)
+
+
+def test_worker_is_refused_by_a_job_whose_script_cannot_use_it(guests: Guests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKERS_ERROR", "TensorFlow 9.9 is not supported")
+    guests.start()
+    guests.job.wait_for_event("first_step", "chief/0")
+    guest = guests.join()
+    _, text = guest.communicate(timeout=_END_SECONDS)
+    assert guest.returncode != 0
+    assert "TensorFlow 9.9 is not supported" in text
+    assert guests.end() == 0
+    assert len(guests.job.result["tasks"]) == 4
+
+
+def test_worker_cannot_join_a_job_without_ps(guests: Guests) -> None:
+    guests.job.start("--ps", "0", "--workers", "2", "--no-chief")
+    guests.job.wait_for_child("worker-0")
+    guest = guests.join()
+    _, text = guest.communicate(timeout=_END_SECONDS)
+    assert guest.returncode == 2
+    assert "only a job with a chief and ps can use more workers" in text
+    guests.job.end_child("worker-0")
+    guests.job.end_child("worker-1")
+    assert guests.job.wait() == 0
+
+
+def test_worker_without_a_free_port_is_refused(guests: Guests) -> None:
+    first = 20000 + os.getpid() % 10000  # below the ephemeral ports, which other processes may get
+    guests.start("--ports", f"{first}-{first + 4}")  # four tasks and the control service
+    guest = guests.join()
+    _, text = guest.communicate(timeout=_END_SECONDS)
+    assert (guest.returncode, "None of the 5 ports" in text) == (3, True), text
+    assert guests.end() == 0
+    assert len(guests.job.result["tasks"]) == 4
+
+
+def test_worker_cannot_join_an_isolated_job(guests: Guests) -> None:
+    guests.start("--isolated")
+    guest = guests.join()
+    _, text = guest.communicate(timeout=_END_SECONDS)
+    assert guest.returncode == 2
+    assert "start it without --isolated" in text
+    assert guests.end() == 0
+
+
+def test_worker_cannot_join_an_ended_job(guests: Guests) -> None:
+    guests.start()
+    assert guests.end() == 0
+    guest = guests.join()
+    _, text = guest.communicate(timeout=_END_SECONDS)
+    assert (guest.returncode, "has ended" in text) == (2, True), text
+
+
+@pytest.mark.parametrize("verb", [("join",), ("grow", "--workers", "1")])
+def test_job_whose_files_another_user_could_have_written_is_refused(guests: Guests, verb: tuple[str, ...]) -> None:
+    guests.start()
+    path = guests.job.run_directory / "job.json"
+    assert wait_until(lambda: len(json.loads(path.read_text())["versions"]) > 1, 30), "the launcher writes it again"
+    path.chmod(0o666)
+    command = [TF4SLURM, verb[0], str(guests.job.run_directory), *verb[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_END_SECONDS)
+    assert (done.returncode, "TF4SLURM_TRUST" in done.stderr) == (3, True), done
+    assert guests.end() == 0
+    assert len(guests.job.result["tasks"]) == 4
+
+
+def test_grow_of_a_local_job_is_refused(guests: Guests) -> None:
+    guests.start()
+    done = subprocess.run(
+        [TF4SLURM, "grow", str(guests.job.run_directory), "--workers", "1"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is a local job" in done.stderr
+    assert "tf4slurm join" in done.stderr
+    assert guests.end() == 0

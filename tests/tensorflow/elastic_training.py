@@ -1,0 +1,389 @@
+"""Trainings whose workers change, for tests: python elastic_training.py SCENARIO [ARGUMENT ...]
+
+Each prints "passed" at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import functools
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+from tests.tensorflow.elastic_cluster import ElasticCluster  # isort: skip  # sets variables of TensorFlow
+
+import tensorflow as tf
+
+import tf4slurm
+from tests.processes import wait_until
+from tf4slurm.cluster import Address
+from tf4slurm.errors import ParameterServerLostError
+from tf4slurm.network.reachability import is_answering
+from tf4slurm.tensorflow import run_shards, run_steps, worker_files
+
+STEPS_PER_CALL = 4
+
+
+class Training(threading.Thread):
+    """Trains with run_steps, in calls of 100 steps, until `end`. Each step reads a dataset of its worker."""
+
+    def __init__(self, cluster: ElasticCluster) -> None:
+        super().__init__(daemon=True)
+        self.coordinator = cluster.coordinator
+        with cluster.strategy.scope():
+            self.counter = tf.Variable(0, dtype=tf.int64)
+        self.calls: list[tuple[int, ...]] = []  # the steps by worker of each call
+        self.error: BaseException | None = None
+        self.asked = 0
+        self._is_ended = False
+        self.start()
+
+    def run(self) -> None:
+        try:
+            dataset = iter(self.coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(7).repeat()))
+            while not self._is_ended:
+                before = int(self.counter.numpy())
+                done = run_steps(
+                    self.coordinator,
+                    train_step,
+                    before + 100,
+                    dataset=dataset,
+                    step=self.counter,
+                    steps_per_call=STEPS_PER_CALL,
+                    timeout_seconds=40,
+                )
+                assert done.step >= before + 100
+                self.asked += done.steps
+                self.calls.append(done.steps_by_worker)
+        except BaseException as error:
+            self.error = error
+
+    def wait_for_steps(self, *workers: int) -> None:
+        """Wait until each of these workers has completed steps in calls that begin from now on."""
+        first = len(self.calls) + 1
+        assert wait_until(lambda: bool(self.error) or set(workers) <= self.workers_since(first), 30, 0.01), (
+            workers,
+            self.calls[first:],
+        )
+        assert self.error is None, self.error
+
+    def workers_since(self, first: int) -> set[int]:
+        """Return the workers that have completed steps in the calls from this number on."""
+        return {index for steps in self.calls[first:] for index, count in enumerate(steps) if count}
+
+    def end(self, losses: int) -> None:
+        """End the training; check the counter after so many losses of workers."""
+        self._is_ended = True
+        self.join(60)
+        assert not self.is_alive()
+        assert self.error is None, self.error
+        surplus = int(self.counter.numpy()) - self.asked
+        assert 0 <= surplus <= 2 * STEPS_PER_CALL * losses, (surplus, losses)
+        print(f"{self.asked} steps, and {surplus} more for {losses} losses", flush=True)
+
+
+def train_step(batch: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([tf.linalg.svd(tf.random.uniform((30, 30)), compute_uv=False)]):
+        return tf.cast(batch, tf.float32)
+
+
+def random_changes(seed: str, events: str) -> None:
+    """Let workers join, leave, fail, return and move at random."""
+    chosen = random.Random(int(seed))
+    cluster = ElasticCluster(2)
+    training = Training(cluster)
+    training.wait_for_steps(0, 1)
+    dead: set[int] = set()
+    losses = 0
+    for number in range(int(events)):
+        alive = sorted(cluster.wanted.keys() - dead)
+        kinds = ["join", *(["move", "restart"] if alive else []), *(["return"] * 2 if dead else [])]
+        kinds += ["leave", "kill"] if len(alive) > 1 else []
+        kind = chosen.choice(kinds if len(cluster.wanted) < 5 else [each for each in kinds if each != "join"])
+        index = chosen.choice(sorted(dead) if kind == "return" else alive or [0])
+        if kind == "join":
+            index = min(
+                {*range(7)} - cluster.wanted.keys()
+                if chosen.random() < 0.5
+                else {*range(7, 12)} - cluster.wanted.keys()
+            )
+            cluster.place(index)
+            cluster.publish()
+            cluster.start(index)
+        elif kind == "leave":
+            left = cluster.wanted.pop(index)
+            cluster.publish()
+            cluster.wait_for(cluster.wanted.keys() - dead)
+            cluster.kill_at(left)
+        elif kind == "move":
+            before = cluster.wanted[index]
+            cluster.place(index)
+            if chosen.random() < 0.5:
+                cluster.kill_at(before)
+                losses += 1
+            cluster.start(index)
+            cluster.publish()
+        elif kind in ("kill", "restart"):
+            cluster.kill(index)
+            losses += 1
+            dead.add(index)
+        if kind in ("return", "restart"):
+            cluster.start(index)
+            dead.discard(index)
+        used = cluster.wanted.keys() - dead
+        seconds = cluster.wait_for(used)
+        print(f"{number} {kind} {index} -> {sorted(used)} in {seconds:.2f} s", flush=True)
+        if chosen.random() < 0.3:
+            training.wait_for_steps(*used)
+    training.wait_for_steps(*cluster.wanted.keys() - dead)
+    training.end(losses)
+    cluster.end()
+
+
+def lost_workers_return() -> None:
+    """Let one of two lost workers return, and one of all; let another replace them; then lose the ps, too."""
+    cluster = ElasticCluster(3)
+    training = Training(cluster)
+    training.wait_for_steps(0, 1, 2)
+    cluster.kill(0)
+    cluster.kill(1)
+    cluster.wait_for([2])
+    cluster.start(1)
+    cluster.wait_for([1, 2])
+    training.wait_for_steps(1, 2)
+    cluster.kill(1)
+    cluster.kill(2)
+    cluster.wait_for([])
+    cluster.start(2)
+    cluster.wait_for([2])
+    training.wait_for_steps(2)
+    cluster.wanted.clear()
+    cluster.place(3)
+    cluster.publish()
+    cluster.wait_for([])
+    cluster.start(3)
+    cluster.wait_for([3])
+    training.wait_for_steps(3)
+    training.end(losses=4)
+    training = Training(cluster)
+    training.wait_for_steps(3)
+    cluster.kill(3)
+    cluster.wait_for([])
+    cluster.kill_ps()
+    cluster.start(3)
+    training.join(30)
+    assert isinstance(training.error, ParameterServerLostError), training.error
+    cluster.end()
+
+
+def stopped_worker_leaves() -> None:
+    """Let a worker that does not answer leave."""
+    cluster = ElasticCluster(2)
+    training = Training(cluster)
+    training.wait_for_steps(0, 1)
+    stopped = cluster.wanted.pop(1)
+    cluster.signal(stopped, signal.SIGSTOP)
+    cluster.publish()
+    print(f"left in {cluster.wait_for([0]):.1f} s", flush=True)
+    training.wait_for_steps(0)
+    training.end(losses=1)
+    cluster.end()
+
+
+def stopped_workers_move_and_return() -> None:
+    """Let a worker that does not answer move, and another one return after a third has joined."""
+    cluster = ElasticCluster(3)
+    training = Training(cluster)
+    training.wait_for_steps(0, 1, 2)
+    cluster.signal(cluster.wanted[2], signal.SIGSTOP)
+    cluster.place(2)
+    cluster.start(2)
+    cluster.publish()
+    training.wait_for_steps(0, 1, 2)
+    cluster.signal(cluster.wanted[1], signal.SIGSTOP)
+    cluster.place(3)
+    cluster.start(3)
+    cluster.publish()
+    print(f"joined beside a stopped worker in {cluster.wait_for([0, 2, 3]):.1f} s", flush=True)
+    training.wait_for_steps(0, 2, 3)
+    cluster.signal(cluster.wanted[1], signal.SIGCONT)
+    cluster.wait_for([0, 1, 2, 3])
+    training.wait_for_steps(0, 1, 2, 3)
+    training.end(losses=2)
+    cluster.end()
+
+
+def resources_on_newcomers() -> None:
+    """Use a table and a dataset that are older than a worker, and datasets that are newer than one that has left."""
+    cluster = ElasticCluster(1)
+    strategy, coordinator = cluster.strategy, cluster.coordinator
+    with strategy.scope():
+        content = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64))
+        table = tf.lookup.StaticHashTable(content, default_value=0)
+
+    def make_dataset() -> tf.data.Dataset:
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        files = worker_files(["only"], workers=1).map(tf.strings.length)
+        numbers = tf.data.Dataset.from_tensors((index, table.lookup(tf.constant("b"))))
+        return tf.data.Dataset.zip((numbers, files)).repeat()
+
+    def read(iterator: Any) -> Any:
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        return index, *tf.nest.flatten(next(iterator)), table.lookup(tf.constant("a"))
+
+    function = tf.function(read)
+
+    def check(dataset: Any, *workers: int) -> None:
+        """Run closures until these workers have run some; each must use the resources that are on its worker."""
+        seen: Counter[int] = Counter()
+
+        def run() -> bool:
+            for result in [coordinator.schedule(function, args=(dataset,)) for _ in range(10)]:
+                index, index_in_dataset, *numbers = map(int, result.fetch())
+                assert (index_in_dataset, numbers) == (index, [2, 4, 1])
+                seen[index] += 1
+            return seen.keys() == set(workers)
+
+        assert wait_until(run, 20), seen
+
+    dataset = iter(coordinator.create_per_worker_dataset(tf.function(make_dataset)))
+    check(dataset, 0)
+    join(cluster, 2)
+    check(dataset, 0, 2)
+    del cluster.wanted[0]
+    cluster.publish()
+    cluster.wait_for([2])
+    check(dataset, 2)
+    newer = iter(coordinator.create_per_worker_dataset(tf.function(make_dataset)))
+    check(newer, 2)
+    join(cluster, 1)
+    check(newer, 1, 2)
+    join(cluster, 0)
+    check(dataset, 0, 1, 2)
+    check(newer, 0, 1, 2)
+    cluster.kill(1)
+    check(newer, 0, 2)
+    cluster.start(1)
+    check(dataset, 0, 1, 2)
+    cluster.end()
+
+
+def shards_for_newcomers() -> None:
+    """Let a worker join while run_shards trains; each row is seen."""
+    cluster = ElasticCluster(1)
+    with cluster.strategy.scope():
+        counts = tf.Variable(tf.zeros([2000]))
+        step = tf.Variable(0, dtype=tf.int64)
+    shards = tf4slurm.data_shards(2000, shard_size=10, epochs=1)
+
+    def train(rows: tf.Tensor) -> None:
+        counts.scatter_add(tf.IndexedSlices(tf.ones_like(rows, tf.float32), rows))
+
+    def read(rows: tf.data.Dataset) -> tf.data.Dataset:
+        return rows.batch(5).map(slowly)
+
+    def join_later() -> None:
+        assert wait_until(lambda: int(step.numpy()) > 20, 20)
+        join(cluster, 1)
+
+    joining = threading.Thread(target=join_later)
+    joining.start()
+    done = run_shards(cluster.coordinator, train, shards, read, step=step)
+    joining.join()
+    assert done.step == 400
+    assert min(done.steps_by_worker) > 0, done.steps_by_worker
+    assert set(counts.numpy()) == {1.0}
+    cluster.end()
+
+
+def keras_for_newcomers() -> None:
+    """Let a worker join during `fit`, which then also evaluates on it."""
+    import keras
+
+    from tf4slurm.tensorflow import fit
+
+    cluster = ElasticCluster(1)
+    with cluster.strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    rows = tf.random.stateless_uniform((40, 3), seed=(1, 2))
+
+    def data() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(8)
+
+    class Join(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+            if epoch == 1:
+                join(cluster, 1)
+
+    history = fit(
+        model,
+        data,
+        coordinator=cluster.coordinator,
+        epochs=3,
+        steps_per_epoch=100,
+        callbacks=[Join()],
+        validation_data=data,
+        verbose=0,
+    ).history
+    assert history["val_loss"][-1] < history["val_loss"][0] < 1.0
+    assert len(history["mae"]) == 3
+    cluster.end()
+
+
+def first_step_of_a_newcomer() -> None:
+    """Print the time from the start of a server that listens to the first step on it."""
+    cluster = ElasticCluster(1)
+    training = Training(cluster)
+    training.wait_for_steps(0)
+    for index in range(1, 4):
+        cluster.place(index)
+        cluster.publish()
+        cluster.start(index)
+        address = Address.from_text(cluster.wanted[index])
+        assert wait_until(functools.partial(is_listening, address), 20, 0.002)
+        listening = time.monotonic()
+        used = cluster.wait_for(range(index + 1))
+        training.wait_for_steps(index)
+        seconds = time.monotonic() - listening
+        print(f"worker/{index}: connected {used:.2f} s after it listens, first steps {seconds:.2f} s", flush=True)
+        assert seconds < 5.0
+    training.end(losses=0)
+    cluster.end()
+
+
+def join(cluster: ElasticCluster, index: int) -> None:
+    """Let a worker join, and wait until the chief uses it."""
+    cluster.place(index)
+    cluster.publish()
+    cluster.start(index)
+    cluster.wait_for(cluster.wanted.keys())
+
+
+def is_listening(address: Address) -> bool:
+    return asyncio.run(is_answering(address, 1.0)) is True
+
+
+def slowly(rows: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([tf.linalg.svd(tf.random.uniform((120, 120)), compute_uv=False)]):
+        return tf.identity(rows)
+
+
+def main() -> None:
+    faulthandler.dump_traceback_later(int(os.environ.get("LIMIT_SECONDS", "150")), exit=True)
+    tf.get_logger().setLevel("FATAL")
+    scenario, *arguments = sys.argv[1:]
+    started = time.monotonic()
+    globals()[scenario](*arguments)
+    print(f"passed in {time.monotonic() - started:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

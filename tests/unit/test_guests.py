@@ -1,0 +1,388 @@
+"""Workers join a running job and leave it, in the state machine with a simulated clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+
+import pytest
+
+from tests.unit.test_state import LIMITS, Job
+from tf4slurm import __version__
+from tf4slurm.control.guests import _LEAVE_SECONDS
+from tf4slurm.control.messages import GUEST_RANK, BarrierArrival, Registration, ScriptState
+from tf4slurm.control.records import TaskRecord
+from tf4slurm.control.state import Phase
+from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST, RendezvousClosedError
+
+ROLES = "chief ps worker worker"
+ACCEPTS = ScriptState(workers=(0, 1))
+
+
+def train(roles: str = ROLES, script: ScriptState = ACCEPTS, **limits: object) -> Job:
+    job = Job(roles, dataclasses.replace(LIMITS, **limits)).train()  # type: ignore[arg-type]
+    job.send(0, "running", script=script)
+    job.state.take_changed()
+    return job
+
+
+def join(job: Job, name: str = "guest-4", **changes: object) -> TaskRecord:
+    rank = len(job.state.records)
+    registration = Registration(GUEST_RANK, "g", f"10.0.1.{rank}", 4000 + rank, name, __version__)
+    record = job.state.on_registration(dataclasses.replace(registration, **changes), job.now)  # type: ignore[arg-type]
+    job.ranks = range(len(job.state.records))
+    return record
+
+
+def serve(job: Job, rank: int) -> None:
+    """A guest has checked the ps, and its child's server answers."""
+    job.send(rank, "ready")
+    job.run_child(rank, job.desired(rank).start_count)
+    job.send(rank, "running", has_server=True)
+
+
+def use(job: Job, *workers: int) -> None:
+    job.send(0, "running", script=ScriptState(workers=workers))
+
+
+def train_again(job: Job) -> None:
+    """The first four tasks form the cluster of another attempt, and the chief accepts workers; then the guest joins."""
+    job.reregister(0, 1, 2, 3)
+    assert job.phase() is Phase.CHECKING  # without the guest
+    for rank in range(4):
+        job.send(rank, "ready")
+        job.run_child(rank)
+    assert job.phase() is Phase.TRAINING
+    assert (job.desired(0).workers, job.desired(4).start_count) == ((), 0)
+    use(job, 0, 1)
+    job.reregister(4)
+    serve(job, 4)
+    assert job.desired(0).workers[2] == (2, "10.0.1.4:5004")
+
+
+def test_guest_gets_rank_index_and_cluster_and_starts() -> None:
+    job = train()
+    record = join(job)
+    assert (record.rank, record.name, job.desired(4).rank, job.desired(0).rank) == (4, "worker/2", 4, None)
+    job.state.on_tick(job.now)
+    assert 4 in job.state.take_changed()
+    assert job.state.cluster is not None
+    assert job.state.cluster.members[4].task.task_index == 2
+    assert job.desired(4).start_count == 0
+    job.send(4, "ready")
+    assert job.desired(4).start_count == 1
+    assert [job.desired(rank).start_count for rank in range(4)] == [1, 1, 1, 1]
+
+
+def test_chief_gets_the_workers_when_the_guest_serves() -> None:
+    job = train()
+    join(job)
+    job.send(4, "ready")
+    job.run_child(4)
+    assert job.desired(0).workers == ()
+    job.send(4, "running", has_server=True)
+    assert job.desired(0).workers == ((0, "10.0.0.2:4002"), (1, "10.0.0.3:4003"), (2, "10.0.1.4:4004"))
+    assert [job.desired(rank).workers for rank in range(1, 5)] == [()] * 4
+    use(job, 0, 1, 2)
+    assert job.texts("joined") == ["worker/2 on g takes part in training"]
+
+
+def test_guest_waits_until_the_chief_accepts_workers() -> None:
+    job = train(script=ScriptState())
+    join(job)
+    job.turn(LIMITS.start_timeout_seconds - 1)
+    assert job.state.cluster is not None
+    assert len(job.state.cluster.members) == 4
+    job.send(0, "running", script=ACCEPTS)
+    assert len(job.state.cluster.members) == 5
+    assert not job.desired(4).terminate
+
+
+def test_guest_is_dismissed_if_the_chief_never_accepts_workers() -> None:
+    job = train(script=ScriptState())
+    join(job)
+    job.turn(LIMITS.start_timeout_seconds + 1)
+    assert "made no strategy" in job.desired(4).terminate_reason
+    assert job.desired(4).exit_code == EXIT_NOT_FORMED
+    assert [job.desired(rank).terminate for rank in job.ranks] == [False] * 4 + [True]
+    job.send(4, "terminated")
+    assert (job.phase(), job.state.records[4].is_gone) == (Phase.TRAINING, True)
+
+
+@pytest.mark.parametrize(
+    ("job", "changes", "reason"),
+    [
+        (lambda: train(script=ScriptState(workers_error="TensorFlow 9")), {}, "TensorFlow 9"),
+        (lambda: train("chief worker worker"), {}, "only a job with a chief and ps"),
+        (lambda: train("worker worker"), {}, "only a job with a chief and ps"),
+        (train, {"version": "0.0.9"}, "it runs tf4slurm 0.0.9"),
+        (train, {"failure": "no interface ib0."}, "no interface ib0"),
+    ],
+)
+def test_guest_is_refused_and_the_job_is_untouched(job: object, changes: dict[str, str], reason: str) -> None:
+    refusing: Job = job()  # type: ignore[operator]
+    num_events, num_tasks = len(refusing.events), len(refusing.state.records)
+    with pytest.raises(RendezvousClosedError, match=reason):
+        join(refusing, **changes)
+    assert (len(refusing.events), len(refusing.state.records)) == (num_events, num_tasks)
+    assert refusing.state.outcome is None
+
+
+def test_guest_is_refused_when_the_job_ends() -> None:
+    job = train()
+    job.end_child(0, 0)
+    with pytest.raises(RendezvousClosedError, match="is ending"):
+        join(job)
+
+
+def test_reconnected_guest_is_the_same_task() -> None:
+    job = train()
+    record = join(job)
+    job.state.on_disconnect(4, job.now)
+    assert join(job) is record
+    assert len(job.state.records) == 5
+    assert join(job, "another").name == "worker/3"
+
+
+def test_guest_leaves_after_the_chief_has_stopped_using_it() -> None:
+    job = train()
+    join(job)
+    serve(job, 4)
+    use(job, 0, 1, 2)
+    job.send(4, "running", stop_signal="SIGTERM")
+    assert job.desired(0).workers == ((0, "10.0.0.2:4002"), (1, "10.0.0.3:4003"))
+    assert not job.desired(4).terminate
+    use(job, 0, 1)
+    assert job.desired(4).terminate
+    assert (job.phase(), job.state.outcome) == (Phase.TRAINING, None)
+    job.send(4, "terminated")
+    job.end_child(0, 0)
+    for rank in range(4):
+        job.send(rank, "terminated")
+    assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
+
+
+def test_guest_that_the_chief_does_not_release_leaves_after_the_timeout() -> None:
+    job = train()
+    join(job)
+    serve(job, 4)
+    use(job, 0, 1, 2)
+    job.send(4, "running", stop_signal="SIGTERM")
+    job.turn(_LEAVE_SECONDS - 1)
+    assert not job.desired(4).terminate
+    job.turn(2)
+    assert job.desired(4).terminate
+
+
+@pytest.mark.parametrize("event", ["agent exit", "no heartbeat", "rejected", "terminated"])
+@pytest.mark.parametrize("phase", ["registered", "served", "used"])
+def test_lost_guest_does_not_affect_the_job(phase: str, event: str) -> None:
+    job = train(max_attempts=2)
+    join(job)
+    if phase != "registered":
+        serve(job, 4)
+    if phase == "used":
+        use(job, 0, 1, 2)
+    if event == "agent exit":
+        job.state.on_agent_exit(4, -9, job.now)
+    elif event == "no heartbeat":
+        job.turn(LIMITS.heartbeat_timeout_seconds + 1, sending=range(4))
+    elif event == "rejected":
+        job.state.on_rejected(4, "nonsense", job.now)
+    else:
+        job.send(4, "terminated", detail="its slurmstepd was killed")
+    assert job.state.records[4].is_gone
+    assert job.desired(0).workers in ((), ((0, "10.0.0.2:4002"), (1, "10.0.0.3:4003")))
+    assert (job.phase(), job.state.attempt, job.state.outcome) == (Phase.TRAINING, 1, None)
+
+
+def test_guest_whose_child_fails_too_often_is_dismissed() -> None:
+    job = train(max_worker_restarts=1)
+    join(job)
+    serve(job, 4)
+    job.end_child(4, 1)
+    assert job.desired(4).start_count == 2
+    job.restart_and_end_child(4, 1)
+    assert job.desired(4).terminate
+    assert job.state.outcome is None
+
+
+def test_guest_without_reachable_ps_is_dismissed() -> None:
+    job = train()
+    join(job)
+    job.send(4, "not_ready", detail="ps/0 does not answer")
+    assert job.desired(4).terminate_reason == "ps/0 does not answer"
+    assert job.state.outcome is None
+
+
+def test_guest_that_the_chief_cannot_reach_is_dismissed() -> None:
+    job = train()
+    join(job)
+    serve(job, 4)
+    job.turn(LIMITS.start_timeout_seconds + 1)
+    assert (job.desired(4).exit_code, job.desired(4).terminate) == (EXIT_NOT_FORMED, True)
+    assert "did not connect to 10.0.1.4:4004" in job.desired(4).terminate_reason
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+def test_lost_task_that_sends_again_must_terminate_and_has_no_effect(rank: int) -> None:
+    job = train("chief ps worker worker spare", spares=1, max_attempts=2) if rank == 2 else train()
+    if rank == 4:
+        join(job)
+        serve(job, 4)
+        use(job, 0, 1, 2)
+    job.turn(LIMITS.heartbeat_timeout_seconds + 1, sending=[each for each in job.ranks if each != rank])
+    assert job.state.records[rank].is_gone
+    assert rank in job.state.take_changed()
+    assert job.desired(rank).terminate
+    assert job.desired(rank).exit_code == (EXIT_TASK_LOST if rank == 4 else 0)
+    job.send(rank, "exited", returncode=1)
+    assert (job.phase(), job.state.attempt, job.state.outcome) == (Phase.TRAINING, 1, None)
+
+
+@pytest.mark.parametrize("source", ["agent", "script"])
+@pytest.mark.parametrize("phase", [Phase.RENDEZVOUS, Phase.TRAINING, Phase.STOPPING])
+def test_guest_that_is_not_used_leaves_at_once(phase: Phase, source: str) -> None:
+    job = train(max_attempts=2, grace_period_seconds=60.0)
+    join(job)
+    if phase is Phase.RENDEZVOUS:
+        job.end_child(1, 1)
+    elif phase is Phase.STOPPING:
+        job.state.on_stop(signal.SIGTERM, "a test", job.now)
+    if source == "agent":
+        job.send(4, "registered", stop_signal="SIGTERM")
+    elif phase is not Phase.RENDEZVOUS:  # no script runs
+        job.send(4, "registered", script=ScriptState(stop_signal="SIGTERM"))
+    assert job.desired(4).terminate or (source, phase) == ("script", Phase.RENDEZVOUS)
+    assert (job.phase(), job.state.outcome) == (phase, None)
+
+
+def test_guests_leave_when_the_chief_is_done() -> None:
+    job = train("chief ps worker evaluator")
+    join(job)
+    serve(job, 4)
+    use(job, 0, 1)
+    job.end_child(0, 0)
+    job.state.on_tick(job.now)
+    assert (job.desired(4).terminate_reason, job.desired(4).exit_code) == ("training is over", 0)
+
+
+def test_steps_of_a_guest_do_not_reset_the_stall_timeout() -> None:
+    job = train(stall_timeout_seconds=30.0)
+    job.send(0, "running", script=ScriptState(step=1, workers=(0, 1)))
+    join(job)
+    serve(job, 4)
+    for step in range(8):
+        job.send(4, "running", script=ScriptState(step=step))
+        job.turn(5)
+    assert job.state.outcome is not None
+
+
+def test_replacement_leaves_healthy_tasks_on_excluded_nodes_alone() -> None:
+    job = Job(
+        "chief ps worker worker worker spare spare spare spare", dataclasses.replace(LIMITS, spares=4, max_attempts=2)
+    )
+    for rank in job.ranks:
+        job.register(rank, node="n0" if rank < 4 else f"n{rank}")
+    job.check_and_run()
+    use(job, 0, 1, 2)
+    for rank in (2, 3, 4):
+        job.state.on_agent_exit(rank, -9, job.now)
+    assert (job.phase(), job.state.attempt) == (Phase.TRAINING, 1)
+    assert str(job.state.records[0].task) == "chief/0"
+    assert job.state.excluded_nodes == ()
+
+
+def test_ended_job_waits_only_briefly_for_a_guest_that_does_not_answer() -> None:
+    job = train()
+    join(job)
+    serve(job, 4)
+    job.end_child(0, 0)
+    for rank in range(4):
+        job.send(rank, "terminated")
+    job.turn(LIMITS.kill_wait_seconds + 2.5, sending=())
+    assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
+
+
+def test_guest_joins_again_in_another_attempt() -> None:
+    job = train(max_attempts=2)
+    join(job)
+    serve(job, 4)
+    use(job, 0, 1, 2)
+    job.end_child(1, 1)
+    assert (job.phase(), job.state.attempt) == (Phase.RENDEZVOUS, 2)
+    train_again(job)
+
+
+def test_guest_that_joins_in_a_later_attempt_registers_a_port_for_it() -> None:
+    job = train(max_attempts=2)
+    job.end_child(1, 1)
+    join(job)
+    assert job.phase() is Phase.RENDEZVOUS
+    train_again(job)
+
+
+def test_guest_passes_barriers_at_once_and_others_do_not_wait_for_it() -> None:
+    job = train()
+    join(job)
+    serve(job, 4)
+    job.send(4, "running", script=ScriptState(barrier=BarrierArrival("data", "t4", 60.0)))
+    assert (job.desired(4).released_barrier, job.desired(4).barrier_error) == ("t4", "")
+    for rank in range(4):
+        script = ScriptState(barrier=BarrierArrival("data", f"t{rank}", 60.0), workers=(0, 1))
+        job.send(rank, "running", script=script)
+    assert [job.desired(rank).released_barrier for rank in range(4)] == ["t0", "t1", "t2", "t3"]
+    assert [job.desired(rank).barrier_error for rank in range(4)] == [""] * 4
+
+
+def test_ended_job_waits_for_guests_to_terminate() -> None:
+    job = train()
+    join(job)
+    serve(job, 4)
+    job.end_child(0, 0)
+    for rank in range(4):
+        job.send(rank, "terminated")
+    assert (job.phase(), job.desired(4).terminate) == (Phase.TERMINATING, True)
+    job.send(4, "terminated")
+    assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
+
+
+def train_with_spare(script: ScriptState = ACCEPTS) -> Job:
+    return train("chief ps worker worker spare", script, spares=1, max_attempts=2)
+
+
+def test_spare_replaces_a_lost_worker_without_another_attempt() -> None:
+    job = train_with_spare()
+    assert job.desired(4).start_count == 0
+    job.state.on_agent_exit(2, -9, job.now)
+    assert (job.phase(), job.state.attempt) == (Phase.TRAINING, 1)
+    assert job.texts("replaced") == ["spare/0 on n4 takes the place of worker/0 on n2"]
+    assert job.desired(0).workers == ((0, "10.0.0.4:4004"), (1, "10.0.0.3:4003"))
+    assert [job.desired(rank).start_count for rank in range(5)] == [1, 1, 1, 1, 1]
+    assert job.state.cluster is not None
+    assert job.state.cluster.to_dictionary()["worker"] == ["10.0.0.4:4004", "10.0.0.3:4003"]
+    job.run_child(4)
+    join(job)
+    serve(job, 5)
+    assert job.desired(0).workers[2] == (2, "10.0.1.5:4005")
+
+
+def test_lost_worker_needs_another_attempt_if_the_chief_accepts_no_workers() -> None:
+    job = train_with_spare(ScriptState())
+    job.state.on_agent_exit(2, -9, job.now)
+    assert (job.phase(), job.state.attempt) == (Phase.RENDEZVOUS, 2)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_lost_chief_or_ps_needs_another_attempt_with_the_spare(lost: int) -> None:
+    job = train_with_spare()
+    job.state.on_agent_exit(lost, -9, job.now)
+    assert (job.phase(), job.state.attempt) == (Phase.RENDEZVOUS, 2)
+    assert job.desired(4).workers == ()
+
+
+def test_second_lost_worker_without_a_spare_ends_the_job() -> None:
+    job = train_with_spare()
+    job.state.on_agent_exit(2, -9, job.now)
+    job.state.on_agent_exit(3, -9, job.now)
+    assert job.state.outcome is not None
