@@ -225,6 +225,18 @@ def test_killed_launcher_leaves_no_process(job: Job, process_mark: str) -> None:
     assert wait_until_gone(process_mark, timeout_seconds=2 + 5) == []
 
 
+def test_launcher_killed_while_its_agents_register_leaves_no_process(job: Job, process_mark: str) -> None:
+    for delay in range(8):  # hits the time before they have registered at least once
+        job.start(*ROLES, "--heartbeat-timeout", "2")
+        assert job.process is not None
+        launcher = psutil.Process(job.process.pid)
+        assert wait_until(lambda launcher=launcher: len(launcher.children()) == len(NAMES), 20, 0.001)  # type: ignore[misc]
+        time.sleep(0.02 * delay)
+        job.process.kill()
+        job.process.wait()
+        assert wait_until_gone(process_mark, timeout_seconds=2 + 5) == []
+
+
 def test_job_whose_launcher_was_killed_is_lost_with_the_time_and_the_exit_codes(job: Job, process_mark: str) -> None:
     job.start(*ROLES, "--heartbeat-timeout", "3")
     for name in NAMES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import functools
+import itertools
 import os
 import random
 import signal
@@ -180,6 +181,33 @@ def lost_workers_return() -> None:
     cluster.start(3)
     training.join(30)
     assert isinstance(training.error, ParameterServerLostError), training.error
+    cluster.end()
+
+
+def training_goes_on_while_an_iterator_is_deleted() -> None:
+    """Let a worker leave whose iterator takes seconds to delete; closures on the other worker do not wait for it."""
+    cluster = ElasticCluster(2)
+    coordinator = cluster.coordinator
+
+    def make_dataset() -> tf.data.Dataset:
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        numbers = tf.data.Dataset.from_tensors(index).repeat()
+        return numbers.map(lambda index: tf.cond(index == 1, lambda: very_slowly(index), lambda: index)).prefetch(1)
+
+    dataset = iter(coordinator.create_per_worker_dataset(tf.function(make_dataset)))
+    read = tf.function(lambda iterator: next(iterator))  # noqa: PLW0108 - tf.function takes no builtin
+    assert wait_until(lambda: int(coordinator.schedule(read, args=(dataset,)).fetch()) == 1, 60)
+    add = tf.function(lambda: tf.constant(1))
+    del cluster.wanted[1]
+    cluster.publish()
+    ends = [time.monotonic()]
+    while cluster.channel.sent["workers"] != (0,):
+        coordinator.schedule(add).fetch()
+        ends.append(time.monotonic())
+    longest = max(after - before for before, after in itertools.pairwise(ends))
+    print(f"left in {ends[-1] - ends[0]:.1f} s, longest closure {longest:.1f} s", flush=True)
+    assert ends[-1] - ends[0] > 1.0, "the deletion was not slow"
+    assert longest < 0.5 * (ends[-1] - ends[0])
     cluster.end()
 
 
@@ -374,6 +402,12 @@ def is_listening(address: Address) -> bool:
 def slowly(rows: tf.Tensor) -> tf.Tensor:
     with tf.control_dependencies([tf.linalg.svd(tf.random.uniform((120, 120)), compute_uv=False)]):
         return tf.identity(rows)
+
+
+def very_slowly(index: tf.Tensor) -> tf.Tensor:
+    """Return the index after one operation of some seconds, which cannot be cancelled."""
+    values = tf.linalg.svd(tf.random.uniform((2500, 2500)), compute_uv=False)
+    return tf.cast(tf.minimum(values[0], 1.0), index.dtype)  # the largest singular value is above 1
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -16,7 +17,14 @@ from tf4slurm.agent.rendezvous import Rendezvous, read_identity, spec_from_envir
 from tf4slurm.cluster import Cluster
 from tf4slurm.control.credentials import ControlEndpoint
 from tf4slurm.control.messages import GUEST_RANK
-from tf4slurm.errors import EXIT_TASK_LOST, RendezvousClosedError, RendezvousError, RendezvousTimeoutError, exit_code_of
+from tf4slurm.errors import (
+    EXIT_TASK_LOST,
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    exit_code_of,
+)
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.system.output import LineWriter
@@ -132,8 +140,11 @@ class Agent:
         return "this worker" if rank == GUEST_RANK else f"rank {rank}"
 
 
-def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
+def run_agent(command: Sequence[str], environ: Mapping[str, str], launcher_id: int | None = None) -> int:
     """Run an agent with the environment from its launcher; return the exit code of the process.
+
+    If the launcher is the parent process, with the id `launcher_id`, an agent that has not registered does not wait for
+    another one.
 
     Raises:
         SlurmEnvironmentError: The environment does not determine the task.
@@ -144,8 +155,15 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
     )
     spec, path = spec_from_environ(command, environ)
     writer = LineWriter(sys.stdout)
+
+    def find_service() -> ControlEndpoint | None:
+        is_registered = rendezvous.client.service_address is not None
+        if launcher_id is not None and not is_registered and os.getppid() != launcher_id:
+            raise RendezvousConnectionError(f"The launcher, process {launcher_id}, has ended. See its output.")
+        return endpoint
+
     try:
-        rendezvous = Rendezvous(identity, spec, lambda: endpoint)
+        rendezvous = Rendezvous(identity, spec, find_service)
         child = OwnedChild(rendezvous, environ, RunDirectory(path), writer)
         return asyncio.run(Agent(rendezvous, child).run())
     finally:

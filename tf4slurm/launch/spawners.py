@@ -116,14 +116,17 @@ class _ForkedAgent:
     def __init__(self, command: Sequence[str]) -> None:
         receiver, self.environment = _FORK.Pipe(duplex=False)
         readable, writable = os.pipe()
-        self.process = _FORK.Process(target=_run_forked_agent, args=(command, receiver, self.environment, writable))
+        arguments = (command, receiver, self.environment, writable, os.getpid())
+        self.process = _FORK.Process(target=_run_forked_agent, args=arguments)
         self.process.start()
         receiver.close()
         os.close(writable)
         self.output = open(readable, "rb", buffering=0)  # noqa: SIM115 - read until the agent has ended
 
 
-def _run_forked_agent(command: Sequence[str], receiver: _Connection, sender: _Connection, output: int) -> None:
+def _run_forked_agent(
+    command: Sequence[str], receiver: _Connection, sender: _Connection, output: int, launcher_id: int
+) -> None:
     """Run the agent in the fork, once the launcher has sent the environment."""
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the launcher blocks its signals while it forks
@@ -135,7 +138,7 @@ def _run_forked_agent(command: Sequence[str], receiver: _Connection, sender: _Co
         environment: dict[str, str] = receiver.recv()
     except EOFError:
         os._exit(0)  # the launcher has ended
-    os._exit(run_agent(command, environment))  # skips the launcher's exit handlers
+    os._exit(run_agent(command, environment, launcher_id))  # skips the launcher's exit handlers
 
 
 async def _watch(rank: int, agent: _ForkedAgent, listener: SpawnerListener) -> None:

@@ -198,10 +198,11 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         for index in kept.keys() - alive.keys():
             logger.warning("worker/%d at %s does not answer and is left out", index, kept[index])
         shut_down_connections({kept[index] for index in kept.keys() - alive.keys()})  # ends their closures
-        self._drop(self._connected.keys() - alive.keys())
+        dropped = self._drop(self._connected.keys() - alive.keys())
         addresses = alive | joining
         self._check_ps()
         self._update(addresses)
+        del dropped
         with self._changed:
             self._connected = addresses
             self._leaving = {index: since for index, since in self._leaving.items() if index in running}
@@ -217,12 +218,15 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         alive = _find_answering({i: self._connected[i] for i in indices if self._leaving[i] > before})
         shut_down_connections({self._connected[index] for index in set(indices) - alive.keys()})
 
-    def _drop(self, indices: Collection[int]) -> None:
-        """Use these workers no more; their resources are lost."""
+    def _drop(self, indices: Collection[int]) -> list[Any]:
+        """Use these workers no more; return their resources, which are lost.
+
+        Keep them until an update has disconnected the workers. Earlier, TensorFlow would delete the resources on the
+        workers, and the update, which blocks all functions, would wait: a dataset's iterator takes up to 20 s.
+        """
         with self._changed:
             self._used -= set(indices)
-        for index in indices:
-            self._cluster.workers[index].disconnect()
+        return [self._cluster.workers[index].disconnect() for index in indices]
 
     def _add(self, indices: Collection[int]) -> None:
         """Use these connected workers."""
@@ -299,15 +303,17 @@ class _ElasticWorker(Worker):  # type: ignore[misc]
         if self._is_dead_with_error:
             super()._on_worker_recovery()
 
-    def disconnect(self) -> None:
-        """Mark all resources as lost, as after a failure."""
+    def disconnect(self) -> list[Any]:
+        """Mark all resources as lost, as after a failure; return them."""
         error = tf.errors.UnavailableError(None, None, f"{self.device_name} is not connected.")
         queue = self._cluster.closure_queue
         with self._resource_tracking_lock:
             self._is_dead_with_error = error
             with queue._queue_lock:
                 queue.clear_tag_unlocked(self.worker_index)
+            resources = [resource._values for each in self._resource_remote_value_refs if (resource := each())]
             self._set_resources_aborted(error)
+        return resources
 
 
 def _copy_to(resource: Any, worker: Any) -> Any:
