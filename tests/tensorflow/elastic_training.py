@@ -184,6 +184,40 @@ def lost_workers_return() -> None:
     cluster.end()
 
 
+def unusable_worker_is_left_out() -> None:
+    """Let a worker join on which the dataset's file is missing, and then a usable one."""
+    cluster = ElasticCluster(1)
+    coordinator = cluster.coordinator
+
+    def make_dataset() -> tf.data.Dataset:
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        path = tf.where(index == 1, "/does/not/exist", __file__)
+        return tf.data.TextLineDataset(path).repeat()
+
+    dataset = iter(coordinator.create_per_worker_dataset(tf.function(make_dataset)))
+    read = tf.function(
+        lambda iterator: (next(iterator), tf.distribute.coordinator.experimental_get_current_worker_index())
+    )
+
+    def workers_of_closures() -> set[int]:
+        return {int(coordinator.schedule(read, args=(dataset,)).fetch()[1]) for _ in range(20)}
+
+    assert workers_of_closures() == {0}
+    cluster.place(1)
+    cluster.publish()
+    cluster.start(1)
+    assert wait_until(lambda: workers_of_closures() == {0} and bool(cluster.channel.sent["unusable_workers"]), 20)
+    ((index, error),) = cluster.channel.sent["unusable_workers"]
+    assert index == 1
+    assert "/does/not/exist" in error, error
+    cluster.wait_for([0])
+    del cluster.wanted[1]
+    join(cluster, 2)
+    assert wait_until(lambda: workers_of_closures() == {0, 2}, 20)
+    assert cluster.channel.sent["unusable_workers"] == ()
+    cluster.end()
+
+
 def training_goes_on_while_an_iterator_is_deleted() -> None:
     """Let a worker leave whose iterator takes seconds to delete; closures on the other worker do not wait for it."""
     cluster = ElasticCluster(2)

@@ -43,6 +43,10 @@ def test_one_of_several_lost_workers_returns() -> None:
     assert run("lost_workers_return")
 
 
+def test_worker_whose_first_closure_fails_is_left_out() -> None:
+    assert run("unusable_worker_is_left_out")
+
+
 def test_training_goes_on_while_an_iterator_is_deleted() -> None:
     assert run("training_goes_on_while_an_iterator_is_deleted")
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.test_state import LIMITS, Job
 from tf4slurm import __version__
 from tf4slurm.control.guests import _LEAVE_SECONDS
-from tf4slurm.control.messages import GUEST_RANK, BarrierArrival, Registration, ScriptState
+from tf4slurm.control.messages import GUEST_RANK, BarrierArrival, Registration, ScriptState, ShardRequest
 from tf4slurm.control.records import TaskRecord
 from tf4slurm.control.state import Phase
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST, RendezvousClosedError
@@ -222,6 +222,68 @@ def test_guest_that_the_chief_cannot_reach_is_dismissed() -> None:
     job.turn(LIMITS.start_timeout_seconds + 1)
     assert (job.desired(4).exit_code, job.desired(4).terminate) == (EXIT_NOT_FORMED, True)
     assert "did not connect to 10.0.1.4:4004" in job.desired(4).terminate_reason
+
+
+def test_guest_on_which_the_first_closure_failed_is_dismissed_with_the_error() -> None:
+    job = train()
+    join(job)
+    serve(job, 4)
+    job.send(0, "running", script=ScriptState(workers=(0, 1), unusable_workers=((2, "NotFoundError: no data"),)))
+    assert (job.desired(4).terminate, job.desired(4).exit_code) == (True, EXIT_NOT_FORMED)
+    assert job.desired(4).terminate_reason == "the first closure on it failed: NotFoundError: no data"
+    assert (job.phase(), job.state.outcome) == (Phase.TRAINING, None)
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_shards_of_a_task_that_terminates_by_itself_go_to_others(rank: int) -> None:
+    job = train(max_attempts=1)
+    join(job)
+    serve(job, 4)
+
+    def lease(task: int, capacity: int) -> tuple[int, ...]:
+        request = ShardRequest("data", f"t{task}", 2, 1, "hash", capacity=capacity)
+        job.send(
+            task, "running", script=dataclasses.replace(job.state.records[task].observed.script, shards=(request,))
+        )
+        return job.desired(task).shards[0].held
+
+    assert (lease(rank, 2), lease(2, 2)) == ((0, 1), ())
+    job.send(rank, "terminated", detail="its slurmstepd was killed")
+    assert job.texts("lost")[0].endswith("is lost: its slurmstepd was killed")
+    assert job.desired(2).shards[0].held == (0, 1)
+
+
+def test_stop_signal_of_a_lost_worker_does_not_stop_the_job() -> None:
+    job = train_with_spare()
+    job.state.on_agent_exit(2, -9, job.now)
+    job.send(2, "terminated", stop_signal="SIGTERM")
+    assert (job.phase(), job.state.outcome) == (Phase.TRAINING, None)
+
+
+def test_time_in_which_the_launcher_was_stopped_does_not_count_for_guests() -> None:
+    job = train(script=ScriptState())
+    join(job)
+    job.turn(1)
+    job.now += 10 * LIMITS.start_timeout_seconds
+    job.state.on_tick(job.now)
+    assert not job.desired(4).terminate
+
+
+def test_stall_does_not_name_a_guest() -> None:
+    job = train(stall_timeout_seconds=30.0)
+    job.send(0, "running", script=ScriptState(step=1, workers=(0, 1)))
+    join(job)
+    serve(job, 4)
+    job.send(4, "running", script=ScriptState(step=1000))
+    job.turn(40)
+    assert job.outcome.reason.endswith("the last was step 1 of chief/0 on n0.")
+
+
+def test_counts_of_tasks_do_not_include_guests() -> None:
+    job = train()
+    join(job)
+    serve(job, 4)
+    assert job.state.count("running") == 4
 
 
 @pytest.mark.parametrize("rank", [2, 4])

@@ -93,6 +93,17 @@ def test_last_of_many_reports_is_received(agent: Agent) -> None:
     agent.wait_for(lambda report: report == ScriptState(step=999, metrics=(("loss", 0.5),), completion="done"))
 
 
+def test_workers_of_the_process_with_the_strategy_remain_when_another_process_reports(agent: Agent) -> None:
+    leader, other = ScriptChannel(agent.name), ScriptChannel(agent.name)
+    leader.send(workers=(0, 1), unusable_workers=((2, "no data"),))
+    agent.wait_for(lambda state: state.workers == (0, 1))
+    other.report(7, {})
+    agent.wait_for(lambda state: (state.step, state.workers) == (7, (0, 1)))
+    assert agent.reports[-1].unusable_workers == ((2, "no data"),)
+    leader.send(workers=(0,))
+    agent.wait_for(lambda state: state.workers == (0,))
+
+
 NOT_NUMBERS = {"note": "abc", "best": None, "huge": 10**400}
 
 

@@ -15,7 +15,7 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tf4slurm.control.messages import DesiredState, ScriptState, ShardRequest, decode, encode
 from tf4slurm.control.script_reports import ScriptReport
@@ -52,6 +52,7 @@ class ScriptChannelServer:
         self._writers: set[asyncio.StreamWriter] = set()
         self._reading: set[asyncio.Task[None]] = set()
         self._shards: dict[asyncio.StreamWriter, tuple[ShardRequest, ...]] = {}
+        self._strategies: dict[asyncio.StreamWriter, ScriptState] = {}  # states of processes with a strategy
         self._ended_shards = collections.deque[ShardRequest](maxlen=_MAX_ENDED)  # the last requests of ended processes
         self._server: asyncio.AbstractServer | None = None
         self._directory: TemporaryDirectory[str] | None = None
@@ -86,6 +87,7 @@ class ScriptChannelServer:
             writer.close()
         self._writers.clear()
         self._shards.clear()
+        self._strategies.clear()
         self._ended_shards.clear()
 
     def close(self) -> None:
@@ -115,7 +117,7 @@ class ScriptChannelServer:
                 if len(line) > MAX_STATE_BYTES:
                     return
                 state = decode(line, ScriptState)
-                self._on_state(self._with_all_shards(writer, state))
+                self._on_state(self._merge(writer, state))
         except asyncio.CancelledError:
             pass  # the agent exits; asyncio would log it as an error
         except (OSError, MessageError, ValueError):  # ValueError: a line that is too long
@@ -124,16 +126,25 @@ class ScriptChannelServer:
             if state is not None and writer in self._writers:  # a disconnected script waits at no barrier
                 self._ended_shards.extend(dataclasses.replace(each, capacity=0) for each in state.shards)
                 state = dataclasses.replace(state, barrier=None, stop_signal=None, shards=())
-                self._on_state(self._with_all_shards(writer, state))
+                self._on_state(self._merge(writer, state))
                 del self._shards[writer]
+                self._strategies.pop(writer, None)
             self._writers.discard(writer)
             writer.close()
 
-    def _with_all_shards(self, writer: asyncio.StreamWriter, state: ScriptState) -> ScriptState:
-        """Return the state of one process with the requests for shards of all processes of the script."""
+    def _merge(self, writer: asyncio.StreamWriter, state: ScriptState) -> ScriptState:
+        """Return the state of one process with the shards and the workers of all processes of the script."""
         self._shards[writer] = state.shards
+        if state.workers is not None or state.workers_error:
+            self._strategies[writer] = state
+        changes: dict[str, Any] = {}
         requests = (*self._ended_shards, *(each for requests in self._shards.values() for each in requests))
-        return state if requests == state.shards else dataclasses.replace(state, shards=requests)
+        if requests != state.shards:
+            changes["shards"] = requests
+        if writer not in self._strategies and self._strategies:
+            latest = next(reversed(self._strategies.values()))
+            changes |= {name: getattr(latest, name) for name in ("workers", "workers_error", "unusable_workers")}
+        return dataclasses.replace(state, **changes) if changes else state
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:

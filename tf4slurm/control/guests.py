@@ -87,7 +87,7 @@ class Guests:
         return record
 
     def leave(self, record: TaskRecord, why: str, now: float) -> None:
-        """Let a guest leave, which has received a stop signal. Idempotent."""
+        """Release a guest that has received a stop signal: the chief gives it no more work. Idempotent."""
         guest = self._guests[record.rank]
         if guest.may_be_used:
             guest.leaves_by = now + _LEAVE_SECONDS
@@ -115,6 +115,11 @@ class Guests:
                 self.dismiss(guest.record, "it leaves")
         self._workers, self._has_replacement = (), False
 
+    def extend_deadlines(self, seconds: float) -> None:
+        for guest in self._guests.values():
+            guest.waits_until += seconds
+            guest.leaves_by += seconds
+
     def begin_training(self, now: float) -> None:
         for guest in self._guests.values():
             guest.waits_until = now + self._spec.start_timeout_seconds
@@ -125,7 +130,7 @@ class Guests:
         Level-triggered: call this during training after each change of the chief or a guest, and regularly.
         """
         script = chief.observed.script
-        usable = []
+        errors, usable = dict(script.unusable_workers), []
         for guest in self._guests.values():
             record = guest.record
             if record.is_gone or guest.dismissal:
@@ -137,7 +142,9 @@ class Guests:
             elif chief.is_done:
                 self.dismiss(record, "training is over")
             elif record.is_done:
-                self.dismiss(record, "its child is not restarted again")
+                self.dismiss(record, "its script has ended")
+            elif (error := errors.get(record.task.task_index)) is not None:
+                self.dismiss(record, f"the first closure on it failed: {error}", EXIT_NOT_FORMED)
             elif guest.leaves_by < _NEVER:
                 if not guest.is_used or now >= guest.leaves_by:
                     self.dismiss(record, "it leaves")

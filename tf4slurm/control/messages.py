@@ -139,6 +139,7 @@ class ScriptState:
         shards: The requests for leases of shards.
         workers: The indices of the workers that a chief uses; None if its workers cannot change.
         workers_error: The reason why they cannot change; empty if they can, or if the chief has no strategy yet.
+        unusable_workers: The index and error of each worker that has joined and on which the first closure failed.
     """
 
     step: int | None = None
@@ -151,6 +152,7 @@ class ScriptState:
     shards: tuple[ShardRequest, ...] = ()
     workers: tuple[int, ...] | None = None
     workers_error: str = ""
+    unusable_workers: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)

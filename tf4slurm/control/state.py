@@ -167,7 +167,7 @@ class JobState:
 
     def count(self, *states: str) -> int:
         """Return the number of registered tasks in one of `states`."""
-        return sum(record.has_registered and record.observed.state in states for record in self.records)
+        return sum(record.has_registered and record.observed.state in states for record in self._members)
 
     # Events
 
@@ -233,6 +233,8 @@ class JobState:
     def _note_stop_signals(self, record: TaskRecord, before: ObservedState) -> None:
         """Stop the job after a new stop signal to the agent, or to a script that it has started."""
         name, script = record.observed.stop_signal, record.observed.script.stop_signal
+        if record.is_gone:
+            return
         if record.role.is_guest:
             if (name, script) != (before.stop_signal, before.script.stop_signal) and (name or script):
                 self._guests.leave(record, f"it received {name or script}", self._now)
@@ -243,7 +245,7 @@ class JobState:
             self.on_stop(signal.Signals[script], f"the script of {record} received {script}", self._now)
 
     def _on_task_state(self, record: TaskRecord) -> None:
-        observed = record.observed
+        observed, is_dismissed = record.observed, bool(self._guests.dismissal_of(record.rank)[0])
         if observed.state == "not_ready" and record.role.is_guest:
             self._guests.dismiss(record, f"{observed.detail}", EXIT_NOT_FORMED)
         elif observed.state == "not_ready":
@@ -261,7 +263,7 @@ class JobState:
             self._emit("started", record, f"started (process {observed.process_id})")
         elif observed.state == "exited":
             self._on_exit(record, observed.returncode or 0)
-        elif observed.state == "terminated" and self.outcome is None and record.owns_child and not record.role.is_guest:
+        elif observed.state == "terminated" and self.outcome is None and record.owns_child and not is_dismissed:
             self._lose(record, observed.detail or "its agent terminated by itself")
         elif observed.state == "terminated":
             self._mark_gone(record)
@@ -538,12 +540,12 @@ class JobState:
         if seconds is None or self._now - self._last_step_at <= seconds:
             return
         asked_at = self._last_step_at + seconds - self.spec.heartbeat_interval_seconds / 2
-        reporting = (r for r in self.records if r.observed.script.step is not None and not r.is_gone)
+        reporting = (r for r in self._members if r.observed.script.step is not None and not r.is_gone)
         if not all(record.last_heartbeat_at > asked_at for record in reporting):
             return
         self._last_step_at = _NEVER
         if self.phase is Phase.TRAINING:
-            furthest = max(self.records, key=lambda record: record.observed.script.step or 0)
+            furthest = max(self._members, key=lambda record: record.observed.script.step or 0)
             step = furthest.observed.script.step
             text = f"no task has reported a new step for {seconds:g} s; the last was step {step} of {furthest}."
             self._fail(Outcome(EXIT_TASK_LOST, f"Training has stalled: {text}", furthest.task))
@@ -577,7 +579,7 @@ class JobState:
     def _check_idleness(self) -> None:
         if self._now >= self._idle_check_at:
             self._idle_check_at = self._now + _IDLE_CHECK_SECONDS
-            text = self._idle_watch.check(self.records, self._now)
+            text = self._idle_watch.check(self._members, self._now)
             if text is not None and "servers" not in self._warnings:  # tasks without servers have another cause
                 self._warn("idle", text)
             elif self._idle_watch.is_active:
@@ -701,8 +703,6 @@ class JobState:
         self._mark_gone(record)
         self._changed.add(record.rank)  # it must terminate if it is connected again
         self._emit("lost", record, f"is lost: {why}")
-        self._barriers.withdraw(record)
-        self._shards.release(record.rank)
         if record.role.is_guest:
             self._update_guests()
             self._end_if_all_gone()
@@ -776,6 +776,7 @@ class JobState:
             self._phase_deadline += lag
             self._last_step_at += lag
             self._started_at += lag
+            self._guests.extend_deadlines(lag)
             for record in self.records:
                 record.last_heartbeat_at += lag
                 record.disconnected_at += lag
@@ -783,6 +784,8 @@ class JobState:
     def _mark_gone(self, record: TaskRecord) -> None:
         record.is_gone = True
         self._active.discard(record.rank)
+        self._barriers.withdraw(record)
+        self._shards.release(record.rank)
         if record.has_registered and record.ended_at is None:
             record.ended_at = self._now
 

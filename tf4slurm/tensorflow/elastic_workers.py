@@ -42,6 +42,7 @@ _ANSWER_SECONDS = 2.0
 _RETRY_SECONDS = 0.5  # after a failed update; gRPC opens a connection that failed again after 1 s
 _LEAVE_SECONDS = 30.0  # for the running closure of a worker that must leave
 _LOG_SECONDS = 30.0  # between two lines about failed updates
+_MAX_ERROR_CHARACTERS = 300
 _FAIL_FAST = "GRPC_FAIL_FAST"  # TensorFlow reads it at each RPC
 
 
@@ -59,7 +60,9 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         self._changed = threading.Condition()
         self._used = set(self._original)  # the connected workers that may run closures
         self._running: set[int] = set()  # the workers that run a closure
-        self._reported: tuple[int, ...] = ()
+        self._unproven: set[int] = set()  # workers that have joined and have completed no closure yet
+        self._unusable: dict[int, str] = {}  # the error of the first closure on a worker that has joined
+        self._reported: dict[str, object] = {}
         self._leaving: dict[int, float] = {}  # connected workers that should not be, with the time since then
         self._next_log = 0.0
         self._is_stopped = False
@@ -103,6 +106,9 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
                 self._cluster.closure_queue.put_back(closure)  # this thread first takes the closures of its resources
             else:
                 process(closure)
+                with self._changed:
+                    if not is_resource and index in self._used:
+                        self._unproven.discard(index)
         finally:
             self._end_closure(index)
 
@@ -113,6 +119,22 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
             self._used.discard(index)
         self._end_closure(index)
         self._wait_until_used(index)
+
+    def _validate_preemption_failure(self, e: Exception) -> None:
+        """Raise an error of the script; an error of the first closure on a worker that has joined is the worker's."""
+        try:
+            super()._validate_preemption_failure(e)
+        except Exception:
+            index = self._thread.index
+            if (
+                index not in self._unproven
+                or _is_ps_failure(e)
+                or self._cluster.closure_queue._cancellation_mgr.is_cancelled
+            ):
+                raise
+            text = str(getattr(e, "original_exception", e)).partition("\n")[0]
+            with self._changed:
+                self._unusable[index] = f"{type(e).__name__}: {text[:_MAX_ERROR_CHARACTERS]}"
 
     def _replace(self, coordinator: Any) -> None:
         """Replace the failure handler and the class of each worker, and remember the resources on workers."""
@@ -177,9 +199,10 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
     def _report(self) -> None:
         with self._changed:
             used = tuple(sorted(self._used | self._leaving.keys()))
-        if self._channel is not None and used != self._reported:
-            self._reported = used
-            self._channel.send(workers=used)
+            changes: dict[str, object] = {"workers": used, "unusable_workers": tuple(self._unusable.items())}
+        if self._channel is not None and changes != self._reported:
+            self._reported = changes
+            self._channel.send(**changes)
 
     def _reconcile(self) -> None:
         """Disconnect workers that should not be used, and connect those that should and answer."""
@@ -209,8 +232,10 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         self._add(joining)
 
     def _wanted(self) -> dict[int, Address]:
-        workers = self._channel.desired.workers if self._channel is not None else ()
-        return _parse(workers) or self._original
+        workers = _parse(self._channel.desired.workers if self._channel is not None else ()) or self._original
+        with self._changed:
+            self._unusable = {index: error for index, error in self._unusable.items() if index in workers}
+        return {index: address for index, address in workers.items() if index not in self._unusable}
 
     def _hurry(self, indices: Collection[int]) -> None:
         """Interrupt the closures of leaving workers that do not answer, or take too long."""
@@ -241,6 +266,7 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
             workers[index]._on_worker_recovery()
         with self._changed:
             self._used |= set(indices)
+            self._unproven |= set(indices) - self._original.keys()
             self._changed.notify_all()
 
     def _update(self, workers: Mapping[int, Address]) -> None:
