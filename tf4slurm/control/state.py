@@ -17,9 +17,11 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster, Member, Task, format_tasks
 from tf4slurm.control.barriers import Barriers
 from tf4slurm.control.guests import Guests
+from tf4slurm.control.idle_watch import IdleWatch
 from tf4slurm.control.messages import GUEST_RANK, DesiredState, ObservedState, Registration, ScriptState
 from tf4slurm.control.records import EVENT_KINDS, JobProgress, Outcome, TaskRecord
 from tf4slurm.control.shards import ShardLeases, ShardProgress
+from tf4slurm.control.spares import Spares
 from tf4slurm.errors import (
     EXIT_NO_PROGRESS,
     EXIT_NOT_FORMED,
@@ -49,11 +51,9 @@ class Phase(enum.Enum):
 _BEFORE_END = (Phase.RENDEZVOUS, Phase.CHECKING, Phase.TRAINING)
 _NEVER = float("inf")
 _GUEST_SECONDS = 2.0  # for guests to terminate after all other tasks have
-_MAX_NODE_FAILURES = 2  # then spares on other nodes replace the node's tasks
 _SERVER_SECONDS = 60.0  # until a warning that no TensorFlow server runs; importing TensorFlow takes less
 _LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, possibly at every step, are not logged
-_IDLE_SECONDS, _IDLE_CHECK_SECONDS = 60.0, 5.0
-_IDLE_CORES = 0.02  # processor cores per task; an idle TensorFlow server uses less
+_IDLE_CHECK_SECONDS = 5.0
 
 
 class JobState:
@@ -103,7 +103,7 @@ class JobState:
         self._idle_check_at = now
         self._barriers = Barriers(self._members, self._changed)
         self._guests = Guests(self._members, spec, self._changed, self._emit)
-        self._node_failures: Counter[str] = Counter()  # failed attempts, by the node of the task that failed first
+        self._spares = Spares(self._members, self.task_records, self._emit)
         self.progress = JobProgress()
         self._shards = ShardLeases(self._changed, self._on_shards_done)
 
@@ -145,9 +145,7 @@ class JobState:
     @property
     def excluded_nodes(self) -> tuple[str, ...]:
         """The nodes on which two attempts have failed; none if only one node is left."""
-        if len({record.node for record in self._members if record.node and not record.is_gone}) <= 1:
-            return ()
-        return tuple(node for node, failures in self._node_failures.items() if failures >= _MAX_NODE_FAILURES)
+        return self._spares.excluded_nodes
 
     @property
     def shards(self) -> tuple[ShardProgress, ...]:
@@ -458,7 +456,7 @@ class JobState:
     def _spread_tasks(self) -> None:
         """Place the tasks on the present ranks; those that are lost already become the last spares."""
         present = [record for record in self._members if not record.is_gone]
-        lost = [record for record in self._members if record.is_gone]  # spares since `_assign_spares`
+        lost = [record for record in self._members if record.is_gone]  # spares since `Spares.assign`
         counts = Counter(record.task.task_type for record in present)
         tasks = list(place_tasks(counts, SPREAD, [record.node for record in present]))
         tasks += [Task("spare", counts["spare"] + number) for number in range(len(lost))]
@@ -610,41 +608,16 @@ class JobState:
         if early is not None and early.task != outcome.cause:
             reason = f"{early} exited with code 0 before the job was done. Then: {outcome.reason}"
             outcome = Outcome(EXIT_TASK_LOST, reason, early.task, outcome.tail)
-        self._node_failures.update(record.node for record in self._members if record.task == outcome.cause)
+        self._spares.note_failure(outcome.cause)
         self.progress.end_attempt()
         is_last, is_stuck = self.attempt >= self.spec.max_attempts, self.progress.is_stuck
         if is_stuck and not is_last:
             reason = f"{self.progress} The last failure: {outcome.reason}"
             outcome = dataclasses.replace(outcome, exit_code=EXIT_NO_PROGRESS, reason=reason)
-        if is_last or is_stuck or not self._assign_spares():
+        if is_last or is_stuck or not self._spares.assign():
             self._decide(outcome)
         else:
             self._begin_attempt(outcome.reason)
-
-    def _assign_spares(self, *, only_lost: bool = False) -> bool:
-        """Let spares take the place of lost tasks, then of tasks on excluded nodes, unless `only_lost`.
-
-        Spares on other nodes come first, because the rest of a lost node's tasks may be found lost later; those on
-        excluded nodes come last. Returns False if the spares do not suffice for the lost tasks.
-        """
-        excluded = self.excluded_nodes
-        lost = [record for record in self._members if record.is_gone and not record.role.is_spare]
-        unwanted = {record.node for record in lost}
-        spares = sorted(
-            (record for record in self._members if record.role.is_spare and not record.is_gone),
-            key=lambda record: (record.node in excluded, record.node in unwanted),
-        )
-        if len(lost) > len(spares):
-            return False
-        others = [] if only_lost else [spare for spare in spares[len(lost) :] if spare.node not in excluded]
-        on_excluded = [r for r in self._members if r.node in excluded and not (r.is_gone or r.role.is_spare)]
-        for record, spare in [*zip(lost, spares, strict=False), *zip(on_excluded, others, strict=False)]:
-            self._emit("replaced", spare, f"takes the place of {record}")
-            record.task, record.role, spare.task, spare.role = spare.task, spare.role, record.task, record.role
-            record.observed = ObservedState()  # step and usage were those of the task
-            one, other = self.task_records.index(record), self.task_records.index(spare)
-            self.task_records[one], self.task_records[other] = spare, record
-        return True
 
     def _begin_attempt(self, reason: str) -> None:
         self.attempt += 1
@@ -708,11 +681,11 @@ class JobState:
             self._end_if_all_gone()
             return
         outcome = Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
-        if self.phase is Phase.RENDEZVOUS and self._assign_spares():
+        if self.phase is Phase.RENDEZVOUS and self._spares.assign():
             self._unregistered.discard(record.rank)
             self._not_ready.discard(record.rank)
             self._form_cluster_if_registered()
-        elif self._can_replace_worker(record) and self._assign_spares(only_lost=True):
+        elif self._can_replace_worker(record) and self._spares.assign(only_lost=True):
             self._start_replacement()
         elif self.phase in (Phase.RENDEZVOUS, Phase.CHECKING) or (record.owns_child and not record.role.is_spare):
             if self.spec.spares and self.phase in _BEFORE_END:
@@ -811,50 +784,3 @@ def _to_member(record: TaskRecord) -> Member:
 
 def _refusal(reason: str) -> RendezvousClosedError:
     return RendezvousClosedError(f"The control service refused this task: {reason}.", reason=reason)
-
-
-class IdleWatch:
-    """Notices that all tasks run but do not compute, for example because TensorFlow waits for a missing chief."""
-
-    def __init__(self) -> None:
-        self._starts: tuple[object, ...] = ()
-        self._since = 0.0
-        self._cpu_seconds = 0.0
-        self._has_warned = False
-        self.is_active = False  # whether a task has reported a step, or computed in the current 60 s
-
-    def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
-        """Return a warning if no task has computed or reported a step for 60 s; else None.
-
-        The warning is returned once, and again only after a task has started, ended or computed.
-        """
-        tasks = [record for record in records if record.role.is_in_cluster]
-        states = [record.observed for record in tasks]
-        starts = tuple((state.attempt, state.start_count, state.state) for state in states)
-        cpu_seconds = sum(state.usage.cpu_seconds for state in states)
-        is_known = all(state.state == "running" and state.usage.cpu_seconds for state in states)
-        has_stepped = any(state.script.step is not None for state in states)
-        has_computed = cpu_seconds - self._cpu_seconds > _IDLE_CORES * _IDLE_SECONDS * len(tasks)
-        has_changed, is_over = starts != self._starts, now - self._since >= _IDLE_SECONDS
-        self.is_active = has_stepped or (has_computed and not has_changed)
-        if has_changed or self.is_active:
-            self._has_warned = False
-        if has_changed or self.is_active or not is_known or is_over:
-            self._starts, self._since, self._cpu_seconds = starts, now, cpu_seconds
-        if is_over and is_known and not (has_changed or self.is_active or self._has_warned):
-            self._has_warned = True
-            return _describe_idleness({record.task.task_type for record in tasks})
-        return None
-
-
-def _describe_idleness(task_types: set[str]) -> str | None:
-    """Return the warning, with the chief as the probable cause; None if the job has no ps."""
-    seen = f"All tasks run, but none has computed or reported a step for {_IDLE_SECONDS:g} s"
-    if "ps" not in task_types:
-        return None
-    if "chief" not in task_types:
-        return (
-            f"{seen}. This job has no chief: if the script waits for one, as ParameterServerStrategy does, start it "
-            "without --no-chief."
-        )
-    return f"{seen}. This job has a chief: if worker 0 leads in the script, start it with --no-chief."
