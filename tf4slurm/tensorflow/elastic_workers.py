@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
 _RETRY_SECONDS = 0.5  # after a failed update; gRPC opens a connection that failed again after 1 s
-_LEAVE_SECONDS = 30.0  # for the running closure of a worker that must leave
 _LOG_SECONDS = 30.0  # between two lines about failed updates
 _MAX_ERROR_CHARACTERS = 300
 _FAIL_FAST = "GRPC_FAIL_FAST"  # TensorFlow reads it at each RPC
@@ -63,7 +62,7 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         self._unproven: set[int] = set()  # workers that have joined and have completed no closure yet
         self._unusable: dict[int, str] = {}  # the error of the first closure on a worker that has joined
         self._reported: dict[str, object] = {}
-        self._leaving: dict[int, float] = {}  # connected workers that should not be, with the time since then
+        self._leaving: set[int] = set()  # connected workers that should not be
         self._next_log = 0.0
         self._is_stopped = False
         self._resources: list[weakref.ref[Any]] = []  # which functions, also of later resources, may capture
@@ -198,7 +197,7 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
 
     def _report(self) -> None:
         with self._changed:
-            used = tuple(sorted(self._used | self._leaving.keys()))
+            used = tuple(sorted(self._used | self._leaving))
             changes: dict[str, object] = {"workers": used, "unusable_workers": tuple(self._unusable.items())}
         if self._channel is not None and changes != self._reported:
             self._reported = changes
@@ -209,10 +208,11 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         wanted = self._wanted()
         with self._changed:
             leaving = {index for index, address in self._connected.items() if wanted.get(index) != address}
-            self._leaving = {index: self._leaving.get(index, time.monotonic()) for index in leaving}
+            self._leaving = leaving
             self._used -= leaving
             running, used = set(self._running), set(self._used)
-        self._hurry(leaving & running)
+        finishing = {index: self._connected[index] for index in leaving & running}
+        _end_closures(finishing, _find_answering(finishing))
         joining = _find_answering({i: wanted[i] for i in wanted.keys() - used - running})
         if not joining and not leaving - running:
             return
@@ -220,7 +220,7 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         alive = _find_answering(kept)
         for index in kept.keys() - alive.keys():
             logger.warning("worker/%d at %s does not answer and is left out", index, kept[index])
-        shut_down_connections({kept[index] for index in kept.keys() - alive.keys()})  # ends their closures
+        _end_closures(kept, alive)
         dropped = self._drop(self._connected.keys() - alive.keys())
         addresses = alive | joining
         self._check_ps()
@@ -228,7 +228,7 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         del dropped
         with self._changed:
             self._connected = addresses
-            self._leaving = {index: since for index, since in self._leaving.items() if index in running}
+            self._leaving = leaving & running
         self._add(joining)
 
     def _wanted(self) -> dict[int, Address]:
@@ -236,12 +236,6 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         with self._changed:
             self._unusable = {index: error for index, error in self._unusable.items() if index in workers}
         return {index: address for index, address in workers.items() if index not in self._unusable}
-
-    def _hurry(self, indices: Collection[int]) -> None:
-        """Interrupt the closures of leaving workers that do not answer, or take too long."""
-        before = time.monotonic() - _LEAVE_SECONDS
-        alive = _find_answering({i: self._connected[i] for i in indices if self._leaving[i] > before})
-        shut_down_connections({self._connected[index] for index in set(indices) - alive.keys()})
 
     def _drop(self, indices: Collection[int]) -> list[Any]:
         """Use these workers no more; return their resources, which are lost.
@@ -379,14 +373,18 @@ def _not_waiting_for(addresses: Collection[Address]) -> Iterator[None]:
 
     def watch() -> None:
         while not is_over.wait(1.0):
-            alive = _find_answering(servers)
-            shut_down_connections({servers[number] for number in servers.keys() - alive.keys()})
+            _end_closures(servers, _find_answering(servers))
 
     threading.Thread(target=watch, name="tf4slurm-workers-update", daemon=True).start()
     try:
         yield
     finally:
         is_over.set()
+
+
+def _end_closures(servers: Mapping[int, Address], alive: Collection[int]) -> None:
+    """Let the RPCs to the other servers fail, and so the closures that run on them."""
+    shut_down_connections({address for index, address in servers.items() if index not in alive})
 
 
 def shut_down_connections(addresses: Collection[Address]) -> None:
