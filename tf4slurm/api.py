@@ -169,7 +169,14 @@ def _run_launcher(
     raise LaunchError(text, command=command, returncode=code)
 
 
-def grow(job: str | KnownJob, workers: int, *, environ: Mapping[str, str] | None = None, **options: Any) -> str:
+def grow(
+    job: str | KnownJob,
+    workers: int,
+    *,
+    environ: Mapping[str, str] | None = None,
+    site: str | None = "none",
+    **options: Any,
+) -> str:
     """Add workers to a running job: submit a job array of Slurm whose elements join it; return the array's id.
 
     A worker that joins takes part in training as soon as its TensorFlow server answers, if the chief's script calls
@@ -178,31 +185,44 @@ def grow(job: str | KnownJob, workers: int, *, environ: Mapping[str, str] | None
     Args:
         workers: Number of workers to add.
         environ: Environment of the workers, by default that of this process.
+        site: Profile of settings for the options that are not given; None for that of the settings files. By default no
+            settings are read, as by `submit`.
         options: Options of the array as for `BatchSpec`: those for Slurm, such as `partition`, and for the environment.
 
     Raises:
-        JobStateError: The job has ended, is a local job, or cannot use more workers.
+        JobStateError: The job has ended, is a local job, runs another version of tf4slurm, or cannot use more workers.
+            If it has ended meanwhile, the array is cancelled.
         OptionError: `workers` or an option is invalid.
-        UntrustedFileError: Another user could have written the job's files.
+        SettingsError: A settings file cannot be used.
+        UntrustedFileError: Another user could have written the job's files or a settings file.
+        RunDirectoryError: The job has no run directory here, or it cannot be read or written.
         RefusedError, LaunchError: sbatch refused the array, or cannot be started.
     """
     from tf4slurm.submission import guests
 
-    return guests.grow(find(job), workers, options, os.environ if environ is None else environ)
+    return guests.grow(find(job), workers, options, os.environ if environ is None else environ, site)
 
 
-def grow_script(job: str | KnownJob, workers: int, **options: Any) -> str:
+def grow_script(
+    job: str | KnownJob,
+    workers: int,
+    *,
+    environ: Mapping[str, str] | None = None,
+    site: str | None = "none",
+    **options: Any,
+) -> str:
     """Return the batch script that `grow` submits. Raises: as `grow`."""
     from tf4slurm.submission.batch_script import make_script
     from tf4slurm.submission.guests import make_guest_spec
 
-    return make_script(make_guest_spec(find(job), workers, options))
+    known, environ = find(job), os.environ if environ is None else environ
+    return make_script(make_guest_spec(known, latest_run(known), workers, options, environ, site))
 
 
 def shrink(job: str | KnownJob, workers: int) -> tuple[str, ...]:
-    """Remove workers that `grow` has added: cancel their Slurm jobs, pending and late ones first; return their ids.
+    """Remove workers that `grow` added: pending ones first, then the newest; return the ids of their Slurm jobs.
 
-    A worker that trains ends its running steps first, so nothing is lost.
+    The Slurm jobs are cancelled. A worker that trains ends its running closure first, for at most 20 s.
 
     Raises:
         JobStateError: Fewer workers were added; none is removed.

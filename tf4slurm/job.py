@@ -170,7 +170,7 @@ class Job:
 
     def grow(self, workers: int, **options: Any) -> str:
         """Add workers to this running job; return the id of their job array. See `tf4slurm.grow`."""
-        return api.grow(self._started(), workers, **options)
+        return api.grow(self._started(), workers, **{SITE: self._site, **options})
 
     def shrink(self, workers: int) -> tuple[str, ...]:
         """Remove workers that `grow` has added; return the ids of their jobs. See `tf4slurm.shrink`."""

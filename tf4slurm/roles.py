@@ -19,7 +19,7 @@ class Role:
         is_wait_bounded: After the other tasks are done, the job waits at most `finish_timeout_seconds` for this role.
         sees_gpus: The task's GPUs are visible to the child; else they are hidden.
         program: The program of tf4slurm that the child runs; empty for the user's command.
-        is_spare: The task runs nothing until it takes the place of a lost task, in the next attempt.
+        is_spare: The task runs nothing until it takes the place of a lost task.
         is_guest: The task has joined the running job, and may leave at any time without harm.
     """
 

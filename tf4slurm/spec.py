@@ -228,8 +228,8 @@ class JobSpec:
             raise OptionError(text, option="workers")
         if self.spares and self.max_attempts == 1:
             raise OptionError(
-                f"--spares {self.spares} needs further attempts, in which spares take part. Give --max-attempts "
-                f"{self.spares + 1}.",
+                f"--spares {self.spares} needs further attempts, for lost tasks other than workers. Give "
+                f"--max-attempts {self.spares + 1}.",
                 option="max-attempts",
             )
         placeholders = placeholders_in(self.command)

@@ -36,6 +36,7 @@ class Guests:
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,
         )
         self.processes.append(process)
         return process
@@ -100,6 +101,17 @@ def test_worker_leaves_after_sigterm_when_the_chief_releases_it(guests: Guests) 
     assert guests.end() == 0
 
 
+def test_worker_leaves_when_its_terminal_is_closed(guests: Guests) -> None:
+    guests.start()
+    guest = guests.join()
+    guests.wait_for(0, 1, 2)
+    os.killpg(guest.pid, signal.SIGHUP)
+    guests.wait_for(0, 1)
+    _, text = guest.communicate(timeout=_END_SECONDS)
+    assert (guest.returncode, "it leaves" in text) == (0, True), text
+    assert guests.end() == 0
+
+
 @pytest.mark.parametrize("what", ["process", "child", "agent"])
 def test_killed_worker_costs_the_job_nothing(guests: Guests, what: str) -> None:
     guests.start("--max-worker-restarts", "0")
@@ -137,6 +149,10 @@ def test_worker_ends_when_the_launcher_is_killed(guests: Guests) -> None:
     _, text = guest.communicate(timeout=_END_SECONDS)
     assert guest.returncode == 7, text
     assert wait_until(lambda: not _exists(guests.child(2)), 10)
+    assert (guests.job.run_directory / "control.json").exists()
+    late = guests.join()
+    _, text = late.communicate(timeout=_END_SECONDS)
+    assert (late.returncode, "has ended (LOST)" in text) == (2, True), text
 
 
 def test_worker_is_refused_by_a_job_whose_script_cannot_use_it(guests: Guests, monkeypatch: pytest.MonkeyPatch) -> None:

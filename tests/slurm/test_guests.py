@@ -145,6 +145,9 @@ def test_workers_end_with_a_run_that_is_requeued(lab: SlurmLab, tmp_path: Path) 
 def test_worker_without_the_run_directory_is_refused(growing: GrowingJob, tmp_path: Path) -> None:
     copy = tmp_path / "unshared" / growing.run_directory.name
     shutil.copytree(growing.run_directory, copy, ignore=shutil.ignore_patterns("control.json"))
+    job = json.loads((copy / "job.json").read_text())
+    job["options"]["start_timeout_seconds"] = 1  # how long `join` waits for control.json
+    (copy / "job.json").write_text(json.dumps(job))
     refused = growing.run("join", str(copy), check=False)
     assert refused.returncode == 2
     assert "not shared with this host" in refused.stderr

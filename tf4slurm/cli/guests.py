@@ -9,12 +9,13 @@ import click
 
 from tf4slurm import api
 from tf4slurm.batch_spec import BatchSpec
-from tf4slurm.cli.options import given, job_options, site_option
+from tf4slurm.cli.options import given, job_options, site_option, verb_option
 from tf4slurm.cli.shared import Verb, job_argument, note
 from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import KnownJob
-from tf4slurm.settings import SITE, fill_in, read_settings
 from tf4slurm.submission.guests import OPTIONS
+
+_OUTPUT_HELP = "File for the output. [default: <run directory>/guest-%A_%a.out]"
 
 
 @click.command(cls=Verb, examples=("tf4slurm grow 4711 --workers 4 --partition preempt --time 2h",))
@@ -22,33 +23,35 @@ from tf4slurm.submission.guests import OPTIONS
 @click.option("--workers", type=click.IntRange(min=1), required=True, help="Number of workers to add.")
 @click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
 @site_option
-@job_options("grow", BatchSpec, OPTIONS)
+@job_options("grow", BatchSpec, [name for name in OPTIONS if name != "output"])
+@verb_option("output", str, _OUTPUT_HELP, flags=("-o",), group="Files")
 @click.pass_obj
-def grow(environ: dict[str, str], /, job: KnownJob, workers: int, dry_run: bool, **options: Any) -> None:
+def grow(
+    environ: dict[str, str], /, job: KnownJob, workers: int, dry_run: bool, site: str | None, **options: Any
+) -> None:
     """Add workers to a running job: submit a job array of Slurm whose elements join the job.
 
     Each worker takes part in training as soon as it has started, if the chief's script calls parameter_server_strategy
-    of tf4slurm.tensorflow. It may leave at any time, so a preemptible partition is suitable. The array ends with the
-    job.
+    or job_strategy of tf4slurm.tensorflow. It may leave at any time, so a preemptible partition is suitable. The array
+    ends with the job.
     """
-    settings = read_settings(environ, options.pop(SITE))
-    usable = {name: setting for name, setting in settings.items() if name in OPTIONS}
-    filled = fill_in(BatchSpec, given(options), usable)
     if dry_run:
-        click.echo(api.grow_script(job, workers, **filled), nl=False)
+        click.echo(api.grow_script(job, workers, environ=environ, site=site, **given(options)), nl=False)
         return
-    click.echo(api.grow(job, workers, environ=environ, **filled))
+    job_id = api.grow(job, workers, environ=environ, site=site, **given(options))
+    click.echo(job_id)
     added = format_count(workers, "worker")
-    note(f"{added} will join {job.name} when Slurm has room. Show the workers: tf4slurm status {job.name}")
+    show = f"tf4slurm status {job.name}, or for pending ones: squeue -j {job_id}"
+    note(f"{added} will join {job.name} when Slurm has room. Show the workers: {show}")
 
 
 @click.command(cls=Verb, examples=("tf4slurm shrink 4711 --workers 2",))
 @job_argument(is_optional=False)
 @click.option("--workers", type=click.IntRange(min=1), required=True, help="Number of workers to remove.")
 def shrink(job: KnownJob, workers: int) -> None:
-    """Remove workers that "tf4slurm grow" has added, those that are pending or came last first.
+    """Remove workers that "tf4slurm grow" added: pending ones first, then the newest.
 
-    Their jobs of Slurm are cancelled. A worker that trains ends its running steps first.
+    Their jobs of Slurm are cancelled. A worker that trains ends its running closure first, for at most 20 s.
     """
     for job_id in api.shrink(job, workers):
         click.echo(job_id)
@@ -60,7 +63,8 @@ def shrink(job: KnownJob, workers: int) -> None:
 def join(environ: dict[str, str], /, job: KnownJob) -> None:
     """Run one more worker of a running job in this process, until the job ends or this process receives SIGTERM.
 
-    This is the command of the jobs that "tf4slurm grow" submits. It runs in every allocation, and beside a local job.
+    This is the command of the jobs that "tf4slurm grow" submits. It also works in any
+    allocation, and beside a local job.
     """
     from tf4slurm.launch.guest import join_job
 

@@ -4,7 +4,7 @@ runs/<name>-<id>/
     job.json          command, options and versions
     control.json      address and credentials of the control service, sealed with MUNGE if MUNGE works; only for tasks
                       that the launcher does not start: those of plain srun, and workers that join a running job
-    guests.json       jobs of Slurm that add workers to this one; from then on there is a control.json
+    guests.jsonl      job arrays of Slurm that add workers to this job; from then on there is a control.json
     events.jsonl      every change of state
     slurm.json        resources that Slurm allocated to the job, and times
     status.json       state of the job and its tasks a few seconds ago
@@ -37,7 +37,7 @@ from tf4slurm.control.script_reports import ScriptReport
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.schema import (
     FILE_NAMES,
-    GuestFile,
+    GuestArray,
     JobFile,
     LastState,
     ResultFile,
@@ -120,7 +120,9 @@ class RunDirectory:
 
     def has_guests(self) -> bool:
         """Whether workers have joined the job, or will."""
-        return (self.path / FILE_NAMES[GuestFile]).exists()
+        with contextlib.suppress(OSError):
+            return FILE_NAMES[GuestArray] in os.listdir(self.path)  # NFS caches missing files for a minute
+        return False
 
     def log(self, task: Task, attempt: int) -> Path:
         return self.path / "logs" / f"{_name(task, attempt)}.log"
@@ -147,7 +149,7 @@ class RunDirectory:
         return self.read(JobFile) or JobFile()
 
     def read_lines(self, kind: type[_T]) -> list[_T]:
-        """Read events.jsonl (`Event`) or samples.jsonl (`Sample`), without damaged lines."""
+        """Read events.jsonl (`Event`), samples.jsonl (`Sample`) or guests.jsonl, without damaged lines."""
         return read_lines(self.path / FILE_NAMES[kind], kind)
 
     def read_reports(self) -> dict[tuple[str, int], list[ScriptReport]]:
@@ -164,7 +166,7 @@ class RunDirectory:
         states = (read_file(path, LastState) for path in sorted((self.path / "lost").glob("*.json")))
         return {state.task: state for state in states if state is not None}
 
-    def write(self, content: JobFile | StatusFile | SlurmResources | LastState | GuestFile) -> None:
+    def write(self, content: JobFile | StatusFile | SlurmResources | LastState) -> None:
         path = self.path / FILE_NAMES[type(content)]
         if isinstance(content, LastState):
             path = path.with_name(f"{content.task.replace('/', '-')}.json")
@@ -204,9 +206,11 @@ class RunDirectory:
             reserved.unlink()
 
     def append_sample(self, sample: Sample) -> None:
-        path = self.path / FILE_NAMES[Sample]
-        with _writing(path), open_to_append(path) as file:
-            file.write(to_json(sample).encode() + b"\n")
+        _append(self.path / FILE_NAMES[Sample], sample)
+
+    def add_guests(self, *arrays: GuestArray) -> None:
+        """Append arrays to guests.jsonl, or only create the file; the launcher then writes control.json."""
+        _append(self.path / FILE_NAMES[GuestArray], *arrays)
 
     def write_reports(self, task: Task, attempt: int, reports: Sequence[ScriptReport], *, is_appended: bool) -> None:
         """Append reports to the file of this attempt, or replace the file atomically."""
@@ -240,6 +244,12 @@ def _reserve_result(path: Path) -> None:
 def open_to_append(path: Path) -> BinaryIO:
     """Open a file for unbuffered appending, or create it (0600)."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0)
+
+
+def _append(path: Path, *lines: Sample | GuestArray) -> None:
+    """Append lines with one write, so that simultaneous writers on one host lose none."""
+    with _writing(path), open_to_append(path) as file:
+        file.write(b"".join(to_json(line).encode() + b"\n" for line in lines))
 
 
 def make_parent(path: Path) -> None:

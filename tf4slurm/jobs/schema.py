@@ -270,14 +270,14 @@ class ResultFile:
 
 
 @dataclass(frozen=True)
-class GuestFile:
-    """The Slurm jobs that `tf4slurm grow` has submitted to add workers.
+class GuestArray:
+    """One line of guests.jsonl: a job array that `tf4slurm grow` has submitted, with one element per worker.
 
     Attributes:
-        job_ids: Their ids, of job arrays with an element per worker.
+        job_id: Slurm's id of the array.
     """
 
-    job_ids: tuple[str, ...] = ()
+    job_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ FILE_NAMES: dict[type[Any], str] = {
     ScriptReport: "metrics/<role>-<index>.<attempt>.jsonl",
     Event: "events.jsonl",
     ResultFile: "result.json",
-    GuestFile: "guests.json",
+    GuestArray: "guests.jsonl",
     LastState: "lost/<role>-<index>.json",
 }
 

@@ -1,4 +1,4 @@
-"""`tf4slurm join`: run one more worker of a running job, on this host; and the jobs of Slurm that do so."""
+"""Join a running job as one more worker; find and cancel the Slurm jobs that `grow` submitted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from tf4slurm.agent.child import OwnedChild
 from tf4slurm.agent.rendezvous import Guest, Rendezvous
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import ControlEndpoint
-from tf4slurm.errors import JobStateError, LaunchError
+from tf4slurm.errors import REQUEUED, JobStateError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import GuestFile, Process, ResultFile
+from tf4slurm.jobs.schema import FILE_NAMES, GuestArray, JobFile, Process, ResultFile
+from tf4slurm.jobs.status import LATE_SECONDS, JobFiles, StatusReader
 from tf4slurm.roles import can_grow
 from tf4slurm.slurm.commands import cancel_job, query_queue
 from tf4slurm.slurm.environ import own_node_name
@@ -30,7 +31,7 @@ from tf4slurm.system.output import LineWriter
 
 logger = logging.getLogger(__name__)
 
-_CONTROL_SECONDS, _POLL_SECONDS = 20.0, 0.2
+_POLL_SECONDS, _QUEUE_POLL_SECONDS = 0.2, 1.0
 _END_SECONDS = 5.0  # for the Slurm jobs of workers whose agents have ended
 
 
@@ -41,47 +42,38 @@ def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
     longer needed.
 
     Raises:
-        JobStateError: The job has ended, or accepts no more workers.
-        RunDirectoryError: The job has no run directory here.
+        JobStateError: The job has ended, accepts no more workers, or is a local job on another host.
+        RunDirectoryError: The job has no run directory here, or it cannot be read or written.
         UntrustedFileError: Another user could have written the job's files.
     """
     directory = latest_run(job)
-    file = directory.read_trusted_job()
-    check_growable(job, file.counts)
+    file = check_joinable(job, directory, "join")
+    if file.job_id is None and file.process is not None and file.process.host != os.uname().nodename:
+        text = f"{job.name} is a local job on {file.process.host}. Run tf4slurm join there."
+        raise JobStateError(text, job=job.name, state="RUNNING")
     place = file.directory or "."
     if not os.path.isdir(place):
         text = (
             f"The directory {place!r} of {job.name} does not exist on {os.uname().nodename}. Share it with this host."
         )
         raise JobStateError(text, job=job.name, state="RUNNING")
-    if directory.read(ResultFile) is not None:
-        raise JobStateError(f"{job.name} has ended. No worker can join it.", job=job.name, state="ENDED")
-    version = file.versions.get("tf4slurm")
-    if version != __version__:
-        text = (
-            f"{job.name} runs tf4slurm {version}, this is {__version__}: run the job's version, such as its Python's."
-        )
-        raise JobStateError(text, job=job.name, state="RUNNING")
     if _has_own_network(file.process):
         text = f"{job.name} runs in a network of its own, which no other process reaches: start it without --isolated."
         raise JobStateError(text, job=job.name, state="RUNNING")
-    if not directory.has_guests():
-        directory.write(GuestFile())
-    if not _wait_for_control(directory):
+    spec = JobSpec(file.command, **file.options)
+    directory.add_guests()
+    if not _wait_for_control(directory, spec.start_timeout_seconds):
+        check_joinable(job, directory, "join")  # it may have ended in the meantime
         raise JobStateError(
-            f"{job.name} did not write {str(directory.control)!r} within {_CONTROL_SECONDS:g} s: it has ended, or its "
-            "run directory is not shared with this host. Put it on a shared file system with --runs-directory.",
+            f"{job.name} did not write {str(directory.control)!r} within {spec.start_timeout_seconds:g} s: its run "
+            "directory is not shared with this host. Put it on a shared file system with --runs-directory.",
             job=job.name,
             state="UNKNOWN",
         )
     os.chdir(place)
-    start_guard()
+    start_guard(stops_at_hangup=True)
     writer = LineWriter(sys.stdout)
-    rendezvous = Rendezvous(
-        Guest(own_node_name(environ)),
-        JobSpec(file.command, **file.options),
-        lambda: ControlEndpoint.from_file(directory.control),
-    )
+    rendezvous = Rendezvous(Guest(own_node_name(environ)), spec, lambda: ControlEndpoint.from_file(directory.control))
     agent = Agent(rendezvous, OwnedChild(rendezvous, environ, directory, writer))
     try:
         exit_code = asyncio.run(_run(agent, rendezvous.client))
@@ -115,50 +107,81 @@ def _has_own_network(launcher: Process | None) -> bool:
         return False
 
 
-def _wait_for_control(directory: RunDirectory) -> bool:
-    """Wait until the launcher has written control.json; return False at the timeout."""
-    deadline = time.monotonic() + _CONTROL_SECONDS
+def _wait_for_control(directory: RunDirectory, timeout_seconds: float) -> bool:
+    """Wait until the launcher has written control.json; return False if the job has ended or at the timeout."""
+    deadline = time.monotonic() + timeout_seconds
     while ControlEndpoint.from_file(directory.control) is None:
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= deadline or directory.read(ResultFile) is not None:
             return False
         time.sleep(_POLL_SECONDS)
     return True
 
 
-def find_guests(*directories: RunDirectory) -> list[QueueEntry]:
-    """Return the jobs of Slurm that `tf4slurm grow` has submitted during these runs of a job, until they end."""
-    files = [directory.read(GuestFile) for directory in directories]
-    job_ids = [job_id for file in files if file is not None for job_id in file.job_ids]
+def find_guests(job: KnownJob) -> list[QueueEntry]:
+    """Return the jobs of Slurm that `tf4slurm grow` has submitted during all runs of a job, until they end."""
+    job_ids = [array.job_id for run in job.run_directories for array in run.read_lines(GuestArray) if array.job_id]
     if not job_ids:
         return []
     entries = query_queue(job_ids, expands_arrays=True)
     return [entry for entry in entries if not (entry.has_ended or entry.state == "COMPLETING")]
 
 
-def end_guests(directory: RunDirectory) -> None:
-    """Cancel the Slurm jobs that would add workers to an ended job.
+def end_guests(job: KnownJob) -> None:
+    """Cancel the Slurm jobs that would add workers to an ended job; log a warning if that fails.
 
     Running ones end by themselves. One that does not may be on a lost host, so Slurm would requeue it.
     """
     deadline = time.monotonic() + _END_SECONDS
     try:
-        while guests := find_guests(directory):
+        while guests := find_guests(job):
             is_late = time.monotonic() >= deadline
             if cancelled := [guest.job_id for guest in guests if guest.is_pending or is_late]:
                 cancel_job(*cancelled)
             if is_late:
                 break
-            time.sleep(_POLL_SECONDS)
-    except LaunchError as error:
+            time.sleep(_QUEUE_POLL_SECONDS)
+    except Tf4SlurmError as error:
         logger.warning("jobs that would add workers to this one are not cancelled: %s", error)
 
 
-def check_growable(job: KnownJob, counts: Mapping[str, int]) -> None:
-    """Raise JobStateError if the roles of a job have no use for more workers."""
-    if not can_grow(counts):
-        roles = ", ".join(f"{count} {role}" for role, count in counts.items()) or "no roles"
-        raise JobStateError(
-            f"{job.name} has {roles}: only a job with a chief and ps can use more workers while it runs.",
-            job=job.name,
-            state="RUNNING",
-        )
+def check_joinable(job: KnownJob, directory: RunDirectory, verb: str) -> JobFile:
+    """Return job.json of a run that can use another worker of this tf4slurm; `verb` is for the error message.
+
+    Raises:
+        JobStateError: The run has ended, runs another version of tf4slurm, or cannot use more workers.
+        RunDirectoryError: job.json is missing or cannot be read.
+        UntrustedFileError: Another user could have written the file.
+    """
+    file, files = directory.read_trusted_job(), JobFiles(directory)
+    if not file.counts:
+        path = str(directory.path / FILE_NAMES[JobFile])
+        text = f"{path!r} is missing or cannot be read. The job may have just started: try again in a few seconds."
+        raise RunDirectoryError(text, path=path)
+    state, reason = _find_end(job, file, files), ""
+    version = file.versions.get("tf4slurm")
+    if state == REQUEUED:
+        reason = "was requeued and does not run yet. Add workers when it runs"
+    elif state:
+        reason = f"has ended ({state}). No worker can join it"
+    elif not can_grow(file.counts):
+        roles = ", ".join(f"{count} {role}" for role, count in file.counts.items())
+        reason = f"has {roles}: only a job with a chief and ps can use more workers while it runs"
+    elif version != __version__:
+        reason = f"runs tf4slurm {version}, this is {__version__}. Start {verb} with the job's Python"
+    elif files.status.workers_error:
+        reason = f"cannot use more workers: {files.status.workers_error}"
+    if reason:
+        raise JobStateError(f"{job.name} {reason}.", job=job.name, state=state or "RUNNING")
+    return file
+
+
+def _find_end(job: KnownJob, file: JobFile, files: JobFiles) -> str:
+    """Return the state of a run that has ended; "" for a running one. Slurm is queried only if status.json is old."""
+    launcher = file.process
+    is_lost = launcher is not None and launcher.host == os.uname().nodename and not launcher.is_alive()
+    result = files.run.read(ResultFile)  # after `is_lost`: the launcher may end in between
+    age, limit = files.status_age_seconds, files.status.heartbeat_timeout_seconds + LATE_SECONDS
+    if result is None and not is_lost and age is not None and age > limit:
+        (status,) = StatusReader([job]).read()
+        return status.state if status.has_ended else ""
+    return result.state if result is not None else "LOST" if is_lost else ""

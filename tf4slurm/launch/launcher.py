@@ -37,6 +37,7 @@ from tf4slurm.errors import (
     describe_end,
 )
 from tf4slurm.jobs.recorder import EventLog, Recorder
+from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile
 from tf4slurm.launch.guest import end_guests
@@ -65,6 +66,7 @@ _PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before a wa
 _FILE_SYSTEM_SECONDS = 300.0  # after the warning; a parallel file system's failover takes 30 to 300 s
 _LOAD_SECONDS = 3.0
 _GUESTS_SECONDS = 1.0
+_END_GUESTS_SECONDS = 15.0  # for Slurm's programs too
 _T = TypeVar("_T")
 
 
@@ -105,10 +107,11 @@ class Launcher:
 
     @property
     def has_connected_agents(self) -> bool:
-        """Whether an agent is connected that has not reported the end of its task."""
+        """Whether an agent of the step is connected that has not reported the end of its task."""
         return any(
             record.has_registered and record.is_connected and record.observed.state != "terminated"
             for record in self._state.records
+            if not record.role.is_guest
         )
 
     async def run(self) -> Result:
@@ -151,6 +154,15 @@ class Launcher:
         is_local = self._spawner is not None and self._spawner.is_local
         endpoint = await start_service(self._service, self._node, is_local=is_local)
         ending = asyncio.create_task(self._service.wait_for_end())
+        inviting = asyncio.create_task(self._invite_guests(endpoint))  # staging may take longer than `join` waits
+        try:
+            await self._start_tasks(endpoint, ending)
+            await ending
+        finally:
+            inviting.cancel()
+
+    async def _start_tasks(self, endpoint: ControlEndpoint, ending: asyncio.Task[None]) -> None:
+        """Start the agents, or write control.json for those that srun has started."""
         if self._spawner is None:
             await self._in_time(write_control, endpoint, self._run_directory)
         elif self._state.outcome is None:
@@ -160,9 +172,6 @@ class Launcher:
             if starting.done():
                 starting.result()
             starting.cancel()
-        inviting = asyncio.create_task(self._invite_guests(endpoint))
-        await ending
-        inviting.cancel()
 
     # Calls of the spawner
 
@@ -253,12 +262,26 @@ class Launcher:
         """Write control.json when workers want to join this job; its own tasks do not need this file."""
         if self._spawner is None or not can_grow(self._spec.counts):
             return
-        while not await asyncio.wrap_future(self._files.submit(self._run_directory.has_guests)):
+        has_failed = False
+        while True:
+            if await asyncio.wrap_future(self._files.submit(self._run_directory.has_guests)):
+                try:
+                    return await self._in_time(write_control, endpoint, self._run_directory)
+                except RunDirectoryError as error:
+                    if not has_failed:
+                        logger.warning("no worker can join this job yet: %s", error)
+                    has_failed = True
             await asyncio.sleep(_GUESTS_SECONDS)
-        try:
-            await self._in_time(write_control, endpoint, self._run_directory)
-        except RunDirectoryError as error:
-            logger.warning("no worker can join this job: %s", error)
+
+    async def _end_guests(self) -> None:
+        """Cancel the Slurm jobs that add workers to this job, in all its runs."""
+        if self._job_id is None or not can_grow(self._spec.counts):
+            return
+        path = self._run_directory.path
+        name = path.name if self._spawner is None else f"{self._spec.name}-{self._job_id}"
+        ending: asyncio.Future[Any] = in_thread(end_guests, KnownJob(self._job_id, name, str(path.parent)))
+        # A signal does not end this wait, because Slurm sends some to a job that was requeued.
+        await asyncio.wait({ending}, timeout=_END_GUESTS_SECONDS)
 
     def _write_resources(self, job_id: str) -> None:
         """Write the allocation to slurm.json, because Slurm forgets a job a few minutes after its end."""
@@ -290,7 +313,7 @@ class Launcher:
         raise RunDirectoryError(f"{text}: what was to be written there may be missing.", path=path)
 
     async def _conclude(self) -> Result:
-        """Write the result and the report."""
+        """Write the result and the report, then end the workers that have joined."""
         assert self._state.phase is Phase.ENDED
         directory, report = self._run_directory, None
         file = make_result_file(self._state, directory, self._started_at, time.monotonic())
@@ -304,11 +327,11 @@ class Launcher:
                     await self._in_time(self._requeue.end)
             await self._in_time(save_result, file, directory)  # last: all other files exist then
             report = await self._in_time(write_report, directory)
-            await self._in_time(end_guests, directory)
         except RunDirectoryError as error:  # a full or stalled disk does not change the outcome
             logger.error("%s", error)
         result = Result(file, directory, report)
         self._reporter.on_result(result)
+        await self._end_guests()
         return result
 
     async def _requeue_job(self, file: ResultFile, requeue: Requeue) -> ResultFile:

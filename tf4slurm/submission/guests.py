@@ -9,42 +9,46 @@ from pathlib import Path
 from typing import Any
 
 from tf4slurm.batch_spec import BatchSpec, parse_pairs
-from tf4slurm.errors import JobStateError, OptionError
+from tf4slurm.errors import JobStateError, OptionError, Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, latest_run
-from tf4slurm.jobs.schema import GuestFile
-from tf4slurm.jobs.status import JobFiles, StatusReader
-from tf4slurm.launch.guest import check_growable, find_guests
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import GuestArray
+from tf4slurm.jobs.status import StatusReader
+from tf4slurm.launch.guest import check_joinable, find_guests
+from tf4slurm.options import key_of, unknown
+from tf4slurm.settings import fill_in, read_settings
 from tf4slurm.slurm.commands import cancel_job
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.submit import make_output_directory, submit_environment, submit_script
 
 OPTIONS = (
     *("partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "dependency"),
-    *("cpus_per_task", "mem", "mem_per_cpu", "mem_per_gpu", "gpus_per_task", "gres", "exclusive", "output"),
-    *("sbatch", "no_sbatch", "module", "load_env", "venv", "conda", "env", "prologue", "python"),
+    *("cpus_per_task", "mem", "mem_per_cpu", "mem_per_gpu", "exclusive", "output", "sbatch", "no_sbatch"),
+    *("gpus_per_node", "gpus_per_task", "gres", "gpu_flag", "gpu_type"),
+    *("module", "load_env", "venv", "conda", "env", "prologue", "python"),
 )
 """The fields of BatchSpec that `grow` takes."""
 
-_FIXED = {"array", "job-name", "nodes", "ntasks", "ntasks-per-node"}
+_FIXED = ("array", "job-name", "nodes", "ntasks", "ntasks-per-node", "test-only", "wait", "wrap")
 
 
-def make_guest_spec(job: KnownJob, workers: int, options: Mapping[str, Any]) -> BatchSpec:
+def make_guest_spec(
+    job: KnownJob,
+    directory: RunDirectory,
+    workers: int,
+    options: Mapping[str, Any],
+    environ: Mapping[str, str],
+    site: str | None,
+) -> BatchSpec:
     """Return the job array whose elements join a job; see `api.grow`."""
     _check_workers(workers)
-    fixed = sorted(_FIXED & parse_pairs("sbatch", options.get("sbatch", ())).keys())
-    if fixed:
-        raise OptionError(f"--sbatch {fixed[0]}: tf4slurm grow sets this option itself. Omit it.", option="sbatch")
-    directory = latest_run(job)
-    file = directory.read_trusted_job()
-    (status,) = StatusReader([job]).read()
-    if status.has_ended or job.job_id is None:
-        why = "has ended" if status.has_ended else "is a local job, which Slurm cannot add workers to"
-        advice = "" if status.has_ended else f' Start each on its host: "tf4slurm join {job.name}".'
-        raise JobStateError(f"{job.name} {why}.{advice}", job=job.name, state=status.state)
-    check_growable(job, file.counts)
-    if error := JobFiles(directory).status.workers_error:
-        text = f"{job.name} cannot use more workers: {error}."
-        raise JobStateError(text, job=job.name, state=status.state)
+    options = _fill_in(options, environ, site)
+    file = check_joinable(job, directory, "grow")
+    if job.job_id is None:
+        text = (
+            f'{job.name} is a local job, which Slurm cannot add workers to. Run "tf4slurm join {job.name}" on its host.'
+        )
+        raise JobStateError(text, job=job.name, state="RUNNING")
     spec = BatchSpec(
         command=("tf4slurm",),
         name=f"{directory.path.name}-guest",
@@ -57,23 +61,50 @@ def make_guest_spec(job: KnownJob, workers: int, options: Mapping[str, Any]) -> 
     return dataclasses.replace(spec, command=(*spec.tf4slurm, "join", str(first_run)))
 
 
-def grow(job: KnownJob, workers: int, options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+def _fill_in(options: Mapping[str, Any], environ: Mapping[str, str], site: str | None) -> dict[str, Any]:
+    """Return the given options, completed with settings; refuse those that `grow` does not take."""
+    for name in options:
+        if name not in OPTIONS:
+            raise OptionError(unknown(name, OPTIONS, "an option of tf4slurm grow"), option=name)
+    settings = {name: setting for name, setting in read_settings(environ, site).items() if name in OPTIONS}
+    filled = fill_in(BatchSpec, options, settings)
+    for field in ("sbatch", "no_sbatch"):
+        for name in parse_pairs(key_of(field), filled.get(field, ())):
+            if any(fixed.startswith(name) for fixed in _FIXED):  # sbatch accepts abbreviations
+                what = f"--{key_of(field)} {name} is not possible"
+                text = f"{what}: tf4slurm grow submits an array of single tasks. Omit it."
+                raise OptionError(text, option=key_of(field))
+    return filled
+
+
+def grow(job: KnownJob, workers: int, options: Mapping[str, Any], environ: Mapping[str, str], site: str | None) -> str:
     """Submit the job array of `make_guest_spec`; return its id."""
-    spec = make_guest_spec(job, workers, options)
+    directory = latest_run(job)
+    spec = make_guest_spec(job, directory, workers, options, environ, site)
     text = make_script(spec)
     make_output_directory(spec)
-    directory = latest_run(job)
-    before = directory.read(GuestFile) or GuestFile()
-    directory.write(before)  # `join` writes the file if it is missing, possibly before the array's id is known here
+    directory.add_guests()  # raises an error before the submission if the directory is not writable
     job_id = submit_script(text, submit_environment(environ, text))
-    directory.write(GuestFile((*before.job_ids, job_id)))
+    try:
+        directory.add_guests(GuestArray(job_id))
+        _check_running(job)  # after the id is written: a launcher that ends later cancels the array
+    except Tf4SlurmError:
+        cancel_job(job_id)
+        raise
     return job_id
+
+
+def _check_running(job: KnownJob) -> None:
+    (status,) = StatusReader([job]).read()
+    if status.has_ended or status.state == "PENDING":  # pending after a requeue
+        text = f"{job.name} is {status.state} now, so the new workers are cancelled. Add workers while it runs."
+        raise JobStateError(text, job=job.name, state=status.state)
 
 
 def shrink(job: KnownJob, workers: int) -> tuple[str, ...]:
     """Cancel `workers` of the Slurm jobs that `grow` has submitted; see `api.shrink`."""
     _check_workers(workers)
-    guests = find_guests(*job.run_directories)
+    guests = find_guests(job)
     if workers > len(guests):
         text = f"{job.name} has {len(guests)} workers that tf4slurm grow has added, so {workers} cannot leave."
         raise JobStateError(text, job=job.name, state="RUNNING")

@@ -26,32 +26,42 @@ GUARD_LOST = signal.SIGHUP
 """The signal that the agent receives when its guard is killed."""
 
 
-def start_guard() -> None:
+def start_guard(*, stops_at_hangup: bool = False) -> None:
     """Fork: the parent becomes the guard, and this function returns in the child, which becomes the agent.
 
     The guard exits after the agent; only Linux has one. Call this while the process has one thread, and before large
     imports, so that the guard stays small.
+
+    Args:
+        stops_at_hangup: Pass SIGHUP on as SIGTERM, for a process that a person starts in a terminal. The agent then has
+            its own process group, because a closed terminal sends SIGHUP to the whole group.
     """
     if sys.platform != "linux":
         return
     guard = os.getpid()
     agent = os.fork()
     if agent:
-        _guard(agent)
+        _guard(agent, stops_at_hangup=stops_at_hangup)
+    if stops_at_hangup:
+        os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, GUARD_LOST)
     if os.getppid() != guard:
         os._exit(EXIT_TASK_LOST)
 
 
-def _guard(agent: int) -> NoReturn:
+def _guard(agent: int, *, stops_at_hangup: bool) -> NoReturn:
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        os.kill(agent, number)  # safe: the id is not reused before the agent is reaped
+        # Safe: the id is not reused before the agent is reaped.
+        os.kill(agent, signal.SIGTERM if number == signal.SIGHUP else number)
 
-    for number in STOP_SIGNALS:
+    numbers = [*STOP_SIGNALS]
+    if stops_at_hangup and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         signal.signal(number, pass_on)
     adopt_orphans()
     os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
-    for number in STOP_SIGNALS:
+    for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     returncode = os.waitstatus_to_exitcode(os.waitpid(agent, 0)[1])
     _end_children()
