@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf4slurm.control.shards import MAX_CAPACITY
 from tf4slurm.errors import TrainingTimeoutError
 from tf4slurm.script_api import should_stop
 from tf4slurm.script_shards import DataShards, Shard
@@ -20,7 +21,6 @@ from tf4slurm.tensorflow.strategy import allow_exit_without_workers
 from tf4slurm.tensorflow.training import StepReporter, StepsDone, count_tasks, translate_errors
 
 _SHARDS_PER_WORKER = 2  # one is trained while the next waits
-_MAX_CAPACITY = 1_000
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0
 _MAX_FETCHES = 3
@@ -204,10 +204,10 @@ class _Run:
         running: dict[Future[Any], Shard] = {}
         next_save = self._next_save()
         changed_at, is_stopped, stop_at = started, False, float("inf")
-        threads = ThreadPoolExecutor(_MAX_CAPACITY, thread_name_prefix="tf4slurm-shards")
+        threads = ThreadPoolExecutor(MAX_CAPACITY, thread_name_prefix="tf4slurm-shards")
         try:
             while time.monotonic() < stop_at:
-                capacity = min(_SHARDS_PER_WORKER * max(count_tasks("worker"), 1), _MAX_CAPACITY)
+                capacity = min(_SHARDS_PER_WORKER * max(count_tasks("worker"), 1), MAX_CAPACITY)
                 while (shard := self._shards.take(capacity, wait=not running)) is not None:
                     running[threads.submit(self._train, shard)] = shard
                 if not running:
