@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import json
 import os
@@ -225,12 +226,15 @@ def test_killed_launcher_leaves_no_process(job: Job, process_mark: str) -> None:
     assert wait_until_gone(process_mark, timeout_seconds=2 + 5) == []
 
 
+def has_agents(launcher_id: int) -> bool:
+    return len(psutil.Process(launcher_id).children()) == len(NAMES)
+
+
 def test_launcher_killed_while_its_agents_register_leaves_no_process(job: Job, process_mark: str) -> None:
     for delay in range(8):  # hits the time before they have registered at least once
         job.start(*ROLES, "--heartbeat-timeout", "2")
         assert job.process is not None
-        launcher = psutil.Process(job.process.pid)
-        assert wait_until(lambda launcher=launcher: len(launcher.children()) == len(NAMES), 20, 0.001)  # type: ignore[misc]
+        assert wait_until(functools.partial(has_agents, job.process.pid), 20, 0.001)
         time.sleep(0.02 * delay)
         job.process.kill()
         job.process.wait()

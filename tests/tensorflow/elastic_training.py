@@ -229,7 +229,7 @@ def training_goes_on_while_an_iterator_is_deleted() -> None:
         return numbers.map(lambda index: tf.cond(index == 1, lambda: very_slowly(index), lambda: index)).prefetch(1)
 
     dataset = iter(coordinator.create_per_worker_dataset(tf.function(make_dataset)))
-    read = tf.function(lambda iterator: next(iterator))  # noqa: PLW0108 - tf.function takes no builtin
+    read = tf.function(read_next)
     assert wait_until(lambda: int(coordinator.schedule(read, args=(dataset,)).fetch()) == 1, 60)
     add = tf.function(lambda: tf.constant(1))
     del cluster.wanted[1]
@@ -436,6 +436,10 @@ def is_listening(address: Address) -> bool:
 def slowly(rows: tf.Tensor) -> tf.Tensor:
     with tf.control_dependencies([tf.linalg.svd(tf.random.uniform((120, 120)), compute_uv=False)]):
         return tf.identity(rows)
+
+
+def read_next(iterator: Any) -> Any:
+    return next(iterator)
 
 
 def very_slowly(index: tf.Tensor) -> tf.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -288,10 +289,17 @@ def test_launcher_ends_the_workers_of_all_runs(job: GrowingJob, monkeypatch: pyt
 
 def test_launcher_waits_a_bounded_time_for_slurm(job: GrowingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "_END_GUESTS_SECONDS", 0.05)
-    monkeypatch.setattr(launcher, "end_guests", lambda _: time.sleep(1.0))
-    started = time.monotonic()
+    may_end, ended = threading.Event(), threading.Event()
+
+    def end_guests(_: KnownJob) -> None:
+        may_end.wait(30)
+        ended.set()
+
+    monkeypatch.setattr(launcher, "end_guests", end_guests)
     asyncio.run(make_launcher(job)._end_guests())
-    assert time.monotonic() - started < 0.9
+    assert not ended.is_set()
+    may_end.set()
+    assert ended.wait(5)
 
 
 def test_launcher_invites_workers_again_after_an_error(

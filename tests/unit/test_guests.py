@@ -41,6 +41,13 @@ def serve(job: Job, rank: int) -> None:
     job.send(rank, "running", has_server=True)
 
 
+def end_members(job: Job) -> None:
+    """The chief is done, and the first four tasks have terminated."""
+    job.end_child(0, 0)
+    for rank in range(4):
+        job.send(rank, "terminated")
+
+
 def use(job: Job, *workers: int) -> None:
     job.send(0, "running", script=ScriptState(workers=workers))
 
@@ -156,9 +163,7 @@ def test_guest_leaves_after_the_chief_has_stopped_using_it() -> None:
     assert job.desired(4).terminate
     assert (job.phase(), job.state.outcome) == (Phase.TRAINING, None)
     job.send(4, "terminated")
-    job.end_child(0, 0)
-    for rank in range(4):
-        job.send(rank, "terminated")
+    end_members(job)
     assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
 
 
@@ -359,9 +364,7 @@ def test_ended_job_waits_only_briefly_for_a_guest_that_does_not_answer() -> None
     job = train()
     join(job)
     serve(job, 4)
-    job.end_child(0, 0)
-    for rank in range(4):
-        job.send(rank, "terminated")
+    end_members(job)
     job.turn(LIMITS.kill_wait_seconds + 2.5, sending=())
     assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
 
@@ -401,9 +404,7 @@ def test_ended_job_waits_for_guests_to_terminate() -> None:
     job = train()
     join(job)
     serve(job, 4)
-    job.end_child(0, 0)
-    for rank in range(4):
-        job.send(rank, "terminated")
+    end_members(job)
     assert (job.phase(), job.desired(4).terminate) == (Phase.TERMINATING, True)
     job.send(4, "terminated")
     assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)

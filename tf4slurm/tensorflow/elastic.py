@@ -16,17 +16,28 @@ _VERSIONS = ("2.16", "2.21")
 _PRIVATE_NAMES = {
     "coordinator": ("_cluster", "_create_per_worker_resources", "_create_per_worker_variables"),
     "cluster": ("workers", "closure_queue", "resource_cancellation_mgr", "failure_handler"),
-    "failure_handler": ("wait_on_failure", "_cluster_update_lock", "_worker_up_cond", "_error_from_recovery"),
-    "worker": ("_process_closure", "_process_resource_closure", "_on_worker_recovery", "_set_resources_aborted"),
-    "queue": ("put_back", "clear_tag_unlocked", "_queue", "_queue_lock", "_error", "_stop_waiting_condition"),
+    "failure_handler": (
+        *("wait_on_failure", "_validate_preemption_failure", "_should_preemption_thread_run", "_worker_up_cond"),
+        *("_cluster_update_lock", "_cluster_due_for_update_or_finish", "_error_from_recovery"),
+    ),
+    "worker": (
+        *("_process_closure", "_process_resource_closure", "_on_worker_recovery", "_set_resources_aborted"),
+        *("_register_and_schedule_resource_closure", "_resource_remote_value_refs", "_resource_tracking_lock"),
+        "_is_dead_with_error",
+    ),
+    "queue": (
+        *("put_back", "clear_tag_unlocked", "_queue", "_queue_lock", "_queue_free_slot_condition"),
+        *("_cancellation_mgr", "_error", "_stop_waiting_condition"),
+    ),
 }
+"""What `elastic_workers` uses of TensorFlow's private classes."""
 
 
 def make_elastic(coordinator: Any, cluster: Mapping[str, Sequence[str]], channel: ScriptChannel | None) -> None:
-    """Let the workers of this coordinator change: as the agent asks, and each lost worker returns on its own.
+    """Let workers join and leave on the agent's request, and use each lost worker again as soon as it answers.
 
-    The chief reports the workers in use to the agent, or the reason why they cannot change. In that case, TensorFlow's
-    own recovery remains: it waits until all lost workers are back.
+    The chief reports the workers in use to the agent, or the reason why they cannot change. If they cannot change,
+    TensorFlow's own recovery remains: it waits until all lost workers are back.
 
     Args:
         coordinator: A new ClusterCoordinator, which has scheduled nothing yet.
