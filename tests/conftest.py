@@ -30,7 +30,11 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """Restore default signal handling for processes of tests, since a suite in the background ignores signals."""
+    """Restore default signal handling for processes of tests, since a suite in the background ignores signals.
+
+    Turn off gRPC's fork handlers, as `run_program` does: they abort children that Python 3.10 starts by fork.
+    """
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -27,6 +27,12 @@ main()
 """
 
 
+@pytest.fixture(autouse=True)
+def default_fork_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the programs under test turn off gRPC's fork handlers themselves."""
+    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT")
+
+
 def run_job(directory: Path, number: int) -> subprocess.CompletedProcess[str]:
     """Run a job whose chief exits with the code `number % 3`."""
     command = ("sh", "-c", f"exit {number % 3}")
