@@ -24,11 +24,14 @@ from tf4slurm.doctor.scheduler import SETTINGS, SubjectTests
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tf4slurm" / "doctor" / "slurm_tests.json"
 TESTS = ("tests/slurm", "tests/faults/test_matrix.py")
-DEBIAN_RELEASES = {"bookworm": "", "trixie": "", "sid": "apptainer"}  # Slurm 22.05, 24.11, 26.05
+DEBIAN_RELEASES = {  # Slurm 22.05, 24.11, 26.05
+    "bookworm": "libpmix2",
+    "trixie": "libpmix2t64",
+    "sid": "libpmix2t64 apptainer",
+}
 """The names of Debian's releases, and the packages that only some have."""
 _PACKAGES = (
-    "slurm-wlm munge slurmdbd slurm-wlm-mysql-plugin mariadb-server-core libpmix2 libffi8 iproute2 iptables procps "
-    "e2fsprogs"
+    "slurm-wlm munge slurmdbd slurm-wlm-mysql-plugin mariadb-server-core libffi8 iproute2 iptables procps e2fsprogs"
 )
 _DEBIAN = Path(__file__).with_name("debian.sh")
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tf4slurm-tests"
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def missing(release: str) -> str | None:
-    """Return why the tests cannot run on the Slurm of a release, or None; make its root directory if it is missing."""
+    """Make the root directory of a release, or exit if that fails; return why its tests cannot run, or None."""
     if os.geteuid() != 0:
         return "A root directory can be made and entered as root only."
     if is_own(release):
@@ -72,7 +75,7 @@ def missing(release: str) -> str | None:
         text=True,
     )
     if made.returncode:
-        return f"Its root directory cannot be made: {made.stderr.strip()}"
+        sys.exit(f"Debian {release}: its root directory cannot be made: {made.stderr.strip()}")
     # With MariaDB's client library 11.8.9 slurmdbd fails at its first query (error 5027); this machine's works.
     for library in Path("/usr/lib").glob("*/libmariadb.so.3"):
         shutil.copy(library, _CACHE / release / library.relative_to("/"))
