@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     tests = [word for word in arguments if word not in DEBIAN_RELEASES] or TESTS
     failures = 0
     for release in releases:
-        if reason := missing(release):
+        if reason := prepare(release):
             print(f"Debian {release}: skipped. {reason}")
             continue
         version, subjects = run(release, tests)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     return failures
 
 
-def missing(release: str) -> str | None:
+def prepare(release: str) -> str | None:
     """Make the root directory of a release, or exit if that fails; return why its tests cannot run, or None."""
     if os.geteuid() != 0:
         return "A root directory can be made and entered as root only."

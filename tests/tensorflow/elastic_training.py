@@ -380,10 +380,9 @@ def keras_for_newcomers() -> None:
     def data() -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(8)
 
-    class Join(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
-            if epoch == 1:
-                join(cluster, 1)
+    def join_in_second_epoch(epoch: int, _: object) -> None:
+        if epoch == 1:
+            join(cluster, 1)
 
     history = fit(
         model,
@@ -391,7 +390,7 @@ def keras_for_newcomers() -> None:
         coordinator=cluster.coordinator,
         epochs=3,
         steps_per_epoch=100,
-        callbacks=[Join()],
+        callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=join_in_second_epoch)],
         validation_data=data,
         verbose=0,
     ).history

@@ -26,6 +26,8 @@ from tf4slurm.jobs.schema import GuestArray, JobFile, Process, ResultFile, Statu
 from tf4slurm.launch import guest, launcher
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.result import Reporter
+from tf4slurm.launch.spawners import SrunSpawner
+from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec import JobSpec
 
 QUEUE = "{}|{}|None|1|1:00|N/A|n1"
@@ -272,10 +274,8 @@ def test_failure_of_squeue_is_a_warning(job: GrowingJob, caplog: pytest.LogCaptu
 
 
 def make_launcher(job: GrowingJob, job_id: str | None = "4711") -> Launcher:
-    class AnySpawner:
-        is_local = False
-
-    return Launcher(SPEC, AnySpawner(), job.run, Reporter(), job_id=job_id)  # type: ignore[arg-type]
+    spawner = SrunSpawner(SPEC, SlurmAllocation("4711", SPEC.num_tasks, None), {})
+    return Launcher(SPEC, spawner, job.run, Reporter(), job_id=job_id)
 
 
 def test_launcher_ends_the_workers_of_all_runs(job: GrowingJob, monkeypatch: pytest.MonkeyPatch) -> None:

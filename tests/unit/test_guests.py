@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,17 +21,17 @@ ROLES = "chief ps worker worker"
 ACCEPTS = ScriptState(workers=(0, 1))
 
 
-def train(roles: str = ROLES, script: ScriptState = ACCEPTS, **limits: object) -> Job:
-    job = Job(roles, dataclasses.replace(LIMITS, **limits)).train()  # type: ignore[arg-type]
+def train(roles: str = ROLES, script: ScriptState = ACCEPTS, **limits: Any) -> Job:
+    job = Job(roles, dataclasses.replace(LIMITS, **limits)).train()
     job.send(0, "running", script=script)
     job.state.take_changed()
     return job
 
 
-def join(job: Job, name: str = "guest-4", **changes: object) -> TaskRecord:
+def join(job: Job, name: str = "guest-4", **changes: Any) -> TaskRecord:
     rank = len(job.state.records)
     registration = Registration(GUEST_RANK, "g", f"10.0.1.{rank}", 4000 + rank, name, __version__)
-    record = job.state.on_registration(dataclasses.replace(registration, **changes), job.now)  # type: ignore[arg-type]
+    record = job.state.on_registration(dataclasses.replace(registration, **changes), job.now)
     job.ranks = range(len(job.state.records))
     return record
 
@@ -117,7 +119,7 @@ def test_guest_is_dismissed_if_the_chief_never_accepts_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "changes", "reason"),
+    ("make_job", "changes", "reason"),
     [
         (lambda: train(script=ScriptState(workers_error="TensorFlow 9")), {}, "TensorFlow 9"),
         (lambda: train("chief worker worker"), {}, "only a job with a chief and ps"),
@@ -126,13 +128,15 @@ def test_guest_is_dismissed_if_the_chief_never_accepts_workers() -> None:
         (train, {"failure": "no interface ib0."}, "no interface ib0"),
     ],
 )
-def test_guest_is_refused_and_the_job_is_untouched(job: object, changes: dict[str, str], reason: str) -> None:
-    refusing: Job = job()  # type: ignore[operator]
-    num_events, num_tasks = len(refusing.events), len(refusing.state.records)
+def test_guest_is_refused_and_the_job_is_untouched(
+    make_job: Callable[[], Job], changes: dict[str, str], reason: str
+) -> None:
+    job = make_job()
+    num_events, num_tasks = len(job.events), len(job.state.records)
     with pytest.raises(RendezvousClosedError, match=reason):
-        join(refusing, **changes)
-    assert (len(refusing.events), len(refusing.state.records)) == (num_events, num_tasks)
-    assert refusing.state.outcome is None
+        join(job, **changes)
+    assert (len(job.events), len(job.state.records)) == (num_events, num_tasks)
+    assert job.state.outcome is None
 
 
 def test_guest_is_refused_when_the_job_ends() -> None:
