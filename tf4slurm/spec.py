@@ -306,8 +306,35 @@ class JobSpec:
         """
         return max(
             self.heartbeat_interval_seconds,
-            min(num_tasks / _HEARTBEATS_PER_SECOND, _MAX_INTERVAL * self.heartbeat_timeout_seconds),
+            min(num_tasks / _HEARTBEATS_PER_SECOND, self.max_heartbeat_interval_seconds),
         )
+
+    # What follows from the heartbeat timeout; see also `StatusFile.stale_seconds`.
+
+    @property
+    def task_loss_seconds(self) -> float:
+        """Seconds without a heartbeat after which the launcher counts a task as lost."""
+        return self.heartbeat_timeout_seconds
+
+    @property
+    def launcher_loss_seconds(self) -> float:
+        """Seconds without a message of the launcher after which an agent counts the launcher as lost."""
+        return self.heartbeat_timeout_seconds
+
+    @property
+    def unresponsive_seconds(self) -> float:
+        """Seconds after which the liveness probe kills a child that is stopped, or whose server stops answering."""
+        return self.heartbeat_timeout_seconds
+
+    @property
+    def termination_seconds(self) -> float:
+        """Seconds that the tasks have to terminate: the agents end their children, then a lost agent is noticed."""
+        return self.kill_wait_seconds + self.task_loss_seconds
+
+    @property
+    def max_heartbeat_interval_seconds(self) -> float:
+        """The longest heartbeat interval in seconds, in a large job: two heartbeats fit into the timeout."""
+        return _MAX_INTERVAL * self.heartbeat_timeout_seconds
 
     def to_arguments(self) -> list[str]:
         """Return the options of `tf4slurm run` for this job, without default values."""

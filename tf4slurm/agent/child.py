@@ -243,7 +243,7 @@ class OwnedChild(TaskProcess):
     async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
         """Report the child's end; kill it if its liveness probe fails."""
         spec, must_serve = self._spec, self._spec.stall_timeout_seconds is not None and address is not None
-        limits = (spec.heartbeat_timeout_seconds, spec.start_timeout_seconds if must_serve else None)
+        limits = (spec.unresponsive_seconds, spec.start_timeout_seconds if must_serve else None)
         port = address.port if address is not None else None
         self._gpu_usage = GpuUsage()
         exiting = asyncio.create_task(child.wait())

@@ -203,7 +203,7 @@ class ControlClient:
         await call.initial_metadata()  # the service sends them after it has registered this task
         await call.wait_for_connection()  # raises if the call has ended instead
         self._registration, self.service_address = registration, address
-        self._deadline = min(self._deadline, time.monotonic() + self._spec.heartbeat_timeout_seconds)
+        self._deadline = min(self._deadline, time.monotonic() + self._spec.launcher_loss_seconds)
         self._changed.set()
 
     async def _serve(self, call: _Call) -> bool:
@@ -231,7 +231,7 @@ class ControlClient:
 
     async def _wait_for_one(self, *tasks: asyncio.Task[None]) -> None:
         """Wait for one of the tasks, at most for the heartbeat timeout; suspended time does not count."""
-        timeout = self._spec.heartbeat_timeout_seconds
+        timeout = self._spec.launcher_loss_seconds
         while (left := self._deadline - time.monotonic()) > 0:
             pause = min(left, timeout / _CHECKS)
             due = time.monotonic() + pause
@@ -252,7 +252,7 @@ class ControlClient:
             else:
                 self.desired = decode(payload, DesiredState)
                 self._changed.set()
-            self._deadline = time.monotonic() + self._spec.heartbeat_timeout_seconds
+            self._deadline = time.monotonic() + self._spec.launcher_loss_seconds
 
     async def _send(self, call: _Call) -> None:
         # If the call has ended, `_receive` raises its error.

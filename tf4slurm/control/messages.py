@@ -39,6 +39,9 @@ _COMPRESSION_LEVEL = 6
 _MAX_DETAIL_CHARACTERS = 4_000
 
 TaskState = Literal["registered", "ready", "not_ready", "running", "exited", "terminated"]
+KilledBy = Literal["liveness_probe", "guard", "slurmstepd", "stop"]
+"""The part of tf4slurm that ended a child or its agent: the liveness probe, the loss of the agent's guard, the loss of
+its slurmstepd, or a stop request whose grace period was over."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,9 @@ class ObservedState:
         start_count: How many times the child was started in this attempt.
         process_id: Process id of the last child.
         returncode: Exit code of the last child, or minus the number of the signal that killed it.
-        detail: The reason why the task is `not_ready`, or why the agent killed the child or terminated by itself.
+        killed_by: What ended the child or its agent; None if the child ended by itself.
+        exit_age_seconds: Seconds from the child's exit until this message was sent.
+        detail: `killed_by`, or the reason why the task is `not_ready`, in words. No rule reads it.
         tail: The last lines of a child that failed.
         stop_signal: The last stop signal that the agent received.
         attempt: The attempt in which the task takes part, from 1.
@@ -193,6 +198,8 @@ class ObservedState:
     start_count: int = 0
     process_id: int | None = None
     returncode: int | None = None
+    killed_by: KilledBy | None = None
+    exit_age_seconds: float = 0.0
     detail: str | None = None
     tail: tuple[str, ...] = ()
     stop_signal: StopSignal | None = None

@@ -336,8 +336,8 @@ class JobState:
                 continue
             if not record.is_connected and self._now - record.disconnected_at > self.spec.reconnect_seconds:
                 self._lose(record, "its connection broke and was not restored")
-            elif self._now - record.last_heartbeat_at > self.spec.heartbeat_timeout_seconds:
-                self._lose(record, f"it sent no heartbeat for {self.spec.heartbeat_timeout_seconds:g} s")
+            elif self._now - record.last_heartbeat_at > self.spec.task_loss_seconds:
+                self._lose(record, f"it sent no heartbeat for {self.spec.task_loss_seconds:g} s")
 
     def _on_phase_deadline(self) -> None:
         if self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
@@ -715,7 +715,7 @@ class JobState:
         if self.outcome is None:
             self.outcome = outcome
             self._desire(terminate=True, terminate_reason=outcome.reason, has_timed_out=outcome.has_timed_out)
-            self._phase_deadline = self._now + self.spec.kill_wait_seconds + self.spec.heartbeat_timeout_seconds
+            self._phase_deadline = self._now + self.spec.termination_seconds
             self._emit("outcome", None, outcome.reason)
             self._move_on(Phase.TERMINATING, "terminating every task")
             self._end_if_all_gone()

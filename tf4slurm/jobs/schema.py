@@ -20,6 +20,8 @@ from tf4slurm.system.proc import is_running, read_stat
 from tf4slurm.system.typed_json import from_json, read_object, to_json
 
 SCHEMA_VERSION = 1
+LATE_SECONDS = 20.0
+"""Maximum delay of status.json in seconds, on a slow file system."""
 """The version of all files of a run directory. Increment it when an older reader would misread a newer file."""
 
 _VERSION_KEY = "schema_version"
@@ -175,6 +177,11 @@ class StatusFile:
     shards: tuple[ShardProgress, ...] = ()
     workers_error: str = ""
     tasks: tuple[TaskStatus, ...] = ()
+
+    @property
+    def stale_seconds(self) -> float:
+        """Age of the file in seconds from which the launcher, and with it the agents, may have ended."""
+        return self.heartbeat_timeout_seconds + LATE_SECONDS
 
 
 @dataclass(frozen=True)

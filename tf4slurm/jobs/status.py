@@ -17,7 +17,7 @@ from tf4slurm.errors import COMPLETED, REQUEUED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.formatting import format_elapsed, format_list, format_time
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, StatusFile, TaskStatus
+from tf4slurm.jobs.schema import LATE_SECONDS, JobFile, LastState, ResultFile, StatusFile, TaskStatus
 from tf4slurm.slurm.commands import query_accounting, query_job, query_queue
 from tf4slurm.slurm.parsing import ENDED_STATES, QueueEntry
 
@@ -25,7 +25,6 @@ _SLURM_SECONDS = 5.0
 _STALL_SECONDS = 60.0
 _STALL_STEPS = 10.0  # times the mean seconds per step, if longer
 _FRESH_SECONDS = 5.0
-LATE_SECONDS = 20.0  # maximum delay of status.json on a slow file system
 _MOST_ENDS = 5
 
 
@@ -140,8 +139,8 @@ class JobFiles:
     @property
     def has_orphans(self) -> bool:
         """Whether the launcher is lost, but agents may still have to terminate their tasks."""
-        age, limit = self.status_age_seconds, self.status.heartbeat_timeout_seconds + LATE_SECONDS
-        is_recent = age is not None and age < limit
+        age = self.status_age_seconds
+        is_recent = age is not None and age < self.status.stale_seconds
         return self.is_lost and is_recent and len(self.last_states) < len(self.status.tasks)
 
     @property
@@ -275,7 +274,7 @@ def _find_state(
     if entry is not None and not entry.has_ended:
         if earlier:
             return entry.state, None, earlier
-        if age is not None and age > file.heartbeat_timeout_seconds + LATE_SECONDS:
+        if age is not None and age > file.stale_seconds:
             warnings.append(
                 f"The launcher wrote nothing for {age:.0f} s: it is stopped, or the file system is slow. The tasks are "
                 "shown as they were then."

@@ -20,7 +20,7 @@ from tf4slurm.errors import REQUEUED, JobStateError, RunDirectoryError, Tf4Slurm
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import FILE_NAMES, GuestArray, JobFile, Process, ResultFile
-from tf4slurm.jobs.status import LATE_SECONDS, JobFiles, StatusReader
+from tf4slurm.jobs.status import JobFiles, StatusReader
 from tf4slurm.roles import can_grow
 from tf4slurm.slurm.commands import cancel_job, query_queue
 from tf4slurm.slurm.environ import own_node_name
@@ -180,8 +180,8 @@ def _find_end(job: KnownJob, file: JobFile, files: JobFiles) -> str:
     launcher = file.process
     is_lost = launcher is not None and launcher.host == os.uname().nodename and not launcher.is_alive()
     result = files.run.read(ResultFile)  # after `is_lost`: the launcher may end in between
-    age, limit = files.status_age_seconds, files.status.heartbeat_timeout_seconds + LATE_SECONDS
-    if result is None and not is_lost and age is not None and age > limit:
+    age = files.status_age_seconds
+    if result is None and not is_lost and age is not None and age > files.status.stale_seconds:
         (status,) = StatusReader([job]).read()
         return status.state if status.has_ended else ""
     return result.state if result is not None else "LOST" if is_lost else ""

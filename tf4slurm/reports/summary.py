@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tf4slurm.jobs.formatting import format_seconds
 from tf4slurm.jobs.schema import Event, Sample
-from tf4slurm.jobs.status import LATE_SECONDS, JobFiles
+from tf4slurm.jobs.status import JobFiles
 from tf4slurm.reports.metrics import ReportedMetrics
 from tf4slurm.reports.timeline import Timeline, make_timeline, role_of_task
 from tf4slurm.slurm.parsing import SlurmResources
@@ -269,7 +269,7 @@ class JobSummary(JobFiles):
         if not self.run.events.exists():
             yield "events.jsonl is missing: the timeline is unknown."
         age = self.status_age_seconds
-        if not self.has_ended and age is not None and age > self.status.heartbeat_timeout_seconds + LATE_SECONDS:
+        if not self.has_ended and age is not None and age > self.status.stale_seconds:
             yield (
                 f"The launcher has written nothing for {format_seconds(age)}: it is stopped, its host failed, or the "
                 "file system is slow. This page shows the job as it was then."
