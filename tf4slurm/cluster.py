@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import json
 import logging
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 _ROLES_WITH_HOSTS = ("ps", "worker", "chief")
 PLACEHOLDERS = (*(f"{role}_hosts" for role in _ROLES_WITH_HOSTS), "job_name", "task_type", "task_index")
 _IN_BRACES = re.compile(r"\{(\w+)\}")
+_NO_ADDRESS = "0:0"  # of a worker that has joined and left; short, because TF_CONFIG lists all that ever joined
 _LEAST_SIMILARITY = 0.8  # finds {worker_host} and {task_id}, but not {name}
 
 
@@ -59,15 +61,27 @@ class Member(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the task is lost. It keeps its entry, with port 0, because ranks index the members."""
+        """Whether the task is lost. It keeps its entry, with port 0."""
         return self.address.port == 0
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """All tasks of one attempt, in rank order."""
+    """All tasks of one attempt, in rank order. The ranks of workers that have joined and left are missing."""
 
     members: tuple[Member, ...]
+
+    def find(self, rank: int) -> Member | None:
+        """Return the member of this rank; None if there is none."""
+        index = bisect.bisect_left(self.members, rank, key=lambda member: member.rank)
+        found = self.members[index] if index < len(self.members) else None
+        return found if found is not None and found.rank == rank else None
+
+    def member(self, rank: int) -> Member:
+        """Return the member of this rank, which must exist."""
+        found = self.find(rank)
+        assert found is not None, rank
+        return found
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -93,9 +107,12 @@ class Cluster:
 
     def _addresses(self, is_wanted: Callable[[Role], bool]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for member in sorted(self.members, key=lambda member: member.task.task_index):
-            if is_wanted(role_of(member.task.task_type, has_chief=self.has_chief)):
-                found.setdefault(member.task.task_type, []).append(str(member.address))
+        has_chief = self.has_chief
+        for _, task, _, address in sorted(self.members, key=lambda member: member.task.task_index):
+            if is_wanted(role_of(task.task_type, has_chief=has_chief)):
+                addresses = found.setdefault(task.task_type, [])
+                addresses += [_NO_ADDRESS] * (task.task_index - len(addresses))
+                addresses.append(str(address))
         return dict(sorted(found.items()))
 
 

@@ -9,55 +9,57 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Role:
-    """The properties of one role.
+    """The properties of one role. `control/rules.py` has what follows its exit or loss, by `name`.
 
     Attributes:
+        name: The role in the tables of rules: the task type, or "leading worker", "joined worker", "data server".
+        runs_script: The child runs the user's command.
+        trains: The task takes part in training, and needs the ps for it.
         is_waited_for: The job is done only when every task of this role has exited with 0.
-        is_restarted: A failed child is restarted in place, at the same address; else a failure ends the attempt.
+        is_wait_bounded: After the other tasks are done, the job waits at most `finish_timeout_seconds` for this role.
         is_server: The task only serves other tasks, and may exit when they no longer need it.
         is_in_cluster: The task has an entry in TensorFlow's cluster spec.
-        is_wait_bounded: After the other tasks are done, the job waits at most `finish_timeout_seconds` for this role.
         sees_gpus: The task's GPUs are visible to the child; else they are hidden.
-        program: The program of tf4slurm that the child runs; empty for the user's command.
+        program: The program of tf4slurm that the child runs in place of the user's command.
         is_spare: The task runs nothing until it takes the place of a lost task.
         is_guest: The task has joined the running job, and may leave at any time without harm.
     """
 
-    is_waited_for: bool
-    is_restarted: bool
-    is_server: bool = False
-    is_in_cluster: bool = True
+    name: str
+    runs_script: bool = False
+    trains: bool = False
+    is_waited_for: bool = False
     is_wait_bounded: bool = False
+    is_server: bool = False
+    is_in_cluster: bool = False
     sees_gpus: bool = False
     program: str = ""
     is_spare: bool = False
     is_guest: bool = False
 
 
-_DATA_SERVER = Role(
-    is_waited_for=False,
-    is_restarted=True,
-    is_server=True,
-    is_in_cluster=False,
-    program="tensorflow/data_service.py",
-)
+_WORKER = Role("worker", runs_script=True, trains=True, is_in_cluster=True, sees_gpus=True)
+_DATA_SERVER = Role("data server", is_server=True, program="tensorflow/data_service.py")
 _ROLES = {
-    "chief": Role(is_waited_for=True, is_restarted=False),
-    "ps": Role(is_waited_for=False, is_restarted=False, is_server=True),
-    "worker": Role(is_waited_for=False, is_restarted=True, sees_gpus=True),
-    "evaluator": Role(is_waited_for=True, is_restarted=True, is_in_cluster=False, is_wait_bounded=True),
+    "chief": Role("chief", runs_script=True, trains=True, is_waited_for=True, is_in_cluster=True),
+    "ps": Role("ps", runs_script=True, is_server=True, is_in_cluster=True),
+    "worker": _WORKER,
+    "evaluator": Role("evaluator", runs_script=True, is_waited_for=True, is_wait_bounded=True),
     "data-dispatcher": _DATA_SERVER,
     "data-worker": _DATA_SERVER,
-    "spare": Role(is_waited_for=False, is_restarted=False, is_in_cluster=False, is_spare=True),
+    "spare": Role("spare", is_spare=True),
 }
 # Without a chief every worker trains by itself, and cannot be replaced while the others run.
-_LEADING_WORKER = Role(is_waited_for=True, is_restarted=False, sees_gpus=True)
-GUEST_WORKER = dataclasses.replace(_ROLES["worker"], is_guest=True)
+LEADING_WORKER = dataclasses.replace(_WORKER, name="leading worker", is_waited_for=True)
+JOINED_WORKER = dataclasses.replace(_WORKER, name="joined worker", trains=False, is_guest=True)
+
+ROLES = (*dict.fromkeys(_ROLES.values()), LEADING_WORKER, JOINED_WORKER)
+"""The properties of all roles."""
 
 TASK_TYPES = tuple(_ROLES)
 """All roles, in the order of `place_tasks`."""
 
-SCRIPT_TASK_TYPES = tuple(name for name, role in _ROLES.items() if not (role.program or role.is_spare))
+SCRIPT_TASK_TYPES = tuple(task_type for task_type, role in _ROLES.items() if role.runs_script)
 """The roles whose tasks run the user's command."""
 
 
@@ -69,5 +71,5 @@ def can_grow(counts: Mapping[str, int]) -> bool:
 def role_of(task_type: str, *, has_chief: bool) -> Role:
     """Return the properties of a role; those of a worker depend on whether the job has a chief."""
     if task_type == "worker" and not has_chief:
-        return _LEADING_WORKER
+        return LEADING_WORKER
     return _ROLES[task_type]

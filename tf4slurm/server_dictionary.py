@@ -134,7 +134,7 @@ def get_server_dictionary(
         os.environ.update(bypass_proxies(os.environ, (member.address.host for member in cluster.members)))
     else:
         cluster = _compute_cluster(step, counts, placement, interface, ports)
-    return set_current_server_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.members[step.rank].task))
+    return set_current_server_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.member(step.rank).task))
 
 
 def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:

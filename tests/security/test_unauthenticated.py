@@ -400,9 +400,9 @@ async def test_task_registers_at_another_address_despite_an_impostor(impostor: I
             return make_registration(0, port=service.port)
 
         running = asyncio.create_task(make_client(address, job.address, registration=registration).run())
-        await until(lambda: job.state.count("registered"))
+        await until(lambda: job.state.tasks.count("registered"))
         assert asked[-1] == job.address
-        assert job.state.records[0].address == Address("10.0.0.0", job.port)
+        assert job.state.tasks[0].address == Address("10.0.0.0", job.port)
         await cancel(running)
     check_no_secret(received)
 

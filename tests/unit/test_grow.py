@@ -324,7 +324,7 @@ def test_joined_worker_is_not_an_agent_of_the_step(job: GrowingJob) -> None:
     found = make_launcher(job)
     for rank in (GUEST_RANK, 0):
         registration = Registration(rank, "n1", "10.0.0.1", 4000, f"agent-{rank}", __version__)
-        record = found._state.on_registration(registration, time.monotonic())
+        record = found._service.receiver.on_registration(registration, time.monotonic())
         record.is_connected = True
         assert found.has_connected_agents == (rank == 0)
 

@@ -13,8 +13,7 @@ from tests.unit.test_state import LIMITS, Job
 from tf4slurm import __version__
 from tf4slurm.control.guests import _LEAVE_SECONDS
 from tf4slurm.control.messages import GUEST_RANK, BarrierArrival, Registration, ScriptState, ShardRequest
-from tf4slurm.control.records import TaskRecord
-from tf4slurm.control.state import Phase
+from tf4slurm.control.records import Phase, TaskRecord
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST, RendezvousClosedError
 
 ROLES = "chief ps worker worker"
@@ -24,15 +23,15 @@ ACCEPTS = ScriptState(workers=(0, 1))
 def train(roles: str = ROLES, script: ScriptState = ACCEPTS, **limits: Any) -> Job:
     job = Job(roles, dataclasses.replace(LIMITS, **limits)).train()
     job.send(0, "running", script=script)
-    job.state.take_changed()
+    job.state.desired.take_changed()
     return job
 
 
 def join(job: Job, name: str = "guest-4", **changes: Any) -> TaskRecord:
-    rank = len(job.state.records)
+    rank = len(job.state.tasks)
     registration = Registration(GUEST_RANK, "g", f"10.0.1.{rank}", 4000 + rank, name, __version__)
-    record = job.state.on_registration(dataclasses.replace(registration, **changes), job.now)
-    job.ranks = range(len(job.state.records))
+    record = job.receiver.on_registration(dataclasses.replace(registration, **changes), job.now)
+    job.ranks = range(len(job.state.tasks))
     return record
 
 
@@ -41,6 +40,12 @@ def serve(job: Job, rank: int) -> None:
     job.send(rank, "ready")
     job.run_child(rank, job.desired(rank).start_count)
     job.send(rank, "running", has_server=True)
+
+
+def is_gone(job: Job, rank: int) -> bool:
+    """Whether a task is gone; a guest then leaves the table."""
+    record = job.state.tasks.get(rank)
+    return record is None or record.is_gone
 
 
 def end_members(job: Job) -> None:
@@ -74,7 +79,7 @@ def test_guest_gets_rank_index_and_cluster_and_starts() -> None:
     record = join(job)
     assert (record.rank, record.name, job.desired(4).rank, job.desired(0).rank) == (4, "worker/2", 4, None)
     job.state.on_tick(job.now)
-    assert 4 in job.state.take_changed()
+    assert 4 in job.state.desired.take_changed()
     assert job.state.cluster is not None
     assert job.state.cluster.members[4].task.task_index == 2
     assert job.desired(4).start_count == 0
@@ -115,7 +120,7 @@ def test_guest_is_dismissed_if_the_chief_never_accepts_workers() -> None:
     assert job.desired(4).exit_code == EXIT_NOT_FORMED
     assert [job.desired(rank).terminate for rank in job.ranks] == [False] * 4 + [True]
     job.send(4, "terminated")
-    assert (job.phase(), job.state.records[4].is_gone) == (Phase.TRAINING, True)
+    assert (job.phase(), is_gone(job, 4)) == (Phase.TRAINING, True)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +137,10 @@ def test_guest_is_refused_and_the_job_is_untouched(
     make_job: Callable[[], Job], changes: dict[str, str], reason: str
 ) -> None:
     job = make_job()
-    num_events, num_tasks = len(job.events), len(job.state.records)
+    num_events, num_tasks = len(job.events), len(job.state.tasks)
     with pytest.raises(RendezvousClosedError, match=reason):
         join(job, **changes)
-    assert (len(job.events), len(job.state.records)) == (num_events, num_tasks)
+    assert (len(job.events), len(job.state.tasks)) == (num_events, num_tasks)
     assert job.state.outcome is None
 
 
@@ -149,9 +154,9 @@ def test_guest_is_refused_when_the_job_ends() -> None:
 def test_reconnected_guest_is_the_same_task() -> None:
     job = train()
     record = join(job)
-    job.state.on_disconnect(4, job.now)
+    job.receiver.on_disconnect(4, job.now)
     assert join(job) is record
-    assert len(job.state.records) == 5
+    assert len(job.state.tasks) == 5
     assert join(job, "another").name == "worker/3"
 
 
@@ -193,14 +198,14 @@ def test_lost_guest_does_not_affect_the_job(phase: str, event: str) -> None:
     if phase == "used":
         use(job, 0, 1, 2)
     if event == "agent exit":
-        job.state.on_agent_exit(4, -9, job.now)
+        job.receiver.on_agent_exit(4, -9, job.now)
     elif event == "no heartbeat":
         job.turn(LIMITS.heartbeat_timeout_seconds + 1, sending=range(4))
     elif event == "rejected":
-        job.state.on_rejected(4, "nonsense", job.now)
+        job.receiver.on_rejected(4, "nonsense", job.now)
     else:
         job.send(4, "terminated", detail="its slurmstepd was killed")
-    assert job.state.records[4].is_gone
+    assert is_gone(job, 4)
     assert job.desired(0).workers in ((), ((0, "10.0.0.2:4002"), (1, "10.0.0.3:4003")))
     assert (job.phase(), job.state.attempt, job.state.outcome) == (Phase.TRAINING, 1, None)
 
@@ -251,9 +256,7 @@ def test_shards_of_a_task_that_terminates_by_itself_go_to_others(rank: int) -> N
 
     def lease(task: int, capacity: int) -> tuple[int, ...]:
         request = ShardRequest("data", f"t{task}", 2, 1, "hash", capacity=capacity)
-        job.send(
-            task, "running", script=dataclasses.replace(job.state.records[task].observed.script, shards=(request,))
-        )
+        job.send(task, "running", script=dataclasses.replace(job.state.tasks[task].observed.script, shards=(request,)))
         return job.desired(task).shards[0].held
 
     assert (lease(rank, 2), lease(2, 2)) == ((0, 1), ())
@@ -264,7 +267,7 @@ def test_shards_of_a_task_that_terminates_by_itself_go_to_others(rank: int) -> N
 
 def test_stop_signal_of_a_lost_worker_does_not_stop_the_job() -> None:
     job = train_with_spare()
-    job.state.on_agent_exit(2, -9, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
     job.send(2, "terminated", stop_signal="SIGTERM")
     assert (job.phase(), job.state.outcome) == (Phase.TRAINING, None)
 
@@ -273,7 +276,7 @@ def test_time_in_which_the_launcher_was_stopped_does_not_count_for_guests() -> N
     job = train(script=ScriptState())
     join(job)
     job.turn(1)
-    job.now += 10 * LIMITS.start_timeout_seconds
+    job.pause(10 * LIMITS.start_timeout_seconds)
     job.state.on_tick(job.now)
     assert not job.desired(4).terminate
 
@@ -292,7 +295,7 @@ def test_counts_of_tasks_do_not_include_guests() -> None:
     job = train()
     join(job)
     serve(job, 4)
-    assert job.state.count("running") == 4
+    assert job.state.tasks.count("running") == 4
 
 
 @pytest.mark.parametrize("rank", [2, 4])
@@ -303,8 +306,8 @@ def test_lost_task_that_sends_again_must_terminate_and_has_no_effect(rank: int) 
         serve(job, 4)
         use(job, 0, 1, 2)
     job.turn(LIMITS.heartbeat_timeout_seconds + 1, sending=[each for each in job.ranks if each != rank])
-    assert job.state.records[rank].is_gone
-    assert rank in job.state.take_changed()
+    assert is_gone(job, rank)
+    assert rank in job.state.desired.take_changed()
     assert job.desired(rank).terminate
     assert job.desired(rank).exit_code == (EXIT_TASK_LOST if rank == 4 else 0)
     job.send(rank, "exited", returncode=1)
@@ -358,9 +361,9 @@ def test_replacement_leaves_healthy_tasks_on_excluded_nodes_alone() -> None:
     job.check_and_run()
     use(job, 0, 1, 2)
     for rank in (2, 3, 4):
-        job.state.on_agent_exit(rank, -9, job.now)
+        job.receiver.on_agent_exit(rank, -9, job.now)
     assert (job.phase(), job.state.attempt) == (Phase.TRAINING, 1)
-    assert str(job.state.records[0].task) == "chief/0"
+    assert str(job.state.tasks[0].task) == "chief/0"
     assert job.state.excluded_nodes == ()
 
 
@@ -421,7 +424,7 @@ def train_with_spare(script: ScriptState = ACCEPTS) -> Job:
 def test_spare_replaces_a_lost_worker_without_another_attempt() -> None:
     job = train_with_spare()
     assert job.desired(4).start_count == 0
-    job.state.on_agent_exit(2, -9, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
     assert (job.phase(), job.state.attempt) == (Phase.TRAINING, 1)
     assert job.texts("replaced") == ["spare/0 on n4 takes the place of worker/0 on n2"]
     assert job.desired(0).workers == ((0, "10.0.0.4:4004"), (1, "10.0.0.3:4003"))
@@ -436,20 +439,20 @@ def test_spare_replaces_a_lost_worker_without_another_attempt() -> None:
 
 def test_lost_worker_needs_another_attempt_if_the_chief_accepts_no_workers() -> None:
     job = train_with_spare(ScriptState())
-    job.state.on_agent_exit(2, -9, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
     assert (job.phase(), job.state.attempt) == (Phase.RENDEZVOUS, 2)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_lost_chief_or_ps_needs_another_attempt_with_the_spare(lost: int) -> None:
     job = train_with_spare()
-    job.state.on_agent_exit(lost, -9, job.now)
+    job.receiver.on_agent_exit(lost, -9, job.now)
     assert (job.phase(), job.state.attempt) == (Phase.RENDEZVOUS, 2)
     assert job.desired(4).workers == ()
 
 
 def test_second_lost_worker_without_a_spare_ends_the_job() -> None:
     job = train_with_spare()
-    job.state.on_agent_exit(2, -9, job.now)
-    job.state.on_agent_exit(3, -9, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
+    job.receiver.on_agent_exit(3, -9, job.now)
     assert job.state.outcome is not None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tf4slurm.cluster import Task
-from tf4slurm.control.idle_watch import IdleWatch
 from tf4slurm.control.messages import ObservedState, ScriptState, Usage
 from tf4slurm.control.records import TaskRecord
+from tf4slurm.control.watches import IdleWatch
 from tf4slurm.roles import role_of
 
 

@@ -40,12 +40,12 @@ from tf4slurm.errors import MessageError
 KINDS: tuple[type[Message], ...] = typing.get_args(Message)
 REGISTRATION = Registration(3, "n1", "10.0.0.1", 4000, "17-ab", "0.1.0")
 MANY = cluster_from_entries(
-    ("worker", index, f"node{index:05}", f"10.1.{index >> 8}.{index & 255}", 40001) for index in range(10_000)
+    (index, "worker", index, f"node{index:05}", f"10.1.{index >> 8}.{index & 255}", 40001) for index in range(10_000)
 )
 
 WORDS = st.text(max_size=8)
 NUMBER = st.integers(-(2**63), 2**63)
-ENTRY = st.tuples(WORDS, NUMBER, WORDS, WORDS, NUMBER)
+ENTRY = st.tuples(NUMBER, WORDS, NUMBER, WORDS, WORDS, NUMBER)
 STATE = st.sampled_from(typing.get_args(TaskState))
 STATUSES = st.builds(
     ObservedState,
@@ -117,7 +117,7 @@ def test_cluster_converts_to_entries_and_back() -> None:
         )
     )
     entries = cluster_to_entries(cluster)
-    assert entries == [("chief", 0, "n1", "10.0.0.1", 4000), ("ps", 0, "n2", "fd00::2", 4001)]
+    assert entries == [(0, "chief", 0, "n1", "10.0.0.1", 4000), (1, "ps", 0, "n2", "fd00::2", 4001)]
     assert cluster_from_entries(entries) == cluster
 
 
@@ -224,7 +224,14 @@ def test_cluster_of_10_000_tasks_with_equal_ports_is_smaller_than_200_kb() -> No
 def test_cluster_of_100_000_tasks_survives_encoding() -> None:
     chance = random.Random(7)
     cluster = cluster_from_entries(
-        ("worker", index, f"node{index:05}.cluster.example.org", f"fd00::{index:x}", chance.randrange(32_768, 61_000))
+        (
+            index,
+            "worker",
+            index,
+            f"node{index:05}.cluster.example.org",
+            f"fd00::{index:x}",
+            chance.randrange(32_768, 61_000),
+        )
         for index in range(100_000)
     )
     payload = encode_cluster(1, cluster)
@@ -232,7 +239,7 @@ def test_cluster_of_100_000_tasks_survives_encoding() -> None:
     assert len(payload) < 16 * 2**20  # the limit of a task
 
 
-ENTRY_TEXT = b'["ps",0,"n","h",4]'
+ENTRY_TEXT = b'[0,"ps",0,"n","h",4]'
 
 
 @pytest.mark.parametrize(
@@ -245,14 +252,14 @@ ENTRY_TEXT = b'["ps",0,"n","h",4]'
         zlib.compress(b"[" * 100_000),
         zlib.compress(b"\xff\xfe"),
         zlib.compress(encode(DesiredState())),
-        zlib.compress(b'[1,[["ps",0,"n","h"]]]'),
-        zlib.compress(b'[1,[["ps",0,"n","h",4,5]]]'),
-        zlib.compress(b"[1,[" + ENTRY_TEXT + b',["ps","1","n","h",4]]]'),
-        zlib.compress(b'[1,[["ps",true,"n","h",4]]]'),
-        zlib.compress(b'[1,[["ps",0.0,"n","h",4]]]'),
-        zlib.compress(b'[1,[["ps",0,3,"h",4]]]'),
-        zlib.compress(b'[1,[["ps",0,"n",["h"],4]]]'),
-        zlib.compress(b'[1,[["ps",0,"n","h",null]]]'),
+        zlib.compress(b'[1,[[0,"ps",0,"n","h"]]]'),
+        zlib.compress(b'[1,[[0,"ps",0,"n","h",4,5]]]'),
+        zlib.compress(b"[1,[" + ENTRY_TEXT + b',[1,"ps","1","n","h",4]]]'),
+        zlib.compress(b'[1,[[0,"ps",true,"n","h",4]]]'),
+        zlib.compress(b'[1,[[0,"ps",0.0,"n","h",4]]]'),
+        zlib.compress(b'[1,[[0,"ps",0,3,"h",4]]]'),
+        zlib.compress(b'[1,[[0,"ps",0,"n",["h"],4]]]'),
+        zlib.compress(b'[1,[[0,"ps",0,"n","h",null]]]'),
         zlib.compress(b'["1",[' + ENTRY_TEXT + b"]]"),
         zlib.compress(b"[true,[" + ENTRY_TEXT + b"]]"),
         zlib.compress(b"[1,[" + ENTRY_TEXT + b"],2]"),

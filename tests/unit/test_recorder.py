@@ -14,6 +14,7 @@ from tests.processes import wait_until
 from tf4slurm import __version__
 from tf4slurm.cluster import Task
 from tf4slurm.control.messages import ObservedState, Registration, ScriptState
+from tf4slurm.control.receiver import Receiver
 from tf4slurm.control.records import IMPORT_SECONDS, Outcome
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.recorder import Recorder, describe_task
@@ -72,22 +73,21 @@ REPORTED = ObservedState("running", 1, script=ScriptState(metrics=(("loss", 1.0)
         (SERVING, REPORTED, 1.0, "running", ["running", "running"]),
         (STEPPED, NEW, 1.0, "training", ["running", "importing"]),
         (NEW, NEW, IMPORT_SECONDS, "running", ["running", "running"]),
-        (ObservedState("exited", 1, returncode=1), NEW, 1.0, "importing", ["exited", "importing"]),
+        (NEW, ObservedState("exited", 1, returncode=0), 1.0, "importing", ["importing", "exited"]),
     ],
 )
 def test_task_is_importing_until_it_serves_or_reports(
     chief: ObservedState, worker: ObservedState, seconds: float, phase: str, states: list[str]
 ) -> None:
     state = JobState([Task("chief", 0), Task("worker", 0)], JobSpec(max_attempts=2), 100.0, lambda *_, **__: None)
+    receiver = Receiver(state)
     assert state.describe_phase(100.0) == "rendezvous"
     for rank in range(2):
-        state.on_registration(Registration(rank, "n1", "10.0.0.1", 4000 + rank, f"i{rank}", __version__), 100.0)
+        receiver.on_registration(Registration(rank, "n1", "10.0.0.1", 4000 + rank, f"i{rank}", __version__), 100.0)
     for rank in range(2):
-        state.on_observed_state(rank, ObservedState("ready"), 100.0)
-    for rank, observed in enumerate((NEW, NEW)):
-        state.on_observed_state(rank, observed, 100.0)
-    for record, observed in zip(state.records, (chief, worker), strict=True):
-        record.observed = observed
+        receiver.on_observed_state(rank, ObservedState("ready"), 100.0)
+    for rank, observed in [*enumerate((NEW, NEW)), *enumerate((chief, worker))]:
+        receiver.on_observed_state(rank, observed, 100.0)
     now = 100.0 + seconds
     assert state.describe_phase(now) == phase
-    assert [describe_task(record, 100.0, now).state for record in state.records] == states
+    assert [describe_task(record, 100.0, now).state for record in state.tasks] == states

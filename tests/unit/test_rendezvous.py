@@ -273,10 +273,10 @@ def test_registration_made_for_several_addresses_holds_one_port() -> None:
 
             rendezvous.client._make_registration = record
             running = asyncio.create_task(rendezvous.client.run())
-            await until(lambda: job.state.records[0].has_registered)
+            await until(lambda: job.state.tasks[0].has_registered)
             assert len(ports) == 3
             assert len(set(ports)) == 1
-            assert job.state.records[0].address == Address("127.0.0.1", ports[0])
+            assert job.state.tasks[0].address == Address("127.0.0.1", ports[0])
             assert other.events == []
             await cancel(running)
             assert rendezvous.listener is not None
@@ -300,7 +300,7 @@ async def registered(spec: JobSpec, identity: TaskIdentity) -> AsyncIterator[tup
     running = asyncio.create_task(rendezvous.client.run())
     try:
         deadline = time.monotonic() + 10
-        while not state.records[0].has_registered:
+        while not state.tasks[0].has_registered:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
         yield rendezvous, state
@@ -326,7 +326,7 @@ def test_task_registers_the_address_of_its_route_and_the_port_it_holds() -> None
         assert rendezvous.failure is None
         assert rendezvous.client.token == SHARED.token
         assert rendezvous.held_port is not None
-        record = state.records[0]
+        record = state.tasks[0]
         assert record.address == Address("127.0.0.1", rendezvous.held_port.port)
         assert record.node == "laptop"
         assert record.incarnation.startswith(f"{os.getpid()}-")
@@ -345,7 +345,7 @@ def test_requested_ports_take_precedence_over_those_that_slurm_reserves(requeste
     mine, reserved = free[:4], free[4:]  # several, since another process may take one
 
     def check(rendezvous: Rendezvous, state: JobState) -> None:
-        assert state.records[0].address in [Address("127.0.0.1", port) for port in (mine if requested else reserved)]
+        assert state.tasks[0].address in [Address("127.0.0.1", port) for port in (mine if requested else reserved)]
 
     identity = read_identity(
         {
@@ -384,7 +384,7 @@ def test_range_without_a_free_port_is_reported_to_the_launcher() -> None:
 def test_two_processes_of_a_rank_have_different_incarnations() -> None:
     incarnations = []
     for _ in range(2):
-        check_registered(JobSpec(workers=1), HERE, lambda _, state: incarnations.append(state.records[0].incarnation))
+        check_registered(JobSpec(workers=1), HERE, lambda _, state: incarnations.append(state.tasks[0].incarnation))
     assert len(set(incarnations)) == 2
 
 
@@ -408,7 +408,7 @@ def test_tasks_on_several_nodes_have_the_same_cluster_after_checking_its_address
         first, second = await asyncio.wait_for(asyncio.gather(*(each.wait_for_cluster() for each in both)), 10)
         assert first == second
         assert first is not None
-        assert [member.address for member in first.members] == [record.address for record in state.records]
+        assert [member.address for member in first.members] == [record.address for record in state.tasks]
         for rendezvous in both:
             assert rendezvous.held_port is not None
             with pytest.raises(ConnectionRefusedError):  # the agent does not listen any more: the port is the child's
@@ -450,7 +450,7 @@ def test_task_looks_for_the_endpoint_until_it_exists() -> None:
         rendezvous = Rendezvous(HERE, JobSpec(workers=1), lambda: answers.pop(0) if len(answers) > 1 else answers[0])
         running = asyncio.create_task(rendezvous.client.run())
         deadline = time.monotonic() + 10
-        while not state.records[0].has_registered:
+        while not state.tasks[0].has_registered:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
         assert len(answers) == 1

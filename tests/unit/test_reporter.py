@@ -13,6 +13,7 @@ from tf4slurm import __version__
 from tf4slurm.cli.reporter import PlainReporter, summary
 from tf4slurm.cluster import Task
 from tf4slurm.control.messages import ObservedState, Registration
+from tf4slurm.control.receiver import Receiver
 from tf4slurm.control.records import Outcome
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -32,11 +33,11 @@ def trained() -> JobState:
     state = JobState(TASKS, JobSpec(), START, lambda *_, **__: None)
     for rank in range(4):
         registration = Registration(rank, f"n{rank // 2}", f"10.0.0.{rank // 2}", 40000 + rank, f"i{rank}", __version__)
-        state.on_registration(registration, START)
+        Receiver(state).on_registration(registration, START)
     for rank in range(4):
-        state.on_observed_state(rank, ObservedState("ready"), START + 0.5)
+        Receiver(state).on_observed_state(rank, ObservedState("ready"), START + 0.5)
     for rank in range(4):
-        state.on_observed_state(rank, ObservedState("running", 1, 100 + rank, has_server=True), START + 1)
+        Receiver(state).on_observed_state(rank, ObservedState("running", 1, 100 + rank, has_server=True), START + 1)
     return state
 
 
@@ -46,25 +47,25 @@ def result_of(state: JobState, seconds: float) -> Result:
 
 def succeeded() -> Result:
     state = trained()
-    state.on_observed_state(3, ObservedState("exited", 1, 103, -9), START + 2)
-    state.on_observed_state(3, ObservedState("running", 2, 203), START + 2.5)
-    state.on_observed_state(0, ObservedState("exited", 1, 100, 0), START + 3)
-    state.on_observed_state(0, ObservedState("terminated", 1, 100, 0), START + 3.1)
-    state.on_observed_state(1, ObservedState("terminated", 1, 101), START + 3.2)
-    state.on_observed_state(2, ObservedState("terminated", 1, 102), START + 3.25)
-    state.on_observed_state(3, ObservedState("terminated", 2, 203), START + 3.3)
+    Receiver(state).on_observed_state(3, ObservedState("exited", 1, 103, -9), START + 2)
+    Receiver(state).on_observed_state(3, ObservedState("running", 2, 203), START + 2.5)
+    Receiver(state).on_observed_state(0, ObservedState("exited", 1, 100, 0), START + 3)
+    Receiver(state).on_observed_state(0, ObservedState("terminated", 1, 100, 0), START + 3.1)
+    Receiver(state).on_observed_state(1, ObservedState("terminated", 1, 101), START + 3.2)
+    Receiver(state).on_observed_state(2, ObservedState("terminated", 1, 102), START + 3.25)
+    Receiver(state).on_observed_state(3, ObservedState("terminated", 2, 203), START + 3.3)
     return result_of(state, 3.456)
 
 
 def failed() -> Result:
     state = trained()
-    state.on_observed_state(
+    Receiver(state).on_observed_state(
         1, ObservedState("exited", 1, 101, -9, tail=("Loading", "Killed: out of memory")), START + 2
     )
-    state.on_observed_state(0, ObservedState("exited", 1, 100, 1, tail=("UnavailableError",)), START + 2.1)
-    state.on_observed_state(1, ObservedState("terminated", 1, 101, -9), START + 2.2)
-    state.on_observed_state(0, ObservedState("terminated", 1, 100, 1), START + 2.2)
-    state.on_observed_state(2, ObservedState("terminated", 1, 102), START + 2.3)
+    Receiver(state).on_observed_state(0, ObservedState("exited", 1, 100, 1, tail=("UnavailableError",)), START + 2.1)
+    Receiver(state).on_observed_state(1, ObservedState("terminated", 1, 101, -9), START + 2.2)
+    Receiver(state).on_observed_state(0, ObservedState("terminated", 1, 100, 1), START + 2.2)
+    Receiver(state).on_observed_state(2, ObservedState("terminated", 1, 102), START + 2.3)
     state.on_spawner_exit(Outcome(7, "srun ended."), START + 3)
     return result_of(state, 3.0)
 
@@ -128,18 +129,18 @@ report: /runs/digits-42/report.html"""
 
 def missing() -> Result:
     state = JobState(TASKS, JobSpec(), START, lambda *_, **__: None)
-    state.on_registration(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
+    Receiver(state).on_registration(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
     for tick in range(1, 302):
-        state.on_observed_state(0, ObservedState("registered"), START + tick)
+        Receiver(state).on_observed_state(0, ObservedState("registered"), START + tick)
         state.on_tick(START + tick)
     return result_of(state, 300.1)
 
 
 def stopped() -> Result:
     state = JobState(TASKS, JobSpec(), START, lambda *_, **__: None)
-    state.on_registration(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
+    Receiver(state).on_registration(Registration(0, "n0", "10.0.0.0", 40000, "i0", __version__), START)
     state.on_stop(signal.SIGINT, "the launcher received SIGINT", START + 2)
-    state.on_observed_state(0, ObservedState("terminated"), START + 2)
+    Receiver(state).on_observed_state(0, ObservedState("terminated"), START + 2)
     return result_of(state, 2.0)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tf4slurm
-from tf4slurm.roles import SCRIPT_TASK_TYPES, TASK_TYPES, Role, role_of
+from tf4slurm.roles import SCRIPT_TASK_TYPES, TASK_TYPES, role_of
 
 
 def test_ranks_are_assigned_in_the_order_of_the_table() -> None:
@@ -15,32 +15,29 @@ def test_ranks_are_assigned_in_the_order_of_the_table() -> None:
     assert SCRIPT_TASK_TYPES == ("chief", "ps", "worker", "evaluator")
 
 
+PROPERTIES = "runs_script trains is_waited_for is_wait_bounded is_server is_in_cluster sees_gpus is_spare is_guest"
+
+
 @pytest.mark.parametrize(
-    ("task_type", "has_chief", "waited", "bounded", "restarted", "in_cluster", "gpus"),
+    ("task_type", "has_chief", "name", "true"),
     [
-        ("chief", True, True, False, False, True, False),
-        ("ps", True, False, False, False, True, False),
-        ("ps", False, False, False, False, True, False),
-        ("worker", True, False, False, True, True, True),
-        ("worker", False, True, False, False, True, True),
-        ("evaluator", True, True, True, True, False, False),
-        ("evaluator", False, True, True, True, False, False),
-        ("data-dispatcher", True, False, False, True, False, False),
-        ("data-worker", False, False, False, True, False, False),
+        ("chief", True, "chief", "runs_script trains is_waited_for is_in_cluster"),
+        ("ps", True, "ps", "runs_script is_server is_in_cluster"),
+        ("ps", False, "ps", "runs_script is_server is_in_cluster"),
+        ("worker", True, "worker", "runs_script trains is_in_cluster sees_gpus"),
+        ("worker", False, "leading worker", "runs_script trains is_waited_for is_in_cluster sees_gpus"),
+        ("evaluator", True, "evaluator", "runs_script is_waited_for is_wait_bounded"),
+        ("evaluator", False, "evaluator", "runs_script is_waited_for is_wait_bounded"),
+        ("data-dispatcher", True, "data server", "is_server"),
+        ("data-worker", False, "data server", "is_server"),
+        ("spare", True, "spare", "is_spare"),
     ],
 )
-def test_properties_of_each_role(
-    task_type: str, has_chief: bool, waited: bool, bounded: bool, restarted: bool, in_cluster: bool, gpus: bool
-) -> None:
-    assert role_of(task_type, has_chief=has_chief) == Role(
-        is_waited_for=waited,
-        is_wait_bounded=bounded,
-        is_restarted=restarted,
-        is_in_cluster=in_cluster,
-        is_server=task_type == "ps" or task_type.startswith("data-"),
-        sees_gpus=gpus,
-        program="tensorflow/data_service.py" if task_type.startswith("data-") else "",
-    )
+def test_properties_of_each_role(task_type: str, has_chief: bool, name: str, true: str) -> None:
+    role = role_of(task_type, has_chief=has_chief)
+    assert role.name == name
+    assert [each for each in PROPERTIES.split() if getattr(role, each)] == true.split()
+    assert role.program == ("tensorflow/data_service.py" if name == "data server" else "")
 
 
 def test_module_that_replaces_the_users_command_exists() -> None:

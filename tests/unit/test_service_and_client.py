@@ -43,8 +43,9 @@ from tf4slurm.control.messages import (
     encode_cluster,
     is_encoded_cluster,
 )
+from tf4slurm.control.records import Phase
 from tf4slurm.control.service import ControlService
-from tf4slurm.control.state import JobState, Phase
+from tf4slurm.control.state import JobState
 from tf4slurm.errors import PlacementError, RendezvousClosedError, RendezvousConnectionError
 from tf4slurm.network.ports import HeldPort, hold_port
 from tf4slurm.spec import JobSpec
@@ -204,7 +205,7 @@ class Job:
         await until(lambda: all(member.desired.start_count == 1 for member in members))
         for member in members:
             member.update(state="running", start_count=1)
-        await until(lambda: self.state.count("running") == ranks)
+        await until(lambda: self.state.tasks.count("running") == ranks)
         return members
 
     async def check_undisturbed(self, members: list[ControlClient]) -> None:
@@ -350,7 +351,7 @@ async def test_job_of_two_tasks_registers_trains_and_ends() -> None:
         await until(lambda: chief.desired.start_count == ps.desired.start_count == 1)
         chief.update(state="running", start_count=1, process_id=11)
         ps.update(state="running", start_count=1, process_id=12)
-        await until(lambda: job.state.count("running") == 2)
+        await until(lambda: job.state.tasks.count("running") == 2)
         chief.update(state="exited", start_count=1, process_id=11, returncode=0)
         await until(lambda: chief.desired.terminate and ps.desired.terminate)
         assert ps.desired.terminate_reason.startswith("Training is done")
@@ -378,7 +379,7 @@ async def test_changed_state_is_sent_at_once_and_not_with_the_next_heartbeat() -
     member.update(state="ready")
     await until(lambda: member.desired.start_count == 1)
     member.update(state="running", start_count=1)
-    await until(lambda: state.count("running") == 1)
+    await until(lambda: state.tasks.count("running") == 1)
     state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", time.monotonic())
     service.publish()
     await until(lambda: member.desired.terminate)
@@ -419,8 +420,8 @@ async def test_wait_for_change_returns_at_the_next_desired_state_and_not_at_hear
         while member.cluster is None:
             await member.wait_for_change()
         waiting = asyncio.create_task(member.wait_for_change())
-        last_heartbeat_at = job.state.records[0].last_heartbeat_at
-        await until(lambda: job.state.records[0].last_heartbeat_at > last_heartbeat_at + 3 * INTERVAL)
+        last_heartbeat_at = job.state.tasks[0].last_heartbeat_at
+        await until(lambda: job.state.tasks[0].last_heartbeat_at > last_heartbeat_at + 3 * INTERVAL)
         assert not waiting.done()
         member.update(state="ready")
         await waiting
@@ -462,8 +463,8 @@ async def test_usage_and_step_are_sent_with_a_heartbeat() -> None:
         for number in (1, 2):
             member.update_usage(Usage(memory_bytes=number))
             member.update_script(ScriptState(step=number))
-            await until(lambda number=number: job.state.records[0].observed.script.step == number)  # type: ignore[misc]
-            assert job.state.records[0].observed == member.observed
+            await until(lambda number=number: job.state.tasks[0].observed.script.step == number)  # type: ignore[misc]
+            assert job.state.tasks[0].observed == member.observed
 
 
 @in_event_loop
@@ -499,8 +500,8 @@ async def test_status_above_the_limit_is_shrunk_with_a_warning_and_accepted(
         chief, ps = await job.start_children(2)
         chief.update_script(report)
         chief.update(tail=tail)
-        await until(lambda: job.state.records[0].observed.script.step == 7)
-        found = job.state.records[0].observed
+        await until(lambda: job.state.tasks[0].observed.script.step == 7)
+        found = job.state.tasks[0].observed
         assert found == chief.observed
         assert len(encode(found)) <= MAX_STATE_BYTES
         assert len(found.script.metrics) < len(METRICS)
@@ -519,7 +520,7 @@ async def test_cluster_of_2000_tasks_arrives() -> None:
     async with serving(" ".join(["worker"] * 2000)) as job:
         now = time.monotonic()
         for rank in range(1, 2000):
-            job.state.on_registration(make_registration(rank, node=chance.randbytes(70).hex()), now)
+            job.service.receiver.on_registration(make_registration(rank, node=chance.randbytes(70).hex()), now)
         member = job.client(0)
         job.begin(member)
         await until(lambda: member.cluster)
@@ -637,7 +638,7 @@ async def test_last_attempt_cut_short_does_not_hide_the_reasons_of_the_others() 
 async def test_task_does_not_register_at_a_service_with_another_certificate() -> None:
     async with serving() as job, serving(credentials=OTHER_JOB) as impostor:
         job.begin(make_client(impostor.address, job.address))
-        await until(lambda: job.state.count("registered"))
+        await until(lambda: job.state.tasks.count("registered"))
         assert impostor.events == []
 
 
@@ -779,7 +780,7 @@ async def test_repeated_status_has_no_effect() -> None:
         await raw.send(ObservedState("running", start_count=1))
         await raw.send(ObservedState("running", start_count=1))
         await raw.send(ObservedState("running", start_count=2))
-        await until(lambda: job.state.records[0].observed.start_count == 2)
+        await until(lambda: job.state.tasks[0].observed.start_count == 2)
         assert job.events.count(("started", "chief/0")) == 2
 
 
@@ -801,7 +802,7 @@ async def test_message_above_the_limit_ends_the_call_and_its_task_may_reconnect(
             assert code is EXHAUSTED
             assert str(MAX_STATE_BYTES) in detail
             await until(lambda: ("disconnected", "chief/0") in job.events)
-            assert job.state.records[0].observed.state == "registered"
+            assert job.state.tasks[0].observed.state == "registered"
         again = job.client(0)
         job.begin(again)
         await until(lambda: again.cluster)
@@ -816,7 +817,7 @@ async def test_message_of_the_largest_size_is_accepted() -> None:
         await raw.send(make_registration(0))
         short = len(encode(ObservedState(detail="x")))
         await raw.send(ObservedState(detail="x" * (MAX_STATE_BYTES - short + 1)))
-        await until(lambda: job.state.records[0].observed.detail)
+        await until(lambda: job.state.tasks[0].observed.detail)
 
 
 @in_event_loop
@@ -826,12 +827,12 @@ async def test_late_message_of_a_replaced_connection_is_ignored() -> None:
             await connection.send(make_registration(0))
             await until(lambda event=event: (event, "chief/0") in job.events)  # type: ignore[misc]
         await new.send(ObservedState("running", start_count=1))
-        await until(lambda: job.state.records[0].observed.state == "running")
+        await until(lambda: job.state.tasks[0].observed.state == "running")
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await old.send(ObservedState("exited", start_count=1, returncode=9))
         await asyncio.wait_for(old.end(), 3)  # the service has ended it
-        assert job.state.records[0].is_connected
-        assert job.state.records[0].observed.state == "running"
+        assert job.state.tasks[0].is_connected
+        assert job.state.tasks[0].observed.state == "running"
 
 
 # Clients that do not complete TLS
@@ -909,7 +910,7 @@ async def test_lost_connection_is_restored_without_losing_state() -> None:
         await until(lambda: chief.desired.start_count == 1)
         assert relay.connections >= 2
         chief.update(state="running", start_count=1)
-        await until(lambda: job.state.count("running") == 1)
+        await until(lambda: job.state.tasks.count("running") == 1)
         relay.cut()
         await until(lambda: job.events.count(("disconnected", "chief/0")) == 2)
         chief.update(state="exited", start_count=1, returncode=0)
@@ -932,7 +933,7 @@ async def test_long_status_is_sent_on_the_next_connection(tail: tuple[str, ...])
         await until(lambda: chief.cluster and ps.cluster)
         relay.cut()
         chief.update(state="exited", start_count=1, returncode=3, tail=tail)
-        await until(lambda: job.state.records[0].observed.state == "exited")
+        await until(lambda: job.state.tasks[0].observed.state == "exited")
         assert job.events.count(("disconnected", "chief/0")) == 1
 
 
@@ -949,8 +950,8 @@ async def test_task_that_reconnects_gets_a_heartbeat_request_at_once() -> None:
             if is_back:
                 assert await asyncio.wait_for(task.call.read(), 5) == HEARTBEAT
             else:
-                await until(lambda: state.records[0].is_connected)
-        await until(lambda: not state.records[0].is_connected)
+                await until(lambda: state.tasks[0].is_connected)
+        await until(lambda: not state.tasks[0].is_connected)
     await service.close()
 
 
@@ -982,8 +983,8 @@ async def test_task_that_reconnects_but_sends_nothing_is_lost_after_the_heartbea
         while job.state.outcome is None:
             async with raw_client(job.port) as raw:
                 await raw.send(make_registration(0))
-                await until(lambda: job.state.records[0].is_connected or job.state.outcome)
-            await until(lambda: not job.state.records[0].is_connected or job.state.outcome)
+                await until(lambda: job.state.tasks[0].is_connected or job.state.outcome)
+            await until(lambda: not job.state.tasks[0].is_connected or job.state.outcome)
             reconnections += 1
             assert time.monotonic() - before < 3 * SHORT_TIMEOUT
         assert time.monotonic() - before >= SHORT_TIMEOUT
@@ -1025,7 +1026,7 @@ async def test_registration_is_made_for_each_address_until_one_is_accepted() -> 
         member = make_client(other.address, right, registration=registration)
         job.begin(member)
         await until(lambda: is_registered(member))
-        assert job.state.records[0].address == Address("10.0.0.0", relay.port)
+        assert job.state.tasks[0].address == Address("10.0.0.0", relay.port)
         relay.cut()
         await until(lambda: ("reconnected", "chief/0") in job.events)
         assert asked == [other.address, right]
@@ -1128,14 +1129,14 @@ async def test_service_that_starts_later_is_found() -> None:
         job.begin(member)
         await asyncio.sleep(0)
         known.append(job.address)
-        await until(lambda: job.state.count("registered"))
+        await until(lambda: job.state.tasks.count("registered"))
 
 
 @in_event_loop
 async def test_task_registers_at_the_address_that_answers_after_one_that_does_not() -> None:
     async with serving() as job:
         job.begin(make_client(Address("127.0.0.1", 1), job.address))
-        await until(lambda: job.state.count("registered"))
+        await until(lambda: job.state.tasks.count("registered"))
 
 
 @in_event_loop
@@ -1270,10 +1271,10 @@ async def test_end_of_a_replaced_call_is_not_taken_for_the_end_of_the_new_one() 
         contexts[0].messages.put_nowait(grpc.aio.EOF)
         await asyncio.wait({calls[0]})
         contexts[1].may_confirm.set()
-        assert job.state.records[0].is_connected
+        assert job.state.tasks[0].is_connected
         calls[1].cancel()
         await asyncio.wait(calls)
-        assert not job.state.records[0].is_connected
+        assert not job.state.tasks[0].is_connected
         assert [kind for kind, _ in job.events].count("disconnected") == 2
         calls[0].exception()
 
@@ -1300,7 +1301,7 @@ async def test_error_of_the_service_in_a_message_is_the_loss_of_its_task(
         def fail(*_: object) -> None:
             raise KeyError("no such key")
 
-        monkeypatch.setattr(job.state, "on_observed_state", fail)
+        monkeypatch.setattr(job.service.receiver, "on_observed_state", fail)
         members[1].update(state="exited", returncode=0)
         await until(lambda: members[0].desired.terminate)
         assert "ps/0 on n1 is lost: its message was not accepted: 'no such key'" in members[0].desired.terminate_reason

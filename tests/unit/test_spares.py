@@ -8,8 +8,7 @@ import pytest
 
 from tests.unit.test_state import LIMITS, Job
 from tf4slurm.cluster import Cluster, Task
-from tf4slurm.control.records import JobProgress
-from tf4slurm.control.state import Phase
+from tf4slurm.control.records import JobProgress, Phase
 from tf4slurm.errors import EXIT_NO_PROGRESS, EXIT_TASK_LOST, OptionError
 from tf4slurm.network.reachability import members_to_check
 from tf4slurm.roles import SCRIPT_TASK_TYPES
@@ -48,7 +47,7 @@ def cluster_of(job: Job) -> Cluster:
 
 
 def names(job: Job) -> list[str]:
-    return [str(record.task) for record in job.state.records]
+    return [str(record.task) for record in job.state.tasks]
 
 
 def test_spares_do_not_run_the_script() -> None:
@@ -66,27 +65,27 @@ def test_spares_do_not_run_the_script() -> None:
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_spare_takes_the_place_of_any_lost_task(roles: str, lost: int) -> None:
     job = start(roles)
-    before, record = names(job), job.state.records[lost]
-    job.state.on_agent_exit(lost, -9, job.now)
+    before, record = names(job), job.state.tasks[lost]
+    job.receiver.on_agent_exit(lost, -9, job.now)
     assert (job.state.attempt, job.phase()) == (2, Phase.RENDEZVOUS)
     assert job.texts("replaced") == [f"spare/0 on n3 takes the place of {before[lost]} on n{lost}"]
     form_again(job, lost)
     assert job.phase() is Phase.TRAINING
     assert names(job)[3] == before[lost]
     assert (str(record.task), record.is_gone) == ("spare/0", True)
-    task = job.state.records[3].task
+    task = job.state.tasks[3].task
     spec = cluster_of(job).to_dictionary()
     assert spec[task.task_type][task.task_index] == "10.0.0.3:5003"
     assert sum(map(len, spec.values())) == 3
-    assert [str(record.task) for record in job.state.task_records] == before
+    assert [str(record.task) for record in job.state.tasks.in_order()] == before
     assert [job.desired(rank).start_count for rank in job.ranks if rank != lost] == [
-        int(not job.state.records[rank].role.is_spare) for rank in job.ranks if rank != lost
+        int(not job.state.tasks[rank].role.is_spare) for rank in job.ranks if rank != lost
     ]
 
 
 def test_lost_task_stays_in_the_cluster_but_nobody_checks_it() -> None:
     job = start()
-    job.state.on_agent_exit(2, -9, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
     form_again(job, 2)
     members = cluster_of(job).members
     assert [member.rank for member in members] == list(job.ranks)
@@ -104,10 +103,10 @@ def test_silent_host_is_replaced_after_the_heartbeat_timeout() -> None:
 
 def test_second_task_of_a_lost_host_needs_no_further_attempt() -> None:
     job = start()
-    job.state.on_agent_exit(1, -9, job.now)
+    job.receiver.on_agent_exit(1, -9, job.now)
     job.reregister(0, 3, 4)
     assert job.phase() is Phase.RENDEZVOUS
-    job.state.on_agent_exit(2, -9, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
     assert (job.state.attempt, job.phase()) == (2, Phase.CHECKING)
     assert names(job) == ["chief/0", "spare/0", "spare/1", "ps/0", "worker/0"]
     for rank in (0, 3, 4):
@@ -117,12 +116,12 @@ def test_second_task_of_a_lost_host_needs_no_further_attempt() -> None:
 
 def test_lost_spare_does_not_disturb_training() -> None:
     job = start()
-    job.state.on_agent_exit(3, -9, job.now)
+    job.receiver.on_agent_exit(3, -9, job.now)
     assert (job.state.attempt, job.phase()) == (1, Phase.TRAINING)
-    job.state.on_agent_exit(2, -9, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
     assert names(job)[4] == "worker/0"
     form_again(job, 2, 3)
-    job.state.on_agent_exit(1, -9, job.now)
+    job.receiver.on_agent_exit(1, -9, job.now)
     assert job.outcome.exit_code == EXIT_TASK_LOST
     assert "ps/0 on n1 is lost" in job.outcome.reason
 
@@ -134,21 +133,21 @@ def test_spare_on_another_host_comes_first() -> None:
     for rank in job.ranks:
         job.send(rank, "ready")
     run(job)
-    job.state.on_agent_exit(2, -9, job.now)  # on c, as spare/0
+    job.receiver.on_agent_exit(2, -9, job.now)  # on c, as spare/0
     assert job.texts("replaced") == ["spare/1 on a takes the place of worker/0 on c"]
 
 
 def test_task_lost_while_addresses_are_checked_is_replaced() -> None:
     job = Job(ROLES, SPARES).register_tasks()
     assert job.phase() is Phase.CHECKING
-    job.state.on_agent_exit(3, -9, job.now)
+    job.receiver.on_agent_exit(3, -9, job.now)
     assert (job.state.attempt, job.phase()) == (2, Phase.RENDEZVOUS)
     assert form_again(job, 3).phase() is Phase.TRAINING
 
 
 def test_task_lost_before_the_first_cluster_is_replaced() -> None:
     job = Job(ROLES, SPARES).register_tasks(0, 1, 2)
-    job.state.on_agent_exit(2, -9, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
     job.register_tasks(3, 4)
     assert (job.state.attempt, job.phase()) == (1, Phase.CHECKING)
     assert names(job)[3] == "worker/0"
@@ -162,7 +161,7 @@ def test_task_lost_before_the_ps_are_spread_is_replaced(lost: int) -> None:
     job = Job(ROLES, dataclasses.replace(SPARES, placement="spread"))
     others = [rank for rank in job.ranks if rank != lost]
     job.register(lost)
-    job.state.on_agent_exit(lost, -9, job.now)
+    job.receiver.on_agent_exit(lost, -9, job.now)
     job.register_tasks(*others)
     for rank in others:
         job.send(rank, "ready")
@@ -174,7 +173,7 @@ def test_task_lost_before_the_ps_are_spread_is_replaced(lost: int) -> None:
 
 def test_task_lost_before_it_registers_counts_as_no_node() -> None:
     job = Job(ROLES, SPARES)
-    job.state.on_agent_exit(2, 1, job.now)
+    job.receiver.on_agent_exit(2, 1, job.now)
     for rank in (0, 1, 3, 4):
         job.register(rank, node="n", host="127.0.0.1")
     assert job.phase() is Phase.CHECKING
@@ -182,8 +181,8 @@ def test_task_lost_before_it_registers_counts_as_no_node() -> None:
 
 def test_loss_beside_a_broken_connection_is_handled_after_it() -> None:
     job = Job(ROLES, SPARES).register_tasks()
-    job.state.on_disconnect(4, job.now)
-    job.state.on_agent_exit(2, -9, job.now)
+    job.receiver.on_disconnect(4, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
     assert job.phase() is Phase.CHECKING
     job.turn(2, sending=(0, 1, 3))  # spare/1 does not reconnect in time
     assert (job.state.attempt, job.phase()) == (2, Phase.RENDEZVOUS)
@@ -194,24 +193,24 @@ def test_node_that_failed_twice_is_not_used_again() -> None:
     job = start()
     for attempt in (1, 2):
         assert job.state.attempt == attempt
-        job.send(2, "running", script=dataclasses.replace(job.state.records[2].observed.script, step=attempt))
+        job.send(2, "running", script=dataclasses.replace(job.state.tasks[2].observed.script, step=attempt))
         job.end_child(1, 1)
         form_again(job)
     assert job.state.excluded_nodes == ("n1",)
     assert job.phase() is Phase.TRAINING
     assert names(job) == ["chief/0", "spare/0", "worker/0", "ps/0", "spare/1"]
-    job.state.on_agent_exit(2, -9, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
     assert job.outcome.exit_code == EXIT_TASK_LOST  # no attempt is left
 
 
 def test_spare_on_a_node_that_failed_twice_is_better_than_none() -> None:
     job = start("chief ps worker spare", dataclasses.replace(SPARES, spares=1, max_attempts=5))
     for attempt in (1, 2):
-        job.send(2, "running", script=dataclasses.replace(job.state.records[2].observed.script, step=attempt))
+        job.send(2, "running", script=dataclasses.replace(job.state.tasks[2].observed.script, step=attempt))
         job.end_child(1, 1)
         form_again(job)
     assert names(job) == ["chief/0", "spare/0", "worker/0", "ps/0"]
-    job.state.on_agent_exit(2, -9, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
     assert names(job) == ["chief/0", "worker/0", "spare/0", "ps/0"]
     assert form_again(job, 2).phase() is Phase.TRAINING
 
@@ -235,7 +234,7 @@ def test_two_attempts_without_a_new_step_end_the_job() -> None:
     job = start("chief ps worker", limits)
     for step in (10, 10, 8):
         assert job.state.outcome is None
-        job.send(0, "running", script=dataclasses.replace(job.state.records[0].observed.script, step=step))
+        job.send(0, "running", script=dataclasses.replace(job.state.tasks[0].observed.script, step=step))
         job.end_child(0, 3, tail=("boom",))
         if job.state.outcome is None:
             form_again(job)

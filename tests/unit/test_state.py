@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tf4slurm import __version__
 from tf4slurm.cluster import Address, Task
+from tf4slurm.control.clock import JobClock
 from tf4slurm.control.messages import (
     GUEST_RANK,
     BarrierArrival,
@@ -26,8 +27,9 @@ from tf4slurm.control.messages import (
     Usage,
     cluster_to_entries,
 )
-from tf4slurm.control.records import Outcome, TaskRecord
-from tf4slurm.control.state import JobState, Phase
+from tf4slurm.control.receiver import Receiver
+from tf4slurm.control.records import Outcome, Phase, TaskRecord
+from tf4slurm.control.state import JobState
 from tf4slurm.errors import RendezvousClosedError
 from tf4slurm.spec import JobSpec
 
@@ -61,6 +63,7 @@ class Job:
         self.now = 1000.0
         self.events: list[tuple[str, str | None, str]] = []
         self.state = JobState(tasks, limits, self.now, lambda *event, **_: self.events.append(event))
+        self.receiver = Receiver(self.state)
         self.owns_child = owns_child
         self.ranks = range(len(tasks))
 
@@ -82,23 +85,24 @@ class Job:
         return [text for found, _, text in self.events if found == kind]
 
     def desired(self, rank: int) -> DesiredState:
-        return self.state.desired_state_of(rank)
+        return self.state.desired.of(rank)
 
     def times(self, rank: int) -> tuple[float | None, float | None]:
-        return self.state.records[rank].started_at, self.state.records[rank].ended_at
+        return self.state.tasks[rank].started_at, self.state.tasks[rank].ended_at
 
     # Events
 
     def register(self, rank: int, **changes: Any) -> TaskRecord:
         registration = Registration(rank, f"n{rank}", f"10.0.0.{rank}", 4000 + rank, f"incarnation-{rank}", __version__)
-        return self.state.on_registration(
+        return self.receiver.on_registration(
             dataclasses.replace(registration, owns_child=self.owns_child, **changes), self.now
         )
 
     def send(self, rank: int, state: TaskState, **fields: Any) -> None:
         """A task sends its state with these fields changed."""
-        status = dataclasses.replace(self.state.records[rank].observed, state=state, **fields)
-        self.state.on_observed_state(rank, status, self.now)
+        record = self.state.tasks.get(rank)
+        status = dataclasses.replace(record.observed if record else ObservedState(), state=state, **fields)
+        self.receiver.on_observed_state(rank, status, self.now)
 
     def run_child(self, rank: int, start_count: int = 1) -> None:
         self.send(rank, "running", start_count=start_count, process_id=100 + rank, returncode=None, tail=())
@@ -116,10 +120,18 @@ class Job:
         while self.now < end - 1e-9:
             self.now = min(self.now + tick, end)
             for rank in self.ranks if sending is None else sending:
-                record = self.state.records[rank]
-                if record.is_connected and not record.is_gone:
-                    self.state.on_observed_state(rank, record.observed, self.now)
+                record = self.state.tasks.get(rank)
+                if record is not None and record.is_connected and not record.is_gone:
+                    self.receiver.on_observed_state(rank, record.observed, self.now)
             self.state.on_tick(self.now)
+
+    def pause(self, seconds: float) -> None:
+        """The launcher is paused, which the job clock leaves out."""
+        time = [0.0]
+        clock = JobClock(self.state.spec.heartbeat_interval_seconds, lambda: time[0])
+        clock.start()
+        time[0] = seconds
+        self.now += clock.now()
 
     # Sequences of events
 
@@ -132,7 +144,7 @@ class Job:
         """These tasks register a new port for the current attempt."""
         for rank in ranks:
             attempt = self.desired(rank).attempt
-            self.state.on_observed_state(rank, ObservedState(attempt=attempt, port=5000 + rank), self.now)
+            self.receiver.on_observed_state(rank, ObservedState(attempt=attempt, port=5000 + rank), self.now)
         return self
 
     def check_and_run(self) -> Job:
@@ -148,7 +160,7 @@ class Job:
             self.send(rank, "ready")
         for rank in self.ranks:
             self.run_child(rank)
-        self.state.take_changed()
+        self.state.desired.take_changed()
         return self
 
 
@@ -165,24 +177,24 @@ def test_new_job_waits_for_its_tasks() -> None:
 def test_registration_emits_one_event() -> None:
     job = Job().register_tasks(2)
     assert job.events == [("registered", "worker/0", "worker/0 on n2 registered from n2 at 10.0.0.2:4002")]
-    assert (job.phase(), job.state.count("registered")) == (Phase.RENDEZVOUS, 1)
+    assert (job.phase(), job.state.tasks.count("registered")) == (Phase.RENDEZVOUS, 1)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
 def test_when_every_task_has_registered_all_get_the_cluster(order: tuple[int, ...]) -> None:
     job = Job().register_tasks(*order[:3])
     assert job.state.cluster is None
-    job.state.take_changed()
+    job.state.desired.take_changed()
     job.register_tasks(order[3])
     assert job.phase() is Phase.CHECKING
     assert job.state.cluster is not None
     assert cluster_to_entries(job.state.cluster) == [
-        ("chief", 0, "n0", "10.0.0.0", 4000),
-        ("ps", 0, "n1", "10.0.0.1", 4001),
-        ("worker", 0, "n2", "10.0.0.2", 4002),
-        ("worker", 1, "n3", "10.0.0.3", 4003),
+        (0, "chief", 0, "n0", "10.0.0.0", 4000),
+        (1, "ps", 0, "n1", "10.0.0.1", 4001),
+        (2, "worker", 0, "n2", "10.0.0.2", 4002),
+        (3, "worker", 1, "n3", "10.0.0.3", 4003),
     ]
-    assert job.state.take_changed() == {0, 1, 2, 3}
+    assert job.state.desired.take_changed() == {0, 1, 2, 3}
     assert [job.desired(rank) for rank in job.ranks] == [DesiredState()] * 4
 
 
@@ -191,10 +203,10 @@ def test_children_start_when_every_task_is_ready() -> None:
     for rank in (0, 2, 3):
         job.send(rank, "ready")
     assert job.phase() is Phase.CHECKING
-    job.state.take_changed()
+    job.state.desired.take_changed()
     job.send(1, "ready")
     assert job.phase() is Phase.TRAINING
-    assert job.state.take_changed() == {0, 1, 2, 3}
+    assert job.state.desired.take_changed() == {0, 1, 2, 3}
     assert [job.desired(rank) for rank in job.ranks] == [DesiredState(start_count=1)] * 4
 
 
@@ -207,8 +219,8 @@ def test_job_of_one_task_registers_and_completes() -> None:
 
 def test_changed_ranks_are_returned_once() -> None:
     job = Job().register_tasks()
-    assert job.state.take_changed() == {0, 1, 2, 3}
-    assert job.state.take_changed() == set()
+    assert job.state.desired.take_changed() == {0, 1, 2, 3}
+    assert job.state.desired.take_changed() == set()
 
 
 @pytest.mark.parametrize(
@@ -265,18 +277,18 @@ def test_process_that_can_never_register_ends_the_job_during_rendezvous(changes:
 )
 def test_process_that_is_no_task_of_this_job_is_refused_without_effect(changes: dict[str, Any], reason: str) -> None:
     job = Job().train()
-    before = repr(job.state.records), list(job.events)
+    before = repr(job.state.tasks), list(job.events)
     with pytest.raises(RendezvousClosedError) as caught:
         job.register(**{"rank": 2, **changes})
     assert caught.value.reason == reason
     assert str(caught.value) == f"The control service refused this task: {reason}."
-    assert (repr(job.state.records), job.events) == before
+    assert (repr(job.state.tasks), job.events) == before
     assert job.state.outcome is None
 
 
 def test_terminated_or_lost_task_cannot_register_again() -> None:
     job = Job().train()
-    job.state.on_agent_exit(2, 1, job.now)
+    job.receiver.on_agent_exit(2, 1, job.now)
     job.send(3, "terminated")
     for rank in (2, 3):
         with pytest.raises(RendezvousClosedError):
@@ -328,7 +340,7 @@ def test_failed_reachability_check_ends_the_job_with_its_detail() -> None:
 
 def test_process_of_another_incarnation_is_refused_with_a_reason() -> None:
     job = Job()
-    job.state.on_agent_exit(2, 1, job.now)
+    job.receiver.on_agent_exit(2, 1, job.now)
     with pytest.raises(RendezvousClosedError) as caught:
         job.register(2)
     assert not caught.value.reason.endswith(" on ")
@@ -350,7 +362,7 @@ def test_task_without_heartbeat_is_lost_after_the_heartbeat_timeout(stage: str, 
     job.turn(9.9, sending=others)
     assert job.state.outcome is None
     job.turn(0.4, sending=others)
-    record = job.state.records[rank]
+    record = job.state.tasks[rank]
     assert record.is_gone
     assert job.outcome == Outcome(7, f"{record} is lost: it sent no heartbeat for 10 s.", record.task)
     assert all(job.desired(other).terminate for other in others)
@@ -366,7 +378,7 @@ def test_heartbeat_without_a_state_keeps_a_task() -> None:
 
 def test_task_that_reconnects_in_time_is_not_lost() -> None:
     job = Job().train()
-    job.state.on_disconnect(2, job.now)
+    job.receiver.on_disconnect(2, job.now)
     job.turn(1.4)
     job.register(2)
     job.turn(30)
@@ -376,7 +388,7 @@ def test_task_that_reconnects_in_time_is_not_lost() -> None:
 
 def test_task_that_does_not_reconnect_is_lost() -> None:
     job = Job().train()
-    job.state.on_disconnect(2, job.now)
+    job.receiver.on_disconnect(2, job.now)
     job.turn(1.9)
     assert job.outcome.reason == "worker/0 on n2 is lost: its connection broke and was not restored."
     with pytest.raises(RendezvousClosedError):
@@ -387,7 +399,7 @@ def test_disconnection_does_not_extend_the_heartbeat_timeout() -> None:
     job = Job().train()
     others = (0, 1, 3)
     job.turn(9.5, sending=others)
-    job.state.on_disconnect(2, job.now)
+    job.receiver.on_disconnect(2, job.now)
     job.turn(0.8, sending=others)
     assert job.outcome.cause == Task("worker", 0)
 
@@ -395,24 +407,24 @@ def test_disconnection_does_not_extend_the_heartbeat_timeout() -> None:
 def test_disconnection_does_not_extend_a_short_heartbeat_timeout() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, heartbeat_interval_seconds=0.5, heartbeat_timeout_seconds=1))
     job.train()
-    job.state.on_disconnect(2, job.now)
+    job.receiver.on_disconnect(2, job.now)
     job.turn(1.3)
     assert job.outcome.cause == Task("worker", 0)
 
 
 def test_disconnection_emits_one_event_and_none_after_termination() -> None:
     job = Job().train()
-    job.state.on_disconnect(2, job.now)
-    job.state.on_disconnect(2, job.now)
+    job.receiver.on_disconnect(2, job.now)
+    job.receiver.on_disconnect(2, job.now)
     job.end_child(0, 0)
     job.send(3, "terminated")
-    job.state.on_disconnect(3, job.now)
+    job.receiver.on_disconnect(3, job.now)
     assert job.kinds.count("disconnected") == 1
 
 
 def test_lag_of_the_launcher_does_not_count_for_heartbeats() -> None:
     job = Job().train()
-    job.now += 60
+    job.pause(60)
     job.state.on_tick(job.now)
     assert job.phase() is Phase.TRAINING
     job.turn(8)
@@ -421,7 +433,7 @@ def test_lag_of_the_launcher_does_not_count_for_heartbeats() -> None:
 
 def test_lag_of_the_launcher_extends_a_deadline_once() -> None:
     job = Job().train()
-    job.now += 60
+    job.pause(60)
     job.state.on_tick(job.now)
     job.turn(12, sending=(0, 1, 3))
     assert job.outcome.cause == Task("worker", 0)
@@ -429,7 +441,7 @@ def test_lag_of_the_launcher_extends_a_deadline_once() -> None:
 
 def test_heartbeat_after_a_lag_starts_a_normal_timeout() -> None:
     job = Job().train()
-    job.now += 60
+    job.pause(60)
     job.send(2, "running")  # it was in the launcher's buffers
     job.state.on_tick(job.now)
     job.turn(12, sending=(0, 1, 3))
@@ -438,7 +450,7 @@ def test_heartbeat_after_a_lag_starts_a_normal_timeout() -> None:
 
 def test_tasks_have_time_to_terminate_when_the_outcome_follows_a_lag() -> None:
     job = Job().train()
-    job.now += 60
+    job.pause(60)
     job.end_child(0, 1)
     job.turn(4)
     assert job.phase() is Phase.TERMINATING
@@ -454,7 +466,7 @@ def test_tasks_have_time_to_terminate_when_the_outcome_follows_a_lag() -> None:
 def test_desired_state_is_the_same_after_a_reconnection() -> None:
     job = Job().train()
     before = job.desired(2)
-    job.state.on_disconnect(2, job.now)
+    job.receiver.on_disconnect(2, job.now)
     job.register(2)
     job.run_child(2)
     assert job.desired(2) == before == DesiredState(start_count=1)
@@ -483,7 +495,7 @@ def test_start_that_was_never_reported_counts() -> None:
 def test_worker_under_a_chief_is_restarted_in_place_up_to_the_limit() -> None:
     job = Job().train()
     job.end_child(3, -9)
-    assert job.state.take_changed() == {3}
+    assert job.state.desired.take_changed() == {3}
     assert [job.desired(rank).start_count for rank in job.ranks] == [1, 1, 1, 2]
     job.restart_and_end_child(3, 1)
     assert job.desired(3).start_count == 3
@@ -618,9 +630,9 @@ def test_ps_is_sent_the_end_of_training_and_the_failed_tasks(
     for rank in (0, 3):
         job.send(rank, "running", script=ScriptState(completion="done"))
     assert not job.desired(1).is_training_over
-    job.state.take_changed()
+    job.state.desired.take_changed()
     job.send(2, "running", script=ScriptState(completion=end))
-    assert job.state.take_changed() == {0, 1, 2, 3}
+    assert job.state.desired.take_changed() == {0, 1, 2, 3}
     assert (job.desired(1).is_training_over, job.desired(1).failed_tasks) == (True, failed)
 
 
@@ -638,7 +650,7 @@ def free_job() -> Job:
 def test_loss_of_a_task_whose_agent_does_not_own_its_child_ends_no_job() -> None:
     job = free_job()
     job.send(1, "terminated", script=ScriptState(completion="done"))
-    job.state.on_disconnect(2, job.now)
+    job.receiver.on_disconnect(2, job.now)
     job.turn(LIMITS.reconnect_seconds + 1)
     assert job.texts("lost") == ["worker/1 on n2 is lost: its connection broke and was not restored"]
     assert (job.desired(0).is_training_over, job.desired(0).failed_tasks) == (True, ("worker/1",))
@@ -679,11 +691,11 @@ def test_failure_in_the_last_attempt_ends_the_job() -> None:
 def test_state_of_an_earlier_attempt_is_ignored() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
     job.end_child(1, -9)
-    job.state.on_observed_state(0, ObservedState("exited", start_count=1, returncode=1), job.now)
-    job.state.on_observed_state(2, ObservedState("ready"), job.now)
+    job.receiver.on_observed_state(0, ObservedState("exited", start_count=1, returncode=1), job.now)
+    job.receiver.on_observed_state(2, ObservedState("ready"), job.now)
     job.reregister(0, 1, 2)
-    assert (job.phase(), job.state.count("ready")) == (Phase.RENDEZVOUS, 0)
-    job.state.on_observed_state(3, ObservedState("running", start_count=1, stop_signal="SIGTERM"), job.now)
+    assert (job.phase(), job.state.tasks.count("ready")) == (Phase.RENDEZVOUS, 0)
+    job.receiver.on_observed_state(3, ObservedState("running", start_count=1, stop_signal="SIGTERM"), job.now)
     assert job.outcome.exit_code == 143
 
 
@@ -698,7 +710,7 @@ def test_attempt_without_rendezvous_ends_the_job() -> None:
 
 def test_loss_of_an_agent_ends_the_job_whatever_attempts_are_left() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
-    job.state.on_agent_exit(1, -9, job.now)
+    job.receiver.on_agent_exit(1, -9, job.now)
     assert job.outcome.exit_code == 7
 
 
@@ -710,9 +722,11 @@ def test_worker_without_a_chief_costs_an_attempt() -> None:
 
 def test_child_killed_by_its_agent_ends_the_job_with_exit_code_7() -> None:
     job = Job().train()
-    job.send(2, "exited", returncode=-9, detail="was stopped for 10 s")
+    job.send(2, "exited", returncode=-9, killed_by="liveness_probe", detail="was stopped for 10 s")
     assert job.desired(2).start_count == 2
-    job.send(1, "exited", returncode=-9, detail="was stopped for 10 s", tail=("last words",))
+    job.send(
+        1, "exited", returncode=-9, killed_by="liveness_probe", detail="was stopped for 10 s", tail=("last words",)
+    )
     assert job.outcome == Outcome(7, "ps/0 on n1 was stopped for 10 s.", Task("ps", 0), ("last words",))
 
 
@@ -755,7 +769,7 @@ def test_early_heartbeat_does_not_delay_a_stall() -> None:
 @pytest.mark.parametrize(("reconnects", "exit_code", "cause"), [(True, 1, "chief"), (False, 7, "ps")])
 def test_failure_waits_for_a_task_that_may_be_its_cause(reconnects: bool, exit_code: int, cause: str) -> None:
     job = Job().train()
-    job.state.on_disconnect(1, job.now)
+    job.receiver.on_disconnect(1, job.now)
     job.turn(0.2)
     job.end_child(0, 1)
     assert job.state.outcome is None
@@ -770,10 +784,10 @@ def test_failure_waits_for_a_task_that_may_be_its_cause(reconnects: bool, exit_c
 
 def test_stopped_job_has_the_grace_period() -> None:
     job = Job(limits=GRACEFUL).train()
-    job.state.take_changed()
+    job.state.desired.take_changed()
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     assert job.phase() is Phase.STOPPING
-    assert job.state.take_changed() == {0, 1, 2, 3}
+    assert job.state.desired.take_changed() == {0, 1, 2, 3}
     desired = job.desired(0)
     assert (desired.stop_reason, desired.grace_period_seconds) == (
         "The job was stopped: the launcher received SIGTERM.",
@@ -836,7 +850,7 @@ def test_stopped_job_begins_no_other_attempt() -> None:
 def test_failure_held_back_before_a_stop_does_not_override_the_stop(failed: int, reconnects: bool) -> None:
     """A worker is disconnected, so the failure of the chief or the ps is held back; then the job is asked to stop."""
     job = Job(limits=dataclasses.replace(GRACEFUL, max_attempts=2)).train()
-    job.state.on_disconnect(2, job.now)
+    job.receiver.on_disconnect(2, job.now)
     job.turn(0.2)
     job.end_child(failed, 1)
     assert job.state.outcome is None
@@ -852,7 +866,7 @@ def test_worker_that_waits_for_its_restart_at_a_stop_is_not_done() -> None:
     job = Job(limits=GRACEFUL).train()
     job.end_child(2, 1)
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
-    assert not job.state.records[2].is_done
+    assert not job.state.tasks[2].is_done
 
 
 # Jobs in which no task opens a TensorFlow server
@@ -871,8 +885,8 @@ def test_job_that_ends_without_any_server_completes_with_a_warning(roles: str, c
     for rank in job.ranks:
         job.end_child(rank, 0) if job.state.outcome is None else None
     assert job.outcome.is_success
-    assert job.state.warnings[0].startswith(no_server(count))
-    assert job.texts("warning") == list(job.state.warnings)
+    assert job.state.watches.warnings[0].startswith(no_server(count))
+    assert job.texts("warning") == list(job.state.watches.warnings)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -881,7 +895,7 @@ def test_one_server_of_any_task_is_enough_for_no_warning(rank: int) -> None:
     job.send(rank, "running", has_server=True)
     job.turn(LIMITS.start_timeout_seconds + 61, tick=1.0)
     job.end_child(0, 0)
-    assert (job.outcome.is_success, job.state.warnings) == (True, ())
+    assert (job.outcome.is_success, job.state.watches.warnings) == (True, ())
 
 
 @pytest.mark.parametrize("roles", ["chief", "worker evaluator", "chief data-dispatcher data-worker"])
@@ -895,13 +909,13 @@ def test_single_task_in_the_cluster_spec_needs_no_server(roles: str) -> None:
 def test_scripts_that_run_for_60_s_without_any_server_are_warned_of_once_until_one_comes() -> None:
     job = Job(limits=dataclasses.replace(LIMITS, start_timeout_seconds=300)).train()
     job.turn(59, tick=1.0)
-    assert not job.state.warnings
+    assert not job.state.watches.warnings
     job.turn(30, tick=1.0)
-    (warning,) = job.state.warnings
+    (warning,) = job.state.watches.warnings
     assert warning.startswith(no_server(4, "either TensorFlow is still being imported, or "))
     assert len(job.texts("warning")) == 1
     job.send(1, "running", has_server=True)
-    assert job.state.warnings == ()
+    assert job.state.watches.warnings == ()
 
 
 def test_tasks_that_only_wait_are_warned_of_until_the_end() -> None:
@@ -910,7 +924,7 @@ def test_tasks_that_only_wait_are_warned_of_until_the_end() -> None:
         job.send(rank, "running", has_server=True, usage=Usage(cpu_seconds=5.0))
     job.turn(70, tick=1.0)
     job.end_child(1, 0)
-    (warning,) = job.state.warnings
+    (warning,) = job.state.watches.warnings
     assert warning.startswith("All tasks run, but none has computed")
     assert job.texts("warning") == [warning]
 
@@ -920,16 +934,16 @@ def test_warning_of_waiting_tasks_is_withdrawn_at_the_first_step() -> None:
     for rank in job.ranks:
         job.send(rank, "running", has_server=True, usage=Usage(cpu_seconds=5.0))
     job.turn(70, tick=1.0)
-    assert len(job.state.warnings) == 1
+    assert len(job.state.watches.warnings) == 1
     job.send(1, "running", has_server=True, usage=Usage(cpu_seconds=5.0), script=ScriptState(step=1))
     job.turn(6, tick=1.0)
-    assert not job.state.warnings
+    assert not job.state.watches.warnings
 
 
 def test_failure_before_any_server_is_no_reason_for_a_warning() -> None:
     job = Job().train()
     job.end_child(0, 1)
-    assert job.state.warnings == ()
+    assert job.state.watches.warnings == ()
 
 
 def test_required_servers_that_never_come_are_a_failure() -> None:
@@ -937,7 +951,7 @@ def test_required_servers_that_never_come_are_a_failure() -> None:
     job.end_child(0, 0)
     assert job.outcome.exit_code == 6
     assert job.outcome.reason.startswith(no_server(4))
-    assert job.state.warnings == ()
+    assert job.state.watches.warnings == ()
 
 
 def test_required_servers_have_the_start_timeout_to_come() -> None:
@@ -955,7 +969,7 @@ def test_required_servers_have_the_start_timeout_to_come() -> None:
 
 def test_message_not_accepted_is_the_loss_of_its_task_with_the_reason() -> None:
     job = Job(limits=TWO_ATTEMPTS).train()
-    job.state.on_rejected(2, "b'x' is not a control message.", job.now)
+    job.receiver.on_rejected(2, "b'x' is not a control message.", job.now)
     reason = "worker/0 on n2 is lost: its message was not accepted: b'x' is not a control message."
     assert job.outcome == Outcome(7, reason, Task("worker", 0))
 
@@ -966,7 +980,7 @@ def test_task_that_reconnects_without_an_accepted_message_is_lost_after_the_hear
     while job.state.outcome is None and job.now < began + 60:
         job.register(2)
         job.turn(0.6, sending=others)
-        job.state.on_disconnect(2, job.now)
+        job.receiver.on_disconnect(2, job.now)
         job.turn(0.6, sending=others)
     assert began + 10 < job.now < began + 12
     assert job.outcome.reason == "worker/0 on n2 is lost: it sent no heartbeat for 10 s."
@@ -988,10 +1002,10 @@ def test_barrier_is_released_when_the_last_task_arrives() -> None:
     job = Job().train()
     arrive(job, 0, 1, 3)
     assert released(job, 0, 1, 3) == [("", "")] * 3
-    job.state.take_changed()
+    job.state.desired.take_changed()
     arrive(job, 2)
     assert released(job, 0, 1, 2, 3) == [(f"token-{rank}", "") for rank in range(4)]
-    assert job.state.take_changed() == {0, 1, 2, 3}
+    assert job.state.desired.take_changed() == {0, 1, 2, 3}
 
 
 def test_last_task_at_a_barrier_is_named_if_others_waited_long() -> None:
@@ -1079,9 +1093,9 @@ def test_crash_of_a_critical_task_ends_the_job_with_its_exit_code(
     job = Job(roles).train()
     job.end_child(rank, returncode, tail=("Traceback", "boom"))
     assert job.phase() is Phase.TERMINATING
-    assert job.outcome == Outcome(exit_code, words, job.state.records[rank].task, ("Traceback", "boom"))
+    assert job.outcome == Outcome(exit_code, words, job.state.tasks[rank].task, ("Traceback", "boom"))
     assert all(job.desired(rank).terminate for rank in job.ranks)
-    assert job.state.take_changed() == set(job.ranks)
+    assert job.state.desired.take_changed() == set(job.ranks)
 
 
 def test_finished_chief_ends_the_job_with_success() -> None:
@@ -1113,7 +1127,7 @@ def test_exit_while_terminating_is_collateral() -> None:
     job.end_child(1, -15)
     job.end_child(2, 1)
     job.end_child(3, 0)
-    job.state.on_agent_exit(1, 1, job.now)
+    job.receiver.on_agent_exit(1, 1, job.now)
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     assert job.outcome is first
     assert job.kinds.count("outcome") == 1
@@ -1157,7 +1171,7 @@ def test_evaluator_is_asked_to_finish_when_no_other_task_is_awaited(roles: str) 
     assert not job.desired(evaluator).is_finishing
     job.end_child(0, 0)
     assert job.desired(evaluator).is_finishing
-    assert evaluator in job.state.take_changed()
+    assert evaluator in job.state.desired.take_changed()
     job.end_child(evaluator, 1)
     job.run_child(evaluator, 2)
     assert job.desired(evaluator).is_finishing
@@ -1261,13 +1275,13 @@ def test_barrier_of_all_does_not_wait_for_a_data_service() -> None:
 @pytest.mark.parametrize("stage", ["register_tasks", "train"])
 def test_agent_that_ends_is_a_lost_task(stage: str) -> None:
     job = getattr(Job(), stage)()
-    job.state.on_agent_exit(1, -9, job.now)
+    job.receiver.on_agent_exit(1, -9, job.now)
     assert job.outcome == Outcome(7, "ps/0 on n1 is lost: its agent was killed by signal 9 (SIGKILL).", Task("ps", 0))
 
 
 def test_agent_that_exits_before_registration_is_named_by_rank() -> None:
     job = Job().register_tasks(0)
-    job.state.on_agent_exit(2, 1, job.now)
+    job.receiver.on_agent_exit(2, 1, job.now)
     assert job.outcome.reason == "worker/0 (rank 2) is lost: its agent exited with code 1."
     job.send(0, "terminated")
     assert job.phase() is Phase.ENDED
@@ -1278,7 +1292,7 @@ def test_exit_of_a_terminated_agent_is_no_loss() -> None:
     job.end_child(0, 0)
     for rank in job.ranks:
         job.send(rank, "terminated")
-        job.state.on_agent_exit(rank, 0, job.now)
+        job.receiver.on_agent_exit(rank, 0, job.now)
     assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
     assert "lost" not in job.kinds
 
@@ -1393,7 +1407,7 @@ class Trial(Job):
 
     def step(self, what: str, *details: Any) -> None:
         rank_first = what in ("register", "send", "follow", "disconnect", "agent_exit", "leave")
-        if not rank_first or details[0] < len(self.state.records):
+        if not rank_first or details[0] < len(self.state.tasks):
             getattr(self, f"do_{what}")(*details)
         self.check()
 
@@ -1408,20 +1422,20 @@ class Trial(Job):
             assert state.outcome is self.seen_outcome
         assert (state.outcome is not None) is (state.phase in (Phase.TERMINATING, Phase.ENDED))
         assert self.kinds.count("outcome") == (state.outcome is not None)
-        present = {record.rank for record in state.records[: len(self.ranks)] if not record.is_gone}
-        members = [record.task for record in state.records[: len(self.ranks)]]
-        for record in state.records[len(self.ranks) :]:
+        present = {record.rank for record in state.tasks.present_members}
+        members = [record.task for record in state.tasks.members]
+        for record in state.tasks.guests:
             assert record.role.is_guest
             assert record.task not in members
             assert state.outcome is None or self.desired(record.rank).terminate
             if state.outcome is not None:
                 assert state.outcome.cause != record.task
-        assert not state.desired_state_of(0).workers or state.phase is not Phase.RENDEZVOUS
+        assert not state.desired.of(0).workers or state.phase is not Phase.RENDEZVOUS
         for rank in self.ranks:
             desired = self.desired(rank)
             assert desired.start_count == 0 or self.ever_ready >= present or rank not in present or state.outcome
             assert desired.start_count <= 1 + LIMITS.max_worker_restarts
-            assert desired.terminate is (state.outcome is not None or state.records[rank].is_gone)
+            assert desired.terminate is (state.outcome is not None or state.tasks[rank].is_gone)
         self.seen_phase, self.seen_outcome = (state.attempt, state.phase), state.outcome
 
     def do_register(self, rank: int, how: str) -> None:
@@ -1434,38 +1448,38 @@ class Trial(Job):
         try:
             self.register(rank, **changes)
         except RendezvousClosedError:
-            record = self.state.records[rank]
+            record = self.state.tasks[rank]
             assert how in ("again", "stale") or record.has_registered or record.is_gone
 
     def do_join(self, incarnation: str) -> None:
         registration = Registration(GUEST_RANK, "g", "10.0.1.1", 4100, incarnation, __version__)
         with contextlib.suppress(RendezvousClosedError):
-            self.state.on_registration(registration, self.now)
+            self.receiver.on_registration(registration, self.now)
 
     def do_accept(self, workers: tuple[int, ...]) -> None:
-        observed = self.state.records[0].observed
-        if self.state.records[0].is_connected and observed.state == "running":
+        observed = self.state.tasks[0].observed
+        if self.state.tasks[0].is_connected and observed.state == "running":
             script = dataclasses.replace(observed.script, workers=workers)
-            self.state.on_observed_state(0, dataclasses.replace(observed, script=script), self.now)
+            self.receiver.on_observed_state(0, dataclasses.replace(observed, script=script), self.now)
 
     def do_leave(self, rank: int) -> None:
-        record = self.state.records[rank]
+        record = self.state.tasks[rank]
         if record.role.is_guest and record.is_connected:
             observed = dataclasses.replace(record.observed, stop_signal="SIGTERM")
-            self.state.on_observed_state(rank, observed, self.now)
+            self.receiver.on_observed_state(rank, observed, self.now)
 
     def do_send(self, rank: int, state: TaskState, start_count: int, returncode: int) -> None:
-        if self.state.records[rank].is_connected:
+        if self.state.tasks[rank].is_connected:
             if state == "ready" and self.state.cluster is not None:
                 self.ever_ready.add(rank)
             self.send(rank, state, start_count=start_count, returncode=returncode)
 
     def do_follow(self, rank: int) -> None:
         """Send the state that a correct agent would send now."""
-        desired, status = self.desired(rank), self.state.records[rank].observed
+        desired, status = self.desired(rank), self.state.tasks[rank].observed
         if desired.terminate:
             self.do_send(rank, "terminated", status.start_count, 0)
-        elif desired.attempt > self.state.records[rank].attempt > 0:
+        elif desired.attempt > self.state.tasks[rank].attempt > 0:
             self.reregister(rank)
         elif desired.start_count > status.start_count:
             self.do_send(rank, "running", desired.start_count, 0)
@@ -1473,17 +1487,17 @@ class Trial(Job):
             self.do_send(rank, "ready", 0, 0)
 
     def do_disconnect(self, rank: int) -> None:
-        self.state.on_disconnect(rank, self.now)
+        self.receiver.on_disconnect(rank, self.now)
 
     def do_turn(self, seconds: float) -> None:
         self.turn(seconds)
 
     def do_lag(self, seconds: float) -> None:
-        self.now += seconds
+        self.pause(seconds)
         self.state.on_tick(self.now)
 
     def do_agent_exit(self, rank: int, returncode: int) -> None:
-        self.state.on_agent_exit(rank, returncode, self.now)
+        self.receiver.on_agent_exit(rank, returncode, self.now)
 
     def do_spawner_exit(self) -> None:
         self.state.on_spawner_exit(Outcome(7, "srun ended."), self.now)
@@ -1522,12 +1536,10 @@ def test_any_sequence_of_events_ends_the_job(
     trial = Trial(roles, limits)
     for step in (*beginning, *steps):
         trial.step(*step)
-    num_tasks = len(trial.state.records)
     enough = LIMITS.start_timeout_seconds + LIMITS.finish_timeout_seconds + LIMITS.kill_wait_seconds + 100
     trial.turn(enough, sending=(), tick=0.9)  # no task sends anything any more
     trial.check()
     assert trial.phase() is Phase.ENDED
-    assert len(trial.state.records) == num_tasks
 
 
 @given(st.permutations(range(4)), st.permutations(range(4)), st.permutations(range(4)))
@@ -1538,7 +1550,7 @@ def test_job_completes_in_any_order_of_its_tasks(joining: list[int], proving: li
     for rank in proving + leaving:
         trial.step("follow", rank)
     assert trial.phase() is Phase.TRAINING
-    assert trial.state.count("running") == 4
+    assert trial.state.tasks.count("running") == 4
     trial.end_child(0, 0)
     for rank in leaving:
         trial.step("follow", rank)

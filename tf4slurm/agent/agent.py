@@ -136,7 +136,7 @@ class Agent:
     def _name(self) -> str:
         rank, cluster = self._rendezvous.rank, self._rendezvous.cluster
         if cluster is not None:
-            return str(cluster.members[rank].task)
+            return str(cluster.member(rank).task)
         return "this worker" if rank == GUEST_RANK else f"rank {rank}"
 
 

@@ -192,7 +192,7 @@ class OwnedChild(TaskProcess):
         """Write the state in at most 2 s, because the file system may have stalled."""
         observed = self._client.observed
         state = LastState(
-            task=str(cluster.members[self._rendezvous.rank].task),
+            task=str(cluster.member(self._rendezvous.rank).task),
             time=round(time.time(), 3),
             attempt=observed.attempt,
             starts=observed.start_count,
@@ -208,7 +208,7 @@ class OwnedChild(TaskProcess):
 
     async def _run(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         """Start the child and supervise it to its end. A stalled file system delays only this coroutine."""
-        _, task, _, address = cluster.members[self._rendezvous.rank]
+        _, task, _, address = cluster.member(self._rendezvous.rank)
         role = role_of(task.task_type, has_chief=cluster.has_chief)
         self._ignores_stop_signals, self._sees_gpus = not role.is_waited_for, role.sees_gpus
         if self._reports is None:

@@ -109,7 +109,7 @@ class Rendezvous:
     def cluster(self) -> Cluster | None:
         """The latest cluster with this task; None before there is one. A cluster may be older than a guest."""
         cluster = self.client.cluster
-        return cluster if cluster is not None and 0 <= self.rank < len(cluster.members) else None
+        return cluster if cluster is not None and cluster.find(self.rank) is not None else None
 
     async def wait_for_cluster(self) -> Cluster | None:
         """Register, check addresses, and wait for all tasks.

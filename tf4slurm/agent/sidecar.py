@@ -40,7 +40,7 @@ class CallingScript(TaskProcess):
         await self._end.wait()
         state, cluster = self._client.observed.script, self._client.cluster
         if self.channel.was_used and state.completion is None and cluster is not None:
-            task = cluster.members[self._rendezvous.identity.rank].task
+            task = cluster.member(self._rendezvous.identity.rank).task
             if not role_of(task.task_type, has_chief=True).is_server:
                 self._client.update_script(dataclasses.replace(state, completion="failed", barrier=None))
         self._client.update(state="terminated")

@@ -96,15 +96,15 @@ class LiveReporter(PlainReporter):
         now = time.monotonic()
         phase = state.describe_phase(now)
         if phase == "rendezvous":
-            done = sum(record.attempt == state.attempt for record in state.records)
+            done = sum(record.attempt == state.attempt for record in state.tasks)
         elif phase == "terminating":
-            done = sum(record.is_gone for record in state.records)
+            done = sum(record.is_gone for record in state.tasks)
         elif phase == "ended":
             done = self._num_tasks
         elif phase == "importing":
-            done = state.count("running") - sum(record.is_importing(now) for record in state.records)
+            done = state.tasks.count("running") - sum(record.is_importing(now) for record in state.tasks)
         else:
-            done = state.count("ready" if phase == "checking" else "running")
+            done = state.tasks.count("ready" if phase == "checking" else "running")
         return f"{phase} {done}/{self._num_tasks}"
 
 

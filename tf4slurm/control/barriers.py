@@ -9,6 +9,25 @@ from tf4slurm.cluster import format_tasks
 from tf4slurm.control.messages import BarrierArrival
 from tf4slurm.control.records import TaskRecord
 
+_Key = tuple[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class BarrierEnd:
+    """The end of a barrier.
+
+    Attributes:
+        name: Its name.
+        tokens: The call of `barrier()` that ends, by rank.
+        error: The reason why the barrier broke; empty if all tasks have arrived.
+        waited_seconds: Seconds from the first arrival to the end.
+    """
+
+    name: str
+    tokens: dict[int, str]
+    error: str
+    waited_seconds: float
+
 
 @dataclass
 class _Barrier:
@@ -20,60 +39,65 @@ class _Barrier:
 
 
 class Barriers:
-    """All barriers of a job. A barrier ends when all expected tasks have arrived, or breaks if one cannot arrive."""
+    """All barriers of a job.
 
-    def __init__(self, records: Sequence[TaskRecord], changed: set[int]) -> None:
-        """`changed` receives the ranks of the records whose `released_barrier` and `barrier_error` were set."""
-        self._records = records
-        self._changed = changed
-        self._open: dict[tuple[str, tuple[str, ...]], _Barrier] = {}
+    A barrier ends when all expected tasks have arrived, or breaks if one cannot arrive. The expected tasks are the
+    members that run a script now: a spare once it has taken the place of a lost task, which then is not.
+    """
 
-    def arrive(self, record: TaskRecord, arrival: BarrierArrival, now: float) -> float | None:
-        """Record an arrival, which replaces an earlier one; after the last, return the seconds since the first."""
+    def __init__(self) -> None:
+        self._open: dict[_Key, _Barrier] = {}
+
+    def arrive(
+        self, members: Sequence[TaskRecord], record: TaskRecord, arrival: BarrierArrival, now: float
+    ) -> list[BarrierEnd]:
+        """Record an arrival, which replaces an earlier one; return the barrier if it ends."""
         key = (arrival.name, arrival.roles)
         is_first = key not in self._open
         if is_first:
-            self._open[key] = _Barrier(now, self._ranks_of(arrival.roles))
+            self._open[key] = _Barrier(now, _expected(members, arrival.roles))
         barrier = self._open[key]
         barrier.arrived[record.rank] = (arrival.token, now + arrival.timeout_seconds)
-        if record.rank not in barrier.expected:
-            self._end(key, f"barrier {arrival.name!r} is not for a {record.task.task_type}")
-        elif len(barrier.arrived) == len(barrier.expected):
-            self._end(key, "")
-            return now - barrier.opened_at
-        elif is_first:  # only once: a check at each arrival would take quadratic time
-            self._break_if_impossible(key)
-        return None
+        # A full check at each arrival would take quadratic time.
+        if is_first or record.rank not in barrier.expected or len(barrier.arrived) >= len(barrier.expected):
+            return self._check_one(members, key, now)
+        return []
 
     def withdraw(self, record: TaskRecord) -> None:
+        """Remove the arrivals of a task that no longer waits."""
         for barrier in self._open.values():
             barrier.arrived.pop(record.rank, None)
 
-    def check(self, now: float) -> None:
-        """Break the barriers whose timeout has expired, or where an expected task can no longer arrive."""
-        for key, barrier in list(self._open.items()):
-            if any(deadline <= now for _, deadline in barrier.arrived.values()):
-                self._end(key, f"{format_tasks(self._missing(barrier))} did not arrive at barrier {key[0]!r} in time")
-            else:
-                self._break_if_impossible(key)
+    def check(self, members: Sequence[TaskRecord], now: float) -> list[BarrierEnd]:
+        """Return the barriers that end: all have arrived, the timeout is over, or an expected task cannot arrive."""
+        return [end for key in list(self._open) for end in self._check_one(members, key, now)]
 
     def clear(self) -> None:
         self._open.clear()
 
-    def _ranks_of(self, roles: tuple[str, ...]) -> frozenset[int]:
-        return frozenset(r.rank for r in self._records if (r.task.task_type in roles if roles else not r.role.program))
+    def _check_one(self, members: Sequence[TaskRecord], key: _Key, now: float) -> list[BarrierEnd]:
+        name, roles = key
+        barrier = self._open[key]
+        barrier.expected = _expected(members, roles)  # a spare may have taken the place of a task
+        missing = [members[rank] for rank in sorted(barrier.expected - barrier.arrived.keys())]
+        ended = [record for record in missing if record.is_gone or record.is_done]
+        unexpected = [members[rank] for rank in barrier.arrived.keys() - barrier.expected]
+        error = ""
+        if unexpected:
+            error = f"barrier {name!r} is not for a {unexpected[0].task.task_type}"
+        elif ended:
+            error = f"{format_tasks(ended)} ended without arriving at barrier {name!r}"
+        elif any(deadline <= now for _, deadline in barrier.arrived.values()) and missing:
+            error = f"{format_tasks(missing)} did not arrive at barrier {name!r} in time"
+        elif missing:
+            return []
+        del self._open[key]
+        tokens = {rank: token for rank, (token, _) in barrier.arrived.items()}
+        return [BarrierEnd(name, tokens, error, now - barrier.opened_at)]
 
-    def _missing(self, barrier: _Barrier) -> list[TaskRecord]:
-        return [self._records[rank] for rank in sorted(barrier.expected - barrier.arrived.keys())]
 
-    def _break_if_impossible(self, key: tuple[str, tuple[str, ...]]) -> None:
-        ended = [record for record in self._missing(self._open[key]) if record.is_gone or record.is_done]
-        if ended:
-            self._end(key, f"{format_tasks(ended)} ended without arriving at barrier {key[0]!r}")
-
-    def _end(self, key: tuple[str, tuple[str, ...]], error: str) -> None:
-        barrier = self._open.pop(key)
-        for rank, (token, _) in barrier.arrived.items():
-            record = self._records[rank]
-            record.released_barrier, record.barrier_error = token, error
-            self._changed.add(rank)
+def _expected(members: Sequence[TaskRecord], roles: tuple[str, ...]) -> frozenset[int]:
+    """Return the ranks of the tasks that run a script now, of these roles or of all."""
+    return frozenset(
+        record.rank for record in members if record.role.runs_script and (not roles or record.task.task_type in roles)
+    )

@@ -6,13 +6,11 @@ can use it. In another attempt it chooses a new port, and joins again when that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from tf4slurm.cluster import Task
-from tf4slurm.control.records import TaskRecord
+from tf4slurm.control.records import TaskEvent, TaskRecord
 from tf4slurm.errors import EXIT_NOT_FORMED
-from tf4slurm.roles import GUEST_WORKER
 from tf4slurm.spec import JobSpec
 
 _LEAVE_SECONDS = 20.0  # for the closure that runs on the guest; Slurm kills a cancelled job 30 s after SIGTERM
@@ -21,7 +19,7 @@ _NEVER = float("inf")
 
 @dataclass
 class _Guest:
-    """One guest.
+    """One present guest. Times are job times.
 
     Attributes:
         waits_until: Time when the guest is dismissed if the chief does not use it.
@@ -42,20 +40,29 @@ class _Guest:
 
     @property
     def may_be_used(self) -> bool:
-        return not (self.record.is_gone or self.record.is_done or self.dismissal or self.leaves_by < _NEVER)
+        return not (self.record.is_done or self.dismissal or self.leaves_by < _NEVER)
+
+
+@dataclass
+class GuestChanges:
+    """What a call has changed.
+
+    Attributes:
+        events: Events of guests.
+        ranks: The tasks whose desired state has changed.
+        usable: The guests that the chief can use.
+    """
+
+    events: list[TaskEvent] = field(default_factory=list)
+    ranks: set[int] = field(default_factory=set)
+    usable: list[TaskRecord] = field(default_factory=list)
 
 
 class Guests:
-    """All guests of a job, also those that have left: their ranks and indices are not used again."""
+    """The present guests of a job, and the workers that the chief should use."""
 
-    def __init__(
-        self, members: list[TaskRecord], spec: JobSpec, changed: set[int], emit: Callable[[str, TaskRecord, str], None]
-    ) -> None:
-        """`changed` receives the ranks whose desired state has changed; `emit` is called for each event."""
-        self._members = members
+    def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
-        self._changed = changed
-        self._emit = emit
         self._guests: dict[int, _Guest] = {}
         self._workers: tuple[tuple[int, str], ...] = ()
         self._has_replacement = False
@@ -63,7 +70,7 @@ class Guests:
     @property
     def has_changes(self) -> bool:
         """Whether the workers may differ from those of the rendezvous."""
-        return self._has_replacement or bool(self._guests)
+        return self._has_replacement or bool(self._guests or self._workers)
 
     @property
     def workers(self) -> tuple[tuple[int, str], ...]:
@@ -75,107 +82,110 @@ class Guests:
         guest = self._guests.get(rank)
         return (guest.dismissal, guest.exit_code) if guest is not None else ("", 0)
 
-    def find(self, incarnation: str) -> TaskRecord | None:
-        """Return the guest that has registered with this incarnation."""
-        return next((each.record for each in self._guests.values() if each.record.incarnation == incarnation), None)
+    def add(self, record: TaskRecord, now: float) -> None:
+        self._guests[record.rank] = _Guest(record, now + self._spec.start_timeout_seconds)
 
-    def add(self, rank: int, now: float) -> TaskRecord:
-        """Add a guest with the next free index of a worker; return its record."""
-        index = len(self._guests) + sum(record.task.task_type == "worker" for record in self._members)
-        record = TaskRecord(rank, Task("worker", index), GUEST_WORKER)
-        self._guests[rank] = _Guest(record, now + self._spec.start_timeout_seconds)
-        return record
+    def remove(self, rank: int) -> None:
+        """Forget a guest that is gone. The chief's workers change with the next `update`."""
+        self._guests.pop(rank, None)
 
-    def leave(self, record: TaskRecord, why: str, now: float) -> None:
+    def leave(self, record: TaskRecord, why: str, now: float) -> GuestChanges:
         """Release a guest that has received a stop signal: the chief gives it no more work. Idempotent."""
-        guest = self._guests[record.rank]
+        changes, guest = GuestChanges(), self._guests[record.rank]
         if guest.may_be_used:
             guest.leaves_by = now + _LEAVE_SECONDS
-            self._emit("leaving", record, f"leaves the job: {why}")
+            changes.events.append(TaskEvent("leaving", record, f"leaves the job: {why}"))
             if not guest.is_used:
-                self.dismiss(record, "it leaves")
+                _dismiss(guest, "it leaves", 0, changes)
+        return changes
 
-    def dismiss(self, record: TaskRecord, why: str, exit_code: int = 0) -> None:
+    def dismiss(self, record: TaskRecord, why: str, exit_code: int = 0) -> GuestChanges:
         """Let a guest end now, with this exit code. Idempotent."""
-        guest = self._guests[record.rank]
-        if not (guest.dismissal or record.is_gone):
-            guest.dismissal, guest.exit_code = why, exit_code
-            self._changed.add(record.rank)
-            if guest.leaves_by == _NEVER:
-                self._emit("dismissed", record, f"must leave: {why}")
+        changes = GuestChanges()
+        _dismiss(self._guests[record.rank], why, exit_code, changes)
+        return changes
 
     def note_replacement(self) -> None:
         """Give the chief the workers, one of which has moved to a spare."""
         self._has_replacement = True
 
-    def begin_attempt(self) -> None:
+    def begin_attempt(self) -> GuestChanges:
+        """Keep the guests for the next attempt, but those that leave."""
+        changes = GuestChanges()
         for guest in self._guests.values():
             guest.has_served = guest.is_used = False
             if guest.leaves_by < _NEVER:
-                self.dismiss(guest.record, "it leaves")
+                _dismiss(guest, "it leaves", 0, changes)
         self._workers, self._has_replacement = (), False
-
-    def extend_deadlines(self, seconds: float) -> None:
-        for guest in self._guests.values():
-            guest.waits_until += seconds
-            guest.leaves_by += seconds
+        return changes
 
     def begin_training(self, now: float) -> None:
         for guest in self._guests.values():
             guest.waits_until = now + self._spec.start_timeout_seconds
 
-    def update(self, chief: TaskRecord, now: float) -> list[TaskRecord]:
-        """Dismiss guests as the states of the chief and the guests require; return those that the chief can use.
+    def update(self, members: Sequence[TaskRecord], chief: TaskRecord, now: float) -> GuestChanges:
+        """Dismiss guests as the states of the chief and the guests require; find those that the chief can use.
 
         Level-triggered: call this during training after each change of the chief or a guest, and regularly.
         """
-        script = chief.observed.script
-        errors, usable = dict(script.unusable_workers), []
+        changes, script = GuestChanges(), chief.observed.script
+        used, errors = script.workers or (), dict(script.unusable_workers)
         for guest in self._guests.values():
             record = guest.record
-            if record.is_gone or guest.dismissal:
+            if guest.dismissal:
                 guest.is_used = False
                 continue
-            self._note_use(guest, script.workers or ())
-            if script.workers_error:
-                self.dismiss(record, script.workers_error, EXIT_NOT_FORMED)
-            elif chief.is_done:
-                self.dismiss(record, "training is over")
-            elif record.is_done:
-                self.dismiss(record, "its script has ended")
-            elif (error := errors.get(record.task.task_index)) is not None:
-                self.dismiss(record, f"the first closure on it failed: {error}", EXIT_NOT_FORMED)
-            elif guest.leaves_by < _NEVER:
-                if not guest.is_used or now >= guest.leaves_by:
-                    self.dismiss(record, "it leaves")
-            elif guest.is_used:
-                guest.waits_until = now + self._spec.start_timeout_seconds
-                usable.append(record)
-            elif now >= guest.waits_until:
-                what = f"the chief did not connect to {record.address}"
-                if script.workers is None:
-                    what = "the script of the chief made no strategy with tf4slurm.tensorflow"
-                why = f"{what} within {self._spec.start_timeout_seconds:g} s"
-                self.dismiss(record, why, EXIT_NOT_FORMED)
-            elif script.workers is not None:
-                usable.append(record)
-        self._update_workers(chief)
-        return usable
+            guest.has_served = guest.has_served or record.observed.has_server
+            is_used = record.task.task_index in used
+            if is_used and not guest.is_used:
+                changes.events.append(TaskEvent("joined", record, "takes part in training"))
+            guest.is_used = is_used
+            error = errors.get(record.task.task_index)
+            why, exit_code = self._find_dismissal(guest, chief, error, now)
+            if why:
+                _dismiss(guest, why, exit_code, changes)
+            elif guest.leaves_by == _NEVER and script.workers is not None:
+                changes.usable.append(record)
+        self._update_workers(members, chief, changes)
+        return changes
 
-    def _note_use(self, guest: _Guest, used: tuple[int, ...]) -> None:
-        record = guest.record
-        guest.has_served = guest.has_served or record.observed.has_server
-        is_used = record.task.task_index in used
-        if is_used and not guest.is_used:
-            self._emit("joined", record, "takes part in training")
-        guest.is_used = is_used
+    def _find_dismissal(self, guest: _Guest, chief: TaskRecord, error: str | None, now: float) -> tuple[str, int]:
+        """Return the reason why a guest must end, and its exit code; "" and 0 if it need not."""
+        record, script = guest.record, chief.observed.script
+        if script.workers_error:
+            return script.workers_error, EXIT_NOT_FORMED
+        if chief.is_done:
+            return "training is over", 0
+        if record.is_done:
+            return "its script has ended", 0
+        if error is not None:
+            return f"the first closure on it failed: {error}", EXIT_NOT_FORMED
+        if guest.leaves_by < _NEVER:
+            return ("it leaves", 0) if not guest.is_used or now >= guest.leaves_by else ("", 0)
+        if guest.is_used:
+            guest.waits_until = now + self._spec.start_timeout_seconds
+        elif now >= guest.waits_until:
+            what = f"the chief did not connect to {record.address}"
+            if script.workers is None:
+                what = "the script of the chief made no strategy with tf4slurm.tensorflow"
+            return f"{what} within {self._spec.start_timeout_seconds:g} s", EXIT_NOT_FORMED
+        return "", 0
 
-    def _update_workers(self, chief: TaskRecord) -> None:
+    def _update_workers(self, members: Sequence[TaskRecord], chief: TaskRecord, changes: GuestChanges) -> None:
         served = [each.record for each in self._guests.values() if each.has_served and each.may_be_used]
         if not (served or self._workers or self._has_replacement):
             return
-        members = [record for record in self._members if record.task.task_type == "worker"]
-        workers = tuple(sorted((record.task.task_index, str(record.address)) for record in [*members, *served]))
+        own = [record for record in members if record.task.task_type == "worker"]
+        workers = tuple(sorted((record.task.task_index, str(record.address)) for record in [*own, *served]))
         if workers != self._workers:
             self._workers = workers
-            self._changed.add(chief.rank)
+            changes.ranks.add(chief.rank)
+
+
+def _dismiss(guest: _Guest, why: str, exit_code: int, changes: GuestChanges) -> None:
+    if guest.dismissal:
+        return
+    guest.dismissal, guest.exit_code = why, exit_code
+    changes.ranks.add(guest.record.rank)
+    if guest.leaves_by == _NEVER:
+        changes.events.append(TaskEvent("dismissed", guest.record, f"must leave: {why}"))

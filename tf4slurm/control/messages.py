@@ -52,6 +52,7 @@ class Registration:
         incarnation: Unique id of this process among those of the same rank.
         failure: The reason why this task cannot take part, as a sentence; None if the task can.
         owns_child: Whether the agent starts and terminates the child; False for a sidecar.
+        joined_rank: The rank that the service has chosen for a guest; None before the guest knows it.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class Registration:
     version: str
     failure: str | None = None
     owns_child: bool = True
+    joined_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -299,9 +301,9 @@ def encode_cluster(attempt: int, cluster: Cluster) -> bytes:
     return zlib.compress(json.dumps([attempt, cluster_to_entries(cluster)]).encode(), _COMPRESSION_LEVEL)
 
 
-def cluster_to_entries(cluster: Cluster) -> list[tuple[str, int, str, str, int]]:
-    """Return (task_type, task_index, node, host, port) of each rank, for JSON."""
-    return [(*member.task, member.node, *member.address) for member in cluster.members]
+def cluster_to_entries(cluster: Cluster) -> list[tuple[int, str, int, str, str, int]]:
+    """Return (rank, task_type, task_index, node, host, port) of each member, for JSON."""
+    return [(member.rank, *member.task, member.node, *member.address) for member in cluster.members]
 
 
 def cluster_from_entries(entries: Iterable[Sequence[Any]]) -> Cluster:
@@ -309,7 +311,7 @@ def cluster_from_entries(entries: Iterable[Sequence[Any]]) -> Cluster:
     return Cluster(
         tuple(
             Member(rank, Task(task_type, index), node, Address(host, port))
-            for rank, (task_type, index, node, host, port) in enumerate(entries)
+            for rank, task_type, index, node, host, port in entries
         )
     )
 
@@ -331,7 +333,9 @@ def decode_cluster(payload: bytes) -> tuple[int, Cluster]:
         if not inflater.eof:
             raise ValueError("it is incomplete or too large")
         attempt, entries = json.loads(content)
-        if type(attempt) is not int or {tuple(map(type, entry)) for entry in entries} != {(str, int, str, str, int)}:
+        if type(attempt) is not int or {tuple(map(type, entry)) for entry in entries} != {
+            (int, str, int, str, str, int)
+        }:
             raise TypeError("a field has a wrong type")
         return attempt, cluster_from_entries(entries)
     except (zlib.error, ValueError, TypeError, RecursionError) as error:

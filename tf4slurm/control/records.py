@@ -1,7 +1,8 @@
-"""Records of the control service about a job: its tasks, the kinds of events, and the outcome."""
+"""Records of the control service about a job: its phase, its tasks, the kinds of events, and the outcome."""
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,9 +16,20 @@ IMPORT_SECONDS = 60.0
 """Maximum seconds that a script is shown as "importing": some scripts start no server and report nothing."""
 
 
+class Phase(enum.Enum):
+    """The phase of a job. A new attempt returns to RENDEZVOUS; all other transitions move forward."""
+
+    RENDEZVOUS = "rendezvous"  # not all tasks have registered
+    CHECKING = "checking"  # tasks check that the addresses of other tasks are reachable
+    TRAINING = "training"  # the child processes run
+    STOPPING = "stopping"  # the scripts are asked to save and stop
+    TERMINATING = "terminating"  # the outcome is known, and every task must terminate
+    ENDED = "ended"
+
+
 @dataclass
 class TaskRecord:
-    """The control service's record of one task.
+    """The control service's record of one task. Only `JobState` and `TaskTable` change it. Times are job times.
 
     Attributes:
         is_placed: Whether `task` is final. If not, roles are assigned after all tasks have registered.
@@ -26,7 +38,7 @@ class TaskRecord:
         is_connected: Whether the connection is open, or was open when the agent terminated or was lost.
         is_gone: The agent has terminated or is lost.
         is_done: The child has ended and is not started again in this attempt.
-        last_heartbeat_at: Time (monotonic, seconds) of the last accepted message, or of the first registration.
+        last_heartbeat_at: Time of the last accepted message, or of the first registration.
         disconnected_at: Time when the connection broke, if `is_connected` is False.
         desired_start_count, released_barrier, barrier_error: See `DesiredState`.
     """
@@ -67,8 +79,7 @@ class TaskRecord:
     @property
     def needs_others(self) -> bool:
         """Whether this task still trains, so that the ps must keep running."""
-        trains = self.role.is_in_cluster and not (self.role.is_server or self.role.is_guest)
-        return trains and not (self.is_done or self.is_gone or self.observed.script.completion)
+        return self.role.trains and not (self.is_done or self.is_gone or self.observed.script.completion)
 
     @property
     def has_failed(self) -> bool:
@@ -193,3 +204,26 @@ class Outcome:
     def state(self) -> str:
         """The final state of the job: COMPLETED, FAILED or STOPPED."""
         return STOPPED if self.is_stop else COMPLETED if self.is_success else FAILED
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure of a task, and what the outcome is if it ends the job.
+
+    Attributes:
+        outcome: The outcome if no other attempt follows.
+        at: Job time of the exit or loss, in seconds.
+        record: The task whose last lines explain the failure.
+    """
+
+    outcome: Outcome
+    at: float
+    record: TaskRecord
+
+
+class TaskEvent(NamedTuple):
+    """An event of a task; see `EVENT_KINDS`."""
+
+    kind: str
+    record: TaskRecord
+    text: str

@@ -37,7 +37,9 @@ from tf4slurm.control.messages import (
     encode,
     encode_cluster,
 )
-from tf4slurm.control.state import JobState, Phase
+from tf4slurm.control.receiver import Receiver
+from tf4slurm.control.records import Phase
+from tf4slurm.control.state import JobState
 from tf4slurm.errors import MessageError, RendezvousClosedError
 from tf4slurm.network.ports import HeldPort, hold_port
 
@@ -66,6 +68,7 @@ class ControlService:
 
     def __init__(self, state: JobState, credentials: ServiceCredentials) -> None:
         self.state = state
+        self.receiver = Receiver(state)
         self.credentials = credentials
         self._server: grpc.aio.Server | None = None
         self._port: HeldPort | None = None
@@ -83,7 +86,7 @@ class ControlService:
             PortsInUseError: None of the ports in the job's spec is free.
             OSError: This host does not have the address `host`.
         """
-        num_tasks = len(self.state.records)
+        num_tasks = len(self.state.tasks)
         gc.set_threshold(max(gc.get_threshold()[0], _OBJECTS_PER_TASK * num_tasks))
         self._server = grpc.aio.server(
             interceptors=(_TokenInterceptor(self.credentials.shared.token),),
@@ -119,7 +122,7 @@ class ControlService:
 
     def _send_changed(self) -> None:
         self._next_publication = None
-        if changed := self.state.take_changed():
+        if changed := self.state.desired.take_changed():
             self._next_publication = asyncio.get_running_loop().call_later(_PUBLISH_SECONDS, self._send_changed)
         for rank in changed:
             if rank in self._connections:
@@ -139,7 +142,7 @@ class ControlService:
     async def _tick(self) -> None:
         spec = self.state.spec
         tick_seconds = spec.heartbeat_interval_seconds / _TICKS_PER_INTERVAL
-        interval = spec.heartbeat_interval_of(len(self.state.records))
+        interval = spec.heartbeat_interval_of(len(self.state.tasks))
         num_batches = round(interval / spec.heartbeat_interval_seconds)
         for tick in itertools.count():
             with contextlib.suppress(asyncio.TimeoutError):
@@ -150,9 +153,9 @@ class ControlService:
             if tick % _TICKS_PER_INTERVAL == 0:
                 # Batches of every n-th task take a quarter of the processor time of single requests.
                 batch = tick // _TICKS_PER_INTERVAL % num_batches
-                for rank in range(batch, len(self.state.records), num_batches):
-                    if rank in self._connections:
-                        self._connections[rank].request_heartbeat(_RECENT * interval)
+                for rank, connection in self._connections.items():
+                    if rank % num_batches == batch:
+                        connection.request_heartbeat(_RECENT * interval)
 
     async def _serve(self, _: AsyncIterator[bytes], context: _Context) -> None:
         rank = await self._register(context)
@@ -183,7 +186,7 @@ class ControlService:
         except Exception as error:  # including bugs: otherwise the task would repeat the message for ever
             if not isinstance(error, MessageError):
                 logger.exception("rank %d: a message could not be handled", rank)
-            self.state.on_rejected(rank, str(error) or repr(error), time.monotonic())
+            self.receiver.on_rejected(rank, str(error) or repr(error), time.monotonic())
             self.publish()
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
         finally:
@@ -191,7 +194,7 @@ class ControlService:
                 sending.cancel()
             if self._connections.get(rank) is connection:
                 del self._connections[rank]
-                self.state.on_disconnect(rank, time.monotonic())
+                self.receiver.on_disconnect(rank, time.monotonic())
                 self.publish()
 
     async def _register(self, context: _Context) -> int | None:
@@ -200,7 +203,7 @@ class ControlService:
         if not isinstance(payload, bytes):
             return None
         try:
-            return self.state.on_registration(decode(payload, Registration), time.monotonic()).rank
+            return self.receiver.on_registration(decode(payload, Registration), time.monotonic()).rank
         except RendezvousClosedError as error:
             self.publish()  # a refusal may end the job
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.reason[:_MAX_DETAIL_CHARACTERS])
@@ -214,10 +217,10 @@ class ControlService:
             if self._connections.get(connection.rank) is not connection:
                 return  # a late message: the task has reconnected
             if payload == HEARTBEAT:
-                self.state.on_heartbeat(connection.rank, time.monotonic())
+                self.receiver.on_heartbeat(connection.rank, time.monotonic())
                 continue
             observed = decode(payload, ObservedState, observed)
-            self.state.on_observed_state(connection.rank, observed, time.monotonic())
+            self.receiver.on_observed_state(connection.rank, observed, time.monotonic())
             self.publish()
             if observed.state == "terminated":
                 return
@@ -250,7 +253,8 @@ class _Connection:
 
     def request_heartbeat(self, recent_seconds: float = 0.0) -> None:
         """Request a heartbeat, unless messages were sent and received in the last `recent_seconds`."""
-        last_heartbeat_at = self._service.state.records[self.rank].last_heartbeat_at
+        record = self._service.state.tasks.get(self.rank)
+        last_heartbeat_at = record.last_heartbeat_at if record is not None else 0.0
         if min(self._sent_at, last_heartbeat_at) < time.monotonic() - recent_seconds:
             self._is_heartbeat_due = True
             self._is_due.set()
@@ -278,7 +282,7 @@ class _Connection:
                 self._sent_cluster = state.cluster
                 return self._service.encoded_cluster()
             self._has_changed = False
-            if (desired := state.desired_state_of(self.rank)) != self._sent_state:
+            if (desired := state.desired.of(self.rank)) != self._sent_state:
                 self._sent_state = desired
                 return encode(desired) if desired.shards else _encode_desired_state(desired)
         if self._is_heartbeat_due:

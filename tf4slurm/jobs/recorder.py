@@ -81,8 +81,8 @@ class Recorder:
         self._files = files
         self._state = state
         self._started_at = started_at
-        self._progress = [Progress() for _ in state.records]
-        self._sample_seconds = max(_STATUS_SECONDS, len(state.records) / _TASKS_PER_SECOND)
+        self._progress = [Progress() for _ in state.tasks]
+        self._sample_seconds = max(_STATUS_SECONDS, len(state.tasks) / _TASKS_PER_SECOND)
         self._interval_seconds = max(_STATUS_SECONDS, self._sample_seconds / 5)
         self._sampled_at = float("-inf")
         self._is_failing = False
@@ -114,8 +114,8 @@ class Recorder:
 
     def _status(self) -> StatusFile:
         state, now = self._state, time.monotonic()
-        self._progress += [Progress() for _ in state.task_records[len(self._progress) :]]  # of new guests
-        for record, progress in zip(state.task_records, self._progress, strict=True):
+        self._progress += [Progress() for _ in state.tasks.in_order()[len(self._progress) :]]  # of new guests
+        for record, progress in zip(state.tasks.in_order(), self._progress, strict=True):
             progress.note(record.observed.script.step, now)
         return StatusFile(
             time=round(time.time(), 3),
@@ -125,12 +125,12 @@ class Recorder:
             max_attempts=state.spec.max_attempts,
             reason=state.outcome.reason if state.outcome is not None else "",
             heartbeat_timeout_seconds=state.spec.heartbeat_timeout_seconds,
-            warnings=state.warnings,
-            shards=state.shards,
-            workers_error=state.workers_error,
+            warnings=state.watches.warnings,
+            shards=state.scripts.shards,
+            workers_error=state.tasks.workers_error,
             tasks=tuple(
                 describe_task(record, self._started_at, now, progress)
-                for record, progress in zip(state.task_records, self._progress, strict=True)
+                for record, progress in zip(state.tasks.in_order(), self._progress, strict=True)
             ),
         )
 
@@ -140,7 +140,7 @@ class Recorder:
             return None
         self._sampled_at = now
         left = ObservedState()  # of a worker that joined and has left
-        records = self._state.task_records
+        records = self._state.tasks.in_order()
         states = [left if record.role.is_guest and record.is_gone else record.observed for record in records]
         usages = [vars(state.usage) for state in states]
         gpus = {name: tuple(usage[name] for usage in usages) for name in ("gpu_percent", "gpu_memory_bytes")}

@@ -21,9 +21,9 @@ from tf4slurm import __version__
 from tf4slurm.agent.rendezvous import spec_to_environ
 from tf4slurm.cluster import Address
 from tf4slurm.control.credentials import ControlEndpoint, create_credentials
-from tf4slurm.control.records import Outcome
+from tf4slurm.control.records import Outcome, Phase
 from tf4slurm.control.service import ControlService
-from tf4slurm.control.state import JobState, Phase
+from tf4slurm.control.state import JobState
 from tf4slurm.errors import (
     EXIT_NO_PROGRESS,
     EXIT_PREFLIGHT,
@@ -110,7 +110,7 @@ class Launcher:
         """Whether an agent of the step is connected that has not reported the end of its task."""
         return any(
             record.has_registered and record.is_connected and record.observed.state != "terminated"
-            for record in self._state.records
+            for record in self._state.tasks
             if not record.role.is_guest
         )
 
@@ -184,12 +184,12 @@ class Launcher:
         self._reporter.on_output(line)
 
     def on_agent_exit(self, rank: int, returncode: int) -> None:
-        self._state.on_agent_exit(rank, returncode, time.monotonic())
+        self._service.receiver.on_agent_exit(rank, returncode, time.monotonic())
         self._service.publish()
 
     def on_all_exit(self, returncode: int, message: str) -> None:
         end = f"it {describe_end(returncode)}." + (f" Its last output:\n{message}" if message else "")
-        if self._state.count("running", "exited", "ready", "registered", "terminated"):
+        if self._state.tasks.count("running", "exited", "ready", "registered", "terminated"):
             outcome = Outcome(EXIT_TASK_LOST, f"srun ended before the job did: {end}")
         else:
             outcome = Outcome(EXIT_PREFLIGHT, f"srun could not start the tasks: {end}")

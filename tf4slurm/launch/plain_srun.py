@@ -131,7 +131,7 @@ def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
     if directory.read(ResultFile) is not None:
         return True
     assert client.cluster is not None
-    rank_0 = client.cluster.members[0]
+    rank_0 = client.cluster.member(0)
     files = JobFiles(directory)
     what = f"The agent of {rank_0.task} on {rank_0.node}, which hosted the control service, is lost."
     content = ResultFile(

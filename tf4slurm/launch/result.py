@@ -51,9 +51,9 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
     """Return the content of result.json for a job that has ended; the times are in seconds (monotonic)."""
     outcome = state.outcome
     assert outcome is not None
-    causes = (each.observed for each in state.records if each.task == outcome.cause and not each.observed.detail)
+    causes = (each.observed for each in state.tasks if each.task == outcome.cause and not each.observed.detail)
     cause = next((observed.returncode for observed in causes), None)
-    failed = [each for each in state.records if each.task != outcome.cause and each.observed.returncode]
+    failed = [each for each in state.tasks if each.task != outcome.cause and each.observed.returncode]
     return ResultFile(
         state=outcome.state,
         exit_code=outcome.exit_code,
@@ -68,9 +68,9 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
         seconds=round(now - started_at, 3),
         attempts=state.attempt,
         furthest_step=state.progress.furthest_step,
-        warnings=state.warnings,
-        shards=state.shards,
-        tasks=tuple(describe_task(record, started_at, now) for record in state.task_records),
+        warnings=state.watches.warnings,
+        shards=state.scripts.shards,
+        tasks=tuple(describe_task(record, started_at, now) for record in state.tasks.in_order()),
     )
 
 

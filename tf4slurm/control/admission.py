@@ -1,0 +1,72 @@
+"""Which processes may take part in a job: the checks of a registration. No side effects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tf4slurm import __version__
+from tf4slurm.control.messages import Registration
+from tf4slurm.control.records import TaskRecord
+from tf4slurm.control.task_table import TaskTable
+from tf4slurm.errors import RendezvousClosedError
+from tf4slurm.roles import can_grow
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The reason why a process cannot take part.
+
+    Attributes:
+        reason: The reason, as a clause.
+        is_mismatch: The job was started wrongly: it cannot form its cluster with this process, nor without it.
+    """
+
+    reason: str
+    is_mismatch: bool = False
+
+    def to_error(self) -> RendezvousClosedError:
+        text = f"The control service refused this task: {self.reason}."
+        return RendezvousClosedError(text, reason=self.reason)
+
+
+def admit_member(registration: Registration, tasks: TaskTable) -> TaskRecord | Refusal:
+    """Return the record of the member that registers, for the first time or again."""
+    rank, members = registration.rank, tasks.members
+    if registration.version != __version__:
+        return Refusal(
+            f"it runs tf4slurm {registration.version}, the launcher {__version__}; install one version for all tasks, "
+            "on a file system that their hosts share",
+            is_mismatch=True,
+        )
+    if not 0 <= rank < len(members):
+        return Refusal(f"rank {rank} is not one of this job's {len(members)} tasks", is_mismatch=True)
+    record = members[rank]
+    if record.is_gone:
+        return Refusal(f"rank {rank} is lost or has terminated")
+    if record.has_registered and record.incarnation != registration.incarnation:
+        return Refusal(f"rank {rank} was taken by an earlier process, on {record.node}")
+    return record
+
+
+def admit_guest(
+    registration: Registration, tasks: TaskTable, *, is_ending: bool, workers_error: str
+) -> TaskRecord | Refusal | None:
+    """Return the record of the guest that registers again; None for a new guest that may join.
+
+    `workers_error` is the reason why the chief cannot use more workers.
+    """
+    if registration.version != __version__:
+        return Refusal(f"it runs tf4slurm {registration.version}, the job {__version__}; use the job's version")
+    known = next((each for each in tasks.guests if each.incarnation == registration.incarnation), None)
+    if known is not None:
+        return known
+    if registration.joined_rank is not None:
+        return Refusal("this worker has left the job")
+    if registration.failure is not None:
+        return Refusal(registration.failure.removesuffix("."))
+    if is_ending:
+        return Refusal("the job is ending")
+    if not can_grow(Counter(record.task.task_type for record in tasks.members)):
+        return Refusal("only a job with a chief and ps can use more workers")
+    return Refusal(workers_error) if workers_error else None

@@ -1,0 +1,86 @@
+"""The desired states of all tasks: the part that they share, and which of them have changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tf4slurm.control.guests import Guests
+from tf4slurm.control.messages import DesiredState, ShardGrant
+from tf4slurm.control.task_table import TaskTable
+from tf4slurm.errors import EXIT_TASK_LOST
+
+
+class DesiredStates:
+    """The desired states of all tasks.
+
+    Attributes:
+        shared: The fields that all tasks share.
+    """
+
+    def __init__(self, tasks: TaskTable, guests: Guests, grants_of: Callable[[int], tuple[ShardGrant, ...]]) -> None:
+        """`grants_of` returns the leases of data shards to the task of a rank."""
+        self.shared = DesiredState()
+        self._tasks = tasks
+        self._guests = guests
+        self._grants_of = grants_of
+        self._changed: set[int] = set()
+
+    def change(self, **changes: Any) -> None:
+        """Change fields that all tasks share."""
+        self.shared = dataclasses.replace(self.shared, **changes)
+        self.note_all()
+
+    def begin_attempt(self, attempt: int) -> None:
+        self.shared = DesiredState(attempt=attempt)
+        self.note_all()
+
+    def start(self, rank: int, start_count: int) -> None:
+        """Let the child of a task be started for the `start_count`-th time in this attempt."""
+        self._tasks[rank].desired_start_count = start_count
+        self._changed.add(rank)
+
+    def release(self, rank: int, token: str, error: str) -> None:
+        """End the call `token` of `barrier()`; `error` is empty if all tasks have arrived."""
+        record = self._tasks[rank]
+        record.released_barrier, record.barrier_error = token, error
+        self._changed.add(rank)
+
+    def note(self, ranks: Iterable[int]) -> None:
+        """Note that the desired states of these tasks, or the cluster, may have changed."""
+        self._changed.update(ranks)
+
+    def note_all(self) -> None:
+        self._changed.update(record.rank for record in self._tasks)
+
+    def take_changed(self) -> set[int]:
+        """Return the ranks whose desired state or cluster may have changed since the last call."""
+        changed = self._changed.copy()
+        self._changed.clear()
+        return changed
+
+    def of(self, rank: int) -> DesiredState:
+        """Return the desired state of a task; one that was lost must terminate if it sends again."""
+        record, shared = self._tasks.get(rank), self.shared
+        is_guest = record is None or record.role.is_guest
+        dismissal, exit_code = self._guests.dismissal_of(rank)
+        if record is None or record.is_gone:
+            dismissal, exit_code = f"{record or 'this worker'} was lost", EXIT_TASK_LOST
+        common = dataclasses.replace(
+            shared,
+            terminate=shared.terminate or bool(dismissal),
+            terminate_reason=shared.terminate_reason or dismissal,
+            rank=rank if is_guest else None,
+            exit_code=exit_code if is_guest else 0,
+        )
+        if record is None:
+            return common
+        return dataclasses.replace(
+            common,
+            workers=self._guests.workers if record.task.task_type == "chief" else (),
+            start_count=record.desired_start_count,
+            released_barrier=record.released_barrier,
+            barrier_error=record.barrier_error,
+            shards=self._grants_of(rank),
+        )

@@ -1,0 +1,47 @@
+"""How the cluster forms when all tasks have registered, and why it did not form. No side effects."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tf4slurm.cluster import Task, format_tasks
+from tf4slurm.control.records import Outcome
+from tf4slurm.control.task_table import TaskTable
+from tf4slurm.errors import EXIT_NOT_FORMED
+from tf4slurm.network.interfaces import is_loopback
+from tf4slurm.placement import SPREAD, place_tasks
+from tf4slurm.spec import JobSpec
+
+
+def spread_tasks(tasks: TaskTable) -> list[Task]:
+    """Return the task of each member for placement "spread"; the lost members become the last spares."""
+    present = tasks.present_members
+    counts = Counter(record.task.task_type for record in present)
+    placed = iter(place_tasks(counts, SPREAD, [record.node for record in present]))
+    numbers = iter(range(counts["spare"], len(tasks.members)))
+    return [Task("spare", next(numbers)) if record.is_gone else next(placed) for record in tasks.members]
+
+
+def find_local_address(tasks: TaskTable) -> Outcome | None:
+    """Return the outcome if the members are on several nodes, and one has an address that no other can reach."""
+    present = tasks.present_members
+    for record in present if len({record.node for record in present}) > 1 else ():
+        if record.address is not None and is_loopback(record.address.host):
+            reason = f"{record} has the address {record.address.host}, which no other host can reach. Choose a network "
+            return Outcome(EXIT_NOT_FORMED, f"{reason}with --interface.", record.task)
+    return None
+
+
+def not_formed(tasks: TaskTable, attempt: int, spec: JobSpec) -> Outcome:
+    """Return the outcome of a job whose cluster did not form within the start timeout."""
+    present = tasks.present_members
+    missing = [record for record in present if record.attempt != attempt]
+    late = missing or [record for record in present if record.observed.state != "ready"]
+    what = "did not register" if missing else "did not check the addresses of other tasks"
+    return Outcome(
+        EXIT_NOT_FORMED,
+        f"The cluster did not form within {spec.start_timeout_seconds:g} s: {format_tasks(late)} {what}. "
+        "Look at their logs, or raise --start-timeout.",
+        late[0].task,
+        has_timed_out=True,
+    )

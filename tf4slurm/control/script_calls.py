@@ -1,0 +1,107 @@
+"""What scripts ask of the launcher: barriers, data shards, and the workers that a chief uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tf4slurm.cluster import Cluster
+from tf4slurm.control.barriers import BarrierEnd, Barriers
+from tf4slurm.control.desired_states import DesiredStates
+from tf4slurm.control.guests import GuestChanges, Guests
+from tf4slurm.control.messages import ScriptState
+from tf4slurm.control.records import TaskRecord
+from tf4slurm.control.shards import ShardLeases, ShardProgress
+from tf4slurm.control.task_table import TaskTable
+from tf4slurm.spec import JobSpec
+
+_LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, possibly at every step, are not logged
+
+
+class ScriptCalls:
+    """The barriers, shards and guests of a job. It applies to desired states and events what these return."""
+
+    def __init__(self, spec: JobSpec, tasks: TaskTable, emit: Callable[..., None]) -> None:
+        """`emit` is called with the kind, the task and the text of each event, and its facts."""
+        self.guests = Guests(spec)
+        self._barriers = Barriers()
+        self._changed_leases: set[int] = set()
+        self._shards = ShardLeases(self._changed_leases, self._on_shards_done)
+        self._tasks = tasks
+        self._emit = emit
+        self.desired = DesiredStates(tasks, self.guests, self._shards.grants_of)
+
+    @property
+    def shards(self) -> tuple[ShardProgress, ...]:
+        """The progress of the data shards."""
+        return self._shards.progress()
+
+    def on_script_state(self, record: TaskRecord, before: ScriptState, now: float) -> None:
+        """Handle a change of what a script reports."""
+        script = record.observed.script
+        if script.barrier is None:
+            self._barriers.withdraw(record)
+        elif record.role.is_guest:
+            self.desired.release(record.rank, script.barrier.token, "")  # guests do not wait at barriers
+        elif script.barrier != before.barrier:
+            self._end_barriers(self._barriers.arrive(self._tasks.members, record, script.barrier, now), record)
+        if script.shards != before.shards and record.observed.state == "running":
+            self._shards.update(record.rank, script.shards)
+            self._note_leases()
+
+    def on_end(self, record: TaskRecord) -> None:
+        """Remove a child that has ended from barriers, and lease its shards to others."""
+        self._barriers.withdraw(record)
+        self._shards.release(record.rank)
+        self._note_leases()
+
+    def check(self, now: float) -> None:
+        """End the barriers whose timeout is over, or which a task cannot reach any more."""
+        self._end_barriers(self._barriers.check(self._tasks.members, now))
+
+    def note_end_of_training(self) -> None:
+        """Let the ps know when no task needs them any more."""
+        members = self._tasks.members
+        if not self.desired.shared.is_training_over and not any(record.needs_others for record in members):
+            clients = (record for record in members if record.role.runs_script and not record.role.is_server)
+            failed = tuple(record.name for record in clients if record.has_failed)
+            self.desired.change(is_training_over=True, failed_tasks=failed)
+
+    def begin_attempt(self) -> None:
+        self._barriers.clear()
+        self._shards.clear()
+        self.apply(self.guests.begin_attempt())
+
+    def update_guests(self, cluster: Cluster | None, attempt: int, now: float) -> bool:
+        """Update all guests; return whether a guest that the chief can use is missing in the cluster."""
+        chief = self._tasks.chief
+        if chief is None or not self.guests.has_changes:
+            return False
+        changes = self.guests.update(self._tasks.members, chief, now)
+        self.apply(changes)
+        if cluster is None:
+            return False
+        known = {member.rank: member.address for member in cluster.members}
+        missing = [r.rank for r in changes.usable if r.attempt == attempt and known.get(r.rank) != r.address]
+        self.desired.note(missing)
+        return bool(missing)
+
+    def apply(self, changes: GuestChanges) -> None:
+        self.desired.note(changes.ranks)
+        for event in changes.events:
+            self._emit(*event)
+
+    def _end_barriers(self, ends: Iterable[BarrierEnd], last: TaskRecord | None = None) -> None:
+        """Release the tasks at barriers that have ended, `last` of which has just arrived."""
+        for end in ends:
+            for rank, token in end.tokens.items():
+                self.desired.release(rank, token, end.error)
+            if last is not None and not end.error and end.waited_seconds >= _LONG_WAIT_SECONDS:
+                text = f"arrived last at barrier {end.name!r}: the first had waited {end.waited_seconds:.1f} s"
+                self._emit("barrier", last, text, barrier=end.name, waited_seconds=round(end.waited_seconds, 1))
+
+    def _note_leases(self) -> None:
+        self.desired.note(self._changed_leases)
+        self._changed_leases.clear()
+
+    def _on_shards_done(self, progress: ShardProgress) -> None:
+        self._emit("shards", None, str(progress))

@@ -1,0 +1,212 @@
+"""The table of a job's tasks: their records by rank, and the groups of tasks that the rules select."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+
+from tf4slurm.cluster import Address, Cluster, Member, Task
+from tf4slurm.control.messages import ObservedState, Registration
+from tf4slurm.control.records import Phase, TaskRecord
+from tf4slurm.roles import JOINED_WORKER, role_of
+from tf4slurm.spec import JobSpec
+
+_MAX_LEFT = 20
+
+
+class TaskTable:
+    """All tasks of a job: its members, which form the cluster, and the guests, which have joined the running job.
+
+    A guest that is gone leaves the table. Ranks, and the indices of workers, are never used again.
+
+    Attributes:
+        members: The members by rank. A lost member keeps its record.
+        left: The latest guests that have left, at most 20.
+        num_left: The number of guests that have left.
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, is_placed: bool) -> None:
+        """Create the table of tasks that have not registered. `is_placed` is False if `place` is called later."""
+        has_chief = any(task.task_type == "chief" for task in tasks)
+        self.members = tuple(
+            TaskRecord(rank, task, role_of(task.task_type, has_chief=has_chief), is_placed=is_placed)
+            for rank, task in enumerate(tasks)
+        )
+        self.left: collections.deque[TaskRecord] = collections.deque(maxlen=_MAX_LEFT)
+        self.num_left = 0
+        self._order = tuple(tasks)
+        self._guests: dict[int, TaskRecord] = {}
+        self._next_rank = len(tasks)
+        self._active: set[int] = set()  # ranks that have registered and are not gone
+        self._unregistered = set(range(len(tasks)))  # of members that have sent no address in this attempt
+        self._not_ready = self._unregistered.copy()  # of members whose reachability check has not succeeded
+
+    def __iter__(self) -> Iterator[TaskRecord]:
+        yield from self.members
+        yield from self._guests.values()
+
+    def __len__(self) -> int:
+        return len(self.members) + len(self._guests)
+
+    def __getitem__(self, rank: int) -> TaskRecord:
+        return self.members[rank] if 0 <= rank < len(self.members) else self._guests[rank]
+
+    def get(self, rank: int) -> TaskRecord | None:
+        """Return the record of this rank; None for a guest that has left."""
+        return self.members[rank] if 0 <= rank < len(self.members) else self._guests.get(rank)
+
+    # Groups of tasks
+
+    @property
+    def guests(self) -> tuple[TaskRecord, ...]:
+        return tuple(self._guests.values())
+
+    @property
+    def present_members(self) -> list[TaskRecord]:
+        return [record for record in self.members if not record.is_gone]
+
+    @property
+    def lost_members(self) -> list[TaskRecord]:
+        """The members that are lost and whose place no spare has taken."""
+        return [record for record in self.members if record.is_gone and not record.role.is_spare]
+
+    @property
+    def chief(self) -> TaskRecord | None:
+        return next((record for record in self.members if record.task.task_type == "chief"), None)
+
+    @property
+    def workers_error(self) -> str:
+        """The reason why no worker can join; empty if one can, or if the chief's script has not reported it."""
+        chief = self.chief
+        return "" if chief is None else chief.observed.script.workers_error
+
+    @property
+    def accepts_workers(self) -> bool:
+        """Whether the chief's script can use other processes as workers."""
+        chief = self.chief
+        return chief is not None and chief.observed.script.workers is not None
+
+    @property
+    def has_active(self) -> bool:
+        """Whether a task has registered and is not gone."""
+        return bool(self._active)
+
+    @property
+    def has_active_members(self) -> bool:
+        return any(rank < len(self.members) for rank in self._active)
+
+    @property
+    def are_all_registered(self) -> bool:
+        """Whether each member that is not lost has sent its address in this attempt."""
+        return not self._unregistered
+
+    @property
+    def are_all_ready(self) -> bool:
+        """Whether the reachability check of each member that is not lost has succeeded."""
+        return not self._not_ready
+
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether a member has lost its connection, and is not lost yet."""
+        return any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.members)
+
+    def in_order(self) -> list[TaskRecord]:
+        """Return all tasks in the order of the job's start, so that a spare has the position of the task it replaced.
+
+        Guests follow: those that have left, at most 20, then the present ones.
+        """
+        records = {record.task: record for record in self.members}
+        return [*(records[task] for task in self._order), *self.left, *self._guests.values()]
+
+    def count(self, *states: str) -> int:
+        """Return the number of registered members in one of `states`."""
+        return sum(record.has_registered and record.observed.state in states for record in self.members)
+
+    def describe_training(self, now: float) -> str:
+        """Return "training" if a task has reported a step, else "importing" or "running"."""
+        if any(record.observed.script.step is not None for record in self):
+            return Phase.TRAINING.value
+        return "importing" if any(record.is_importing(now) for record in self) else "running"
+
+    def find_lost(self, spec: JobSpec, now: float) -> list[tuple[TaskRecord, str]]:
+        """Return the tasks whose connection or heartbeats are missing for too long, and what is missing."""
+        lost = []
+        for record in self:
+            if not record.has_registered or record.is_gone:
+                continue
+            if not record.is_connected and now - record.disconnected_at > spec.reconnect_seconds:
+                lost.append((record, "its connection broke and was not restored"))
+            elif now - record.last_heartbeat_at > spec.task_loss_seconds:
+                lost.append((record, f"it sent no heartbeat for {spec.task_loss_seconds:g} s"))
+        return lost
+
+    def to_cluster(self) -> Cluster:
+        """Return all members and guests with their addresses; that of a lost member has port 0."""
+        return Cluster(tuple(map(_to_member, self)))
+
+    def to_members_cluster(self) -> Cluster:
+        return Cluster(tuple(map(_to_member, self.members)))
+
+    # Changes
+
+    def add_guest(self) -> TaskRecord:
+        """Add a guest with the next rank, and the next index of a worker."""
+        num_workers = sum(record.task.task_type == "worker" for record in self.members)
+        index = num_workers + self.num_left + len(self._guests)
+        record = self._guests[self._next_rank] = TaskRecord(self._next_rank, Task("worker", index), JOINED_WORKER)
+        self._next_rank += 1
+        return record
+
+    def register(self, record: TaskRecord, registration: Registration, now: float) -> None:
+        """Note the first registration of a task."""
+        record.incarnation, record.node, record.last_heartbeat_at = registration.incarnation, registration.node, now
+        self._active.add(record.rank)
+
+    def take_address(self, record: TaskRecord, address: Address, attempt: int) -> None:
+        record.address, record.attempt = address, attempt
+        self._unregistered.discard(record.rank)
+
+    def mark_ready(self, record: TaskRecord) -> None:
+        self._not_ready.discard(record.rank)
+
+    def mark_gone(self, record: TaskRecord, now: float) -> None:
+        """Note that a task has terminated or is lost. A guest leaves the table."""
+        record.is_gone = True
+        for ranks in (self._active, self._unregistered, self._not_ready):
+            ranks.discard(record.rank)
+        if record.has_registered and record.ended_at is None:
+            record.ended_at = now
+        if self._guests.pop(record.rank, None) is not None:
+            self.left.append(record)
+            self.num_left += 1
+
+    def end_restarts(self) -> None:
+        """Note that children that have just failed are not restarted, because the job stops."""
+        for record in self:
+            if record.observed.state == "exited" and record.observed.start_count >= record.desired_start_count:
+                record.is_done = True
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Reset the tasks that have registered: all members among them must register and check addresses again."""
+        for rank in self._active:
+            self[rank].begin_attempt(attempt)
+        self._unregistered = {record.rank for record in self.members} & self._active
+        self._not_ready = self._unregistered.copy()
+
+    def place(self, tasks: Sequence[Task]) -> None:
+        """Assign a task to each member, in the order of ranks."""
+        has_chief = any(task.task_type == "chief" for task in tasks)
+        for record, task in zip(self.members, tasks, strict=True):
+            record.task, record.role = task, role_of(task.task_type, has_chief=has_chief)
+            record.is_placed = True
+        self._order = tuple(tasks)
+
+    def exchange(self, record: TaskRecord, spare: TaskRecord) -> None:
+        """Let a spare and the task that it replaces exchange their roles."""
+        record.task, record.role, spare.task, spare.role = spare.task, spare.role, record.task, record.role
+        record.observed = ObservedState()  # step and usage were those of the task
+
+
+def _to_member(record: TaskRecord) -> Member:
+    address = record.address or Address("", 0)
+    return Member(record.rank, record.task, record.node, Address(address.host, 0) if record.is_gone else address)

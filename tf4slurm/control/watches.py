@@ -1,0 +1,214 @@
+"""Watches over a job that may not train: no new steps, no TensorFlow servers, no computing. No side effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tf4slurm.control.records import Failure, Outcome, TaskRecord
+from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST
+from tf4slurm.spec import JobSpec
+
+_IDLE_SECONDS = 60.0
+_IDLE_CHECK_SECONDS = 5.0
+_IDLE_CORES = 0.02  # processor cores per task; an idle TensorFlow server uses less
+_SERVER_SECONDS = 60.0  # until a warning that no TensorFlow server runs; importing TensorFlow takes less
+_NEVER = float("inf")
+
+
+class StepWatch:
+    """Notices that no task has reported a new step within the stall timeout."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._last_step_at = _NEVER
+
+    def note_step(self, now: float) -> None:
+        self._last_step_at = now
+
+    def reset(self) -> None:
+        """Wait for the first step again."""
+        self._last_step_at = _NEVER
+
+    def find_stall(self, members: Sequence[TaskRecord], now: float) -> TaskRecord | None:
+        """Return the task with the furthest step, once, if training has stalled; else None.
+
+        Steps arrive with heartbeats. This method therefore waits for a heartbeat of each task that reports steps, at
+        most half a heartbeat interval older than the end of the timeout.
+        """
+        seconds = self._spec.stall_timeout_seconds
+        if seconds is None or now - self._last_step_at <= seconds:
+            return None
+        asked_at = self._last_step_at + seconds - self._spec.heartbeat_interval_seconds / 2
+        reporting = (r for r in members if r.observed.script.step is not None and not r.is_gone)
+        if not all(record.last_heartbeat_at > asked_at for record in reporting):
+            return None
+        self.reset()
+        return max(members, key=lambda record: record.observed.script.step or 0)
+
+
+class ServerWatch:
+    """Notices that no task of a cluster spec of several tasks has started a TensorFlow server in any attempt."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._has_server = False
+        self._started_at = _NEVER
+
+    def note_server(self) -> None:
+        self._has_server = True
+
+    def note_start(self, now: float) -> None:
+        """Note that the children of an attempt start."""
+        self._started_at = now
+
+    def lacks_servers(self, members: Sequence[TaskRecord]) -> bool:
+        """Whether no server has ever answered, although the tasks should have started some."""
+        tasks = [record for record in members if record.role.is_in_cluster]
+        return not self._has_server and len(tasks) > 1 and all(record.owns_child for record in tasks)
+
+    def has_failed(self, members: Sequence[TaskRecord], now: float) -> bool:
+        """Whether servers are required, and none has answered within the start timeout."""
+        is_over = now - self._started_at >= self._spec.start_timeout_seconds
+        return self._spec.require_servers and is_over and self.lacks_servers(members)
+
+    def is_late(self, members: Sequence[TaskRecord], now: float) -> bool:
+        """Whether the children have run for a minute, and none has a server."""
+        return now - self._started_at >= _SERVER_SECONDS and self.lacks_servers(members)
+
+    def describe(self, members: Sequence[TaskRecord], when: str = "", either: str = "") -> str:
+        count = sum(record.role.is_in_cluster for record in members)
+        return (
+            f"None of the {count} tasks in the cluster spec has started a TensorFlow server{when}: "
+            f"{either}each runs the script alone. Let the script read TF_CONFIG, by TensorFlow or "
+            "tf4slurm.tensorflow, or run one copy: --ps 0 --workers 0."
+        )
+
+
+class IdleWatch:
+    """Notices that all tasks run but do not compute, for example because TensorFlow waits for a missing chief."""
+
+    def __init__(self) -> None:
+        self._starts: tuple[object, ...] = ()
+        self._since = 0.0
+        self._cpu_seconds = 0.0
+        self._has_warned = False
+        self._due_at = 0.0
+        self.is_active = False  # whether a task has reported a step, or computed in the current 60 s
+
+    def is_due(self, now: float) -> bool:
+        """Whether 5 s have passed since this method last returned True; a check at each tick would be expensive."""
+        if now < self._due_at:
+            return False
+        self._due_at = now + _IDLE_CHECK_SECONDS
+        return True
+
+    def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
+        """Return a warning if no task has computed or reported a step for 60 s; else None.
+
+        The warning is returned once, and again only after a task has started, ended or computed.
+        """
+        tasks = [record for record in records if record.role.is_in_cluster]
+        states = [record.observed for record in tasks]
+        starts = tuple((state.attempt, state.start_count, state.state) for state in states)
+        cpu_seconds = sum(state.usage.cpu_seconds for state in states)
+        is_known = all(state.state == "running" and state.usage.cpu_seconds for state in states)
+        has_stepped = any(state.script.step is not None for state in states)
+        has_computed = cpu_seconds - self._cpu_seconds > _IDLE_CORES * _IDLE_SECONDS * len(tasks)
+        has_changed, is_over = starts != self._starts, now - self._since >= _IDLE_SECONDS
+        self.is_active = has_stepped or (has_computed and not has_changed)
+        if has_changed or self.is_active:
+            self._has_warned = False
+        if has_changed or self.is_active or not is_known or is_over:
+            self._starts, self._since, self._cpu_seconds = starts, now, cpu_seconds
+        if is_over and is_known and not (has_changed or self.is_active or self._has_warned):
+            self._has_warned = True
+            return _describe_idleness({record.task.task_type for record in tasks})
+        return None
+
+
+def _describe_idleness(task_types: set[str]) -> str | None:
+    """Return the warning, with the chief as the probable cause; None if the job has no ps."""
+    seen = f"All tasks run, but none has computed or reported a step for {_IDLE_SECONDS:g} s"
+    if "ps" not in task_types:
+        return None
+    if "chief" not in task_types:
+        return (
+            f"{seen}. This job has no chief: if the script waits for one, as ParameterServerStrategy does, start it "
+            "without --no-chief."
+        )
+    return f"{seen}. This job has a chief: if worker 0 leads in the script, start it with --no-chief."
+
+
+@dataclass
+class Findings:
+    """What a check has found.
+
+    Attributes:
+        outcome: The outcome, if the job must end.
+        failure: The failure of the attempt, if training has stalled.
+        warnings: New warnings.
+    """
+
+    outcome: Outcome | None = None
+    failure: Failure | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+class Watches:
+    """All watches over one job, and their present warnings."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.steps, self.servers = StepWatch(spec), ServerWatch(spec)
+        self._spec = spec
+        self._idleness = IdleWatch()
+        self._warnings: dict[str, str] = {}  # by subject: "servers" or "idle"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(self._warnings.values())
+
+    def note_server(self) -> None:
+        """Note that a TensorFlow server has answered."""
+        self.servers.note_server()
+        self._warnings.pop("servers", None)
+
+    def check(self, members: Sequence[TaskRecord], now: float, *, is_training: bool) -> Findings:
+        """Check steps, servers and computing. Call this regularly."""
+        found = Findings()
+        furthest = self.steps.find_stall(members, now)
+        if furthest is not None and is_training:
+            seconds, step = self._spec.stall_timeout_seconds, furthest.observed.script.step
+            text = f"no task has reported a new step for {seconds:g} s; the last was step {step} of {furthest}."
+            outcome = Outcome(EXIT_TASK_LOST, f"Training has stalled: {text}", furthest.task)
+            found.failure = Failure(outcome, now, furthest)
+        if is_training and self.servers.has_failed(members, now):
+            when = f" within {self._spec.start_timeout_seconds:g} s"
+            found.outcome = Outcome(EXIT_NOT_FORMED, self.servers.describe(members, when))
+        elif is_training and "servers" not in self._warnings and self.servers.is_late(members, now):
+            either = "either TensorFlow is still being imported, or "
+            self._warn("servers", self.servers.describe(members, either=either), found)
+        if self._idleness.is_due(now):
+            text_or_none = self._idleness.check(members, now)
+            if text_or_none is not None and "servers" not in self._warnings:  # these tasks have another cause
+                self._warn("idle", text_or_none, found)
+            elif self._idleness.is_active:
+                self._warnings.pop("idle", None)
+        return found
+
+    def check_at_completion(self, members: Sequence[TaskRecord]) -> Findings:
+        """Check whether a job that completes has had TensorFlow servers."""
+        found = Findings()
+        if self.servers.lacks_servers(members):
+            text = self.servers.describe(members)
+            if self._spec.require_servers:
+                found.outcome = Outcome(EXIT_NOT_FORMED, text)
+                return found
+            if "servers" not in self._warnings:
+                found.warnings.append(text)
+            self._warnings["servers"] = text  # an earlier warning may be less certain
+        return found
+
+    def _warn(self, subject: str, text: str, found: Findings) -> None:
+        self._warnings[subject] = text
+        found.warnings.append(text)
