@@ -38,7 +38,7 @@ from tf4slurm.system.child_process import Child
 from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.guard import GUARD_LOST
 from tf4slurm.system.output import LineWriter
-from tf4slurm.system.proc import adopt_orphans, kill_descendants, reap_orphans
+from tf4slurm.system.proc import adopt_orphans, find_descendants, reap_orphans, signal_processes
 from tf4slurm.system.threads import in_thread
 from tf4slurm.system.variables import (
     AGENT_VARIABLES,
@@ -52,7 +52,7 @@ from tf4slurm.system.variables import (
 logger = logging.getLogger(__name__)
 
 _HOME = Path(__file__).parents[1]
-_KILL_SECONDS = 2.0
+_KILL_SECONDS, _KILL_POLL_SECONDS = 2.0, 0.02
 _WRITE_SECONDS = 2.0
 _DRAIN_SECONDS = 0.5
 _MIN_INTEROP_THREADS = 4
@@ -131,6 +131,7 @@ class OwnedChild(TaskProcess):
         self._reports: ReportLog | None = None  # of this attempt
         self._running: asyncio.Task[None] | None = None
         self._slurmstepd_watch: asyncio.Task[None] | None = None
+        self._killing: set[asyncio.Future[None]] = set()
         self._guard_is_lost = asyncio.Event()
         self._was_stopped = False
         self._ignores_stop_signals = False
@@ -186,7 +187,11 @@ class OwnedChild(TaskProcess):
             self._reports = None
 
     async def kill_descendants(self) -> None:
-        await asyncio.wait({in_thread(kill_descendants)}, timeout=_KILL_SECONDS)
+        """Kill the processes that the child has left behind, and wait at most 2 s until they are gone."""
+        # An earlier call that was cancelled may still run in its thread, and must not find the next child.
+        self._killing = {each for each in self._killing if not each.done()}
+        self._killing.add(in_thread(_kill_left_processes, time.monotonic() + _KILL_SECONDS))
+        await asyncio.wait(self._killing, timeout=_KILL_SECONDS)
 
     async def write_last_state(self, cluster: Cluster) -> None:
         """Write the state in at most 2 s, because the file system may have stalled."""
@@ -214,6 +219,8 @@ class OwnedChild(TaskProcess):
         if self._reports is None:
             self._reports = ReportLog(self._run_directory, task, attempt, len(cluster.members))
         try:
+            if start_count > 1:  # a process that the previous child has left may hold the port or a GPU
+                await self.kill_descendants()
             make_log = functools.partial(ChildLog, all_output=self._spec.all_output)
             log = await in_thread(make_log, self._run_directory.log(task, attempt), str(task), self._writer)
             environment = self._child_environment(cluster, task, attempt)
@@ -333,6 +340,16 @@ class OwnedChild(TaskProcess):
     def _reap(self) -> None:
         if self._child is not None:  # before the child's id is known, this could reap the child itself
             reap_orphans(self._child.process_id)
+
+
+def _kill_left_processes(deadline: float) -> None:
+    """Kill the child's processes repeatedly, because they may start others, until none is left or at `deadline`.
+
+    A process that waits for a file server cannot be killed.
+    """
+    while (found := find_descendants(with_own_group=False)) and time.monotonic() < deadline:
+        signal_processes(found, signal.SIGKILL)
+        time.sleep(_KILL_POLL_SECONDS)
 
 
 def check_length(tf_config: str, num_tasks: int) -> str:

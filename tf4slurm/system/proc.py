@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -24,6 +24,7 @@ class ProcessStat(NamedTuple):
     name: str
     state: str
     parent_id: int
+    group_id: int
     cpu_ticks: int
     start_ticks: int
     resident_pages: int
@@ -36,7 +37,8 @@ def read_stat(process_id: int) -> ProcessStat:
     fields = tail.split()
     cpu_ticks = sum(map(int, fields[11:15]))
     name = head.partition("(")[2]
-    return ProcessStat(process_id, name, fields[0], int(fields[1]), cpu_ticks, int(fields[19]), int(fields[21]))
+    parent_id, group_id, start_ticks, resident_pages = (int(fields[index]) for index in (1, 2, 19, 21))
+    return ProcessStat(process_id, name, fields[0], parent_id, group_id, cpu_ticks, start_ticks, resident_pages)
 
 
 def find_children(process_id: int) -> list[int]:
@@ -99,20 +101,38 @@ def reap_orphans(own_child: int) -> None:
                     os.waitpid(each, os.WNOHANG)
 
 
-def kill_descendants() -> None:
-    """Kill all descendants of this process, also if the kernel lacks the lists that `find_children` reads."""
+def find_descendants(*, with_own_group: bool = True) -> list[ProcessStat]:
+    """Return the running descendants of this process, parents first; none on a system without /proc.
+
+    `with_own_group` includes the programs that other code of this process has started: they are in its process group,
+    which a child of an agent and the child's descendants leave.
+    """
     if sys.platform != "linux":
-        return
+        return []
     children: dict[int, list[ProcessStat]] = {}
-    for process_id in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    for process_id in map(int, filter(str.isdigit, os.listdir("/proc"))):  # a kernel may lack the lists of children
         with contextlib.suppress(OSError):  # the process has ended
             stat = read_stat(process_id)
             children.setdefault(stat.parent_id, []).append(stat)
+    if not with_own_group:
+        children[os.getpid()] = [each for each in children.get(os.getpid(), []) if each.group_id != os.getpgrp()]
+    found: list[ProcessStat] = []
     parents = [os.getpid()]
     for parent in parents:
-        for each in children.get(parent, []):
-            parents.append(each.process_id)
-            # A descendant's parent may have reaped it since the listing, and its id may be in use again.
-            if is_running(each.process_id, each.start_ticks):
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # ended, or a setuid program
-                    os.kill(each.process_id, signal.SIGKILL)
+        found += children.get(parent, [])
+        parents += [each.process_id for each in children.get(parent, [])]
+    return [each for each in found if each.state != "Z"]
+
+
+def signal_processes(processes: Iterable[ProcessStat], number: int) -> None:
+    """Send a signal to those of the processes that still run."""
+    for each in processes:
+        # Its parent may have reaped a process since it was found, and its id may be in use again.
+        if is_running(each.process_id, each.start_ticks):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # ended, or a setuid program
+                os.kill(each.process_id, number)
+
+
+def kill_descendants() -> None:
+    """Kill all descendants of this process."""
+    signal_processes(find_descendants(), signal.SIGKILL)
