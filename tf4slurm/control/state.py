@@ -225,6 +225,8 @@ class JobState:
         if (record.observed.state, record.observed.start_count) != (before.state, before.start_count):
             self._on_task_state(record)
             self._note_end_of_training()
+        if self.outcome is not None and self.outcome.cause == record.task and not self.outcome.tail:
+            self.outcome = dataclasses.replace(self.outcome, tail=record.observed.tail)
         if record.role.is_guest or record.task.task_type == "chief":
             self._update_guests()
 
@@ -500,7 +502,7 @@ class JobState:
         elif returncode == 0:
             self._note_early_exit(record)
         else:
-            exit_code = EXIT_TASK_LOST if record.observed.detail else exit_code_of(returncode)
+            exit_code = EXIT_TASK_LOST if record.observed.killed_by is not None else exit_code_of(returncode)
             self._fail(Outcome(exit_code, f"{record} {why}.", record.task, record.observed.tail))
 
     def _on_script_state(self, record: TaskRecord, before: ScriptState) -> None:

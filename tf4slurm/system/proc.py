@@ -11,10 +11,12 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_POLL_SECONDS = 0.02
 
 
 class ProcessStat(NamedTuple):
@@ -136,3 +138,14 @@ def signal_processes(processes: Iterable[ProcessStat], number: int) -> None:
 def kill_descendants() -> None:
     """Kill all descendants of this process."""
     signal_processes(find_descendants(), signal.SIGKILL)
+
+
+def kill_left_processes(deadline: float) -> None:
+    """Kill the processes of children that have ended, repeatedly because they may start others.
+
+    Return when none is left, or at `deadline` (monotonic), because a process that waits for a file server cannot be
+    killed. Programs that other code of this process has started are not killed.
+    """
+    while (found := find_descendants(with_own_group=False)) and time.monotonic() < deadline:
+        signal_processes(found, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""In-place restarts: the new child shares nothing with processes that the previous one has left behind."""
+"""Exits of children: their order, and that nothing of a child takes part in the job after its exit."""
 
 from __future__ import annotations
 
@@ -35,6 +35,20 @@ for _ in range(40):
         assert client.recv(1) == b"y"
 """
 
+FAILS = """
+import json, os, pathlib, subprocess, sys, time
+marker = pathlib.Path(sys.argv[1], "failed")
+if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "ps":
+    while not marker.exists():
+        time.sleep(0.005)
+    time.sleep(0.15)
+    sys.exit(4)
+print("the first to fail", flush=True)
+subprocess.Popen(["sleep", "300"], start_new_session=True)
+marker.touch()
+os._exit(3)
+"""
+
 
 def test_restarted_child_gets_all_connections_to_its_port(job: Job) -> None:
     command = (sys.executable, "-c", LEAVES_A_SERVER, str(job.children))
@@ -44,3 +58,10 @@ def test_restarted_child_gets_all_connections_to_its_port(job: Job) -> None:
     log = (job.run_directory / "logs" / "worker-0.1.log").read_text()
     assert "the previous child" in log
     assert "fails once" in log
+
+
+def test_first_of_two_failures_is_the_cause_although_its_output_is_still_open(job: Job) -> None:
+    job.start("--ps", "1", "--workers", "0", command=(sys.executable, "-c", FAILS, str(job.children)))
+    assert job.wait() == 3, job.stderr
+    assert (job.result["cause"], job.result["tail"]) == ("chief/0", ["the first to fail"])
+    assert next(event["task"] for event in job.events if event["kind"] == "exited") == "chief/0"
