@@ -710,9 +710,11 @@ def test_worker_without_a_chief_costs_an_attempt() -> None:
 
 def test_child_killed_by_its_agent_ends_the_job_with_exit_code_7() -> None:
     job = Job().train()
-    job.send(2, "exited", returncode=-9, detail="was stopped for 10 s")
+    why: dict[str, Any] = {"killed_by": "liveness_probe", "detail": "was stopped for 10 s"}
+    job.send(2, "exited", returncode=-9, **why)
     assert job.desired(2).start_count == 2
-    job.send(1, "exited", returncode=-9, detail="was stopped for 10 s", tail=("last words",))
+    job.send(1, "exited", returncode=-9, **why)
+    job.send(1, "exited", returncode=-9, **why, tail=("last words",))
     assert job.outcome == Outcome(7, "ps/0 on n1 was stopped for 10 s.", Task("ps", 0), ("last words",))
 
 
