@@ -345,15 +345,19 @@ class OwnedChild(TaskProcess):
         return result
 
     def _gpu_environ(self, cluster: Cluster, task: Task) -> dict[str, str]:
-        def sees_gpus(task: Task) -> bool:
-            return role_of(task.task_type, has_chief=cluster.has_chief).sees_gpus
-
         identity = self._identity
         if not isinstance(identity, SlurmStep):
-            return {} if sees_gpus(task) else HIDDEN_GPUS
-        here = [sees_gpus(member.task) for member in cluster.members if member.node == identity.node_name]
+            return {} if role_of(task.task_type, has_chief=cluster.has_chief).sees_gpus else HIDDEN_GPUS
+        step = cluster.members[: identity.num_tasks]  # without workers that have joined, which have GPUs of their own
+        types = [member.task.task_type for member in step if member.node == identity.node_name]
+        roles = [role_of(each, has_chief=cluster.has_chief) for each in types]
         return gpu_environ(
-            identity.visible_devices, identity.gpus_on_node, identity.local_rank, here, self._spec.gpus_per_worker
+            identity.visible_devices,
+            identity.gpus_on_node,
+            identity.local_rank,
+            [role.sees_gpus for role in roles],
+            self._spec.gpus_per_worker,
+            [role.is_spare for role in roles],
         )
 
     def _on_report(self, report: ScriptReport) -> None:
