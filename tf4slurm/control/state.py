@@ -94,6 +94,7 @@ class JobState:
         self._stop: Outcome | None = None
         self._exited_early: TaskRecord | None = None
         self._held_failure: Outcome | None = None
+        self._pause: tuple[Outcome, float] | None = None  # if agents may end because of it, and until when
         self._last_step_at = _NEVER
         self._desired = DesiredState()  # the fields that all tasks share; change them with `_desire`
         self._had_server = False
@@ -290,7 +291,8 @@ class JobState:
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
         """Handle the exit of srun and of all agents."""
         self._advance(now)
-        self._decide(outcome)
+        is_loss = outcome.exit_code == EXIT_TASK_LOST
+        self._decide((self._pause_outcome() if is_loss else None) or outcome)
         for record in self._members:
             self._mark_gone(record)
         self._end_if_all_gone()
@@ -311,6 +313,17 @@ class JobState:
         self._phase_deadline = now + self.spec.grace_period_seconds
         self._move_on(Phase.STOPPING, f"{what}: the job has {self.spec.grace_period_seconds:g} s to save and stop")
         self._end_stop_if_saved()
+
+    def on_pause(self, seconds: float, now: float) -> None:
+        """Note that the launcher did not run for `seconds`: if agents have counted it as lost, no task is the cause."""
+        limit = self.spec.launcher_loss_seconds
+        if seconds + self.spec.heartbeat_interval_seconds > limit:  # agents count from the last message
+            reason = f"The launcher was paused for {seconds:.0f} s (Ctrl-Z, SIGSTOP or a suspended host). Agents end "
+            reason += f"their tasks after {limit:g} s without the launcher (--heartbeat-timeout)."
+            self._pause = (Outcome(EXIT_TASK_LOST, reason), now + self.spec.termination_seconds)
+
+    def _pause_outcome(self) -> Outcome | None:
+        return self._pause[0] if self._pause is not None and self._now < self._pause[1] else None
 
     def skip_grace_period(self, now: float) -> None:
         self._advance(now)
@@ -682,7 +695,7 @@ class JobState:
             self._update_guests()
             self._end_if_all_gone()
             return
-        outcome = Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
+        outcome = self._pause_outcome() or Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
         if self.phase is Phase.RENDEZVOUS and self._spares.assign():
             self._unregistered.discard(record.rank)
             self._not_ready.discard(record.rank)
@@ -748,6 +761,7 @@ class JobState:
         lag = now - self._now - self.spec.heartbeat_interval_seconds
         self._now = now
         if lag > 0:
+            self.on_pause(lag + self.spec.heartbeat_interval_seconds, now)
             self._phase_deadline += lag
             self._last_step_at += lag
             self._started_at += lag

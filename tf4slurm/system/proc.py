@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -149,3 +149,26 @@ def kill_left_processes(deadline: float) -> None:
     while (found := find_descendants(with_own_group=False)) and time.monotonic() < deadline:
         signal_processes(found, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
+
+
+def stop_descendants() -> list[ProcessStat]:
+    """Stop the processes of all children (SIGSTOP), but not the programs that other code of this process has started.
+
+    Returns:
+        The processes for `continue_processes`, parents first. Those that were stopped before are not among them.
+    """
+    stopped: dict[int, ProcessStat] = {}
+
+    def find_running() -> list[ProcessStat]:
+        found = find_descendants(with_own_group=False)
+        return [each for each in found if each.state not in "tT" and each.process_id not in stopped]
+
+    while running := find_running():  # a process may have started others before it was stopped
+        signal_processes(running, signal.SIGSTOP)
+        stopped.update({each.process_id: each for each in running})
+    return list(stopped.values())
+
+
+def continue_processes(processes: Sequence[ProcessStat]) -> None:
+    """Continue stopped processes, children first, so that no process finds its child stopped."""
+    signal_processes(reversed(processes), signal.SIGCONT)
