@@ -427,6 +427,28 @@ def test_lag_of_the_launcher_extends_a_deadline_once() -> None:
     assert job.outcome.cause == Task("worker", 0)
 
 
+@pytest.mark.parametrize(
+    ("pause", "later", "returncode", "cause"),
+    [
+        (60, 0, 7, None),
+        (60, 2, 7, None),
+        (60, 40, 7, Task("ps", 0)),  # the agents have survived the pause
+        (60, 0, -9, Task("ps", 0)),
+        (5, 0, 7, Task("ps", 0)),
+    ],
+)
+def test_agent_that_lost_a_paused_launcher_is_not_the_cause(
+    pause: float, later: float, returncode: int, cause: Task | None
+) -> None:
+    job = Job().train()
+    job.now += pause
+    job.state.on_tick(job.now)
+    job.turn(later, sending=job.ranks)
+    job.state.on_agent_exit(1, returncode, job.now)
+    assert (job.outcome.exit_code, job.outcome.cause) == (7, cause)
+    assert job.outcome.reason.startswith("The launcher was paused for 60 s") == (cause is None)
+
+
 def test_heartbeat_after_a_lag_starts_a_normal_timeout() -> None:
     job = Job().train()
     job.now += 60

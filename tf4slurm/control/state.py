@@ -286,7 +286,8 @@ class JobState:
 
     def on_agent_exit(self, rank: int, returncode: int, now: float) -> None:
         self._advance(now)
-        self._lose(self.records[rank], f"its agent {describe_end(returncode)}")
+        has_lost_launcher = returncode == EXIT_TASK_LOST
+        self._lose(self.records[rank], f"its agent {describe_end(returncode)}", has_lost_launcher=has_lost_launcher)
 
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
         """Handle the exit of srun and of all agents."""
@@ -350,7 +351,7 @@ class JobState:
             if not record.has_registered or record.is_gone:
                 continue
             if not record.is_connected and self._now - record.disconnected_at > self.spec.reconnect_seconds:
-                self._lose(record, "its connection broke and was not restored")
+                self._lose(record, "its connection broke and was not restored", has_lost_launcher=True)
             elif self._now - record.last_heartbeat_at > self.spec.task_loss_seconds:
                 self._lose(record, f"it sent no heartbeat for {self.spec.task_loss_seconds:g} s")
 
@@ -685,7 +686,8 @@ class JobState:
             self._warnings["servers"] = self._no_server()  # an earlier warning may be less certain
         self._decide(Outcome(0, f"Training is done: {what} exited with code 0."))
 
-    def _lose(self, record: TaskRecord, why: str) -> None:
+    def _lose(self, record: TaskRecord, why: str, *, has_lost_launcher: bool = False) -> None:
+        """Handle the loss of an agent. `has_lost_launcher`: it may have ended because it had lost the launcher."""
         if record.is_gone:
             return
         self._mark_gone(record)
@@ -695,7 +697,8 @@ class JobState:
             self._update_guests()
             self._end_if_all_gone()
             return
-        outcome = self._pause_outcome() or Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
+        pause = self._pause_outcome() if has_lost_launcher else None
+        outcome = pause or Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
         if self.phase is Phase.RENDEZVOUS and self._spares.assign():
             self._unregistered.discard(record.rank)
             self._not_ready.discard(record.rank)
