@@ -177,7 +177,7 @@ def wait_for(name):
     while not (directory / name).exists():
         time.sleep(0.02)
 if (role, index) == ("chief", 0):
-    wait_for("helper-ends")
+    wait_for("reported")
     time.sleep(1)
     sys.exit(0)
 if (role, index) == ("worker", 0):
@@ -186,9 +186,7 @@ if (role, index) == ("worker", 0):
         if os.fork() == 0:
             os.setsid()
             (directory / "forked").touch()
-            wait_for("reported")
-            (directory / "helper-ends").touch()
-            os._exit(0)
+            threading.Event().wait()  # it holds the script channel until it is killed, before the restart
         wait_for("forked")
         sys.exit(1)
     tf4slurm.report(step=3)

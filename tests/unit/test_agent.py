@@ -1,15 +1,27 @@
-"""Checks of an agent before it starts a child."""
+"""Checks of an agent before it starts a child, and its reports of the child's exit."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tf4slurm.agent.child import check_length
+from tests.unit.test_service_and_client import in_event_loop, until
+from tf4slurm.agent.child import OwnedChild, check_length
+from tf4slurm.agent.rendezvous import LocalTask, Rendezvous
+from tf4slurm.cluster import Address, Cluster, Member, Task
+from tf4slurm.control.messages import ObservedState
 from tf4slurm.errors import PlacementError
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.spec import JobSpec
+from tf4slurm.system.output import LineWriter
 
 LONGEST = 32 * os.sysconf("SC_PAGE_SIZE") - len("TF_CONFIG=") - 1
 """What Linux takes, with the name, and the zero at its end."""
@@ -24,3 +36,89 @@ def test_cluster_spec_too_long_for_an_environment_is_refused() -> None:
         subprocess.run(command, env={"TF_CONFIG": longest + "x"}, check=False)
     with pytest.raises(PlacementError, match=f"of 6,000 tasks makes TF_CONFIG {LONGEST + 11:,} bytes long"):
         check_length("x" * (LONGEST + 1), 6_000)
+
+
+HOLDS_OUTPUT = """
+setsid sh -c 'touch held; sleep 0.3; echo last' & until test -e held; do sleep 0.01; done; rm held; echo first
+"""
+"""The start of a shell script: a process that it leaves behind holds its output open for 0.3 s."""
+
+
+class Reports:
+    """A child of an agent without a launcher, and the states that the agent would have sent, with their times."""
+
+    def __init__(self, directory: Path, script: str, **options: Any) -> None:
+        script = f"cd {directory}; {script}"
+        self.cluster = Cluster((Member(0, Task("chief", 0), "laptop", Address("127.0.0.1", 1)),))
+        spec = JobSpec(("sh", "-c", script), workers=0, ps=0, **options)
+        rendezvous = Rendezvous(LocalTask(0, "laptop"), spec, lambda: None)
+        self.client = rendezvous.client
+        self.states: list[tuple[float, ObservedState]] = []
+        update = self.client.update
+
+        def note(**changes: Any) -> None:
+            update(**changes)
+            self.states.append((time.monotonic(), self.client.observed))
+
+        self.client.update = note  # type: ignore[method-assign]
+        self.child = OwnedChild(rendezvous, dict(os.environ), RunDirectory(directory), LineWriter(sys.stdout))
+
+    def start(self, start_count: int = 1) -> None:
+        self.child.start(self.cluster, 1, start_count)
+
+    async def wait_for(self, condition: Callable[[ObservedState], object]) -> tuple[float, ObservedState]:
+        """Return the first state for which the condition holds, and its time."""
+        await until(lambda: any(condition(state) for _, state in self.states))
+        return next(each for each in self.states if condition(each[1]))
+
+
+@in_event_loop
+async def test_exit_is_reported_before_the_output_has_ended(tmp_path: Path) -> None:
+    reports = Reports(tmp_path, HOLDS_OUTPUT + "exit 3")
+    reports.start()
+    at, exited = await reports.wait_for(lambda state: state.state == "exited")
+    assert reports.client.exited_at is not None
+    assert 0 <= at - reports.client.exited_at < 0.1
+    assert (exited.returncode, exited.killed_by, exited.tail) == (3, None, ())
+    later, full = await reports.wait_for(lambda state: state.tail)
+    assert (full.state, full.tail) == ("exited", ("first", "last"))
+    assert 0.1 < later - reports.client.exited_at < 1
+    await reports.child.end(0)
+
+
+@in_event_loop
+async def test_last_lines_are_reported_before_the_agent_ends(tmp_path: Path) -> None:
+    reports = Reports(tmp_path, HOLDS_OUTPUT + "exit 3")
+    reports.start()
+    await reports.wait_for(lambda state: state.state == "exited")
+    await reports.child.end(0)
+    assert reports.client.observed.tail == ("first", "last")
+
+
+@in_event_loop
+async def test_restart_keeps_the_log_of_the_previous_child(tmp_path: Path) -> None:
+    reports = Reports(tmp_path, HOLDS_OUTPUT + "exit 3")
+    reports.start()
+    await reports.wait_for(lambda state: state.state == "exited")
+    reports.start(2)
+    await reports.wait_for(lambda state: (state.state, state.start_count) == ("exited", 2))
+    await reports.child.end(0)
+    order = [(state.state, state.start_count, state.tail) for _, state in reports.states]
+    assert order == [
+        ("running", 1, ()),
+        ("exited", 1, ()),
+        ("exited", 1, ("first", "last")),
+        ("running", 2, ()),
+        ("exited", 2, ()),
+        ("exited", 2, ("first", "last")),
+    ]
+    assert (tmp_path / "logs" / "chief-0.1.log").read_text() == "first\nlast\n" * 2
+
+
+@in_event_loop
+async def test_stopped_child_is_killed_by_the_liveness_probe(tmp_path: Path) -> None:
+    reports = Reports(tmp_path, "kill -STOP $$", heartbeat_timeout_seconds=1, heartbeat_interval_seconds=0.1)
+    reports.start()
+    _, exited = await reports.wait_for(lambda state: state.state == "exited")
+    assert (exited.returncode, exited.killed_by) == (-signal.SIGKILL, "liveness_probe")
+    await reports.child.end(0)

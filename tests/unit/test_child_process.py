@@ -21,7 +21,7 @@ from tests.faults.disk import unresponsive_disk
 from tests.processes import wait_until
 from tf4slurm.system import exec_child
 from tf4slurm.system.child_process import Child
-from tf4slurm.system.proc import find_children
+from tf4slurm.system.proc import find_children, find_descendants
 
 PYTHON = sys.executable
 
@@ -386,6 +386,18 @@ def test_orphans_of_another_session_are_adopted_and_killed() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def test_programs_of_other_code_are_no_descendants_of_a_child() -> None:
+    with subprocess.Popen(["sleep", "300"]) as own, subprocess.Popen(["sleep", "300"], start_new_session=True) as left:
+        try:
+            everything, others = find_descendants(), find_descendants(with_own_group=False)
+        finally:
+            own.kill()
+            left.kill()
+    assert {own.pid, left.pid} <= {each.process_id for each in everything}
+    assert left.pid in {each.process_id for each in others}
+    assert own.pid not in {each.process_id for each in others}
+
+
 def test_orphans_are_reaped_beside_other_subprocesses_which_keep_their_exit_codes() -> None:
     done = subprocess.run([PYTHON, "-c", REAPER], capture_output=True, text=True, timeout=40)
     assert done.stdout.split() == ["60", str(-signal.SIGKILL)], done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -32,6 +33,53 @@ def test_devices_are_divided(visible: str, sees_gpus: list[bool], per_task: int 
     environs = [gpu_environ(lists, None, rank, sees_gpus, per_task) for rank in range(len(sees_gpus))]
     found = [environ["CUDA_VISIBLE_DEVICES"] for environ in environs]
     assert found == [",".join(devices) or "-1" for devices in expected]
+
+
+@pytest.mark.parametrize(
+    ("visible", "roles", "per_task", "expected"),
+    [
+        ("23", "ws", None, ["2", "3"]),
+        ("2357", "ws", None, ["23", "57"]),
+        ("235", "wws", None, ["2", "3", "5"]),
+        ("235", "psw", None, ["", "23", "5"]),
+        ("23", "cs", None, ["", "23"]),  # a spare beside a chief, which uses no GPU
+        ("2357", "wwss", None, ["2", "3", "5", "7"]),
+        ("2357", "ws", 1, ["2", "3"]),
+        ("2357", "wsw", 1, ["2", "3", "5"]),
+    ],
+)
+def test_share_of_a_spare_is_its_own_from_the_start(
+    visible: str, roles: str, per_task: int | None, expected: list[str]
+) -> None:
+    """Table: w worker, s spare, p ps, c chief; whichever workers are lost and whichever spares replace them."""
+    lists = {"CUDA_VISIBLE_DEVICES": tuple(visible)}
+
+    def share_of(rank: int, now: str) -> str:
+        sees_gpus, is_spare = [role == "w" for role in now], [role == "s" for role in now]
+        return gpu_environ(lists, len(visible), rank, sees_gpus, per_task, is_spare)["CUDA_VISIBLE_DEVICES"]
+
+    for now in {"".join(each) for each in itertools.product(*("ws" if role in "ws" else role for role in roles))}:
+        found = [share_of(rank, now) for rank in range(len(roles))]
+        shown = [",".join(devices) if role == "w" else "-1" for role, devices in zip(now, expected, strict=True)]
+        assert found == shown, now
+
+
+@pytest.mark.parametrize(
+    ("visible", "roles", "per_task", "expected"),
+    [
+        ("2", "ws", None, ["2", ""]),
+        ("23", "wws", None, ["2", "3", ""]),
+        ("23", "ws", 2, ["23", ""]),
+        ("23", "sw", 2, ["", "23"]),  # the spare has replaced a worker that had both devices
+    ],
+)
+def test_spares_without_devices_take_none_from_workers(
+    visible: str, roles: str, per_task: int | None, expected: list[str]
+) -> None:
+    lists = {"CUDA_VISIBLE_DEVICES": tuple(visible)}
+    sees_gpus, is_spare = [role == "w" for role in roles], [role == "s" for role in roles]
+    environs = [gpu_environ(lists, None, rank, sees_gpus, per_task, is_spare) for rank in range(len(roles))]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in environs] == [",".join(each) or "-1" for each in expected]
 
 
 def test_too_many_gpus_per_task_are_refused() -> None:

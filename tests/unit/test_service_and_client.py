@@ -235,6 +235,23 @@ async def serving(
         await job.close()
 
 
+@in_event_loop
+async def test_age_of_an_exit_is_sent_with_each_change_and_causes_none() -> None:
+    async with serving() as job:
+        member = (await job.start_children(2))[1]
+        observed = job.state.tasks[1]
+        member.exited_at = time.monotonic() - 5
+        member.update(state="exited", returncode=1)
+        await until(lambda: observed.observed.state == "exited")
+        first = observed.observed
+        assert 5 <= first.exit_age_seconds < 6
+        await asyncio.sleep(4 * INTERVAL)
+        assert observed.observed is first
+        member.update(tail=("last words",))
+        await until(lambda: observed.observed.tail)
+        assert first.exit_age_seconds + 4 * INTERVAL <= observed.observed.exit_age_seconds < 7
+
+
 def is_registered(member: ControlClient) -> bool:
     """Return whether the member knows that it is registered; the service knows a moment earlier."""
     return member.service_address is not None

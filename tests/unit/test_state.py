@@ -129,7 +129,7 @@ class Job:
         """The launcher is paused, which the job clock leaves out."""
         time = [0.0]
         clock = JobClock(self.state.spec.heartbeat_interval_seconds, lambda: time[0])
-        clock.start()
+        clock.start(lambda paused, _: self.state.watches.pauses.note(paused, self.now))
         time[0] = seconds
         self.now += clock.now()
 
@@ -439,6 +439,28 @@ def test_lag_of_the_launcher_extends_a_deadline_once() -> None:
     assert job.outcome.cause == Task("worker", 0)
 
 
+@pytest.mark.parametrize(
+    ("pause", "later", "returncode", "cause"),
+    [
+        (60, 0, 7, None),
+        (60, 2, 7, None),
+        (60, 40, 7, Task("ps", 0)),  # the agents have survived the pause
+        (60, 0, -9, Task("ps", 0)),
+        (5, 0, 7, Task("ps", 0)),
+    ],
+)
+def test_agent_that_lost_a_paused_launcher_is_not_the_cause(
+    pause: float, later: float, returncode: int, cause: Task | None
+) -> None:
+    job = Job().train()
+    job.pause(pause)
+    job.state.on_tick(job.now)
+    job.turn(later, sending=job.ranks)
+    job.receiver.on_agent_exit(1, returncode, job.now)
+    assert (job.outcome.exit_code, job.outcome.cause) == (7, cause)
+    assert job.outcome.reason.startswith("The launcher was paused for 60 s") == (cause is None)
+
+
 def test_heartbeat_after_a_lag_starts_a_normal_timeout() -> None:
     job = Job().train()
     job.pause(60)
@@ -722,11 +744,11 @@ def test_worker_without_a_chief_costs_an_attempt() -> None:
 
 def test_child_killed_by_its_agent_ends_the_job_with_exit_code_7() -> None:
     job = Job().train()
-    job.send(2, "exited", returncode=-9, killed_by="liveness_probe", detail="was stopped for 10 s")
+    why: dict[str, Any] = {"killed_by": "liveness_probe", "detail": "was stopped for 10 s"}
+    job.send(2, "exited", returncode=-9, **why)
     assert job.desired(2).start_count == 2
-    job.send(
-        1, "exited", returncode=-9, killed_by="liveness_probe", detail="was stopped for 10 s", tail=("last words",)
-    )
+    job.send(1, "exited", returncode=-9, **why)
+    job.send(1, "exited", returncode=-9, **why, tail=("last words",))
     assert job.outcome == Outcome(7, "ps/0 on n1 was stopped for 10 s.", Task("ps", 0), ("last words",))
 
 

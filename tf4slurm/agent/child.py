@@ -38,7 +38,7 @@ from tf4slurm.system.child_process import Child
 from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.guard import GUARD_LOST
 from tf4slurm.system.output import LineWriter
-from tf4slurm.system.proc import adopt_orphans, kill_descendants, reap_orphans
+from tf4slurm.system.proc import adopt_orphans, kill_left_processes, reap_orphans
 from tf4slurm.system.threads import in_thread
 from tf4slurm.system.variables import (
     AGENT_VARIABLES,
@@ -55,8 +55,10 @@ _HOME = Path(__file__).parents[1]
 _KILL_SECONDS = 2.0
 _WRITE_SECONDS = 2.0
 _DRAIN_SECONDS = 0.5
+_LAST_MESSAGES_SECONDS = 0.05  # for the last messages of a script that has exited, before its exit is reported
 _MIN_INTEROP_THREADS = 4
 """TensorFlow starts a thread per CPU that it may use. With a single one, closures on parameter servers never end."""
+_GUARD_LOST_SECONDS = 2.0  # from SIGTERM to SIGKILL
 _CANNOT_START = 126  # also the exit code of exec_child.py
 _PAGES_OF_A_VARIABLE = 32  # linux/binfmts.h: MAX_ARG_STRLEN
 # By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker.
@@ -130,7 +132,9 @@ class OwnedChild(TaskProcess):
         self._gpu_usage = GpuUsage()
         self._reports: ReportLog | None = None  # of this attempt
         self._running: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None  # of the child that has exited
         self._slurmstepd_watch: asyncio.Task[None] | None = None
+        self._killing: set[asyncio.Future[None]] = set()
         self._guard_is_lost = asyncio.Event()
         self._was_stopped = False
         self._ignores_stop_signals = False
@@ -151,12 +155,16 @@ class OwnedChild(TaskProcess):
     async def wait_until_orphaned(self) -> int:
         await self._guard_is_lost.wait()
         logger.error("rank %d: the process above this agent was killed", self._rendezvous.rank)
+        await self.end(_GUARD_LOST_SECONDS)
+        self._report(state="terminated", killed_by="guard", detail="the process above its agent was killed")
         return EXIT_TASK_LOST
 
     async def _watch_slurmstepd(self) -> None:
         """Terminate this task when its slurmstepd is lost, because Slurm no longer ends the task then."""
         process_id = await wait_for_slurmstepd_loss()
-        self._client.update(state="terminated", detail=f"its slurmstepd (process {process_id}) was killed")
+        await self._wait_for_tail()
+        detail = f"its slurmstepd (process {process_id}) was killed"
+        self._report(state="terminated", killed_by="slurmstepd", detail=detail)
 
     def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         self._running = asyncio.create_task(self._run(cluster, attempt, start_count))
@@ -172,6 +180,8 @@ class OwnedChild(TaskProcess):
     async def end(self, kill_wait_seconds: float) -> None:
         """Terminate the child if it still runs. The exit code of a terminated child is not reported."""
         if self._running is not None:
+            if self._child is not None and self._child.ended_at is not None:
+                await asyncio.wait({self._running})  # it exited before; this reports it
             self._running.cancel()
         child = self._child
         if child is not None:
@@ -180,13 +190,18 @@ class OwnedChild(TaskProcess):
             await child.wait()
             self._is_ending = False
             self._child = None
-        if self._reports is not None:
+        await self._wait_for_tail()
+        reports, self._reports = self._reports, None
+        if reports is not None:
             await self.channel.drain(_DRAIN_SECONDS)
-            await self._reports.close()
-            self._reports = None
+            await reports.close()
 
     async def kill_descendants(self) -> None:
-        await asyncio.wait({in_thread(kill_descendants)}, timeout=_KILL_SECONDS)
+        """Kill the processes that the child has left behind, and wait at most 2 s until they are gone."""
+        # An earlier call that was cancelled may still run in its thread, and must not find the next child.
+        self._killing = {each for each in self._killing if not each.done()}
+        self._killing.add(in_thread(kill_left_processes, time.monotonic() + _KILL_SECONDS))
+        await asyncio.wait(self._killing, timeout=_KILL_SECONDS)
 
     async def write_last_state(self, cluster: Cluster) -> None:
         """Write the state in at most 2 s, because the file system may have stalled."""
@@ -214,6 +229,9 @@ class OwnedChild(TaskProcess):
         if self._reports is None:
             self._reports = ReportLog(self._run_directory, task, attempt, len(cluster.members))
         try:
+            if start_count > 1:  # a process that the previous child has left may hold the port or a GPU
+                await self.kill_descendants()
+                await self._wait_for_tail()
             make_log = functools.partial(ChildLog, all_output=self._spec.all_output)
             log = await in_thread(make_log, self._run_directory.log(task, attempt), str(task), self._writer)
             environment = self._child_environment(cluster, task, attempt)
@@ -223,14 +241,24 @@ class OwnedChild(TaskProcess):
             )
         except (Tf4SlurmError, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             returncode = getattr(error, "exit_code", _CANNOT_START)
-            self._client.update(state="exited", start_count=start_count, returncode=returncode, tail=(str(error),))
+            self._client.exited_at = time.monotonic()
+            self._report(
+                state="exited",
+                start_count=start_count,
+                returncode=returncode,
+                killed_by=None,
+                detail=None,
+                tail=(str(error),),
+            )
             return
         self._reap()  # orphans that have ended in the meantime
-        self._client.update(
+        self._client.exited_at = None
+        self._report(
             state="running",
             start_count=start_count,
             process_id=self._child.process_id,
             returncode=None,
+            killed_by=None,
             detail=None,
             tail=(),
             script=ScriptState(),
@@ -241,12 +269,12 @@ class OwnedChild(TaskProcess):
         await self._supervise(self._child, log, address if role.is_in_cluster or role.is_server else None)
 
     async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
-        """Report the child's end; kill it if its liveness probe fails."""
+        """Report the child's exit at once, and its last lines afterwards; kill it if its liveness probe fails."""
         spec, must_serve = self._spec, self._spec.stall_timeout_seconds is not None and address is not None
         limits = (spec.unresponsive_seconds, spec.start_timeout_seconds if must_serve else None)
         port = address.port if address is not None else None
         self._gpu_usage = GpuUsage()
-        exiting = asyncio.create_task(child.wait())
+        exiting = asyncio.create_task(child.wait_for_exit())
         probe = asyncio.create_task(wait_until_unresponsive(child.process_id, address, *limits, self._on_server))
         watching = [asyncio.create_task(watch_usage(child.process_id, port, self._on_usage, spec.num_tasks))]
         if self._sees_gpus:
@@ -260,9 +288,27 @@ class OwnedChild(TaskProcess):
         finally:
             for task in (probe, exiting, *watching):
                 task.cancel()
-        self._child = None
+        await self.channel.drain(_LAST_MESSAGES_SECONDS)
+        self._child, self._client.exited_at = None, child.ended_at
+        killed_by = "liveness_probe" if detail is not None else None
+        self._report(state="exited", returncode=returncode, killed_by=killed_by, detail=detail)
+        self._draining = asyncio.create_task(self._finish_log(child, log, has_failed=returncode != 0))
+
+    async def _finish_log(self, child: Child, log: ChildLog, *, has_failed: bool) -> None:
+        """Wait at most 0.5 s for the rest of the output of a child that has exited; report its last lines."""
+        await child.wait()
         tail = log.close()
-        self._client.update(state="exited", returncode=returncode, detail=detail, tail=tail if returncode else ())
+        if has_failed:
+            self._report(tail=tail)
+
+    async def _wait_for_tail(self) -> None:
+        """Wait at most 0.5 s until the output of the last child has been written and its last lines are reported."""
+        if self._draining is not None:
+            await asyncio.wait({self._draining})
+
+    def _report(self, **changes: object) -> None:
+        if self._client.observed.state != "terminated":  # the last state
+            self._client.update(**changes)
 
     def _command_of(self, role: Role, cluster: Cluster, task: Task, attempt: int) -> Sequence[str]:
         """Return the child's command.
@@ -299,15 +345,19 @@ class OwnedChild(TaskProcess):
         return result
 
     def _gpu_environ(self, cluster: Cluster, task: Task) -> dict[str, str]:
-        def sees_gpus(task: Task) -> bool:
-            return role_of(task.task_type, has_chief=cluster.has_chief).sees_gpus
-
         identity = self._identity
         if not isinstance(identity, SlurmStep):
-            return {} if sees_gpus(task) else HIDDEN_GPUS
-        here = [sees_gpus(member.task) for member in cluster.members if member.node == identity.node_name]
+            return {} if role_of(task.task_type, has_chief=cluster.has_chief).sees_gpus else HIDDEN_GPUS
+        step = cluster.members[: identity.num_tasks]  # without workers that have joined, which have GPUs of their own
+        types = [member.task.task_type for member in step if member.node == identity.node_name]
+        roles = [role_of(each, has_chief=cluster.has_chief) for each in types]
         return gpu_environ(
-            identity.visible_devices, identity.gpus_on_node, identity.local_rank, here, self._spec.gpus_per_worker
+            identity.visible_devices,
+            identity.gpus_on_node,
+            identity.local_rank,
+            [role.sees_gpus for role in roles],
+            self._spec.gpus_per_worker,
+            [role.is_spare for role in roles],
         )
 
     def _on_report(self, report: ScriptReport) -> None:

@@ -64,6 +64,8 @@ class ControlClient:
     Attributes:
         desired: The latest desired state from the service.
         observed: The state of this task; change it with `update` and `begin_attempt`.
+        exited_at: Time (monotonic, seconds) when the last child exited; None if it runs. Each message of a change sends
+            its age.
         cluster: The latest cluster from the service; None before the first.
         cluster_attempt: The attempt that formed `cluster`; 0 without a cluster.
         service_address: The address where this task last registered; None before that.
@@ -88,6 +90,7 @@ class ControlClient:
         """
         self.desired = DesiredState()
         self.observed = ObservedState()
+        self.exited_at: float | None = None
         self.cluster: Cluster | None = None
         self.cluster_attempt = 0
         self.service_address: Address | None = None
@@ -121,6 +124,7 @@ class ControlClient:
 
     def begin_attempt(self, attempt: int, **changes: Any) -> None:
         """Replace `observed` by the initial state of `attempt` with `changes`, and send it."""
+        self.exited_at = None
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
         self.update(**changes)
 
@@ -261,7 +265,8 @@ class ControlClient:
                 await self._is_due.wait()
                 self._is_due.clear()
                 if self.observed != self._sent:
-                    self.observed = shrink(self.observed)
+                    age = 0.0 if self.exited_at is None else time.monotonic() - self.exited_at
+                    self.observed = shrink(dataclasses.replace(self.observed, exit_age_seconds=round(age, 4)))
                     payload = encode(self.observed, self._sent)
                     self._sent, self._is_heartbeat_due = self.observed, False
                     await call.write(payload)

@@ -20,18 +20,22 @@ class JobClock:
         """
         self._max_gap_seconds = max_gap_seconds
         self._read = read
-        self._is_started = False
+        self._on_pause: Callable[[float, float], None] | None = None
         self._last = read()
         self._paused = 0.0
 
-    def start(self) -> None:
-        """Leave out pauses from now on, because `now` is called regularly."""
-        self._is_started, self._last = True, self._read()
+    def start(self, on_pause: Callable[[float, float], None] = lambda _, __: None) -> None:
+        """Leave out pauses from now on, because `now` is called regularly.
+
+        `on_pause` is called with the seconds of each pause, and the job time after it.
+        """
+        self._on_pause, self._last = on_pause, self._read()
 
     def now(self) -> float:
         """Return the job time in seconds."""
         time_now = self._read()
         gap, self._last = time_now - self._last, time_now
-        if self._is_started and gap > self._max_gap_seconds:
+        if self._on_pause is not None and gap > self._max_gap_seconds:
             self._paused += gap - self._max_gap_seconds
+            self._on_pause(gap, time_now - self._paused)
         return time_now - self._paused

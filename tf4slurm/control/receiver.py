@@ -10,7 +10,7 @@ from tf4slurm.control.admission import Refusal, admit_guest, admit_member
 from tf4slurm.control.messages import GUEST_RANK, ObservedState, Registration, ScriptState
 from tf4slurm.control.records import Outcome, Phase, TaskRecord
 from tf4slurm.control.state import JobState
-from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, describe_end
+from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, describe_end
 
 
 class Receiver:
@@ -81,7 +81,8 @@ class Receiver:
     def on_agent_exit(self, rank: int, returncode: int, now: float) -> None:
         self._state.now = now
         if (record := self._tasks.get(rank)) is not None:
-            self._state.lose(record, f"its agent {describe_end(returncode)}")
+            is_orphan = returncode == EXIT_TASK_LOST  # the agent has lost the launcher
+            self._state.lose(record, f"its agent {describe_end(returncode)}", is_orphan=is_orphan)
 
     def on_rejected(self, rank: int, reason: str, now: float) -> None:
         """Count a task as lost after an invalid message, because its state is unknown."""

@@ -174,20 +174,22 @@ class JobState:
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
         """Handle the exit of srun and of all agents. A failure that is held back is the outcome."""
         self.now = now
-        held = self._held_failure
-        self.decide(outcome if held is None else rules.outcome_after(held, self._exited_early))
+        held, is_loss = self._held_failure, outcome.exit_code == EXIT_TASK_LOST
+        excuse = self.watches.pauses.outcome_of_loss(now) if is_loss else None
+        self.decide(excuse or outcome if held is None else rules.outcome_after(held, self._exited_early))
         for record in self.tasks.members:
             self.mark_gone(record)
         self._end_if_all_gone()
 
-    def lose(self, record: TaskRecord, why: str) -> None:
-        """Handle the loss of a task, its agent or its host. Idempotent."""
+    def lose(self, record: TaskRecord, why: str, *, is_orphan: bool = False) -> None:
+        """Handle the loss of a task. `is_orphan`: its agent may have lost a paused launcher. Idempotent."""
         if record.is_gone:
             return
         self.mark_gone(record)
         self.desired.note([record.rank])  # it must terminate if it is connected again
         self.emit("lost", record, f"is lost: {why}")
-        failure = Failure(Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task), self.now, record)
+        excuse = self.watches.pauses.outcome_of_loss(self.now) if is_orphan else None
+        outcome = excuse or Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
         consequence = rules.after_loss(
             record.role,
             self.phase,
@@ -203,9 +205,9 @@ class JobState:
             self._replace(only_lost=True)
             self._start_replacement()
         elif consequence is AfterLoss.FAILURE:
-            self._fail(failure)
+            self._fail(Failure(outcome, self.now, record))
         elif consequence is AfterLoss.END:
-            self.decide(failure.outcome)
+            self.decide(outcome)
         elif record.role.is_guest:
             self.update_guests()
         self.scripts.note_end_of_training()
@@ -293,8 +295,8 @@ class JobState:
     def on_tick(self, now: float) -> None:
         """Check heartbeats and deadlines. Call this several times per heartbeat interval."""
         self.now = now
-        for record, why in self.tasks.find_lost(self.spec, now):
-            self.lose(record, why)
+        for record, why, is_orphan in self.tasks.find_lost(self.spec, now):
+            self.lose(record, why, is_orphan=is_orphan)
         if self._held_failure is not None:
             self._fail(self._held_failure)
         self.scripts.check(now)

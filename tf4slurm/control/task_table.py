@@ -128,16 +128,19 @@ class TaskTable:
             return Phase.TRAINING.value
         return "importing" if any(record.is_importing(now) for record in self) else "running"
 
-    def find_lost(self, spec: JobSpec, now: float) -> list[tuple[TaskRecord, str]]:
-        """Return the tasks whose connection or heartbeats are missing for too long, and what is missing."""
+    def find_lost(self, spec: JobSpec, now: float) -> list[tuple[TaskRecord, str, bool]]:
+        """Return the tasks whose connection or heartbeats are missing for too long.
+
+        The other values are what is missing, and whether the agent may have ended because it lost the launcher.
+        """
         lost = []
         for record in self:
             if not record.has_registered or record.is_gone:
                 continue
             if not record.is_connected and now - record.disconnected_at > spec.reconnect_seconds:
-                lost.append((record, "its connection broke and was not restored"))
+                lost.append((record, "its connection broke and was not restored", True))
             elif now - record.last_heartbeat_at > spec.task_loss_seconds:
-                lost.append((record, f"it sent no heartbeat for {spec.task_loss_seconds:g} s"))
+                lost.append((record, f"it sent no heartbeat for {spec.task_loss_seconds:g} s", False))
         return lost
 
     def to_cluster(self) -> Cluster:

@@ -140,6 +140,28 @@ def _describe_idleness(task_types: set[str]) -> str | None:
     return f"{seen}. This job has a chief: if worker 0 leads in the script, start it with --no-chief."
 
 
+class PauseWatch:
+    """Remembers a pause of the launcher that was so long that agents may have counted the launcher as lost."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._outcome: Outcome | None = None
+        self._excuses_until = 0.0
+
+    def note(self, seconds: float, now: float) -> None:
+        """Note that the launcher did not run for `seconds`."""
+        limit = self._spec.launcher_loss_seconds
+        if seconds + self._spec.heartbeat_interval_seconds > limit:  # agents count from the last message
+            reason = f"The launcher was paused for {seconds:.0f} s (Ctrl-Z, SIGSTOP or a suspended host). Agents end "
+            reason += f"their tasks after {limit:g} s without the launcher (--heartbeat-timeout)."
+            self._outcome = Outcome(EXIT_TASK_LOST, reason)
+            self._excuses_until = now + self._spec.termination_seconds
+
+    def outcome_of_loss(self, now: float) -> Outcome | None:
+        """Return the outcome if an agent has ended because of a pause: then no task is the cause."""
+        return self._outcome if now < self._excuses_until else None
+
+
 @dataclass
 class Findings:
     """What a check has found.
@@ -159,7 +181,7 @@ class Watches:
     """All watches over one job, and their present warnings."""
 
     def __init__(self, spec: JobSpec) -> None:
-        self.steps, self.servers = StepWatch(spec), ServerWatch(spec)
+        self.steps, self.servers, self.pauses = StepWatch(spec), ServerWatch(spec), PauseWatch(spec)
         self._spec = spec
         self._idleness = IdleWatch()
         self._warnings: dict[str, str] = {}  # by subject: "servers" or "idle"

@@ -200,6 +200,7 @@ def describe_task(record: TaskRecord, started_at: float, now: float, progress: P
         state="importing" if record.is_importing(now) else observed.state if record.has_registered else "missing",
         starts=observed.start_count,
         returncode=observed.returncode,
+        killed_by=observed.killed_by,
         detail=observed.detail,
         is_gone=record.is_gone,
         heartbeat_age_seconds=round(now - record.last_heartbeat_at, 1) if record.has_registered else None,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tf4slurm.control.messages import KilledBy
 from tf4slurm.control.script_reports import ScriptReport
 from tf4slurm.control.shards import ShardProgress
 from tf4slurm.errors import FAILED, SchemaVersionError
@@ -105,6 +106,8 @@ class TaskStatus:
             "running" until its server answers or its script calls a function of tf4slurm, for at most 60 s.
         starts: Number of starts of its child process in this attempt.
         returncode: Exit code of the last child process, or minus the signal that killed it.
+        killed_by: What ended the child process or its agent: "liveness_probe", "guard" (the process above the agent was
+            killed), "slurmstepd" (it was killed) or "stop" (the grace period was over); null if it ended by itself.
         detail: Details of the state, in words.
         is_gone: Whether the task's agent has exited or is lost.
         heartbeat_age_seconds: Seconds since the last heartbeat of its agent.
@@ -130,6 +133,7 @@ class TaskStatus:
     state: str = "?"
     starts: int = 0
     returncode: int | None = None
+    killed_by: KilledBy | None = None
     detail: str | None = None
     is_gone: bool = False
     heartbeat_age_seconds: float | None = None

@@ -43,6 +43,7 @@ from tf4slurm.jobs.schema import JobFile, Process, ResultFile
 from tf4slurm.launch.guest import end_guests
 from tf4slurm.launch.requeue import Requeue, mark_requeued
 from tf4slurm.launch.result import Reporter, Result, load_report, make_result_file, save_result, write_report
+from tf4slurm.launch.suspension import handle_suspension
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.placement import place_tasks
 from tf4slurm.roles import can_grow
@@ -204,6 +205,8 @@ class Launcher:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a background process of a shell script
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
+        is_local = self._spawner is not None and self._spawner.is_local
+        handle_suspension(self._spec.launcher_loss_seconds, is_local=is_local)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._state.phase is Phase.ENDED:

@@ -51,7 +51,7 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
     """Return the content of result.json for a job that has ended; the times are in seconds (monotonic)."""
     outcome = state.outcome
     assert outcome is not None
-    causes = (each.observed for each in state.tasks if each.task == outcome.cause and not each.observed.detail)
+    causes = (each.observed for each in state.tasks if each.task == outcome.cause and each.observed.killed_by is None)
     cause = next((observed.returncode for observed in causes), None)
     failed = [each for each in state.tasks if each.task != outcome.cause and each.observed.returncode]
     return ResultFile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -22,6 +23,7 @@ from tf4slurm.launch.staging import stage_environment
 from tf4slurm.slurm.commands import srun_command
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec import JobSpec
+from tf4slurm.system.exec_child import PR_SET_PDEATHSIG
 from tf4slurm.system.output import LineSplitter
 from tf4slurm.system.proc import kill_descendants
 from tf4slurm.system.threads import in_thread
@@ -129,6 +131,8 @@ def _run_forked_agent(
 ) -> None:
     """Run the agent in the fork, once the launcher has sent the environment."""
     os.setpgid(0, 0)
+    if sys.platform == "linux":  # if the launcher is killed after Ctrl-Z, which has stopped this agent too
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the launcher blocks its signals while it forks
     sender.close()
     for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):

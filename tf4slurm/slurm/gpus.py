@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 from tf4slurm.errors import PlacementError
 
@@ -16,18 +17,24 @@ def gpu_environ(
     local_rank: int,
     sees_gpus: Sequence[bool],
     per_task: int | None = None,
+    is_spare: Sequence[bool] = (),
 ) -> dict[str, str]:
     """Return the variables that assign GPUs to a task's child process, for each variable that Slurm set.
 
     A list that Slurm made for this task alone is kept; one for all tasks of the node is divided among these tasks.
 
+    Spares have a share from the start, because a spare may become a worker while the others run. Lost workers, with
+    which they exchange roles, keep theirs: a share stays the same for the whole attempt. If there are too few devices
+    for the spares, the workers divide them all, and a spare that becomes a worker shares one with another worker.
+
     Args:
         visible_devices: Slurm's names of the devices by variable, such as {"CUDA_VISIBLE_DEVICES": ("2", "3")}.
         gpus_on_node: Number of GPUs of the step on this node; None if unknown.
         local_rank: The task's 0-based rank on its node.
-        sees_gpus: Whether each task uses GPUs, by local rank.
+        sees_gpus: Whether each task uses GPUs now, by local rank.
         per_task: Devices per task. None divides all devices: the first tasks get the remaining ones, and if there are
             fewer devices than tasks, neighbouring tasks share a device.
+        is_spare: Whether each task is a spare, or is lost and has changed its role with one; empty for no spares.
 
     Raises:
         PlacementError: There are too few devices for `per_task` per task.
@@ -41,7 +48,10 @@ def gpu_environ(
         if is_list_of_one_task(visible, gpus_on_node):
             devices = _share(visible, 0, 1, per_task)
         else:
-            devices = _share(visible, sum(sees_gpus[:local_rank]), sum(sees_gpus), per_task)
+            users = [sees or spare for sees, spare in zip_longest(sees_gpus, is_spare, fillvalue=False)]
+            if sum(users) * (1 if per_task is None else per_task) > len(visible):
+                users = list(sees_gpus)
+            devices = _share(visible, sum(users[:local_rank]), sum(users), per_task)
         environ[variable] = ",".join(devices) or "-1"
     return environ
 

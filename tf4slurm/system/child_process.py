@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import IO
@@ -29,13 +30,18 @@ _DRAIN_SECONDS = 0.5
 
 
 class Child:
-    """A child process; create it with `Child.start`."""
+    """A child process; create it with `Child.start`.
+
+    Attributes:
+        ended_at: Time (monotonic, seconds) of the child's end; None before.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._has_ended = asyncio.Event()
         self._has_drained = asyncio.Event()
         self.process_id: int = process.pid
+        self.ended_at: float | None = None
 
     @classmethod
     async def start(
@@ -102,20 +108,27 @@ class Child:
         else:
             child.signal(signal.SIGKILL)
         process.wait()
+        child.ended_at = time.monotonic()
         _call(loop, child._has_ended.set)
 
-    async def wait(self) -> int:
-        """Wait for the end of the child; return its exit code, or minus the number of the signal that ended it.
+    async def wait_for_exit(self) -> int:
+        """Wait for the end of the child, and kill its process group.
 
-        Then kill its process group, and wait at most 0.5 s for the rest of the output.
+        Returns:
+            The child's exit code, or minus the number of the signal that ended it.
         """
         await self._has_ended.wait()
         self.signal(signal.SIGKILL)
+        returncode: int = self._process.returncode
+        return returncode
+
+    async def wait(self) -> int:
+        """Wait as `wait_for_exit` does, then at most 0.5 s for the rest of the output."""
+        returncode = await self.wait_for_exit()
         try:
             await asyncio.wait_for(self._has_drained.wait(), _DRAIN_SECONDS)
         except asyncio.TimeoutError:
             logger.warning("the output of child %d is still open in a process that it started", self.process_id)
-        returncode: int = self._process.returncode
         return returncode
 
     async def end(self, grace_period_seconds: float) -> None:

@@ -11,10 +11,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_POLL_SECONDS = 0.02
 
 
 class ProcessStat(NamedTuple):
@@ -24,6 +26,7 @@ class ProcessStat(NamedTuple):
     name: str
     state: str
     parent_id: int
+    group_id: int
     cpu_ticks: int
     start_ticks: int
     resident_pages: int
@@ -36,7 +39,8 @@ def read_stat(process_id: int) -> ProcessStat:
     fields = tail.split()
     cpu_ticks = sum(map(int, fields[11:15]))
     name = head.partition("(")[2]
-    return ProcessStat(process_id, name, fields[0], int(fields[1]), cpu_ticks, int(fields[19]), int(fields[21]))
+    parent_id, group_id, start_ticks, resident_pages = (int(fields[index]) for index in (1, 2, 19, 21))
+    return ProcessStat(process_id, name, fields[0], parent_id, group_id, cpu_ticks, start_ticks, resident_pages)
 
 
 def find_children(process_id: int) -> list[int]:
@@ -99,20 +103,72 @@ def reap_orphans(own_child: int) -> None:
                     os.waitpid(each, os.WNOHANG)
 
 
-def kill_descendants() -> None:
-    """Kill all descendants of this process, also if the kernel lacks the lists that `find_children` reads."""
+def find_descendants(*, with_own_group: bool = True) -> list[ProcessStat]:
+    """Return the running descendants of this process, parents first; none on a system without /proc.
+
+    `with_own_group` includes the programs that other code of this process has started: they are in its process group,
+    which a child of an agent and the child's descendants leave.
+    """
     if sys.platform != "linux":
-        return
+        return []
     children: dict[int, list[ProcessStat]] = {}
-    for process_id in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    for process_id in map(int, filter(str.isdigit, os.listdir("/proc"))):  # a kernel may lack the lists of children
         with contextlib.suppress(OSError):  # the process has ended
             stat = read_stat(process_id)
             children.setdefault(stat.parent_id, []).append(stat)
+    if not with_own_group:
+        children[os.getpid()] = [each for each in children.get(os.getpid(), []) if each.group_id != os.getpgrp()]
+    found: list[ProcessStat] = []
     parents = [os.getpid()]
     for parent in parents:
-        for each in children.get(parent, []):
-            parents.append(each.process_id)
-            # A descendant's parent may have reaped it since the listing, and its id may be in use again.
-            if is_running(each.process_id, each.start_ticks):
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # ended, or a setuid program
-                    os.kill(each.process_id, signal.SIGKILL)
+        found += children.get(parent, [])
+        parents += [each.process_id for each in children.get(parent, [])]
+    return [each for each in found if each.state != "Z"]
+
+
+def signal_processes(processes: Iterable[ProcessStat], number: int) -> None:
+    """Send a signal to those of the processes that still run."""
+    for each in processes:
+        # Its parent may have reaped a process since it was found, and its id may be in use again.
+        if is_running(each.process_id, each.start_ticks):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # ended, or a setuid program
+                os.kill(each.process_id, number)
+
+
+def kill_descendants() -> None:
+    """Kill all descendants of this process."""
+    signal_processes(find_descendants(), signal.SIGKILL)
+
+
+def kill_left_processes(deadline: float) -> None:
+    """Kill the processes of children that have ended, repeatedly because they may start others.
+
+    Return when none is left, or at `deadline` (monotonic), because a process that waits for a file server cannot be
+    killed. Programs that other code of this process has started are not killed.
+    """
+    while (found := find_descendants(with_own_group=False)) and time.monotonic() < deadline:
+        signal_processes(found, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+
+
+def stop_descendants() -> list[ProcessStat]:
+    """Stop the processes of all children (SIGSTOP), but not the programs that other code of this process has started.
+
+    Returns:
+        The processes for `continue_processes`, parents first. Those that were stopped before are not among them.
+    """
+    stopped: dict[int, ProcessStat] = {}
+
+    def find_running() -> list[ProcessStat]:
+        found = find_descendants(with_own_group=False)
+        return [each for each in found if each.state not in "tT" and each.process_id not in stopped]
+
+    while running := find_running():  # a process may have started others before it was stopped
+        signal_processes(running, signal.SIGSTOP)
+        stopped.update({each.process_id: each for each in running})
+    return list(stopped.values())
+
+
+def continue_processes(processes: Sequence[ProcessStat]) -> None:
+    """Continue stopped processes, children first, so that no process finds its child stopped."""
+    signal_processes(reversed(processes), signal.SIGCONT)
