@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from tf4slurm.control.messages import BarrierArrival
 from tf4slurm.errors import BarrierError, RendezvousConnectionError, SlurmEnvironmentError
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.script_channel import MAX_METRICS, find_script_channel
 from tf4slurm.system.variables import SERVICES_VARIABLE
 
-_MAX_METRICS, _MAX_NAME_CHARACTERS = 100, 100  # keeps messages below `agent.script_channel_server.MAX_STATE_BYTES`
+_MAX_NAME_CHARACTERS = 100
 _MAX_STEP = 10**15
 _MAX_BARRIER_CHARACTERS = 1_000
 _LATE_SECONDS = 30.0  # extra time for the launcher's answer after the barrier's timeout
@@ -162,7 +162,7 @@ def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]
 def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[int | None, dict[str, float], dict[str, str]]:
     """Return the step, the metrics, and the text of a warning for each dropped value."""
     complaints: dict[str, str] = {}
-    short = [name for name in metrics if len(name) <= _MAX_NAME_CHARACTERS][:_MAX_METRICS]
+    short = [name for name in metrics if len(name) <= _MAX_NAME_CHARACTERS][:MAX_METRICS]
     if len(short) < len(metrics):
         complaints["a limit"] = (
             f"{len(metrics)} metrics: the job keeps {len(short)}, with names of at most {_MAX_NAME_CHARACTERS} "

@@ -31,8 +31,12 @@ TOKEN_METADATA = "tf4slurm-token"  # noqa: S105 - the key of the job's token, wh
 HEARTBEAT = b""
 GUEST_RANK = -1
 """The rank in a guest's registration. The service chooses the guest's rank."""
-MAX_STATE_BYTES = 131_072
+MAX_STATE_BYTES = 2**20
 """The largest encoded `ObservedState` that the service accepts; see `shrink`."""
+MAX_SCRIPT_BYTES = MAX_STATE_BYTES // 2
+"""The largest encoded `ScriptState`, that of all processes of a script together."""
+MAX_POSITION_BYTES = 3 * 2**17
+"""The largest encoded `ShardPosition`. A script sends it with at most 128 KiB of other fields, to restore it."""
 
 _MAX_CLUSTER_BYTES = 32 * 2**20  # uncompressed; 100,000 tasks take half of it
 _COMPRESSION_LEVEL = 6
@@ -143,6 +147,7 @@ class ScriptState:
         workers: The indices of the workers that a chief uses; None if its workers cannot change.
         workers_error: The reason why they cannot change; empty if they can, or if the chief has no strategy yet.
         unusable_workers: The index and error of each worker that has joined and on which the first closure failed.
+        is_helper: The process is a fork of another process of the script, or multiprocessing has started it.
     """
 
     step: int | None = None
@@ -156,6 +161,7 @@ class ScriptState:
     workers: tuple[int, ...] | None = None
     workers_error: str = ""
     unusable_workers: tuple[tuple[int, str], ...] = ()
+    is_helper: bool = False
 
 
 @dataclass(frozen=True)
@@ -278,8 +284,7 @@ def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
 def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> ObservedState:
     """Drop log lines, then metrics, then the end of `detail`, until the encoded state has at most `max_bytes`.
 
-    The other fields always fit: the agent refuses a script's state of more than half of the default limit
-    (`script_channel_server.MAX_STATE_BYTES`).
+    The other fields always fit: `MAX_SCRIPT_BYTES` is half of the default limit.
     """
     if len(encode(observed)) <= max_bytes:
         return observed
