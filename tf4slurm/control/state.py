@@ -20,7 +20,7 @@ from tf4slurm.control.guests import Guests
 from tf4slurm.control.idle_watch import IdleWatch
 from tf4slurm.control.messages import GUEST_RANK, DesiredState, ObservedState, Registration, ScriptState
 from tf4slurm.control.records import EVENT_KINDS, JobProgress, Outcome, TaskRecord
-from tf4slurm.control.shards import ShardLeases, ShardProgress
+from tf4slurm.control.shards import ShardChanges, ShardLeases, ShardProgress
 from tf4slurm.control.spares import Spares
 from tf4slurm.errors import (
     EXIT_NO_PROGRESS,
@@ -105,7 +105,7 @@ class JobState:
         self._guests = Guests(self._members, spec, self._changed, self._emit)
         self._spares = Spares(self._members, self.task_records, self._emit)
         self.progress = JobProgress()
-        self._shards = ShardLeases(self._changed, self._on_shards_done)
+        self._shards = ShardLeases()
 
     def postpone_start(self, until: float) -> None:
         """Count the start timeout from `until`; from `math.inf` on, it does not expire."""
@@ -475,7 +475,7 @@ class JobState:
     def _on_exit(self, record: TaskRecord, returncode: int) -> None:
         record.ended_at = self._now
         self._barriers.withdraw(record)
-        self._shards.release(record.rank)
+        self._note_shards(self._shards.release(record.rank))
         why = record.observed.detail or describe_end(returncode)
         self._emit("exited", record, why, returncode=returncode)
         if self.phase is Phase.STOPPING:
@@ -521,12 +521,14 @@ class JobState:
         elif script.barrier is None:
             self._barriers.withdraw(record)
         if script.shards != before.shards and record.observed.state == "running":
-            self._shards.update(record.rank, script.shards)
+            self._note_shards(self._shards.update(record.rank, script.shards))
         self._note_end_of_training()
         self._end_stop_if_saved()
 
-    def _on_shards_done(self, progress: ShardProgress) -> None:
-        self._emit("shards", None, str(progress))
+    def _note_shards(self, changes: ShardChanges) -> None:
+        self._changed.update(changes.ranks)
+        for progress in changes.finished:
+            self._emit("shards", None, str(progress))
 
     def _check_steps(self) -> None:
         """Fail if no task has reported a new step within the stall timeout.
@@ -758,7 +760,7 @@ class JobState:
         record.is_gone = True
         self._active.discard(record.rank)
         self._barriers.withdraw(record)
-        self._shards.release(record.rank)
+        self._note_shards(self._shards.release(record.rank))
         if record.has_registered and record.ended_at is None:
             record.ended_at = self._now
 
