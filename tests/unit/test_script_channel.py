@@ -301,9 +301,10 @@ def test_metrics_beyond_the_limit_are_left_out_with_one_warning(own_agent: Agent
 
 
 @pytest.mark.usefixtures("own_agent")
-def test_barrier_name_too_long_is_refused() -> None:
-    with pytest.raises(ValueError, match="has at most 1000 characters, this one 1001"):
-        barrier("n" * 1001)
+@pytest.mark.parametrize(("name", "roles"), [("n" * 1001, ()), ("n", ("worker", "n" * 994))])
+def test_barrier_name_too_long_is_refused(name: str, roles: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="have at most 1000 characters, these 1001"):
+        barrier(name, roles=roles)
 
 
 def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once(agent: Agent) -> None:
