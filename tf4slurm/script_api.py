@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from tf4slurm.control.messages import BarrierArrival
 from tf4slurm.errors import BarrierError, RendezvousConnectionError, SlurmEnvironmentError
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.script_channel import MAX_METRICS, find_script_channel
 from tf4slurm.system.variables import SERVICES_VARIABLE
 
-_MAX_METRICS, _MAX_NAME_CHARACTERS = 100, 100  # keeps messages below `agent.script_channel_server.MAX_STATE_BYTES`
+_MAX_NAME_CHARACTERS = 100
 _MAX_STEP = 10**15
 _MAX_BARRIER_CHARACTERS = 1_000
 _LATE_SECONDS = 30.0  # extra time for the launcher's answer after the barrier's timeout
@@ -63,7 +63,8 @@ def should_stop() -> bool:
 def on_stop(save: Callable[[], object]) -> None:
     """Call `save()` in a new thread when the job is asked to stop, or at once if it already was.
 
-    The job ends when the callbacks of all tasks that it waits for have returned, so setting a flag is not enough.
+    The job ends when the callbacks of all tasks that it waits for have returned, so setting a flag is not enough. A
+    task with several processes has saved when each process that calls `should_stop` or `on_stop` has saved or ended.
     Signals are handled as after `should_stop`.
     """
     channel = find_script_channel()
@@ -75,15 +76,16 @@ def on_stop(save: Callable[[], object]) -> None:
 def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] = ()) -> None:
     """Wait until all tasks of these roles, by default all tasks of the job, have reached this barrier.
 
-    A process waits at one barrier at a time. A name may be used again after all tasks have passed.
+    A process waits at one barrier at a time. If several processes of a script wait, the task arrives at their barriers
+    one after another, in the order of the calls. A name may be used again after all tasks have passed.
 
     Args:
-        name: Name of the barrier, at most 1,000 characters.
+        name: Name of the barrier, with the names of the roles at most 1,000 characters.
         timeout_seconds: Timeout in seconds for the other tasks (default 300).
         roles: Roles of the waiting tasks, such as ("worker",).
 
     Raises:
-        ValueError: The name is too long.
+        ValueError: The names are too long.
         BarrierError: A task, named in the message, did not arrive in time or has ended.
         RendezvousConnectionError: This process has no agent, or the agent has exited.
     """
@@ -93,10 +95,13 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
             f"Barrier {name!r} needs an agent, and this process has none. Start the script with "
             '"tf4slurm run", or under srun call tf4slurm.get_server_dictionary() first.'
         )
-    if len(name) > _MAX_BARRIER_CHARACTERS:
-        raise ValueError(f"A barrier's name has at most {_MAX_BARRIER_CHARACTERS} characters, this one {len(name)}.")
+    roles = tuple(dict.fromkeys(roles))
+    if (length := sum(map(len, (name, *roles)))) > _MAX_BARRIER_CHARACTERS:
+        raise ValueError(
+            f"The names of a barrier and its roles have at most {_MAX_BARRIER_CHARACTERS} characters, these {length}."
+        )
     token = os.urandom(8).hex()
-    channel.send(barrier=BarrierArrival(name, token, float(timeout_seconds), tuple(roles)))
+    channel.send(barrier=BarrierArrival(name, token, float(timeout_seconds), roles))
     try:
         if not channel.wait_until(lambda: channel.desired.released_barrier == token, timeout_seconds + _LATE_SECONDS):
             raise BarrierError(f"The launcher did not answer at barrier {name!r} in {timeout_seconds:g} s.")
@@ -162,7 +167,7 @@ def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]
 def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[int | None, dict[str, float], dict[str, str]]:
     """Return the step, the metrics, and the text of a warning for each dropped value."""
     complaints: dict[str, str] = {}
-    short = [name for name in metrics if len(name) <= _MAX_NAME_CHARACTERS][:_MAX_METRICS]
+    short = [name for name in metrics if len(name) <= _MAX_NAME_CHARACTERS][:MAX_METRICS]
     if len(short) < len(metrics):
         complaints["a limit"] = (
             f"{len(metrics)} metrics: the job keeps {len(short)}, with names of at most {_MAX_NAME_CHARACTERS} "

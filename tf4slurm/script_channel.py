@@ -19,33 +19,41 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
-from tf4slurm.control.messages import DesiredState, ScriptState, ShardRequest, decode, encode
+from tf4slurm.control.messages import MAX_SCRIPT_BYTES, DesiredState, ScriptState, ShardRequest, decode, encode
 from tf4slurm.control.script_reports import ScriptReport, merge_reports, merge_to_limit
-from tf4slurm.errors import RendezvousConnectionError
+from tf4slurm.errors import DataShardsError, RendezvousConnectionError
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
 _SEND_SECONDS = 0.2  # the shortest interval between messages with reports
 _MAX_VALUES = 1_000  # numbers sent together; if there are more, reports are merged
-_MAX_METRICS = 100
 _WAKE_SECONDS = 1.0
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+MAX_METRICS = 100
+"""The most metrics that a task reports."""
 
 _channel: ScriptChannel | None = None
 _channel_process = 0
 
 
 def find_script_channel() -> ScriptChannel | None:
-    """Return this process's channel to its agent, also in a forked process; None without an agent."""
+    """Return this process's channel to its agent; None without an agent. A forked process gets a channel of its own."""
     global _channel, _channel_process
     name = os.environ.get(SCRIPT_CHANNEL_VARIABLE)
     if name is None:
         return None
     if _channel is None or _channel_process != os.getpid():
+        is_helper = _channel is not None or _is_started_by_multiprocessing()
         try:
-            _channel, _channel_process = ScriptChannel(name), os.getpid()
+            _channel, _channel_process = ScriptChannel(name, is_helper=is_helper), os.getpid()
         except OSError:
             return None
     return _channel
+
+
+def _is_started_by_multiprocessing() -> bool:
+    processes = sys.modules.get("multiprocessing.process")  # not imported here, because most scripts do not need it
+    return processes is not None and processes.parent_process() is not None
 
 
 def to_socket_address(name: str) -> str:
@@ -59,11 +67,14 @@ class CompletionSignal:
     def __init__(self, send: Callable[[bool], None]) -> None:
         """Send nothing yet; `send(has_failed)` is called later."""
         self._send = send
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._sent: bool | None = None
 
     def send(self, failed: bool = False) -> None:
-        """Send the signal, unless it has been sent."""
+        """Send the signal, unless it has been sent. A fork does not send the signal of its parent process."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             is_new = self._sent is None or (failed and not self._sent)
             if is_new:
@@ -73,27 +84,28 @@ class CompletionSignal:
 
     def send_at_exit(self) -> None:
         """Send the signal when the interpreter exits."""
-        process_id = os.getpid()
 
         def send() -> None:
-            if os.getpid() == process_id:  # a forked process inherits the exit handlers
-                # `last_value` is an uncaught exception, which does not end an interactive interpreter (`ps1`).
-                self.send(failed=hasattr(sys, "last_value") and not hasattr(sys, "ps1"))
+            # `last_value` is an uncaught exception, which does not end an interactive interpreter (`ps1`).
+            self.send(failed=hasattr(sys, "last_value") and not hasattr(sys, "ps1"))
 
         atexit.register(send)
 
 
 class ScriptChannel:
-    """A connection to the agent, with the last `state` sent and the last `desired` state received."""
+    """A process's connection to the agent, with the last `state` sent and the last `desired` state received."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_helper: bool = False) -> None:
         """Connect to the agent, or raise OSError."""
         self.desired = DesiredState()
-        self.state = ScriptState()
+        self.state = ScriptState(is_helper=is_helper)
         self.completion_signal = CompletionSignal(lambda failed: self.send(completion="failed" if failed else "done"))
         self.is_open = True
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(to_socket_address(name))
+        self._socket.sendall(encode(self.state) + b"\n")  # the completion signal of a helper waits for this process
+        self._process = os.getpid()
+        os.register_at_fork(after_in_child=self._close_in_fork)
         self._sent_at = 0.0
         self._reports: list[ScriptReport] = []
         self._delayed: threading.Timer | None = None
@@ -103,7 +115,12 @@ class ScriptChannel:
         threading.Thread(target=self._receive, name="tf4slurm-script-channel", daemon=True).start()
 
     def send(self, **changes: object) -> None:
-        """Change fields of `state` and send it now, after the reports that have not been sent."""
+        """Change fields of `state` and send it now, after the reports that have not been sent.
+
+        In a fork this does nothing: the state is that of the parent process.
+        """
+        if os.getpid() != self._process:
+            return
         with self._changed:
             reports = merge_to_limit(self._reports, _MAX_VALUES)
             self._reports.clear()
@@ -133,10 +150,21 @@ class ScriptChannel:
             self.send()
 
     def send_shards(self, token: str, request: ShardRequest | None) -> None:
-        """Replace the request for shards with this token; None removes it."""
+        """Replace the request for shards with this token; None removes it.
+
+        Raises:
+            DataShardsError: The message is too long; nothing was sent.
+        """
         with self._changed:
             others = tuple(other for other in self.state.shards if other.token != token)
-            self.send(shards=others if request is None else (*others, request))
+            shards = others if request is None else (*others, request)
+            num_bytes = len(encode(dataclasses.replace(self.state, shards=shards)))
+            if request is not None and num_bytes > MAX_SCRIPT_BYTES:
+                raise DataShardsError(
+                    f"The requests for the data shards of this process have {num_bytes:,} bytes, at most "
+                    f"{MAX_SCRIPT_BYTES:,} are possible. Take fewer shards ahead, or divide the data by fewer names."
+                )
+            self.send(shards=shards)
 
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
         """Wait until the condition on `desired` is true; return whether it became true before the timeout.
@@ -171,6 +199,12 @@ class ScriptChannel:
             numbers = [number for number in _FORWARDED_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
             if numbers:
                 _forward_signals(numbers, self)
+
+    def _close_in_fork(self) -> None:
+        """Close the copy of the socket, with which the agent would not notice the end of the parent process."""
+        self.is_open = False
+        with contextlib.suppress(OSError):
+            os.close(self._socket.detach())
 
     def _receive(self) -> None:
         with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
@@ -214,7 +248,7 @@ def _state_after(reports: Sequence[ScriptReport], before: ScriptState) -> dict[s
     latest = merge_reports(reports)
     metrics = {**dict(before.metrics), **latest.metrics}
     step = before.step if latest.step is None else latest.step
-    return {"step": step, "metrics": tuple(metrics.items())[-_MAX_METRICS:]}
+    return {"step": step, "metrics": tuple(metrics.items())[-MAX_METRICS:]}
 
 
 def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tf4slurm.control.messages import ShardGrant, ShardPosition, ShardRequest
+from tf4slurm.control.messages import MAX_POSITION_BYTES, ShardGrant, ShardPosition, ShardRequest
 from tf4slurm.control.shards import ShardLeases
 from tf4slurm.errors import DataShardsError
 from tf4slurm.script_api import sort_files
@@ -100,6 +100,15 @@ def data_shards(
     return DataShards(items, epochs, _check("shard_size", 1 if shard_size is None else shard_size), name, position)
 
 
+@dataclass(frozen=True)
+class _SavedPosition:
+    """The result of `DataShards.position`."""
+
+    fingerprint: str
+    next: int = 0
+    open: tuple[int, ...] = ()
+
+
 class DataShards(Iterator[Shard]):
     """The shards of this process, for one thread; see `data_shards`. A forked process leases shards of its own."""
 
@@ -153,6 +162,8 @@ class DataShards(Iterator[Shard]):
             return None
         if wait:
             self._wait_until(lambda: bool(self._free() or self._grant.is_over or self._is_stopped), None)
+        if self._sent is not None and self._sent.start is not None and self._request.start is None:
+            self._exchange()  # without the start, so that later messages are short
         if self._grant.is_over and self._channel is not None and self._sent is not None:
             self._channel.send_shards(self._request.token, None)
         return None if self._is_stopped or not self._free() else self._take_free()
@@ -184,13 +195,14 @@ class DataShards(Iterator[Shard]):
         position = self._grant.position
         if position is None or self._grant.position_reply != number:
             raise DataShardsError(f"The launcher did not send the position of {self._request.name!r} in time.")
-        return {**vars(position), "open": list(position.open)}
+        return {"fingerprint": position.fingerprint, "next": position.next, "open": position.open()}
 
     def restore(self, position: Mapping[str, Any]) -> None:
         """Continue from the result of `position`. Call this before the first shard is taken.
 
         If several processes take shards, all give the position, or they wait at a barrier until one has given it and
-        has taken a shard.
+        has taken a shard. The position of the first process in an attempt of the job counts. The launcher ignores that
+        of a process which starts later or again, because its own is newer.
 
         Raises:
             ValueError: This is no position, or one of other data, or shards were taken already.
@@ -198,12 +210,18 @@ class DataShards(Iterator[Shard]):
         if self._sent is not None:
             raise ValueError("A position can be restored only before the first shard is taken.")
         try:
-            start = from_exact_json(ShardPosition, dict(position))
+            saved = from_exact_json(_SavedPosition, dict(position))
+            start = ShardPosition.of(saved.fingerprint, saved.next, saved.open)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{position!r} is not the position of data shards: {error}") from error
         if start.fingerprint != self._request.fingerprint:
             raise ValueError(
                 "The position is one of other data or another shard_size: start with these, or without it."
+            )
+        if start.num_bytes > MAX_POSITION_BYTES:
+            raise ValueError(
+                f"The position has {start.num_bytes:,} bytes, at most {MAX_POSITION_BYTES:,} can be restored. Start "
+                "without it."
             )
         self._request = dataclasses.replace(self._request, start=start)
 
@@ -242,7 +260,7 @@ class DataShards(Iterator[Shard]):
         if self._process == os.getpid():
             return
         self._process, self._channel = os.getpid(), find_script_channel()
-        self._leases = ShardLeases(set()) if self._channel is None else None
+        self._leases = ShardLeases() if self._channel is None else None
         self._request = dataclasses.replace(self._request, token=os.urandom(8).hex(), position_request=0)
         self._grant, self._sent = ShardGrant(self._request.token), None
         self._in_hand, self._done, self._finished = set(), set(), 0

@@ -88,7 +88,9 @@ def serve_until_done(
 def signal_done(failed: bool = False, *, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
     """Send this worker's completion signal to every ps.
 
-    Only the first signal of a process is sent; with method="barrier" also a later failure.
+    Only the first signal of a process is sent; with method="barrier" also a later failure. With "barrier",
+    the signal of a fork or of a process of multiprocessing counts when no other process of the script is connected to
+    the agent any more, so that a helper does not end the training of its task.
 
     Args:
         method: The method with which the ps waits. With "queue", an evaluator sends nothing.

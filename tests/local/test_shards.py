@@ -101,6 +101,47 @@ def test_next_attempt_continues_from_saved_position(job: Job, monkeypatch: pytes
     check(job, MOST_REPEATED)
 
 
+def test_worker_restarted_after_a_save_continues_with_its_older_position(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the guide recommends, each process gives the saved position. The other processes began without one."""
+    monkeypatch.setenv("SAVES", "1")
+    start(job, seconds=0.1)
+    wait_for(job, 2, "done", ("chief-0",))
+    kill(job, "worker-0")
+    wait_for(job, 2, "process", ("worker-0",))
+    assert job.wait() == 0, job.stdout
+    check(job, LEASED)
+    assert "DataShardsError" not in job.stdout
+
+
+LARGE = """
+import os, time
+import tf4slurm
+if os.environ["TF4SLURM_TASK"] == "ps/0":
+    time.sleep(1000)
+def make(**options):
+    return tf4slurm.data_shards(10**7, shard_size=1, epochs=1, **options)
+fingerprint = make(name="draft").position()["fingerprint"]
+position = {"fingerprint": fingerprint, "next": 65_536, "open": list(range(1, 65_536, 2))}
+shards = make(position=position)
+print("first", shards.take(1_000).number % 2)
+tf4slurm.barrier("all", roles=("chief", "worker"))
+saved = shards.position()
+assert saved["next"] == 65_536, saved["next"]
+print("same" if saved["open"] == position["open"] else saved["open"][:10])
+tf4slurm.barrier("end", roles=("chief", "worker"))
+"""
+
+
+def test_position_of_many_scattered_shards_is_restored_by_all_tasks(job: Job) -> None:
+    job.start("--ps", "1", "--workers", "2", command=[sys.executable, "-c", LARGE])
+    assert job.wait() == 0, job.stdout
+    lines = job.stdout.splitlines()
+    for task in ("chief/0", "worker/0", "worker/1"):
+        assert {f"{task} | first 1", f"{task} | same"} <= set(lines)
+
+
 def test_stop_ends_the_iteration(job: Job) -> None:
     start(job, "--grace-period", "20", seconds=0.2)
     wait_for(job, 3)

@@ -291,3 +291,110 @@ mark("ended")
     start(job, script)
     assert job.wait() == 143, job.stderr
     wait_for(job, "chief-0-ended")
+
+
+HELP = """
+import multiprocessing
+fork = multiprocessing.get_context("fork")
+def wait_for(name):
+    while not (directory / name).exists():
+        time.sleep(0.02)
+def help_training():
+    for shard in tf4slurm.data_shards(20, shard_size=10, epochs=1):
+        tf4slurm.report(rows=len(shard.rows))
+    mark("helped")
+"""
+
+
+def test_barrier_passes_while_other_processes_of_the_script_report_and_exit(job: Job) -> None:
+    script = (
+        HELP
+        + """
+if role in ("chief", "worker"):
+    waiting = threading.Thread(target=tf4slurm.barrier, args=("loaded",), kwargs={"timeout_seconds": 20})
+    waiting.start()
+    for method in ("fork", "spawn"):
+        context = multiprocessing.get_context(method)
+        helper = context.Process(target=tf4slurm.report, kwargs={"step": 3})
+        helper.start()
+        helper.join()
+        assert helper.exitcode == 0
+    helper = fork.Process(target=help_training)
+    helper.start()
+    helper.join()
+    mark("helpers-ended")
+    waiting.join()
+    mark("passed")
+else:
+    for name in ("chief-0", "worker-0", "worker-1"):
+        wait_for(f"{name}-helpers-ended")
+    tf4slurm.barrier("loaded", timeout_seconds=20)
+    threading.Event().wait()
+while not all((directory / f"{name}-passed").exists() for name in ("chief-0", "worker-0", "worker-1")):
+    time.sleep(0.02)
+"""
+    )
+    start(job, script)
+    assert job.wait() == 0, job.stdout
+    wait_for(job, "chief-0-passed", "worker-0-passed", "worker-1-passed")
+
+
+@pytest.mark.parametrize(
+    "handle", ["while not tf4slurm.should_stop(): time.sleep(0.02)\nmark('saved')", "tf4slurm.on_stop(save)\nwait()"]
+)
+def test_stop_request_is_no_signal_for_a_script_whose_other_process_only_reports(job: Job, handle: str) -> None:
+    script = (
+        SERVE
+        + HELP
+        + f"""
+def save():
+    time.sleep(0.5)
+    mark("saved")
+def wait():
+    while True:
+        time.sleep(0.02)
+def report():
+    for step in range(100_000):
+        tf4slurm.report(step=step)
+        if step == 50:
+            mark("ready")
+        time.sleep(0.01)
+tf4slurm.should_stop()
+signal.signal(signal.SIGTERM, lambda *_: mark("signal") if not (directory / "chief-0-saved").exists() else sys.exit())
+fork.Process(target=report, daemon=True).start()
+{handle}
+"""
+    )
+    start(job, script, "--grace-period", "20")
+    wait_for(job, *CHIEF_READY)
+    send(job, signal.SIGTERM)
+    assert job.seconds_to_end() < 10
+    assert job.wait() == 143
+    wait_for(job, "chief-0-saved")
+    assert not (job.children / "chief-0-signal").exists()
+
+
+def test_completion_signal_of_a_fork_does_not_end_the_ps(job: Job) -> None:
+    script = (
+        HELP
+        + """
+from tf4slurm import shutdown
+if role == "ps":
+    shutdown.wait_for_workers(timeout_seconds=30)
+    mark("ended")
+    threading.Event().wait()
+shutdown.signal_at_exit()
+helper = fork.Process(target=shutdown.signal_done)
+helper.start()
+helper.join()
+if role == "worker":
+    shutdown.signal_done()
+    threading.Event().wait()
+time.sleep(2)
+assert not (directory / "ps-0-ended").exists()
+shutdown.signal_done()
+wait_for("ps-0-ended")
+"""
+    )
+    start(job, script)
+    assert job.wait() == 0, job.stdout

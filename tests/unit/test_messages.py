@@ -304,8 +304,8 @@ def test_damaged_cluster_decodes_or_raises_message_error(cluster: Cluster, data:
 # The longest status
 
 
-METRICS = tuple((f"metric-{number}", float(number)) for number in range(10_000))
-LINES = ("\U0001f600" * 10_000,) * 10
+METRICS = tuple((f"metric-{number}", float(number)) for number in range(60_000))
+LINES = ("\U0001f600" * 10_000,) * 30
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import reprlib
 import socket
@@ -18,11 +19,11 @@ import pytest
 from tests.processes import wait_until
 from tf4slurm import script_api, script_channel
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
-from tf4slurm.control.messages import DesiredState, ScriptState
+from tf4slurm.control.messages import BarrierArrival, DesiredState, ScriptState, ShardRequest, encode
 from tf4slurm.control.script_reports import ScriptReport
-from tf4slurm.errors import RendezvousConnectionError
+from tf4slurm.errors import DataShardsError, RendezvousConnectionError
 from tf4slurm.script_api import barrier, report
-from tf4slurm.script_channel import CompletionSignal, ScriptChannel, to_socket_address
+from tf4slurm.script_channel import CompletionSignal, ScriptChannel, find_script_channel, to_socket_address
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
 
@@ -102,6 +103,115 @@ def test_workers_of_the_process_with_the_strategy_remain_when_another_process_re
     assert agent.reports[-1].unusable_workers == ((2, "no data"),)
     leader.send(workers=(0,))
     agent.wait_for(lambda state: state.workers == (0,))
+
+
+def test_barrier_stop_and_completion_of_a_process_remain_when_another_process_reports_and_ends(agent: Agent) -> None:
+    leader = ScriptChannel(agent.name)
+    arrival = BarrierArrival("loaded", "token", 60.0)
+    leader.send(step=5, barrier=arrival, handles_stop=True, completion="done")
+    agent.wait_for(lambda state: state.step == 5)
+    expected = ScriptState(7, (("loss", 0.5),), handles_stop=True, completion="done", barrier=arrival)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(to_socket_address(agent.name))
+        other.sendall(encode(ScriptState(step=7, metrics=(("loss", 0.5),))) + b"\n")
+        agent.wait_for(lambda state: state == expected)
+    agent.wait_for(lambda state: state == dataclasses.replace(expected, step=5))
+
+
+def test_requests_for_shards_that_are_together_too_long_are_refused_with_an_answer(agent: Agent) -> None:
+    scripts = [ScriptChannel(agent.name) for _ in range(2)]
+    requests = [long_request(f"{number}") for number in range(2)]
+    scripts[0].send_shards("0", requests[0])
+    agent.wait_for(lambda state: state.shards == (requests[0],))
+    scripts[1].send(step=3)
+    scripts[1].send_shards("1", requests[1])
+    assert scripts[1].wait_until(lambda: bool(scripts[1].desired.shards), 5)
+    (grant,) = scripts[1].desired.shards
+    assert grant.token == "1"
+    assert "Take fewer shards ahead" in grant.error
+    assert scripts[0].desired.shards == ()
+    agent.wait_for(lambda state: (state.step, state.shards) == (3, (requests[0],)))
+    scripts[0].send_shards("0", None)
+    scripts[1].send_shards("1", requests[1])
+    agent.wait_for(lambda state: state.shards == (requests[1],))
+    assert scripts[1].wait_until(lambda: not scripts[1].desired.shards, 5)
+
+
+def test_request_for_shards_that_is_too_long_is_refused_before_it_is_sent(agent: Agent) -> None:
+    script = ScriptChannel(agent.name)
+    script.send_shards("0", long_request("0"))
+    with pytest.raises(DataShardsError, match="at most 524,288"):
+        script.send_shards("1", long_request("1"))
+    script.send(step=3)
+    agent.wait_for(lambda state: (state.step, state.shards) == (3, (long_request("0"),)))
+
+
+def long_request(token: str) -> ShardRequest:
+    return ShardRequest("data", token, 10, 1, "hash", done=tuple(range(10**7, 10**7 + 40_000)))
+
+
+def run_in_fork(call: Callable[[], object]) -> None:
+    process_id = os.fork()
+    if process_id == 0:
+        try:
+            call()
+        finally:
+            os._exit(0)
+    os.waitpid(process_id, 0)
+
+
+def test_fork_sends_nothing_on_the_connection_of_its_parent(own_agent: Agent) -> None:
+    def call() -> None:
+        assert channel is not None
+        channel.send(step=9)
+        channel.completion_signal.send()
+        report(accuracy=0.5)
+
+    report(step=3)
+    channel = find_script_channel()
+    own_agent.wait_for(lambda state: state == ScriptState(step=3))
+    run_in_fork(call)
+    own_agent.wait_for(lambda state: state == ScriptState(step=3, metrics=(("accuracy", 0.5),)))
+
+
+def test_end_of_a_process_is_noticed_while_its_fork_lives(own_agent: Agent) -> None:
+    code = """
+import os, sys
+import tf4slurm
+from tf4slurm.script_channel import find_script_channel
+find_script_channel().send(stop_signal="SIGTERM")
+if os.fork() == 0:
+    sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as parent:
+        own_agent.wait_for(lambda state: state.stop_signal == "SIGTERM")
+        parent.wait(10)
+        own_agent.wait_for(lambda state: state.stop_signal is None)
+
+
+HELPERS = """
+import multiprocessing, os, sys
+import tf4slurm
+from tf4slurm.script_channel import find_script_channel
+def show(*_):
+    print(find_script_channel().state.is_helper, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("show()", "False"),
+        ("if os.fork() == 0: show(), os._exit(0)\nos.wait()", "False"),  # its parent process has no connection
+        ("find_script_channel()\nif os.fork() == 0: show(), os._exit(0)\nos.wait()", "True"),
+        ("p = multiprocessing.get_context('fork').Process(target=show)\np.start()\np.join()", "True"),
+        ("multiprocessing.get_context('fork').Pool(1).map(show, [0])", "True"),
+    ],
+)
+@pytest.mark.usefixtures("own_agent")
+def test_process_of_multiprocessing_and_fork_of_connected_process_are_helpers(code: str, expected: str) -> None:
+    shown = subprocess.run([sys.executable, "-c", HELPERS + code], capture_output=True, text=True, timeout=30)
+    assert (shown.stdout.strip(), shown.stderr) == (expected, "")
 
 
 NOT_NUMBERS = {"note": "abc", "best": None, "huge": 10**400}
@@ -191,9 +301,10 @@ def test_metrics_beyond_the_limit_are_left_out_with_one_warning(own_agent: Agent
 
 
 @pytest.mark.usefixtures("own_agent")
-def test_barrier_name_too_long_is_refused() -> None:
-    with pytest.raises(ValueError, match="has at most 1000 characters, this one 1001"):
-        barrier("n" * 1001)
+@pytest.mark.parametrize(("name", "roles"), [("n" * 1001, ()), ("n", ("worker", "n" * 994))])
+def test_barrier_name_too_long_is_refused(name: str, roles: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="have at most 1000 characters, these 1001"):
+        barrier(name, roles=roles)
 
 
 def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once(agent: Agent) -> None:
@@ -242,7 +353,7 @@ def test_stop_callbacks_are_called_once_in_their_own_thread(agent: Agent) -> Non
     assert called == ["tf4slurm-on-stop", "second"]
 
 
-@pytest.mark.parametrize("message", [b"nonsense\n", b'["DesiredState",{}]\n', b"x" * 300_000, b"\xff\n"])
+@pytest.mark.parametrize("message", [b"nonsense\n", b'["DesiredState",{}]\n', b"x" * 3_000_000, b"\xff\n"])
 def test_invalid_message_ends_only_its_connection(agent: Agent, message: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(5)
@@ -254,7 +365,7 @@ def test_invalid_message_ends_only_its_connection(agent: Agent, message: bytes) 
         except (BrokenPipeError, ConnectionResetError):
             pass  # the connection was closed before everything was read
     ScriptChannel(agent.name).send(step=1)
-    assert wait_until(lambda: agent.reports == [ScriptState(step=1)], 5)
+    assert wait_until(lambda: agent.reports == [ScriptState(), ScriptState(step=1)], 5)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="becoming another user needs root, on Linux")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,13 @@ FILES = ["b", "a", "c"]
         (FILES, {"position": {"fingerprint": "f", "next": "1"}}, ValueError, "not the position of data shards"),
         (FILES, {"position": {"fingerprint": "f", "extra": 1}}, ValueError, "not the position of data shards"),
         (FILES, {"position": {"fingerprint": "f", "next": 1}}, ValueError, "other data or another shard_size"),
+        (
+            FILES,
+            {"position": {"fingerprint": "f", "next": 3, "open": [2, 1]}},
+            ValueError,
+            "expected increasing numbers",
+        ),
+        (FILES, {"position": {"fingerprint": "f", "next": 3, "open": [3]}}, ValueError, "expected increasing numbers"),
     ],
 )
 def test_invalid_argument_is_refused(data: Any, options: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -71,7 +79,7 @@ class Channel:
         self.now = 1_000.0
         self.desired = DesiredState()
         self.sent: list[ShardRequest] = []
-        self.leases = ShardLeases(set())
+        self.leases = ShardLeases()
         self._requests: dict[str, ShardRequest] = {}
 
     def monotonic(self) -> float:
@@ -88,6 +96,12 @@ class Channel:
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
         assert condition()
         return True
+
+    def begin_attempt(self) -> None:
+        self._requests.clear()
+        self.sent.clear()
+        self.leases.clear()
+        script_shards._names.clear()
 
     def stop(self) -> None:
         self.desired = dataclasses.replace(self.desired, stop_reason="stop")
@@ -152,6 +166,19 @@ def test_position_reports_finished_shards_and_leases_none_ahead(channel: Channel
     assert shards.position()["open"] == list(range(3, 9))
     assert [channel.train(shards, 0.1) for _ in range(6)] == list(range(3, 9))
     assert channel.leases.progress()[0].in_hand == 6
+
+
+def test_position_can_be_restored_and_is_sent_once(channel: Channel) -> None:
+    shards = make_shards()
+    for _ in range(3):
+        channel.train(shards, 0.1)
+    position = json.loads(json.dumps(shards.position()))
+    assert position == {"fingerprint": position["fingerprint"], "next": 9, "open": list(range(2, 9))}
+    channel.begin_attempt()
+    restored = tf4slurm.data_shards(100, shard_size=1, epochs=1, position=position)
+    assert next(restored).number == 2
+    assert [request.start is None for request in channel.sent] == [False, True]
+    assert channel.leases.progress()[0].done == 2
 
 
 def test_loop_that_saves_after_each_shard_leases_one(channel: Channel) -> None:

@@ -496,8 +496,8 @@ async def test_failed_child_with_the_longest_tail_is_reported() -> None:
         assert job.state.outcome.tail == tail
 
 
-METRICS = tuple((f"metric-with-a-rather-long-name-{number}", number / 7) for number in range(10_000))
-LINES = ("\U0001f600" * 20_000,) * 10
+METRICS = tuple((f"metric-with-a-rather-long-name-{number}", number / 7) for number in range(40_000))
+LINES = ("\U0001f600" * 20_000,) * 20
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ Only processes of the same user and of root may connect.
 from __future__ import annotations
 
 import asyncio
-import collections
 import dataclasses
 import os
 import socket
@@ -15,9 +14,10 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tf4slurm.control.messages import DesiredState, ScriptState, ShardRequest, decode, encode
+from tf4slurm.agent.script_processes import ScriptProcesses
+from tf4slurm.control.messages import MAX_SCRIPT_BYTES, DesiredState, ScriptState, ShardGrant, decode, encode
 from tf4slurm.control.script_reports import ScriptReport
 from tf4slurm.errors import MessageError
 from tf4slurm.script_channel import to_socket_address
@@ -25,11 +25,7 @@ from tf4slurm.script_channel import to_socket_address
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
-MAX_STATE_BYTES = 65_536
-"""Maximum length of a `ScriptState`."""
-
-_MAX_MESSAGE_BYTES = 4 * MAX_STATE_BYTES  # a report has up to three values of each metric
-_MAX_ENDED = 64
+_MAX_LINE_BYTES = 2 * MAX_SCRIPT_BYTES
 _REPORT = f'["{ScriptReport.__name__}"'.encode()
 
 
@@ -49,11 +45,9 @@ class ScriptChannelServer:
         self._on_state = on_state
         self._on_report = on_report
         self._desired = DesiredState()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._writers: dict[asyncio.StreamWriter, tuple[ShardGrant, ...]] = {}  # and the refusals of their requests
         self._reading: set[asyncio.Task[None]] = set()
-        self._shards: dict[asyncio.StreamWriter, tuple[ShardRequest, ...]] = {}
-        self._strategies: dict[asyncio.StreamWriter, ScriptState] = {}  # states of processes with a strategy
-        self._ended_shards = collections.deque[ShardRequest](maxlen=_MAX_ENDED)  # the last requests of ended processes
+        self._processes = ScriptProcesses()  # by writer
         self._server: asyncio.AbstractServer | None = None
         self._directory: TemporaryDirectory[str] | None = None
 
@@ -65,16 +59,14 @@ class ScriptChannelServer:
 
             self._directory = TemporaryDirectory(prefix="tf4slurm-")
             self.name = str(Path(self._directory.name) / "channel")
-        self._server = await asyncio.start_unix_server(
-            self._serve, to_socket_address(self.name), limit=_MAX_MESSAGE_BYTES
-        )
+        self._server = await asyncio.start_unix_server(self._serve, to_socket_address(self.name), limit=_MAX_LINE_BYTES)
 
     def send(self, desired: DesiredState) -> None:
         """Send the desired state to the script, now and after each reconnect."""
         if desired != self._desired:
             self._desired = desired
             for writer in self._writers:
-                _write(writer, desired)
+                self._write(writer)
 
     async def drain(self, timeout_seconds: float) -> None:
         """Read the remaining messages of a script that has ended."""
@@ -86,9 +78,7 @@ class ScriptChannelServer:
         for writer in self._writers:
             writer.close()
         self._writers.clear()
-        self._shards.clear()
-        self._strategies.clear()
-        self._ended_shards.clear()
+        self._processes.clear()
 
     def close(self) -> None:
         if self._server is not None:
@@ -103,48 +93,44 @@ class ScriptChannelServer:
         reading.add_done_callback(self._reading.discard)
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        state: ScriptState | None = None
         try:
             if not _is_own_user(writer.get_extra_info("socket")):
                 return
             self.was_used = True
-            self._writers.add(writer)
-            _write(writer, self._desired)
+            self._writers[writer] = ()
+            self._write(writer)
             while (line := await reader.readline()) and writer in self._writers:
                 if line.startswith(_REPORT):
                     self._on_report(decode(line, ScriptReport))
                     continue
-                if len(line) > MAX_STATE_BYTES:
-                    return
-                state = decode(line, ScriptState)
-                self._on_state(self._merge(writer, state))
+                self._on_state(self._update(writer, decode(line, ScriptState)))
         except asyncio.CancelledError:
             pass  # the agent exits; asyncio would log it as an error
         except (OSError, MessageError, ValueError):  # ValueError: a line that is too long
             pass  # not a script that uses tf4slurm's own functions
         finally:
-            if state is not None and writer in self._writers:  # a disconnected script waits at no barrier
-                self._ended_shards.extend(dataclasses.replace(each, capacity=0) for each in state.shards)
-                state = dataclasses.replace(state, barrier=None, stop_signal=None, shards=())
-                self._on_state(self._merge(writer, state))
-                del self._shards[writer]
-                self._strategies.pop(writer, None)
-            self._writers.discard(writer)
+            if writer in self._processes:
+                self._on_state(self._processes.end(writer))
+            self._writers.pop(writer, None)
             writer.close()
 
-    def _merge(self, writer: asyncio.StreamWriter, state: ScriptState) -> ScriptState:
-        """Return the state of one process with the shards and the workers of all processes of the script."""
-        self._shards[writer] = state.shards
-        if state.workers is not None or state.workers_error:
-            self._strategies[writer] = state
-        changes: dict[str, Any] = {}
-        requests = (*self._ended_shards, *(each for requests in self._shards.values() for each in requests))
-        if requests != state.shards:
-            changes["shards"] = requests
-        if writer not in self._strategies and self._strategies:
-            latest = next(reversed(self._strategies.values()))
-            changes |= {name: getattr(latest, name) for name in ("workers", "workers_error", "unusable_workers")}
-        return dataclasses.replace(state, **changes) if changes else state
+    def _update(self, writer: asyncio.StreamWriter, state: ScriptState) -> ScriptState:
+        """Return the merged state of all processes; refuse this process's requests for shards if it is too long."""
+        merged = self._processes.update(writer, state)
+        refused: tuple[ShardGrant, ...] = ()
+        if state.shards and (num_bytes := len(encode(merged))) > MAX_SCRIPT_BYTES:
+            error = f"the processes of this task together send {num_bytes:,} bytes, at most {MAX_SCRIPT_BYTES:,} are "
+            error += "possible. Take fewer shards ahead, or start fewer processes"
+            refused = tuple(ShardGrant(request.token, error=error) for request in state.shards)
+            merged = self._processes.update(writer, dataclasses.replace(state, shards=()))
+        if refused != self._writers[writer]:
+            self._writers[writer] = refused
+            self._write(writer)
+        return merged
+
+    def _write(self, writer: asyncio.StreamWriter) -> None:
+        refused = self._writers[writer]
+        _write(writer, dataclasses.replace(self._desired, shards=(*self._desired.shards, *refused)))
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:

@@ -14,6 +14,7 @@ from tf4slurm.cluster import Cluster
 from tf4slurm.control.messages import cluster_to_entries
 from tf4slurm.roles import role_of
 
+_DRAIN_SECONDS = 0.5
 _POLL_SECONDS = 1.0  # between checks for the end of the script, whose pipe usually closes first
 
 
@@ -38,6 +39,7 @@ class CallingScript(TaskProcess):
     async def wait_until_orphaned(self) -> int:
         """Wait for the end of the script, and report it; return 0, because only slurmstepd gets the exit code."""
         await self._end.wait()
+        await self.channel.drain(_DRAIN_SECONDS)  # the end of this process may reveal the completion signal of another
         state, cluster = self._client.observed.script, self._client.cluster
         if self.channel.was_used and state.completion is None and cluster is not None:
             task = cluster.member(self._rendezvous.identity.rank).task

@@ -31,9 +31,14 @@ TOKEN_METADATA = "tf4slurm-token"  # noqa: S105 - the key of the job's token, wh
 HEARTBEAT = b""
 GUEST_RANK = -1
 """The rank in a guest's registration. The service chooses the guest's rank."""
-MAX_STATE_BYTES = 131_072
+MAX_STATE_BYTES = 2**20
 """The largest encoded `ObservedState` that the service accepts; see `shrink`."""
+MAX_SCRIPT_BYTES = MAX_STATE_BYTES // 2
+"""The largest encoded `ScriptState`, that of all processes of a script together."""
+MAX_POSITION_BYTES = 3 * 2**17
+"""The largest encoded `ShardPosition`. A script sends it with at most 128 KiB of other fields, to restore it."""
 
+_MAX_OPEN = 1_000_000  # the shards of a position; protects the launcher's memory
 _MAX_CLUSTER_BYTES = 32 * 2**20  # uncompressed; 100,000 tasks take half of it
 _COMPRESSION_LEVEL = 6
 _MAX_DETAIL_CHARACTERS = 4_000
@@ -78,11 +83,55 @@ class BarrierArrival:
 
 @dataclass(frozen=True)
 class ShardPosition:
-    """The progress of all shards: those from number `next` on were never leased, those in `open` are not done."""
+    """The progress of all shards: those from number `next` on were never leased.
+
+    Attributes:
+        runs: The lengths of the runs of shards from number 0, alternately done and not done. Shards after the last run,
+            and before `next`, are done.
+    """
 
     fingerprint: str
     next: int = 0
-    open: tuple[int, ...] = ()
+    runs: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, fingerprint: str, next: int = 0, open: Iterable[int] = ()) -> ShardPosition:
+        """Return the position in which the shards `open` are not done.
+
+        Raises:
+            ValueError: The numbers do not increase, or one is not between 0 and `next`.
+        """
+        runs: list[int] = []
+        end = 0  # of the last run
+        for number in open:
+            if not end <= number < next:
+                raise ValueError(f"open has {number}: expected increasing numbers from 0 to less than {next}")
+            if runs and number == end:
+                runs[-1] += 1
+            else:
+                runs += [number - end, 1]
+            end = number + 1
+        return cls(fingerprint, next, tuple(runs))
+
+    def is_valid(self, total: int) -> bool:
+        """Return whether this is a position of `total` shards that can be restored."""
+        is_positive = all(length >= (1 if index else 0) for index, length in enumerate(self.runs))
+        num_open = sum(self.runs[1::2])
+        return is_positive and sum(self.runs) <= self.next and 0 <= self.next <= total and num_open <= _MAX_OPEN
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of the encoded runs."""
+        return sum(len(str(length)) + 1 for length in self.runs)
+
+    def open(self) -> list[int]:
+        """Return the numbers of the shards that are not done."""
+        numbers: list[int] = []
+        start = 0
+        for done, count in zip(self.runs[::2], self.runs[1::2], strict=False):
+            numbers.extend(range(start + done, start + done + count))
+            start += done + count
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -145,6 +194,7 @@ class ScriptState:
         workers: The indices of the workers that a chief uses; None if its workers cannot change.
         workers_error: The reason why they cannot change; empty if they can, or if the chief has no strategy yet.
         unusable_workers: The index and error of each worker that has joined and on which the first closure failed.
+        is_helper: The process is a fork of another process of the script, or multiprocessing has started it.
     """
 
     step: int | None = None
@@ -158,6 +208,7 @@ class ScriptState:
     workers: tuple[int, ...] | None = None
     workers_error: str = ""
     unusable_workers: tuple[tuple[int, str], ...] = ()
+    is_helper: bool = False
 
 
 @dataclass(frozen=True)
@@ -280,8 +331,7 @@ def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
 def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> ObservedState:
     """Drop log lines, then metrics, then the end of `detail`, until the encoded state has at most `max_bytes`.
 
-    The other fields always fit: the agent refuses a script's state of more than half of the default limit
-    (`script_channel_server.MAX_STATE_BYTES`).
+    The other fields always fit: `MAX_SCRIPT_BYTES` is half of the default limit.
     """
     if len(encode(observed)) <= max_bytes:
         return observed

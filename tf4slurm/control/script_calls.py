@@ -10,7 +10,7 @@ from tf4slurm.control.desired_states import DesiredStates
 from tf4slurm.control.guests import GuestChanges, Guests
 from tf4slurm.control.messages import ScriptState
 from tf4slurm.control.records import TaskRecord
-from tf4slurm.control.shards import ShardLeases, ShardProgress
+from tf4slurm.control.shards import ShardChanges, ShardLeases, ShardProgress
 from tf4slurm.control.task_table import TaskTable
 from tf4slurm.spec import JobSpec
 
@@ -24,8 +24,7 @@ class ScriptCalls:
         """`emit` is called with the kind, the task and the text of each event, and its facts."""
         self.guests = Guests(spec)
         self._barriers = Barriers()
-        self._changed_leases: set[int] = set()
-        self._shards = ShardLeases(self._changed_leases, self._on_shards_done)
+        self._shards = ShardLeases()
         self._tasks = tasks
         self._emit = emit
         self.desired = DesiredStates(tasks, self.guests, self._shards.grants_of)
@@ -45,14 +44,12 @@ class ScriptCalls:
         elif script.barrier != before.barrier:
             self._end_barriers(self._barriers.arrive(self._tasks.members, record, script.barrier, now), record)
         if script.shards != before.shards and record.observed.state == "running":
-            self._shards.update(record.rank, script.shards)
-            self._note_leases()
+            self._note_shards(self._shards.update(record.rank, script.shards))
 
     def on_end(self, record: TaskRecord) -> None:
         """Remove a child that has ended from barriers, and lease its shards to others."""
         self._barriers.withdraw(record)
-        self._shards.release(record.rank)
-        self._note_leases()
+        self._note_shards(self._shards.release(record.rank))
 
     def check(self, now: float) -> None:
         """End the barriers whose timeout is over, or which a task cannot reach any more."""
@@ -99,9 +96,7 @@ class ScriptCalls:
                 text = f"arrived last at barrier {end.name!r}: the first had waited {end.waited_seconds:.1f} s"
                 self._emit("barrier", last, text, barrier=end.name, waited_seconds=round(end.waited_seconds, 1))
 
-    def _note_leases(self) -> None:
-        self.desired.note(self._changed_leases)
-        self._changed_leases.clear()
-
-    def _on_shards_done(self, progress: ShardProgress) -> None:
-        self._emit("shards", None, str(progress))
+    def _note_shards(self, changes: ShardChanges) -> None:
+        self.desired.note(changes.ranks)
+        for progress in changes.finished:
+            self._emit("shards", None, str(progress))

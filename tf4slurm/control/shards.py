@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tf4slurm.control.messages import ShardGrant, ShardPosition, ShardRequest
+from tf4slurm.control.messages import MAX_POSITION_BYTES, ShardGrant, ShardPosition, ShardRequest
 
 MAX_CAPACITY = 1_000
+MAX_OPEN = 32_768
+"""The most shards of one name that are leased ahead, so that a position fits into a message. Beyond it, each consumer
+gets one shard at a time."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,19 @@ class ShardProgress:
         return f"data shards {self.name!r}: {self.done:,} of {self.total:,} done in {self.epochs} epochs{repeated}"
 
 
+@dataclass(frozen=True)
+class ShardChanges:
+    """What a change of the requests has changed.
+
+    Attributes:
+        ranks: The ranks whose `grants_of` may have changed.
+        finished: The progress of shards of which now all are done.
+    """
+
+    ranks: frozenset[int] = frozenset()
+    finished: tuple[ShardProgress, ...] = ()
+
+
 @dataclass(eq=False)
 class _Consumer:
     """A `DataShards` object of a script, and the shards that it holds."""
@@ -56,10 +72,9 @@ class _Shards:
     def __init__(self, request: ShardRequest, start: ShardPosition, before: _Shards | None) -> None:
         """`before` are the same shards in the previous attempt."""
         self.request = request
-        self.has_start = request.start is not None
         self.total = request.size * request.epochs
         self.next = start.next
-        self.returned = sorted(start.open)
+        self.returned = start.open()
         self.num_held = 0
         self.was_over = False
         self.num_repeated: int = before.num_repeated if before is not None else 0
@@ -78,7 +93,7 @@ class _Shards:
 
     def position(self) -> ShardPosition:
         held = (number for consumer in self.consumers for number in consumer.held)
-        return ShardPosition(self.request.fingerprint, self.next, tuple(sorted([*self.returned, *held])))
+        return ShardPosition.of(self.request.fingerprint, self.next, sorted([*self.returned, *held]))
 
     def progress(self) -> ShardProgress:
         request, in_hand = self.request, self.num_held
@@ -88,14 +103,10 @@ class _Shards:
     def find_error(self, request: ShardRequest) -> str:
         """Return why this request contradicts the first one; empty if it does not."""
         mine, theirs = self.request, request
-        if (mine.size, mine.epochs, mine.fingerprint) != (theirs.size, theirs.epochs, theirs.fingerprint):
-            what = (
-                f"{theirs.size} shards an epoch and {theirs.epochs} epochs, another task {mine.size} and {mine.epochs}"
-            )
-            return f"this task has {what}. All tasks must give the same data, shard_size and epochs"
-        if theirs.start is not None and not self.has_start:
-            return "a position was given after another task had begun without one. Let the tasks wait at a barrier"
-        return ""
+        if (mine.size, mine.epochs, mine.fingerprint) == (theirs.size, theirs.epochs, theirs.fingerprint):
+            return ""
+        what = f"{theirs.size} shards an epoch and {theirs.epochs} epochs, another task {mine.size} and {mine.epochs}"
+        return f"this task has {what}. All tasks must give the same data, shard_size and epochs"
 
     def take_back(self, consumer: _Consumer) -> None:
         for number in consumer.held:
@@ -111,12 +122,20 @@ class _Shards:
 
     def lease(self) -> Iterator[_Consumer]:
         """Lease shards to the waiting consumers, each up to its capacity; yield those that got some."""
-        while self._waiting and (self.returned or self.next < self.total):
+        while self._waiting and self._num_free:
             consumer = next(iter(self._waiting))
             del self._waiting[consumer]
-            while len(consumer.held) < consumer.request.capacity and (self.returned or self.next < self.total):
+            while self._num_free and len(consumer.held) < self._most_for(consumer):
                 consumer.held.add(self._take())
             yield consumer
+
+    @property
+    def _num_free(self) -> int:
+        return len(self.returned) + self.total - self.next
+
+    def _most_for(self, consumer: _Consumer) -> int:
+        is_full = not self.returned and self.num_held >= MAX_OPEN
+        return min(consumer.request.capacity, 1) if is_full else consumer.request.capacity
 
     def _take(self) -> int:
         number = heapq.heappop(self.returned) if self.returned else self.next
@@ -144,37 +163,31 @@ class ShardLeases:
     an epoch may be leased while the last ones of the previous epoch are still in hand.
     """
 
-    def __init__(self, changed: set[int], on_end: Callable[[ShardProgress], None] = lambda _: None) -> None:
-        """`changed` receives the ranks whose `grants_of` may have changed; `on_end` is called when all are done."""
-        self._changed = changed
-        self._on_end = on_end
+    def __init__(self) -> None:
         self._shards: dict[str, _Shards] = {}
         self._before: dict[str, _Shards] = {}
         self._consumers: dict[int, dict[str, _Consumer]] = {}
 
-    def update(self, rank: int, requests: Sequence[ShardRequest]) -> None:
+    def update(self, rank: int, requests: Sequence[ShardRequest]) -> ShardChanges:
         """Apply the present requests of a task: finish, take back and lease shards."""
         consumers = self._consumers.setdefault(rank, {})
-        touched = []
-        for token in consumers.keys() - {request.token for request in requests}:
-            consumer = consumers.pop(token)
+        touched: dict[_Shards, None] = {}
+        ended = [consumers.pop(token) for token in consumers.keys() - {request.token for request in requests}]
+        for consumer in ended:
             if consumer.shards is not None:
                 consumer.shards.remove(consumer)
-                touched.append(consumer.shards)
-            self._changed.add(rank)
-        for request in requests:
-            known = consumers.get(request.token)
-            if known is None or known.request != request:
-                consumer = known or _Consumer(rank, request)
-                consumers[request.token] = consumer
-                touched += self._apply(consumer, request)
-                self._changed.add(rank)
-        for shards in touched:
-            self._lease(shards)
+                touched[consumer.shards] = None
+        changed = [request for request in requests if not self._is_known(rank, request)]
+        for request in changed:
+            consumer = consumers.setdefault(request.token, _Consumer(rank, request))
+            if self._apply(consumer, request) and consumer.shards is not None:
+                touched[consumer.shards] = None
+        ranks, finished = _lease(touched)
+        return ShardChanges(frozenset(ranks | ({rank} if ended or changed else set())), finished)
 
-    def release(self, rank: int) -> None:
+    def release(self, rank: int) -> ShardChanges:
         """Take back all shards of a task that has ended."""
-        self.update(rank, ())
+        return self.update(rank, ())
 
     def clear(self) -> None:
         """Forget all progress, because a new attempt begins. Shards that it leases again count as repeated."""
@@ -198,14 +211,19 @@ class ShardLeases:
     def progress(self) -> tuple[ShardProgress, ...]:
         return tuple(shards.progress() for shards in self._shards.values())
 
-    def _apply(self, consumer: _Consumer, request: ShardRequest) -> list[_Shards]:
+    def _is_known(self, rank: int, request: ShardRequest) -> bool:
+        consumer = self._consumers[rank].get(request.token)
+        return consumer is not None and consumer.request == request
+
+    def _apply(self, consumer: _Consumer, request: ShardRequest) -> bool:
+        """Apply a changed request, except for its leases; return whether it is valid."""
         consumer.request = request
         shards = self._shards.get(request.name)
         consumer.error = _find_invalid(request) or (
             shards.find_error(request) if shards and not consumer.shards else ""
         )
         if consumer.error:
-            return []
+            return False
         if shards is None:
             start = request.start or ShardPosition(request.fingerprint)
             before = self._before.get(request.name)
@@ -218,16 +236,34 @@ class ShardLeases:
         if not request.capacity:
             shards.take_back(consumer)
         shards.update_waiting(consumer)
-        if request.position_request != consumer.position_reply:
-            consumer.position, consumer.position_reply = shards.position(), request.position_request
-        return [shards]
+        _answer_position(consumer, shards)
+        return True
 
-    def _lease(self, shards: _Shards) -> None:
-        self._changed.update(consumer.rank for consumer in shards.lease())
+
+def _answer_position(consumer: _Consumer, shards: _Shards) -> None:
+    """Answer a request for the position, and forget the answer once another request follows."""
+    number = consumer.request.position_request
+    if number == consumer.position_reply:
+        consumer.position = None
+        return
+    consumer.position, consumer.position_reply = shards.position(), number
+    if (num_bytes := consumer.position.num_bytes) > MAX_POSITION_BYTES:
+        consumer.position = None
+        consumer.error = f"their position has {num_bytes:,} bytes, at most {MAX_POSITION_BYTES:,} can be restored. "
+        consumer.error += "Let fewer tasks take shards, or give data_shards a larger shard_size"
+
+
+def _lease(touched: Iterable[_Shards]) -> tuple[set[int], tuple[ShardProgress, ...]]:
+    """Lease free shards; return the ranks whose grants may have changed, and the progress of shards that are over."""
+    ranks: set[int] = set()
+    finished = []
+    for shards in touched:
+        ranks.update(consumer.rank for consumer in shards.lease())
         if shards.is_over and not shards.was_over:
             shards.was_over = True
-            self._changed.update(consumer.rank for consumer in shards.consumers)
-            self._on_end(shards.progress())
+            ranks.update(consumer.rank for consumer in shards.consumers)
+            finished.append(shards.progress())
+    return ranks, tuple(finished)
 
 
 def _find_invalid(request: ShardRequest) -> str:
@@ -239,7 +275,6 @@ def _find_invalid(request: ShardRequest) -> str:
         return ""
     if start.fingerprint != request.fingerprint:
         return "the position to continue from is one of other data or another shard_size"
-    is_ordered = list(start.open) == sorted(set(start.open))
-    if not 0 <= start.next <= total or not is_ordered or not all(0 <= number < start.next for number in start.open):
+    if not start.is_valid(total):
         return f"the position to continue from, shard {start.next}, is not one of these {total} shards"
     return ""

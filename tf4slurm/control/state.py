@@ -174,9 +174,11 @@ class JobState:
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
         """Handle the exit of srun and of all agents. A failure that is held back is the outcome."""
         self.now = now
-        held, is_loss = self._held_failure, outcome.exit_code == EXIT_TASK_LOST
-        excuse = self.watches.pauses.outcome_of_loss(now) if is_loss else None
-        self.decide(excuse or outcome if held is None else rules.outcome_after(held, self._exited_early))
+        if self._held_failure is not None:
+            outcome = rules.outcome_after(self._held_failure, self._exited_early)
+        elif outcome.exit_code == EXIT_TASK_LOST:
+            outcome = self.watches.pauses.outcome_of_loss(now) or outcome
+        self.decide(outcome)
         for record in self.tasks.members:
             self.mark_gone(record)
         self._end_if_all_gone()

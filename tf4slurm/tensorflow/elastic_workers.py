@@ -42,6 +42,7 @@ _ANSWER_SECONDS = 2.0
 _RETRY_SECONDS = 0.5  # after a failed update; gRPC opens a connection that failed again after 1 s
 _LOG_SECONDS = 30.0  # between two lines about failed updates
 _MAX_ERROR_CHARACTERS = 300
+_MAX_UNUSABLE = 50  # in one message
 _FAIL_FAST = "GRPC_FAIL_FAST"  # TensorFlow reads it at each RPC
 
 
@@ -198,7 +199,8 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
     def _report(self) -> None:
         with self._changed:
             used = tuple(sorted(self._used | self._leaving))
-            changes: dict[str, object] = {"workers": used, "unusable_workers": tuple(self._unusable.items())}
+            unusable = tuple(self._unusable.items())[:_MAX_UNUSABLE]  # others follow when these have left
+            changes: dict[str, object] = {"workers": used, "unusable_workers": unusable}
         if self._channel is not None and changes != self._reported:
             self._reported = changes
             self._channel.send(**changes)
