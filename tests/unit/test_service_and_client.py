@@ -31,6 +31,7 @@ from tf4slurm.control.messages import (
     METHOD,
     SERVICE,
     TOKEN_METADATA,
+    BarrierArrival,
     DesiredState,
     Message,
     ObservedState,
@@ -971,6 +972,21 @@ async def test_task_that_has_just_exchanged_messages_gets_no_heartbeat_request()
             assert (reading.result() if reading.done() else None) == expected
         await cancel(reading)
     await service.close()
+
+
+@in_event_loop
+async def test_pause_of_the_launcher_breaks_no_barrier() -> None:
+    """The pause is longer than the barrier's timeout, in which the second task would have arrived."""
+    async with serving() as job:
+        members = await job.start_children(2)
+        members[0].update_script(ScriptState(barrier=BarrierArrival("loaded", "first", 0.5)))
+        await until(lambda: job.state.records[0].observed.script.barrier)
+        time.sleep(1)  # stops the event loop, as SIGSTOP does
+        await asyncio.sleep(2 * INTERVAL)
+        members[1].update_script(ScriptState(barrier=BarrierArrival("loaded", "second", 0.5)))
+        await until(lambda: all(member.desired.released_barrier for member in members))
+        assert [member.desired.barrier_error for member in members] == ["", ""]
+        await job.check_undisturbed(members)
 
 
 @in_event_loop

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tf4slurm.control.clock import JobClock
 from tf4slurm.control.messages import ObservedState
 from tf4slurm.control.records import TaskRecord
 from tf4slurm.control.state import JobState
@@ -33,14 +34,15 @@ _COUNTERS = ("memory_bytes", "cpu_seconds", "sent_bytes", "received_bytes")  # i
 class EventLog:
     """Appends events to events.jsonl."""
 
-    def __init__(self, path: Path, files: ThreadPoolExecutor) -> None:
-        self._started = time.monotonic()
+    def __init__(self, path: Path, clock: JobClock, files: ThreadPoolExecutor) -> None:
+        self._clock = clock
+        self._started_at = clock.now()
         self._file: BinaryIO | None = None
         self._files = files
         files.submit(self._open, path)
 
     def add(self, kind: str, task: str | None, text: str, **facts: Any) -> Event:
-        seconds = round(time.monotonic() - self._started, 4)
+        seconds = round(self._clock.now() - self._started_at, 4)
         event = Event(round(time.time(), 3), seconds, kind, task, text, **facts)
         self._files.submit(self._write, to_json(event).encode() + b"\n")
         return event
@@ -75,12 +77,13 @@ class Recorder:
     """Writes status.json and samples.jsonl of one job every few seconds."""
 
     def __init__(
-        self, run_directory: RunDirectory, state: JobState, started_at: float, files: ThreadPoolExecutor
+        self, run_directory: RunDirectory, state: JobState, clock: JobClock, files: ThreadPoolExecutor
     ) -> None:
         self._run_directory = run_directory
         self._files = files
         self._state = state
-        self._started_at = started_at
+        self._clock = clock
+        self._started_at = clock.now()
         self._progress = [Progress() for _ in state.records]
         self._sample_seconds = max(_STATUS_SECONDS, len(state.records) / _TASKS_PER_SECOND)
         self._interval_seconds = max(_STATUS_SECONDS, self._sample_seconds / 5)
@@ -113,7 +116,7 @@ class Recorder:
             self._is_failing = True
 
     def _status(self) -> StatusFile:
-        state, now = self._state, time.monotonic()
+        state, now = self._state, self._clock.now()
         self._progress += [Progress() for _ in state.task_records[len(self._progress) :]]  # of new guests
         for record, progress in zip(state.task_records, self._progress, strict=True):
             progress.note(record.observed.script.step, now)
@@ -135,7 +138,7 @@ class Recorder:
         )
 
     def _sample(self) -> Sample | None:
-        now = time.monotonic()
+        now = self._clock.now()
         if now - self._sampled_at < self._sample_seconds:
             return None
         self._sampled_at = now
